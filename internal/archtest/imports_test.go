@@ -1,0 +1,261 @@
+// Package archtest checks the direction of imports inside this module.
+package archtest_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// row is what one package may import beside the standard library.
+type row struct {
+	ours  []string // packages of this module
+	third []string // modules or packages of others, each with what is below it
+}
+
+// What adapters speak.
+const (
+	grpc     = "google.golang.org/grpc"
+	protobuf = "google.golang.org/protobuf"
+	envoy    = "github.com/envoyproxy/go-control-plane"
+	yaml     = "gopkg.in/yaml.v3"
+)
+
+// allowed has a row for each package, named relative to the module. A package missing here fails the test, so adding
+// one is a decision made in the open. The same table stands in docs/design.md. cmd/ratelimitd, which wires, may import
+// anything, and nothing may import it.
+var allowed = map[string]row{
+	"pkg/engine":                          {},
+	"pkg/engine/enginetest":               {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
+	"pkg/descriptors":                     {ours: []string{"pkg/engine"}, third: []string{yaml}},
+	"pkg/backend":                         {ours: []string{"pkg/engine"}},
+	"pkg/backend/backendtest":             {ours: []string{"pkg/backend", "pkg/engine", "pkg/engine/enginetest"}, third: []string{"github.com/google/go-cmp", "pgregory.net/rapid"}},
+	"pkg/backend/memory":                  {ours: []string{"pkg/backend", "pkg/engine"}},
+	"pkg/backend/nearcache":               {ours: []string{"pkg/backend", "pkg/engine"}, third: []string{"github.com/hashicorp/golang-lru/v2"}},
+	"pkg/backend/remote":                  {third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
+	"pkg/backend/redis":                   {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/memcached":               {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
+	"pkg/backend/memcached/memcachedtest": {third: []string{"golang.org/x/net/dns/dnsmessage"}},
+	"pkg/backend/redis/redistest":         {third: []string{"github.com/redis/go-redis/v9"}},
+	"internal/limiter":                    {ours: []string{"internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
+	"internal/rls":                        {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
+	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
+	"internal/web":                        {ours: []string{"internal/admin", "internal/rls"}, third: []string{protobuf}},
+	"internal/certs":                      {},
+	"internal/certs/certstest":            {},
+	"internal/nettest":                    {},
+	"internal/configwatch":                {ours: []string{"pkg/descriptors"}},
+	"internal/configwatch/file":           {ours: []string{"internal/configwatch", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
+	"internal/configwatch/xds":            {ours: []string{"internal/configwatch", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy}},
+	"internal/tracing":                    {ours: []string{"internal/limiter", "pkg/backend"}, third: []string{grpc, "go.opentelemetry.io"}},
+	"internal/tracing/tracingtest":        {third: []string{"go.opentelemetry.io/proto/otlp", grpc, protobuf}},
+	"internal/stats":                      {third: []string{"github.com/prometheus"}},
+	"internal/stats/statsd":               {ours: []string{"internal/stats"}, third: []string{"golang.org/x/sys/unix"}},
+	"internal/settings":                   {third: []string{"github.com/caarlos0/env/v11"}},
+	"internal/task":                       {},
+	"internal/archtest":                   {},
+	"internal/imagetest":                  {},
+	"proto/ratelimitd/admin/v1":           {third: []string{grpc, protobuf}},
+	"proto/ratelimitd/config/v1":          {third: []string{protobuf}},
+	"examples":                            {},
+	"examples/client":                     {third: []string{grpc, envoy}},
+}
+
+// root is the directory of the module, seen from here.
+const root = "../.."
+
+func TestImports(t *testing.T) {
+	t.Parallel()
+	module := modulePath(t)
+	for name, p := range packages(t) {
+		for imp := range union(p.imports, p.testImports) {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if ours && strings.HasPrefix(dep, "cmd/") {
+				t.Errorf("%s imports %s; nothing may import a command", name, dep)
+			}
+			if ours && dep == "internal/settings" && !strings.HasPrefix(name, "cmd/") && name != dep {
+				t.Errorf("%s imports %s; the environment is read by cmd alone", name, dep)
+			}
+		}
+		if strings.HasPrefix(name, "cmd/") {
+			continue
+		}
+		may, known := allowed[name]
+		if !known {
+			t.Errorf("%s is not in the table of allowed imports, here and in docs/design.md", name)
+			continue
+		}
+		for imp := range p.imports {
+			dep, ours := strings.CutPrefix(imp, module+"/")
+			if ours && !slices.Contains(may.ours, dep) {
+				t.Errorf("%s must not import %s of ours", name, dep)
+			}
+			if !ours && third(imp) && !slices.ContainsFunc(may.third, func(m string) bool { return within(imp, m) }) {
+				t.Errorf("%s must not import %s", name, imp)
+			}
+		}
+	}
+}
+
+// TestTableIsOfThisModule finds rows that nothing stands behind.
+func TestTableIsOfThisModule(t *testing.T) {
+	t.Parallel()
+	exist := packages(t)
+	for name, may := range allowed {
+		for _, n := range append([]string{name}, may.ours...) {
+			if _, found := exist[n]; !found {
+				t.Errorf("row %s: there is no package %s", name, n)
+			}
+		}
+	}
+}
+
+// TestDesignShowsTheTable compares the table of docs/design.md, whose rows read | `package` | `ours`, … | `third`, … |.
+func TestDesignShowsTheTable(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const head = "| package | of ours it may import | third party |\n"
+	_, table, found := strings.Cut(string(doc), head)
+	if !found {
+		t.Fatalf("docs/design.md has no table that begins with %q", head)
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	got := map[string][2][]string{}
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 {
+			t.Fatalf("docs/design.md: a row of the table needs three cells: %q", line)
+		}
+		if name := quoted(cells[1]); len(name) == 1 {
+			got[name[0]] = [2][]string{quoted(cells[2]), quoted(cells[3])}
+		}
+	}
+	want := map[string][2][]string{}
+	for name, may := range allowed {
+		want[name] = [2][]string{slices.Sorted(slices.Values(may.ours)), slices.Sorted(slices.Values(may.third))}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the table in docs/design.md (-this test's +document):\n%s", diff)
+	}
+}
+
+// quoted are the words of a cell that stand in backquotes, sorted.
+func quoted(cell string) []string {
+	words := map[string]bool{}
+	for i, part := range strings.Split(cell, "`") {
+		if i%2 == 1 {
+			words[part] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(words))
+}
+
+// third reports whether an import path, not of this module, is outside the standard library too.
+func third(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return strings.Contains(first, ".")
+}
+
+// within reports whether path is prefix or below it.
+func within(path, prefix string) bool {
+	return path == prefix || strings.HasPrefix(path, prefix+"/")
+}
+
+// imports are the import paths of one package's files.
+type imports struct{ imports, testImports map[string]bool }
+
+// packages finds the packages of the module, named relative to it. It reads the files itself, so that the test's cached
+// result is good for as long as they stay as they are.
+func packages(t *testing.T) map[string]imports {
+	t.Helper()
+	all := map[string]imports{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return skipDir(path, d.Name())
+		}
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		name := filepath.ToSlash(dir)
+		if _, found := all[name]; !found {
+			all[name] = imports{map[string]bool{}, map[string]bool{}}
+		}
+		into := all[name].imports
+		if strings.HasSuffix(path, "_test.go") {
+			into = all[name].testImports
+		}
+		for _, spec := range file.Imports {
+			imp, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			into[imp] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < len(allowed)/2 {
+		t.Fatalf("found only %d packages below %s", len(all), root)
+	}
+	return all
+}
+
+// skipDir tells WalkDir to leave out what the go command leaves out: hidden directories, test data, other modules.
+func skipDir(path, name string) error {
+	if path == root {
+		return nil
+	}
+	_, err := os.Stat(filepath.Join(path, "go.mod"))
+	if err == nil || name == "testdata" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") {
+		return fs.SkipDir
+	}
+	return nil
+}
+
+// modulePath is the path in the module's go.mod.
+func modulePath(t *testing.T) string {
+	t.Helper()
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(mod), "\n")
+	path, found := strings.CutPrefix(line, "module ")
+	if !found {
+		t.Fatalf("the first line of go.mod is %q, not the module's path", line)
+	}
+	return path
+}
+
+// union yields what is in one of the sets, or both.
+func union(a, b map[string]bool) iter.Seq[string] {
+	both := maps.Clone(a)
+	maps.Copy(both, b)
+	return maps.Keys(both)
+}
