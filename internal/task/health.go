@@ -1,0 +1,100 @@
+package task
+
+import (
+	"sync"
+	"time"
+)
+
+// Health knows which components can do their work. All of them must be well for the whole to be. It is safe for
+// concurrent use.
+type Health struct {
+	mu         sync.Mutex
+	components []*Component
+	ok         bool
+	watchers   []func(ok bool)
+}
+
+// Component is one part of a Health.
+type Component struct {
+	health *Health
+	status ComponentStatus // guarded by health.mu
+}
+
+// ComponentStatus tells how one component is.
+type ComponentStatus struct {
+	Name      string
+	OK        bool
+	Since     time.Time
+	LastError string // the latest reason for not being well, kept after it is over; may be empty
+}
+
+// NewHealth makes a Health without components, which is well.
+func NewHealth() *Health { return &Health{ok: true} }
+
+// Add adds a component, not well at first for the given reason unless ok.
+func (h *Health) Add(name string, ok bool, reason string) *Component {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := &Component{health: h, status: ComponentStatus{Name: name, OK: ok, Since: time.Now()}}
+	if !ok {
+		c.status.LastError = reason
+	}
+	h.components = append(h.components, c)
+	h.settle()
+	return c
+}
+
+// Set changes how c is. The reason, unless it is empty, becomes the latest error, also of a component that stays well
+// because the process can do without it.
+func (c *Component) Set(ok bool, reason string) {
+	c.health.mu.Lock()
+	defer c.health.mu.Unlock()
+	if c.status.OK != ok {
+		c.status.OK, c.status.Since = ok, time.Now()
+	}
+	if reason != "" {
+		c.status.LastError = reason
+	}
+	c.health.settle()
+}
+
+// OK tells whether every component is well.
+func (h *Health) OK() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ok
+}
+
+// Components tells how each is, in the order they were added.
+func (h *Health) Components() []ComponentStatus {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]ComponentStatus, 0, len(h.components))
+	for _, c := range h.components {
+		all = append(all, c.status)
+	}
+	return all
+}
+
+// OnChange calls f with each change of OK, and once at the start, one call at a time and in order. f must not call h.
+func (h *Health) OnChange(f func(ok bool)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.watchers = append(h.watchers, f)
+	f(h.ok)
+}
+
+// settle works out ok again and tells the watchers of a change. h.mu is held.
+func (h *Health) settle() {
+	ok := true
+	for _, c := range h.components {
+		ok = ok && c.status.OK
+	}
+	if ok == h.ok {
+		return
+	}
+	h.ok = ok
+	for _, f := range h.watchers {
+		f(ok)
+	}
+}
