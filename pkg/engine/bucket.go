@@ -1,0 +1,186 @@
+package engine
+
+// A token bucket and a leaky bucket keep the same state, one timestamp: the time at which the bucket is full again, or at
+// which the queue is empty. What lies between now and that time is the wait; measured in hits it is what was used.
+//
+// The timestamp is exact: whole microseconds and a numerator over L' = L/gcd(L, W), where L is hits per window W. One hit
+// lasts W'/L' microseconds, with W' = W/gcd(L, W). It is the generic cell rate algorithm (ITU-T I.371).
+
+// rate is the rate of a limit in lowest terms: den hits in us microseconds.
+type rate struct {
+	us  uint64 // W', at most 2^48
+	den uint64 // L', less than 2^32
+}
+
+// rate is computed each time unless l comes from [Limit.Prepared].
+func (l *Limit) rate() rate {
+	if l.prepared.hits == l.Hits && l.prepared.window == l.Window {
+		return l.prepared.rate
+	}
+	return rateOf(l.Hits, l.Window)
+}
+
+func rateOf(hits uint64, window Micros) rate {
+	w := uint64(window)
+	if w%hits == 0 {
+		return rate{us: w / hits, den: 1}
+	}
+	g := gcd(w, hits)
+	return rate{us: w / g, den: hits / g}
+}
+
+// span is a length of time: us + num/L' microseconds.
+type span struct{ us, num uint64 }
+
+// of is how long hits last.
+func (r rate) of(hits uint64) span {
+	if r.den == 1 {
+		return span{us: hits * r.us}
+	}
+	us, num := muldiv(hits, r.us, r.den)
+	return span{us, num}
+}
+
+// hits is how many hits fit into t wholly, and whether something remains.
+func (r rate) hits(t span) (whole uint64, more bool) {
+	if r.den == 1 {
+		whole = t.us / r.us
+		return whole, whole*r.us != t.us
+	}
+	quo, rem := muldiv(t.us, r.den, r.us)
+	rem += t.num
+	return quo + rem/r.us, rem%r.us != 0
+}
+
+// add is t + u.
+func (r rate) add(t, u span) span {
+	t.us += u.us
+	t.num += u.num
+	if t.num >= r.den {
+		t.num -= r.den
+		t.us++
+	}
+	return t
+}
+
+// sub is t − u, at least 0.
+func (r rate) sub(t, u span) span {
+	if t.less(u) {
+		return span{}
+	}
+	t.us -= u.us
+	if t.num < u.num {
+		t.num += r.den
+		t.us--
+	}
+	t.num -= u.num
+	return t
+}
+
+func (t span) less(u span) bool { return t.us < u.us || t.us == u.us && t.num < u.num }
+
+// up is t in whole microseconds, rounded up.
+func (t span) up() Micros {
+	if t.num > 0 {
+		return Micros(t.us) + 1
+	}
+	return Micros(t.us)
+}
+
+// over is the first whole microsecond after t.
+func (t span) over() Micros { return Micros(t.us) + 1 }
+
+// bucketView is what the state of a bucket says at a time.
+type bucketView struct {
+	rate
+	base  Micros // now, or the last step before it at which tokens came
+	wait  span   // from base until full, or empty
+	used  uint64 // the wait in hits, rounded down
+	more  bool   // used was rounded
+	seen  bool   // the key was
+	moved bool   // from the future to now
+}
+
+// set fills v, which is zero, in where it lies. A rate of 0 leaves it zero.
+func (v *bucketView) set(l *Limit, s *State, now Micros) {
+	if l.Hits == 0 {
+		return
+	}
+	v.rate, v.base, v.seen = l.rate(), l.step(now), now < s.expires
+	switch {
+	case !v.seen && l.Initial < l.Burst && l.Algorithm == TokenBucket:
+		v.wait, v.used = v.of(l.Burst-l.Initial), l.Burst-l.Initial
+		return
+	case !v.seen || s.at < v.base:
+		return
+	}
+	v.wait = span{us: uint64(s.at - v.base), num: s.n}
+	if uint64(s.den) != v.den && v.wait.num > 0 {
+		v.wait = span{us: v.wait.us + 1}
+	}
+	v.used, v.more = v.hits(v.wait)
+	most := l.Burst + l.depth()
+	if v.used > most || v.used == most && (v.more || l.Algorithm == LeakyBucket) {
+		v.wait, v.moved = v.longest(l), true
+		v.used, v.more = v.hits(v.wait)
+	}
+}
+
+// longest is the longest wait that a state of the present has. In a queue it is less than Burst + 1 hits last, by the
+// least that two timestamps differ.
+func (v *bucketView) longest(l *Limit) span {
+	t := v.of(l.Burst + l.depth())
+	switch {
+	case l.Algorithm != LeakyBucket:
+		return t
+	case v.den == 1:
+		return v.sub(t, span{us: 1})
+	}
+	return v.sub(t, span{num: 1})
+}
+
+// depth is how many hits more than Burst a bucket's timestamp may be ahead, or all but; further ahead it comes from the
+// future.
+func (l *Limit) depth() uint64 {
+	switch {
+	case l.Algorithm == LeakyBucket:
+		return 1
+	case l.CountRefused:
+		return l.Burst
+	}
+	return l.Debt
+}
+
+// step is now, or the last time at which tokens came where they come in steps.
+func (l *Limit) step(now Micros) Micros {
+	if l.FillInterval > 0 {
+		return now - now%l.FillInterval
+	}
+	return now
+}
+
+// stepUp is the first time at or after t at which tokens come.
+func (l *Limit) stepUp(t Micros) Micros {
+	if l.FillInterval == 0 {
+		return t
+	}
+	if over := t % l.FillInterval; over > 0 {
+		return t + l.FillInterval - over
+	}
+	return t
+}
+
+// full is when the bucket is full, or the queue empty.
+func (v *bucketView) full(l *Limit) Micros {
+	return l.stepUp(v.base + v.wait.up())
+}
+
+// write makes s say what v does. A bucket that is not full when it is first asked has to be remembered for longer than
+// it takes to fill: until it has been full for a window.
+func (v *bucketView) write(l *Limit, s *State, now Micros) {
+	s.at, s.n, s.den = v.base+Micros(v.wait.us), v.wait.num, uint32(v.den)
+	s.expires = max(v.full(l), now)
+	if l.Algorithm == TokenBucket && l.Initial < l.Burst {
+		s.expires += l.Window
+	}
+}

@@ -1,0 +1,305 @@
+package enginetest
+
+import (
+	"maps"
+	"math/big"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// counter is what the model keeps of one limit.
+type counter struct {
+	fixed  fixed
+	hits   hits
+	bucket bucket
+	slots  slots
+	until  engine.Micros // from here on it says nothing; 0 where the key was not seen
+}
+
+// at is a copy of the counter of l, brought up to date.
+func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
+	c := m.counters[l.Slot()]
+	if now >= c.until {
+		c = counter{}
+	}
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		if m.windows == nil {
+			m.windows = windows{}
+		}
+		c.fixed = c.fixed.at(l, now, c.seen(), m.windows)
+	case engine.SlidingWindow, engine.SlidingLog:
+		c.hits = c.hits.at(l, now)
+	case engine.TokenBucket, engine.LeakyBucket:
+		c.bucket = c.bucket.at(l, now, c.seen())
+	case engine.Concurrency:
+		c.slots = c.slots.at(l, now)
+	}
+	return &c
+}
+
+// keep makes c the counter of l.
+func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		c.until = c.fixed.end
+	case engine.SlidingWindow, engine.SlidingLog:
+		c.until = c.hits.whole(l)
+	case engine.TokenBucket, engine.LeakyBucket:
+		if l.Hits == 0 { // a bucket that never fills is left as it was
+			return
+		}
+		c.until = c.bucket.until(l, now)
+	case engine.Concurrency:
+		c.until = c.slots.whole()
+	}
+	if m.counters == nil {
+		m.counters = map[engine.Slot]counter{}
+	}
+	m.counters[l.Slot()] = *c
+}
+
+// clone is a copy that can be changed without changing m; counters are never changed in place.
+func (m *Model) clone() *Model {
+	return &Model{counters: maps.Clone(m.counters), gate: m.gate, windows: m.windows}
+}
+
+func (c *counter) seen() bool { return c.until > 0 }
+
+// begins tells whether the key was not seen before, and what is counted depends on when it was.
+func (c *counter) begins(l *engine.Limit) bool {
+	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
+}
+
+// future tells whether what is counted is from the future, and so is moved to now by whoever asks.
+func (m *Model) future(l *engine.Limit, now engine.Micros) bool {
+	c := m.at(l, now)
+	if now >= m.counters[l.Slot()].until {
+		return false
+	}
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		return c.fixed.moved
+	case engine.SlidingWindow, engine.SlidingLog:
+		return m.counters[l.Slot()].hits.after(l, now)
+	case engine.TokenBucket, engine.LeakyBucket:
+		return c.bucket.moved
+	case engine.Concurrency:
+	}
+	return m.counters[l.Slot()].slots.whole() > now+l.Window
+}
+
+// worthKeeping tells whether a refused take changes the counter.
+func (c *counter) worthKeeping(l *engine.Limit) bool {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		return c.fixed.moved
+	case engine.TokenBucket, engine.LeakyBucket:
+		return c.begins(l) || c.bucket.moved
+	case engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
+	}
+	return true
+}
+
+// takesBack tells whether giving back changes the counter.
+func (c *counter) takesBack(l *engine.Limit) bool {
+	switch l.Algorithm {
+	case engine.LeakyBucket: // turns are promised
+		return c.bucket.moved
+	case engine.TokenBucket:
+		return c.seen() && l.Hits > 0 && c.bucket.level.Cmp(rat(l.Burst)) < 0
+	case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
+	}
+	return c.seen()
+}
+
+// left is how many hits are left.
+func (c *counter) left(l *engine.Limit, owner string) uint64 {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		return c.fixed.left(l)
+	case engine.SlidingWindow, engine.SlidingLog:
+		return c.hits.left(l)
+	case engine.TokenBucket, engine.LeakyBucket:
+		return c.bucket.left(l)
+	case engine.Concurrency:
+	}
+	return minus(l.Hits, c.slots.others(owner))
+}
+
+// fits tells whether cost would be admitted.
+func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		return c.fixed.count+cost <= l.Hits
+	case engine.SlidingWindow, engine.SlidingLog:
+		return c.hits.total()+cost <= l.Hits
+	case engine.TokenBucket, engine.LeakyBucket:
+		return l.Hits > 0 && c.bucket.fits(l, cost)
+	case engine.Concurrency:
+	}
+	others := c.slots.others(owner)
+	if own := uint64(len(c.slots)) - others; l.Hits > 0 && cost <= own {
+		return true // it needs none more
+	}
+	return others+cost <= l.Hits
+}
+
+// capacity is the largest cost that ever passes.
+func capacity(l *engine.Limit) uint64 {
+	if l.Algorithm != engine.TokenBucket && l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
+		return l.Hits
+	}
+	return l.Burst + l.Debt
+}
+
+// spend takes t.Cost, which fits, and tells how many of its slots were its owner's before.
+func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (renewed uint64) {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		c.fixed.add(t.Cost)
+	case engine.SlidingWindow, engine.SlidingLog:
+		c.hits = c.hits.add(now, t.Cost)
+	case engine.TokenBucket, engine.LeakyBucket:
+		c.bucket.take(t.Cost)
+	case engine.Concurrency:
+		c.slots, renewed = c.slots.take(t.Cost, t.Owner, now+l.Window)
+	}
+	return renewed
+}
+
+// overspend counts a refused cost, as far as it is counted.
+func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		c.fixed.add(cost)
+	case engine.SlidingWindow, engine.SlidingLog:
+		if room := minus(2*l.Hits, c.hits.total()); room > 0 {
+			c.hits = c.hits.add(now, min(cost, room))
+		}
+	case engine.TokenBucket:
+		if l.Hits > 0 {
+			c.bucket.take(cost)
+			if lowest := rat(l.Burst); c.bucket.level.Cmp(lowest.Neg(lowest)) < 0 {
+				c.bucket.level = lowest
+			}
+		}
+	case engine.LeakyBucket, engine.Concurrency:
+	}
+}
+
+// give gives hits back, those that were spent in the window of that start if one is named.
+func (c *counter) give(l *engine.Limit, hits uint64, owner string, window engine.Micros) {
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		if window == 0 || window >= c.fixed.start {
+			c.fixed.count = minus(c.fixed.count, hits)
+		}
+	case engine.SlidingWindow, engine.SlidingLog:
+		c.hits = c.hits.give(hits)
+	case engine.TokenBucket:
+		if l.Hits > 0 {
+			c.bucket.give(l, hits)
+		}
+	case engine.LeakyBucket:
+	case engine.Concurrency:
+		c.slots = c.slots.give(hits, owner)
+	}
+}
+
+// window is the start of the present window, or 0.
+func (c *counter) window(l *engine.Limit) int64 {
+	if l.Algorithm != engine.FixedWindow || !c.fixed.begun {
+		return 0
+	}
+	return int64(c.fixed.start)
+}
+
+// wait is how long one that is admitted now waits for its turn.
+func (c *counter) wait(l *engine.Limit) time.Duration {
+	if l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
+		return 0
+	}
+	return span(ceil(c.bucket.queue(l)))
+}
+
+// lefts is what each limit has left.
+func (m *Model) lefts(l engine.Limits, now engine.Micros, owner string) []uint64 {
+	lefts := make([]uint64, len(l))
+	for i := range l {
+		lefts[i] = m.at(&l[i], now).left(&l[i], owner)
+	}
+	return lefts
+}
+
+// resetAfter is how long it takes until the counter of l is whole again.
+func (m *Model) resetAfter(l *engine.Limit, now engine.Micros) time.Duration {
+	c, whole := m.at(l, now), engine.Micros(0)
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		if c.fixed.begun {
+			whole = c.fixed.end
+		}
+	case engine.SlidingWindow, engine.SlidingLog:
+		whole = c.hits.whole(l)
+	case engine.TokenBucket, engine.LeakyBucket:
+		whole = c.bucket.whole(l, now)
+	case engine.Concurrency:
+		whole = c.slots.whole()
+	}
+	return span(whole - now)
+}
+
+// retryAfter searches for the first time at which the cost would pass, if nobody else came.
+func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) time.Duration {
+	cost := max(t.Cost, 1)
+	whole := m.resetAfter(l, now)
+	if cost > capacity(l) || l.Algorithm == engine.FixedWindow {
+		return whole
+	}
+	alone := Model{}
+	alone.keep(l, m.at(l, now), now) // as if it were written now
+	fits := func(after engine.Micros) bool { return alone.at(l, now+after).fits(l, cost, t.Owner) }
+	return span(search(engine.Micros(whole/time.Microsecond), fits))
+}
+
+// search is the smallest number from 0 to most for which is is true, which it stays for those above; or most.
+func search(most engine.Micros, is func(engine.Micros) bool) engine.Micros {
+	low, high := engine.Micros(0), most
+	for low < high {
+		if middle := low + (high-low)/2; is(middle) {
+			high = middle
+		} else {
+			low = middle + 1
+		}
+	}
+	return low
+}
+
+func span(m engine.Micros) time.Duration { return time.Duration(max(m, 0)) * time.Microsecond }
+
+func inRange(now engine.Micros) engine.Micros { return min(max(now, 0), 1<<52) }
+
+func minus(a, b uint64) uint64 { return a - min(a, b) }
+
+// times is a·b, at most MaxHits.
+func times(a, b uint64) uint64 {
+	x := new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
+	if x.Cmp(big.NewInt(engine.MaxHits)) > 0 {
+		return engine.MaxHits
+	}
+	return x.Uint64()
+}
+
+func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
+
+// floor is x rounded down.
+func floor(x *big.Rat) int64 {
+	return new(big.Int).Div(x.Num(), x.Denom()).Int64() // Euclidean: down, for a denominator is positive
+}
+
+// ceil is x rounded up.
+func ceil(x *big.Rat) engine.Micros {
+	return engine.Micros(-floor(new(big.Rat).Neg(x)))
+}

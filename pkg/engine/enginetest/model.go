@@ -1,0 +1,250 @@
+// Package enginetest holds a slow and obvious twin of pkg/engine, to compare the engine and the stores with, and generators
+// of limits and takes that sit at the edges.
+//
+// Where the engine keeps a timestamp, the twin keeps the tokens of a bucket as a rational number; where the engine merges
+// hits, the twin keeps a list of them; where the engine divides to see how many fit, the twin takes one after the other;
+// where the engine computes when a cost will pass, the twin searches for that time; and where the engine knows when a day of
+// a time zone begins, the twin looks at the clock on the wall there, again and again.
+package enginetest
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Model is the twin of all states of one descriptor, that of a penalty included. The zero Model is that of a key not seen
+// before. A call takes time in proportion to Count and Extra, which should be small.
+type Model struct {
+	counters map[engine.Slot]counter
+	gate     gate
+	windows  windows
+}
+
+// Take is the twin of [engine.Limits.Take], or of [engine.Penalty.Take] where p is not nil.
+func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
+	now = inRange(now)
+	if t.Cost == 0 || t.Count+t.Extra == 0 {
+		return m.Look(l, p, now, t)
+	}
+	t.Cost = min(t.Cost, engine.MaxHits)
+	before := m.lefts(l, now, t.Owner)
+	var d, one engine.Decision
+	var met bool
+	for i := range t.Count {
+		one, met = m.takeOne(l, p, now, t)
+		switch {
+		case i == 0 && !met:
+			return one
+		case i == 0:
+			d = one
+		case met: // the counter, and not the gate before it
+			one.Admitted += d.Admitted
+			one.Wait, one.Renewed = d.Wait, d.Renewed
+			d = one
+		default:
+			d.RetryAfter, d.Penalty = one.RetryAfter, one.Penalty
+		}
+	}
+	if p == nil && d.Admitted == t.Count {
+		m.takeExtra(l, now, t, &d)
+	}
+	d.Left = before[d.Strictest]
+	d.ResetAfter = m.resetAfter(&l[d.Strictest], now)
+	return d
+}
+
+// takeOne takes once, and tells whether it met the counter and not only the gate.
+func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) (engine.Decision, bool) {
+	t.Count, t.Extra = 1, 0
+	if p == nil {
+		return m.count(l, now, t), true
+	}
+	if m.gate.runs(now) {
+		m.gate.settle(now)
+		return m.gate.refuse(m.look(l, now, t), now), false
+	}
+	d := m.count(l, now, t)
+	reached := d.Admitted == 1 && d.Left <= t.Cost
+	if p.On == engine.OnReached && reached || p.On == engine.OnExceeded && d.Admitted == 0 {
+		m.gate.start(p, now)
+		d.Penalty = span(m.gate.end - now)
+		if d.Admitted == 0 {
+			d.RetryAfter = max(d.RetryAfter, d.Penalty)
+		}
+	}
+	return d, true
+}
+
+// takeExtra takes up to t.Extra more and adds them to d. The first refusal ends it and leaves no trace.
+func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *engine.Decision) {
+	t.Count = 1
+	for i := range t.Extra {
+		if m.look(l, now, t).Admitted == 0 {
+			return
+		}
+		one := m.count(l, now, t)
+		if i == 0 && d.Admitted == 0 {
+			*d = one
+			continue
+		}
+		d.Admitted++
+		d.Strictest, d.Window = one.Strictest, one.Window
+	}
+}
+
+// count takes once from the counters.
+func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
+	d := m.judge(l, now, t)
+	for i := range l {
+		c := m.at(&l[i], now)
+		d.Window = max(d.Window, c.window(&l[i]))
+		switch {
+		case d.Admitted == 1:
+			d.Wait = max(d.Wait, c.wait(&l[i]))
+			d.Renewed = max(d.Renewed, c.spend(&l[i], now, t))
+		case l[i].CountRefused && len(l) == 1:
+			c.overspend(&l[i], now, t.Cost)
+		case !c.worthKeeping(&l[i]):
+			continue
+		}
+		m.keep(&l[i], c, now)
+		d.Window = max(d.Window, c.window(&l[i]))
+	}
+	if d.Admitted == 0 {
+		d.RetryAfter = m.retryAfter(&l[d.Strictest], now, t)
+	}
+	return d
+}
+
+// Look is the twin of [engine.Limits.Look], or of [engine.Penalty.Look] where p is not nil.
+func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
+	now = inRange(now)
+	t.Cost = min(t.Cost, engine.MaxHits)
+	d := m.look(l, now, t)
+	if p != nil && m.gate.runs(now) {
+		m.gate.settle(now)
+		return m.gate.refuse(d, now)
+	}
+	return d
+}
+
+// look takes from a copy, as often as that goes, and tells what the original says.
+func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
+	for i := range l {
+		if c := m.at(&l[i], now); c.begins(&l[i]) || m.future(&l[i], now) {
+			m.keep(&l[i], c, now)
+		}
+	}
+	d := m.judge(l, now, t)
+	if d.Admitted == 1 && t.Cost == 0 {
+		d.Admitted = t.Count
+	}
+	scratch := m.clone()
+	if d.Admitted == 1 && t.Cost > 0 {
+		d.Admitted = 0
+		for d.Admitted < t.Count+t.Extra && scratch.judge(l, now, t).Admitted == 1 {
+			scratch.count(l, now, t)
+			d.Admitted++
+		}
+	}
+	if d.Admitted < t.Count {
+		d.Strictest = m.strictest(l, now, t, scratch.refusing(l, now, t))
+		d.RetryAfter = m.retryAfter(&l[d.Strictest], now, t)
+	}
+	d.Left = m.lefts(l, now, t.Owner)[d.Strictest]
+	d.ResetAfter = m.resetAfter(&l[d.Strictest], now)
+	for i := range l {
+		c := m.at(&l[i], now)
+		d.Window = max(d.Window, c.window(&l[i]))
+		if d.Admitted > 0 {
+			d.Wait = max(d.Wait, c.wait(&l[i]))
+		}
+	}
+	return d
+}
+
+// judge tells whether one take would be admitted, which limit is reported, and what that has left.
+func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
+	refusing := m.refusing(l, now, t)
+	d := engine.Decision{Strictest: m.strictest(l, now, t, refusing)}
+	if !slices.Contains(refusing, true) {
+		d.Admitted = 1
+	}
+	d.Left = m.lefts(l, now, t.Owner)[d.Strictest]
+	return d
+}
+
+// refusing tells of each limit whether it refuses one take.
+func (m *Model) refusing(l engine.Limits, now engine.Micros, t engine.Take) []bool {
+	refusing := make([]bool, len(l))
+	for i := range l {
+		c := m.at(&l[i], now)
+		cost := t.Cost
+		if cost == 0 && (len(l) > 1 || !l[i].CountRefused || l[i].Algorithm != engine.FixedWindow) {
+			cost = 1
+		}
+		refusing[i] = !c.fits(&l[i], cost, t.Owner)
+	}
+	return refusing
+}
+
+// strictest is the limit that is reported: of those that refuse the one that does so for longest, else the one with
+// least left.
+func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, refusing []bool) int {
+	lefts := m.lefts(l, now, t.Owner)
+	least := slices.Index(lefts, slices.Min(lefts))
+	strictest, longest := least, time.Duration(-1)
+	for i := range l {
+		if !refusing[i] {
+			continue
+		}
+		if after := m.retryAfter(&l[i], now, t); after > longest {
+			strictest, longest = i, after
+		}
+	}
+	return strictest
+}
+
+// Give is the twin of [engine.Limits.Give], or of [engine.Penalty.Give] where p is not nil.
+func (m *Model) Give(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
+	now = inRange(now)
+	hits := times(min(t.Cost, engine.MaxHits), t.Count)
+	d := engine.Decision{}
+	for i := range l {
+		c := m.at(&l[i], now)
+		if c.takesBack(&l[i]) {
+			c.give(&l[i], hits, t.Owner, engine.Micros(t.Window))
+			m.keep(&l[i], c, now)
+		}
+		d.Window = max(d.Window, c.window(&l[i]))
+	}
+	lefts := m.lefts(l, now, t.Owner)
+	d.Admitted, d.Left = t.Count, slices.Min(lefts)
+	d.Strictest = slices.Index(lefts, d.Left)
+	d.ResetAfter = m.resetAfter(&l[d.Strictest], now)
+	if p != nil && m.gate.runs(now) {
+		m.gate.settle(now)
+		d.Penalty = m.gate.left(now)
+	}
+	return d
+}
+
+// Reset is the twin of [engine.Limits.Reset], or of [engine.Penalty.Reset] where p is not nil.
+func (m *Model) Reset(l engine.Limits, p *engine.Penalty, now engine.Micros, force bool) engine.Decision {
+	now = inRange(now)
+	if p != nil && m.gate.runs(now) && !force {
+		m.gate.settle(now)
+		return m.gate.refuse(m.Give(l, nil, now, engine.Take{}), now)
+	}
+	for i := range l {
+		delete(m.counters, l[i].Slot())
+	}
+	if p != nil {
+		m.gate = gate{}
+	}
+	d := m.Give(l, nil, now, engine.Take{})
+	d.Admitted = 1
+	return d
+}

@@ -1,0 +1,63 @@
+package engine
+
+// A leaky bucket is a queue of Burst places that empties at the limit's rate: an admitted hit is told how long to wait for
+// its turn, and in any time t at most rate·t hits, and the cost of one request, have their turn.
+
+// places is how many hits the queue has room for. Fewer than Burst hits may be ahead of one that is admitted, which is
+// to say that it waits less than (Burst − cost + 1)·W/L.
+func (v *bucketView) places(l *Limit) uint64 {
+	if l.Hits == 0 {
+		return 0
+	}
+	return left(l.Burst, v.used)
+}
+
+func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
+	if l.Hits == 0 {
+		return true
+	}
+	var v bucketView
+	v.set(l, s, a.now)
+	d.Left = v.places(l)
+	d.Admitted, refuses = a.judge(a.fit(d.Left))
+	if d.Admitted > 0 {
+		d.Wait = until(v.wait.up(), 0)
+	}
+	spent := a.spends(d.Admitted, false)
+	if spent > 0 {
+		v.wait = v.add(v.wait, v.of(spent))
+	}
+	if spent > 0 || v.moved {
+		v.write(l, s, a.now)
+	}
+	d.ResetAfter = until(v.full(l), a.now)
+	switch {
+	case refuses && a.cost > l.Burst:
+		d.RetryAfter = d.ResetAfter
+	case refuses:
+		d.RetryAfter = until(v.turn(l, a.cost), a.now)
+	}
+	return refuses
+}
+
+// turn is when the queue has room for cost, at most Burst.
+func (v *bucketView) turn(l *Limit, cost uint64) Micros {
+	room := v.of(l.Burst - cost + 1)
+	if v.wait.less(room) {
+		return v.base
+	}
+	return v.base + v.sub(v.wait, room).over()
+}
+
+// giveTurns gives nothing back: turns are promised.
+func (l *Limit) giveTurns(s *State, now Micros) Decision {
+	if l.Hits == 0 {
+		return Decision{}
+	}
+	var v bucketView
+	v.set(l, s, now)
+	if v.moved {
+		v.write(l, s, now)
+	}
+	return Decision{Left: v.places(l), ResetAfter: until(v.full(l), now)}
+}

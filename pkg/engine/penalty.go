@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Trigger says what starts a penalty.
+type Trigger uint8
+
+// What starts a penalty.
+const (
+	OnExceeded Trigger = iota // a refusal
+	OnReached                 // an admitted take that leaves nothing
+)
+
+// Penalty refuses everything for a while once a limit is exceeded or reached. It is a gate beside the counter, with a
+// state of its own, and knows nothing of how the counter counts.
+//
+// While it runs, takes and looks are refused, nothing is counted, and nothing prolongs it.
+type Penalty struct {
+	For      Micros // how long it lasts, at least 1
+	Max      Micros // the longest it grows to, and how long after its end the next one still counts as a repetition
+	On       Trigger
+	Escalate uint32 // how many times as long as the last one a repetition lasts; 1 is the same again
+}
+
+// Validate says what is wrong with p, as [Limit.Validate] does.
+func (p *Penalty) Validate() error {
+	switch {
+	case p.For < 1 || p.For > maxWindow:
+		return wrong("for", "is %d µs; a penalty lasts from 1 µs to 2^48 µs (8.9 years)", p.For)
+	case p.On > OnReached:
+		return wrong("on", "is not known; it takes exceeded or reached")
+	case p.Escalate < 1:
+		return wrong("escalate", "is 0; it takes a whole number of at least 1, which is the same again")
+	case p.Max < p.For || p.Max > maxWindow:
+		return wrong("max", "is %d µs; it takes from %d µs, the length of the first penalty, to 2^48 µs (8.9 years)", p.Max, p.For)
+	}
+	return nil
+}
+
+// Take is [Limits.Take] behind the gate, whose own state is gate. Extra is not taken.
+func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+	now, t.Extra = inRange(now), 0
+	if t.Cost == 0 {
+		return p.Look(gate, l, s, now, t)
+	}
+	if end, runs := gate.penalty(now); runs {
+		t.Count = min(t.Count, 1)
+		return refuse(l.Look(s, now, t), until(end, now))
+	}
+	part := t
+	part.Count = p.first(l, s, now, t)
+	d := l.Take(s, now, part)
+	if !p.starts(&d, &part) {
+		return d
+	}
+	d.Penalty = p.start(gate, now)
+	if d.Admitted < t.Count {
+		d.RetryAfter = max(d.RetryAfter, d.Penalty)
+	}
+	if d.Admitted == part.Count && part.Count < t.Count { // the rest meets the gate, not the counter
+		d.RetryAfter = max(d.RetryAfter, l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
+	}
+	return d
+}
+
+// first is how many of t.Count reach the counter: those up to the one that starts the penalty.
+func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
+	if t.Count <= 1 {
+		return t.Count
+	}
+	admitted := l.Look(s, now, t).Admitted
+	if p.On == OnExceeded {
+		return min(t.Count, admitted+1)
+	}
+	one := l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner})
+	n := max(1, one.Left/t.Cost+min(1, one.Left%t.Cost)) // the n-th leaves nothing
+	if n > admitted || n > 1 && t.Owner != "" {
+		return t.Count
+	}
+	return n
+}
+
+// starts tells whether d, the answer to t, starts a penalty.
+func (p *Penalty) starts(d *Decision, t *Take) bool {
+	if p.On == OnExceeded {
+		return d.Admitted < t.Count
+	}
+	n := d.Admitted
+	if t.Owner != "" {
+		n = min(n, 1)
+	}
+	return n > 0 && times(n, min(t.Cost, MaxHits)) >= d.Left
+}
+
+// start starts a penalty and tells how long it lasts.
+func (p *Penalty) start(gate *State, now Micros) time.Duration {
+	n := p.For
+	if p.Escalate > 1 && now < gate.expires {
+		n = p.Max
+		if hi, lo := bits.Mul64(gate.n, uint64(p.Escalate)); hi == 0 && lo < uint64(p.Max) {
+			n = max(p.For, Micros(lo))
+		}
+	}
+	*gate = State{at: now + n, n: uint64(n), expires: now + n}
+	if p.Escalate > 1 {
+		gate.expires += p.Max
+	}
+	return until(gate.at, now)
+}
+
+// penalty is when the penalty of a gate ends, and whether it runs. One that ends later than it lasts is from the future, and
+// is moved to now.
+func (s *State) penalty(now Micros) (end Micros, runs bool) {
+	if now >= s.expires {
+		return 0, false
+	}
+	if end = now + Micros(s.n); end < s.at {
+		s.expires -= s.at - end
+		s.at = end
+	}
+	return s.at, now < s.at
+}
+
+// refuse makes of a counter's decision one by a penalty: nothing is left while it runs.
+func refuse(d Decision, penalty time.Duration) Decision {
+	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
+	d.Penalty, d.RetryAfter = penalty, max(d.RetryAfter, penalty)
+	return d
+}
+
+// Look is [Limits.Look] behind the gate.
+func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+	now = inRange(now)
+	d := l.Look(s, now, t)
+	if end, runs := gate.penalty(now); runs {
+		return refuse(d, until(end, now))
+	}
+	return d
+}
+
+// Give is [Limits.Give] behind the gate: giving back ends no penalty.
+func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+	now = inRange(now)
+	d := l.Give(s, now, t)
+	if end, runs := gate.penalty(now); runs {
+		d.Penalty = until(end, now)
+	}
+	return d
+}
+
+// Reset is [Limits.Reset] behind the gate, which is forgotten too. While a penalty runs it does nothing, unless forced:
+// then Admitted is 0, and the decision tells what is left of the penalty.
+func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
+	now = inRange(now)
+	if end, runs := gate.penalty(now); runs && !force {
+		return refuse(l.Give(s, now, Take{}), until(end, now))
+	}
+	*gate = State{}
+	return l.Reset(s, now)
+}

@@ -1,0 +1,61 @@
+package engine
+
+import "slices"
+
+// queue is a list that grows at its end and shrinks from its front, in place.
+type queue[E any] struct {
+	buf  []E
+	head int
+}
+
+func (q *queue[E]) len() int { return len(q.buf) - q.head }
+
+// live is what the queue holds, the oldest first. It is valid until the queue changes.
+func (q *queue[E]) live() []E { return q.buf[q.head:] }
+
+// last is the newest of a queue that is not empty.
+func (q *queue[E]) last() *E { return &q.buf[len(q.buf)-1] }
+
+func (q *queue[E]) push(e E) { q.buf = append(q.buf, e) }
+
+// pop takes the newest away.
+func (q *queue[E]) pop() {
+	clear(q.buf[len(q.buf)-1:])
+	q.buf = q.buf[:len(q.buf)-1]
+}
+
+// drop takes the n oldest away, and lets go of memory that a far longer queue needed.
+func (q *queue[E]) drop(n int) {
+	clear(q.buf[q.head : q.head+n])
+	q.head += n
+	n = q.len()
+	switch {
+	case q.head <= n:
+		return
+	case cap(q.buf) > 64 && cap(q.buf) > 8*n:
+		q.buf = slices.Clone(q.live())
+	default:
+		copy(q.buf, q.live())
+		clear(q.buf[n:])
+		q.buf = q.buf[:n]
+	}
+	q.head = 0
+}
+
+// remove takes the i-th oldest away.
+func (q *queue[E]) remove(i int) {
+	q.buf = slices.Delete(q.buf, q.head+i, q.head+i+1)
+}
+
+// filter keeps what keep wants.
+func (q *queue[E]) filter(keep func(*E) bool) {
+	n := q.head
+	for i := range q.live() {
+		if keep(&q.buf[q.head+i]) {
+			q.buf[n] = q.buf[q.head+i]
+			n++
+		}
+	}
+	clear(q.buf[n:])
+	q.buf = q.buf[:n]
+}

@@ -1,0 +1,168 @@
+package engine
+
+import "time"
+
+// A sliding window and a sliding log are the same thing on two clocks: a list of runs of hits that share a tick, of which
+// those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the ticks of a
+// sliding window are its sub-windows, and its span is one more than make up the window, because the oldest is counted
+// whole.
+
+// run is hits that share a tick.
+type run struct {
+	at Micros
+	n  uint64
+}
+
+// tick is the tick that now is in.
+func (l *Limit) tick(now Micros) Micros {
+	if l.Algorithm == SlidingLog {
+		return now
+	}
+	return l.cell(now)
+}
+
+// span is how many ticks count, the present one included.
+func (l *Limit) span() Micros {
+	if l.Algorithm == SlidingLog {
+		return l.Window
+	}
+	return Micros(l.Precision) + 1
+}
+
+// gone is the time from which hits of a tick do not count.
+func (l *Limit) gone(tick Micros) Micros {
+	if l.Algorithm == SlidingLog {
+		return tick + l.Window
+	}
+	return l.cellStart(tick + l.span())
+}
+
+// runsView is what the state of a sliding window or log says at a time.
+type runsView struct {
+	tick  Micros
+	dead  int   // how many runs do not count any more
+	runs  []run // the others, the oldest first
+	count uint64
+}
+
+func (l *Limit) viewRuns(s *State, now Micros) runsView {
+	v := runsView{tick: l.tick(now)}
+	if now >= s.expires {
+		return v
+	}
+	v.runs, v.count = s.more.runs.live(), s.n
+	for len(v.runs) > 0 && v.tick-v.runs[0].at >= l.span() {
+		v.count -= v.runs[0].n
+		v.runs = v.runs[1:]
+		v.dead++
+	}
+	return v
+}
+
+// future tells whether some of what counts is from the future.
+func (v *runsView) future() bool { return len(v.runs) > 0 && v.runs[len(v.runs)-1].at > v.tick }
+
+// left is how many hits more fit.
+func (v *runsView) left(l *Limit) uint64 { return left(l.Hits, v.count) }
+
+// free is when the oldest hits, so many of those that count, do not count any more.
+func (v *runsView) free(l *Limit, hits uint64) Micros {
+	if hits == 0 {
+		return 0
+	}
+	for _, r := range v.runs {
+		if hits <= r.n {
+			return l.gone(min(r.at, v.tick))
+		}
+		hits -= r.n
+	}
+	return 0
+}
+
+// settleRuns drops from s what does not count any more and moves to now what is from the future.
+func (l *Limit) settleRuns(s *State, now Micros) {
+	v := l.viewRuns(s, now)
+	if len(v.runs) == 0 {
+		*s = State{}
+		return
+	}
+	q := &s.more.runs
+	q.drop(v.dead)
+	future := uint64(0)
+	for q.len() > 0 && q.last().at > v.tick {
+		future += q.last().n
+		q.pop()
+	}
+	s.n = v.count - future
+	if future > 0 {
+		l.addRun(s, v.tick, future)
+	}
+	s.expires = l.gone(q.last().at)
+}
+
+// addRun adds hits, at least one, at a tick that is not before any other.
+func (l *Limit) addRun(s *State, tick Micros, hits uint64) {
+	if s.more == nil {
+		s.more = new(more)
+	}
+	q := &s.more.runs
+	if q.len() > 0 && q.last().at == tick {
+		q.last().n += hits
+	} else {
+		q.push(run{tick, hits})
+	}
+	s.n += hits
+	s.expires = l.gone(tick)
+}
+
+func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
+	v := l.viewRuns(s, a.now)
+	if a.write || v.future() {
+		l.settleRuns(s, a.now)
+		v = l.viewRuns(s, a.now)
+	}
+	d.Left = v.left(l)
+	d.Admitted, refuses = a.judge(a.fit(d.Left))
+	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // at most L beyond the limit
+		l.addRun(s, v.tick, spent)
+		v = l.viewRuns(s, a.now)
+	}
+	d.ResetAfter = l.whole(&v, a.now)
+	switch {
+	case refuses && a.cost > l.Hits:
+		d.RetryAfter = d.ResetAfter
+	case refuses:
+		d.RetryAfter = until(v.free(l, left(v.count+a.cost, l.Hits)), a.now)
+	}
+	return refuses
+}
+
+// whole is how long it takes until nothing counts any more.
+func (l *Limit) whole(v *runsView, now Micros) time.Duration {
+	if len(v.runs) == 0 {
+		return 0
+	}
+	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
+}
+
+// giveRuns takes the oldest hits away, which never admits more than if they had not been spent.
+func (l *Limit) giveRuns(s *State, now Micros, hits uint64) Decision {
+	if now < s.expires {
+		l.settleRuns(s, now)
+	} else {
+		hits = 0
+	}
+	if hits = min(hits, s.n); hits > 0 {
+		s.n -= hits
+		q := &s.more.runs
+		for ; q.live()[0].n <= hits && s.n > 0; q.drop(1) {
+			hits -= q.live()[0].n
+		}
+		q.live()[0].n -= hits
+		if s.n == 0 {
+			*s = State{}
+		}
+	}
+	v := l.viewRuns(s, now)
+	return Decision{Left: v.left(l), ResetAfter: l.whole(&v, now)}
+}
