@@ -1,0 +1,104 @@
+package descriptors
+
+import (
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// zones are the time zones that rules name, each loaded once.
+type zones map[string]*engine.Zone
+
+// zone is the one of a name in the IANA database. What is called Local there is none: it is another one on each machine.
+func (z zones) zone(name string) *engine.Zone {
+	if known, ok := z[name]; ok {
+		return known
+	}
+	z[name] = nil
+	if location, err := time.LoadLocation(name); err == nil && name != "" && name != "Local" {
+		z[name] = engine.NewZone(location)
+	}
+	return z[name]
+}
+
+// calendarUnit is what a calendar calls u; false where windows of u follow none.
+func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
+	switch u {
+	case Day:
+		return engine.CalendarDay, true
+	case Week:
+		return engine.CalendarWeek, true
+	case Month:
+		return engine.CalendarMonth, true
+	case Year:
+		return engine.CalendarYear, true
+	case UnitUnknown, Second, Minute, Hour:
+	}
+	return 0, false
+}
+
+// calendarOf is the calendar of a zone whose windows are multiplier units long, or nil where there is none.
+func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
+	unit, ok := u.calendarUnit()
+	if !ok || z == nil {
+		return nil
+	}
+	return z.Calendar(unit, multiplier)
+}
+
+// calendar makes the windows of an item follow the calendar that the file, or else USE_CALENDAR_MONTH_RATE_LIMIT, asks for.
+func (c *compiler) calendar(e *rawEngine, item *Item, path string) {
+	l := &item.Limit
+	on := e.calendar.on
+	if e.timezone.at.present() && !on {
+		c.fail(e.timezone.at, path, "timezone means nothing without calendar: true")
+	}
+	switch {
+	case l.Algorithm != engine.FixedWindow: // which has been reported, if one was asked for
+	case on:
+		c.askedCalendar(e, item, path)
+	case !e.calendar.at.present() && l.Align == engine.AlignClock && item.Unit == Month:
+		l.Calendar = item.Unit.calendarOf(c.domain.months, item.Multiplier)
+	}
+}
+
+func (c *compiler) askedCalendar(e *rawEngine, item *Item, path string) {
+	name := "UTC"
+	if e.timezone.at.present() {
+		name = e.timezone.s
+	}
+	unit := strings.ToLower(item.Unit.String())
+	_, known := item.Unit.calendarUnit()
+	zone := c.zones.zone(name)
+	calendar := item.Unit.calendarOf(zone, item.Multiplier)
+	switch {
+	case e.align.s == "first":
+		c.fail(e.calendar.at, path, "calendar: true beside align: first: windows begin by the calendar or with a hit; leave out one of them")
+	case !known:
+		c.fail(e.calendar.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
+	case zone == nil && !e.timezone.broken:
+		c.fail(e.timezone.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", shorten(name))
+	case zone != nil && calendar == nil && item.Unit == Month:
+		c.fail(e.multiplier.at, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
+	case zone != nil && calendar == nil:
+		c.fail(e.multiplier.at, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
+	}
+	item.Limit.Calendar = calendar
+}
+
+// overriddenCalendar is the calendar of an override of l: that of a rule that asks for one, where its zone has one of the
+// unit, or of USE_CALENDAR_MONTH_RATE_LIMIT.
+func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
+	zone := m.months
+	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {
+		zone = nil
+	}
+	if m.Rule != nil && m.Rule.saysCalendar {
+		zone = nil
+		if l.Calendar != nil {
+			zone = l.Calendar.Zone()
+		}
+	}
+	return o.Unit.calendarOf(zone, max(o.Multiplier, 1))
+}

@@ -1,0 +1,111 @@
+package descriptors_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// loadFiles loads files as they are, and fails the test for anything that `check` would tell about them.
+func loadFiles(t *testing.T, pattern string) *descriptors.Set {
+	t.Helper()
+	names, err := filepath.Glob(filepath.FromSlash(pattern))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("files of %s: %q, %v", pattern, names, err)
+	}
+	var sources []descriptors.Source
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, descriptors.Source{Name: name, Data: data})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{Strict: true})
+	if err != nil || len(problems) > 0 {
+		t.Fatalf("loading %q: %v", names, problems)
+	}
+	return set
+}
+
+func TestExampleHasEveryAlgorithm(t *testing.T) {
+	set := loadFiles(t, "../../config/example/*.yaml")
+	seen := map[engine.Algorithm]bool{}
+	var penalty, list, unlimited, shadow bool
+	for r := range set.Rules() {
+		for _, item := range r.Items {
+			if single := !r.Unlimited && len(r.Items) == 1; single && (item.RequestsPerUnit != 3 || item.Unit != descriptors.Minute) {
+				t.Errorf("%s has %v, want 3 per minute", r.Path, item)
+			}
+			seen[item.Limit.Algorithm] = true
+		}
+		if !strings.HasPrefix(r.Path, "example.") {
+			t.Errorf("%s stands outside the domain example", r.Path)
+		}
+		penalty = penalty || r.Penalty != nil
+		list = list || len(r.Limits) > 1
+		unlimited = unlimited || r.Unlimited
+		shadow = shadow || r.Shadow
+	}
+	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+		if !seen[a] {
+			t.Errorf("no rule of %v", a)
+		}
+	}
+	if !penalty || !list || !unlimited || !shadow {
+		t.Errorf("penalty %t, list %t, unlimited %t, shadow %t: want one rule of each", penalty, list, unlimited, shadow)
+	}
+}
+
+// The fourth call of the same kind is refused, whatever the algorithm.
+func TestExampleRefusesTheFourth(t *testing.T) {
+	set := loadFiles(t, "../../config/example/*.yaml")
+	d := set.Domain([]byte("example"))
+	for _, key := range []string{"fixed", "sliding", "log", "bucket", "leaky", "held", "login"} {
+		t.Run(key, func(t *testing.T) {
+			m := d.Match([]descriptors.Entry{{Key: []byte(key), Value: []byte("alice")}})
+			if m.Rule == nil {
+				t.Fatal("no rule")
+			}
+			state := []*engine.State{{}}
+			now := engine.Micros(1_700_000_039_999_999) // a microsecond before a minute of the clock begins
+			for i := 1; i <= 4; i++ {
+				got := m.Rule.Limits.Take(state, now, engine.Take{Cost: 1, Count: 1}).Admitted
+				if want := uint64(map[bool]int{true: 1}[i <= 3]); got != want {
+					t.Errorf("call %d: %d admitted, want %d", i, got, want)
+				}
+				now += 1_000_000
+			}
+		})
+	}
+}
+
+// TestReferenceShowsEveryKey proves that each key of the grammar stands in reference.yaml, with a comment that mentions
+// nothing unknown: the file loads without an error or a warning.
+func TestReferenceShowsEveryKey(t *testing.T) {
+	loadFiles(t, "../../config/reference.yaml")
+	data, err := os.ReadFile("../../config/reference.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(data), "\n")
+	for _, key := range descriptors.Keys() {
+		first := -1
+		for i, line := range lines {
+			if strings.HasPrefix(strings.TrimLeft(line, " -"), key+":") {
+				first = i
+				break
+			}
+		}
+		switch {
+		case first < 0:
+			t.Errorf("%s does not stand in the file", key)
+		case first == 0 || !strings.HasPrefix(strings.TrimSpace(lines[first-1]), "#"):
+			t.Errorf("line %d: %s has no comment above it where it stands first", first+1, key)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package descriptors
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// String is the limit in words, such as "3 per minute, token_bucket, burst 16". What is as by default is left out.
+func (i Item) String() string {
+	l := &i.Limit
+	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
+	if l.Algorithm == engine.Concurrency {
+		words[0] = fmt.Sprintf("%d at once, each for up to %s", i.RequestsPerUnit, spanText(l.Window))
+	}
+	if l.Algorithm != engine.FixedWindow {
+		words = append(words, l.Algorithm.String())
+	}
+	for _, f := range limitFacts(l) {
+		words = append(words, f.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// WindowText is the window in words: minute, or 5 minutes.
+func (i Item) WindowText() string {
+	unit := strings.ToLower(i.Unit.String())
+	if i.Multiplier == 1 {
+		return unit
+	}
+	return fmt.Sprintf("%d %ss", i.Multiplier, unit)
+}
+
+// spanText is the length of the window, or which of a calendar it is.
+func (i Item) spanText() string {
+	if c := i.Limit.Calendar; c != nil {
+		return fmt.Sprintf("%d × %s by the calendar of %s", i.Multiplier, strings.ToLower(i.Unit.String()), c.Location())
+	}
+	return spanText(i.Limit.Window)
+}
+
+// fact is a key of the grammar with its value.
+type fact struct{ name, value string }
+
+// String is the fact in words.
+func (f fact) String() string {
+	name := strings.ReplaceAll(f.name, "_", " ")
+	if f.value == "true" {
+		return name
+	}
+	return name + " " + f.value
+}
+
+// facts are the keys of a limit that are not as by default, beside number, window and algorithm.
+func limitFacts(l *engine.Limit) (out []fact) {
+	add := func(k, value string) { out = append(out, fact{k, value}) }
+	bucket := l.Algorithm == engine.TokenBucket || l.Algorithm == engine.LeakyBucket
+	if bucket && l.Burst != l.Hits {
+		add(kwBurst, strconv.FormatUint(l.Burst, 10))
+	}
+	if l.Algorithm == engine.SlidingWindow && l.Precision != defaultPrecision {
+		add(kwPrecision, strconv.FormatUint(uint64(l.Precision), 10))
+	}
+	if l.Debt > 0 {
+		add(kwDebt, strconv.FormatUint(l.Debt, 10))
+	}
+	if l.FillInterval > 0 {
+		add(kwFillInterval, spanText(l.FillInterval))
+	}
+	if l.Algorithm == engine.TokenBucket && l.Initial != l.Burst {
+		add(kwInitial, strconv.FormatUint(l.Initial, 10))
+	}
+	if l.Align == engine.AlignFirst {
+		add(kwAlign, "first")
+	}
+	if l.Calendar != nil {
+		add(kwCalendar, "true")
+		if zone := l.Calendar.Location().String(); zone != "UTC" {
+			add(kwTimezone, zone)
+		}
+	}
+	if l.Window > 0 && l.CountRefused != (l.Algorithm == engine.FixedWindow && !l.Listed) {
+		add(kwCountRefused, strconv.FormatBool(l.CountRefused))
+	}
+	return out
+}
+
+// spanText is a span of time as rules spell it, without the zeros that Go puts behind hours and minutes.
+func spanText(m engine.Micros) string {
+	s := (time.Duration(m) * time.Microsecond).String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// String is the rule in words: its limits, and what else is not as by default.
+func (r *Rule) String() string {
+	words := []string{r.limitText()}
+	for _, f := range r.facts() {
+		words = append(words, f.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+func (r *Rule) limitText() string {
+	if r.Unlimited {
+		return "unlimited"
+	}
+	limits := make([]string, len(r.Items))
+	for i := range r.Items {
+		limits[i] = r.Items[i].String()
+	}
+	return strings.Join(limits, " and ")
+}
+
+// facts are the keys of a descriptor that are not as by default.
+func (r *Rule) facts() (out []fact) {
+	add := func(k, value string) { out = append(out, fact{k, value}) }
+	if r.Holder != "" {
+		add(kwHolder, r.Holder)
+	}
+	if r.Penalty != nil {
+		add(kwPenalty, penaltyText(r.Penalty))
+	}
+	if r.OnFailure != FailDefault {
+		add(kwOnFailure, r.OnFailure.String())
+	}
+	if r.Lease != leaseAuto {
+		add(kwLease, leaseText(r.Lease))
+	}
+	if r.Shadow {
+		add(kwShadowMode, "true")
+	}
+	if r.Quota {
+		add(kwQuotaMode, "true")
+	}
+	return out
+}
+
+func penaltyText(p *engine.Penalty) string {
+	on := "exceeded"
+	if p.On == engine.OnReached {
+		on = "reached"
+	}
+	text := spanText(p.For) + " once " + on
+	if p.Escalate > defaultEscalate {
+		text += fmt.Sprintf(", %d times as long each time, up to %s", p.Escalate, spanText(p.Max))
+	}
+	return text
+}
+
+// AppendConfig appends the rule as /rlconfig of the reference shows it, one line for each limit; what the reference has
+// no key for follows at the end of the line.
+func (r *Rule) AppendConfig(dst []byte) []byte {
+	for i := range r.Items {
+		item := &r.Items[i]
+		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
+			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
+		if item.Multiplier != 1 {
+			dst = fmt.Appendf(dst, ", %s: %d", kwUnitMultiplier, item.Multiplier)
+		}
+		if a := item.Limit.Algorithm; a != engine.FixedWindow {
+			dst = fmt.Appendf(dst, ", %s: %s", kwAlgorithm, a.String())
+		}
+		for _, f := range limitFacts(&item.Limit) {
+			dst = fmt.Appendf(dst, ", %s: %s", f.name, f.value)
+		}
+		for _, f := range r.facts() {
+			if f.name != kwShadowMode && f.name != kwQuotaMode {
+				dst = fmt.Appendf(dst, ", %s: %s", f.name, f.value)
+			}
+		}
+		dst = append(dst, '\n')
+	}
+	return dst
+}

@@ -1,0 +1,85 @@
+package descriptors
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// same tells whether r and was are one rule, wherever they stand.
+func (r *Rule) same(was *Rule) bool {
+	sameItem := func(a, b Item) bool {
+		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
+			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
+	}
+	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
+	return slices.EqualFunc(r.Items, was.Items, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
+		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
+		r.Lease == was.Lease && reflect.DeepEqual(r.Metadata, was.Metadata)
+}
+
+// changes says what changed from was to r, in the shortest words that tell both.
+func (r *Rule) changes(was *Rule) (out []string) {
+	if r.same(was) {
+		return nil
+	}
+	if limit := r.limitChange(was); limit != "" {
+		out = append(out, limit)
+	}
+	out = append(out, factChanges(r.facts(), was.facts())...)
+	for i := range min(len(r.Items), len(was.Items)) {
+		now, before := &r.Items[i], &was.Items[i]
+		if now.Name != before.Name {
+			out = append(out, fmt.Sprintf("name %q→%q", before.Name, now.Name))
+		}
+		if !slices.Equal(now.Replaces, before.Replaces) {
+			out = append(out, fmt.Sprintf("replaces %q→%q", before.Replaces, now.Replaces))
+		}
+	}
+	if !reflect.DeepEqual(r.Metadata, was.Metadata) {
+		out = append(out, "other metadata")
+	}
+	return out
+}
+
+// limitChange is "3→5 per minute" where only the number changed, and both limits in full where more did.
+func (r *Rule) limitChange(was *Rule) string {
+	now, before := r.limitText(), was.limitText()
+	if now == before {
+		return ""
+	}
+	if len(r.Items) == 1 && len(was.Items) == 1 && !r.Unlimited && !was.Unlimited {
+		number, rest, _ := strings.Cut(now, " ")
+		numberBefore, restBefore, _ := strings.Cut(before, " ")
+		if rest == restBefore {
+			return numberBefore + "→" + number + " " + rest
+		}
+	}
+	return before + " → " + now
+}
+
+// factChanges compares two lists of facts, of which each name stands in a list once at most.
+func factChanges(now, before []fact) (out []string) {
+	value := func(facts []fact, name string) (string, bool) {
+		i := slices.IndexFunc(facts, func(f fact) bool { return f.name == name })
+		if i < 0 {
+			return "", false
+		}
+		return facts[i].value, true
+	}
+	for _, f := range now {
+		switch was, there := value(before, f.name); {
+		case !there:
+			out = append(out, fmt.Sprintf("now with %s %s", f.name, f.value))
+		case was != f.value:
+			out = append(out, fmt.Sprintf("%s %s→%s", f.name, was, f.value))
+		}
+	}
+	for _, f := range before {
+		if _, there := value(now, f.name); !there {
+			out = append(out, fmt.Sprintf("without %s %s", f.name, f.value))
+		}
+	}
+	return out
+}

@@ -1,0 +1,92 @@
+package descriptors
+
+import (
+	"fmt"
+	"unicode/utf8"
+)
+
+// Step is one step of a match, for people.
+type Step struct {
+	Entry string // key=value
+	Text  string // what it met, and why
+}
+
+// Explain tells how Match goes, step by step: one for each entry up to where it ends, and a last one, without an
+// entry, that says what the limit is. Unlike Match it allocates.
+func (d *Domain) Explain(entries []Entry) []Step {
+	var steps []Step
+	l := &d.root
+	var n *node
+	for i := range entries {
+		e := &entries[i]
+		step := Step{Entry: fmt.Sprintf("%s=%s", printable(e.Key), printable(e.Value))}
+		if l == nil {
+			step.Text = fmt.Sprintf("%s has no descriptors below it, and an entry is left: no limit", n.label())
+			return append(steps, step)
+		}
+		next := l.find(e)
+		step.Text = l.reason(e, next)
+		steps = append(steps, step)
+		if next == nil {
+			return steps
+		}
+		n, l = next, next.children
+	}
+	return append(steps, Step{Text: d.outcome(n, entries)})
+}
+
+// reason says why find answers n.
+func (l *level) reason(e *Entry, n *node) string {
+	switch {
+	case len(e.Key) == 0:
+		return "an empty key matches nothing: no limit"
+	case !utf8.Valid(e.Key):
+		return "the key is no UTF-8 and matches nothing: no limit"
+	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
+		return fmt.Sprintf("no descriptor at this level has the key %s: no limit", printable(e.Key))
+	case n == nil:
+		return "no descriptor at this level has this key with this value, none whose wildcard fits, and none with the key alone: no limit"
+	case n.isWildcard() && !n.spells(e):
+		return fmt.Sprintf("no exact match; the first wildcard of the file that fits is %s", n.placed())
+	case n.value != "":
+		return fmt.Sprintf("exact match of key and value: %s", n.placed())
+	}
+	return fmt.Sprintf("the key with any value: %s", n.placed())
+}
+
+// placed is the node with its line, if it has one.
+func (n *node) placed() string {
+	if n.at.number() == 0 {
+		return n.label()
+	}
+	return fmt.Sprintf("%s (line %d)", n.label(), n.at.line)
+}
+
+func (d *Domain) outcome(n *node, entries []Entry) string {
+	switch {
+	case n == nil:
+		return "a descriptor without entries matches nothing: no limit"
+	case n.rule == nil && n.children != nil:
+		return fmt.Sprintf("%s has no limit of its own, only descriptors below it: no limit", n.label())
+	case n.rule == nil:
+		return fmt.Sprintf("%s has no limit: not limited", n.label())
+	}
+	r := n.rule
+	if r.Unlimited {
+		return fmt.Sprintf("%s (%s) is unlimited: never refused", r.Path, r.Place())
+	}
+	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r)
+	if (Match{Rule: r, node: n}).shares(entries) {
+		text += "; all values of the wildcard share one counter"
+	}
+	return text
+}
+
+// printable is text of a request for people.
+func printable(b []byte) string {
+	s := fmt.Sprintf("%q", b)
+	if inner := s[1 : len(s)-1]; inner == string(b) && inner != "" {
+		return inner
+	}
+	return s
+}

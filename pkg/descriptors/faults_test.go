@@ -1,0 +1,319 @@
+package descriptors_test
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func load(data []byte) (*descriptors.Set, descriptors.Problems, error) {
+	return descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: data}}, descriptors.Options{})
+}
+
+// refuses loads data and wants an error that holds text, at a line and column, in a time and with an amount of memory
+// that no file may pass: ten times 100 ms, and 64 MB.
+func refuses(t *testing.T, data []byte, text string) []descriptors.Problem {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	set, problems, err := load(data)
+	took := time.Since(start)
+	runtime.ReadMemStats(&after)
+	if err == nil || set != nil {
+		t.Fatalf("loaded, want an error with %q", text)
+	}
+	if !strings.Contains(err.Error(), text) {
+		t.Errorf("error %.300q, want one with %q", err, text)
+	}
+	for _, p := range problems {
+		if len(p.Text) > 500 {
+			t.Errorf("a message of %d bytes: %.100q", len(p.Text), p.Text)
+		}
+	}
+	allocated := (after.TotalAlloc - before.TotalAlloc) >> 20
+	t.Logf("%v, %d MB", took, allocated)
+	if took > time.Second {
+		t.Errorf("it took %v, want 100ms", took)
+	}
+	if most := uint64(64 + len(data)*64>>20); allocated > most {
+		t.Errorf("it took %d MB, want at most %d", allocated, most)
+	}
+	return problems
+}
+
+// bomb is nine levels of nine aliases each, under a key; item makes a level of the aliases of the one below.
+func bomb(lowest string, item func(aliases []string) string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "a0: &a0 %s\n", lowest)
+	for level := range 9 {
+		aliases := make([]string, 9)
+		for i := range aliases {
+			aliases[i] = fmt.Sprintf("*a%d", level)
+		}
+		fmt.Fprintf(&b, "a%d: &a%d %s\n", level+1, level+1, item(aliases))
+	}
+	return b.String()
+}
+
+func indented(s string) string {
+	return "        " + strings.ReplaceAll(strings.TrimSpace(s), "\n", "\n        ")
+}
+
+func TestY14_AliasBomb(t *testing.T) {
+	list := func(aliases []string) string { return "[" + strings.Join(aliases, ", ") + "]" }
+	metadata := indented(bomb("[x]", list))
+	head := "domain: shop\ndescriptors:\n  - key: a\n    rate_limit: {unit: minute, requests_per_unit: 3}\n"
+	t.Run("metadata", func(t *testing.T) {
+		refuses(t, []byte(head+"    metadata:\n"+metadata+"\n"), "excessive aliasing")
+	})
+	t.Run("descriptors", func(t *testing.T) {
+		text := bomb("{key: x}", func(aliases []string) string { return "{key: y, descriptors: " + list(aliases) + "}" })
+		data := "domain: shop\ndescriptors:\n"
+		for line := range strings.Lines(text) {
+			_, value, _ := strings.Cut(line, ": ")
+			data += "  - " + value
+		}
+		refuses(t, []byte(data), "excessive aliasing")
+	})
+	t.Run("merges", func(t *testing.T) {
+		text := bomb("{x: y}", func(aliases []string) string { return "{<<: " + list(aliases) + "}" })
+		refuses(t, []byte(head+"    metadata:\n"+indented(text)+"\n"), "excessive aliasing")
+	})
+	t.Run("ignored", func(t *testing.T) {
+		text := bomb("[{key: x}]", func(aliases []string) string { return "[{key: " + strings.Join(aliases, "}, {key: ") + "}]" })
+		data := "domain: shop\nunit:\n"
+		for line := range strings.Lines(text) {
+			_, value, _ := strings.Cut(line, ": ")
+			data += "  - key: " + value
+		}
+		refuses(t, []byte(data), "excessive aliasing")
+	})
+	t.Run("root", func(t *testing.T) { refuses(t, []byte(bomb("[x]", list)), "unknown key 'a0'") })
+}
+
+// What a file may say with aliases is bounded in proportion to its size: each of many rules may use one.
+func TestY14_ManyAliases(t *testing.T) {
+	const rules = 20_000
+	var b strings.Builder
+	b.WriteString("domain: shop\ndescriptors:\n  - key: first\n    rate_limit: &l {unit: minute, requests_per_unit: 3}\n")
+	for i := range rules {
+		fmt.Fprintf(&b, "  - key: k%d\n    rate_limit: *l\n", i)
+	}
+	set, problems, err := load([]byte(b.String()))
+	if err != nil {
+		t.Fatal(problems[:1])
+	}
+	n := 0
+	for r := range set.Rules() {
+		if r.Limits[0].Hits != 3 {
+			t.Fatalf("%s has %v", r.Path, r)
+		}
+		n++
+	}
+	if n != rules+1 {
+		t.Errorf("%d rules, want %d", n, rules+1)
+	}
+}
+
+// Many aliases of what contains them are one error, not one each.
+func TestY15_AliasCycle(t *testing.T) {
+	self := strings.Repeat("*m, ", 5000)
+	problems := refuses(t, []byte("domain: shop\ndescriptors:\n  - key: a\n    rate_limit: {unit: minute}\n    metadata: {m: &m ["+self+"1]}\n"),
+		"anchor 'm' value contains itself")
+	if len(problems) != 1 {
+		t.Errorf("%d problems, want 1", len(problems))
+	}
+	refuses(t, []byte("&a [*a]\n"), "cannot unmarshal !!seq")
+	refuses(t, []byte("&a {<<: *a}\n"), "anchor 'a' value contains itself")
+}
+
+// Y18: a file of just 10 MB loads, in 5 s and 500 MB at most; the time is asserted at ten times its value.
+func TestY18_LargeFile(t *testing.T) {
+	data := manyRules(many)
+	data = append(data, bytes.Repeat([]byte("# nothing\n"), (descriptors.MaxFileSize-len(data))/10)...)
+	data = append(data, bytes.Repeat([]byte("\n"), descriptors.MaxFileSize-len(data))...)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	set, problems, err := load(data)
+	took := time.Since(start)
+	runtime.ReadMemStats(&after)
+	if err != nil || len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	t.Logf("%v, %d MB", took, (after.Sys-before.Sys)>>20)
+	if took > 50*time.Second {
+		t.Errorf("it took %v, want 5s", took)
+	}
+	if grown := (after.Sys - before.Sys) >> 20; grown > 500 {
+		t.Errorf("it took %d MB, want at most 500", grown)
+	}
+	if set.Domain([]byte("shop")).Match(entries("user", fmt.Sprintf("u%d", many-1))).Rule == nil {
+		t.Error("the last rule is missing")
+	}
+}
+
+func TestY19_TooLarge(t *testing.T) {
+	data := append(manyRules(1), bytes.Repeat([]byte("\n"), descriptors.MaxFileSize)...)
+	refuses(t, data[:descriptors.MaxFileSize+1], "it has 10485761 bytes: want at most 10485760")
+	if _, problems, err := load(data[:descriptors.MaxFileSize]); err != nil {
+		t.Errorf("10 MB: %v", problems)
+	}
+}
+
+// nested is a file with so many levels of descriptors.
+func nested(depth int) []byte {
+	return []byte("domain: shop\ndescriptors: " + strings.Repeat("[{key: a, descriptors: ", depth-1) +
+		"[{key: a, rate_limit: {unit: minute}}]" + strings.Repeat("}]", depth-1) + "\n")
+}
+
+func TestY20_Depth(t *testing.T) {
+	set, problems, err := load(nested(64))
+	if err != nil {
+		t.Fatal(problems)
+	}
+	d := set.Domain([]byte("shop"))
+	e := entries(strings.Split(strings.Repeat("a,x,", 65), ",")[:130]...)
+	for depth := range len(e) + 1 {
+		if got, want := d.Match(e[:depth]).Rule != nil, depth == 64; got != want {
+			t.Errorf("%d entries: matched %t, want %t", depth, got, want)
+		}
+	}
+	refuses(t, nested(65), "descriptors are nested more than 64 deep")
+	refuses(t, nested(4990), "descriptors are nested more than 64 deep")
+	refuses(t, nested(10_000), "exceeded max depth of 10000")
+	refuses(t, nested(10_001), "exceeded max depth of 10000")
+	for _, open := range []string{"[", "{a: "} {
+		refuses(t, []byte("domain: shop\nunit: "+strings.Repeat(open, 9000)), "yaml: line")
+	}
+	refuses(t, []byte("domain: shop\nunit: "+strings.Repeat("{key: ", 100)+"x"+strings.Repeat("}", 100)+"\n"), "nested more than 64 deep")
+}
+
+func TestY21_Encodings(t *testing.T) {
+	const text = "domain: shop\ndescriptors:\n  - key: ключ\n    rate_limit: {unit: minute, requests_per_unit: 3}\n"
+	utf16 := func(order func(r rune) []byte) []byte {
+		var b []byte
+		for _, r := range "\ufeff" + text {
+			b = append(b, order(r)...)
+		}
+		return b
+	}
+	for name, data := range map[string][]byte{
+		"BOM":  []byte("\ufeff" + text),
+		"CRLF": []byte(strings.ReplaceAll(text, "\n", "\r\n")),
+		"both": []byte("\ufeff" + strings.ReplaceAll(text, "\n", "\r\n")),
+		"tabs": []byte(strings.ReplaceAll(text, "shop\n", "shop\t# after a value\n")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			set, problems, err := load(data)
+			if err != nil || len(problems) > 0 {
+				t.Fatal(problems)
+			}
+			r := set.Domain([]byte("shop")).Match(entries("ключ", "x")).Rule
+			if r == nil || r.Line != 3 {
+				t.Errorf("rule %v, want one at line 3", r)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name, text string
+		data       []byte
+		line       int
+	}{
+		{"UTF-16 big", "UTF-16", utf16(func(r rune) []byte { return []byte{byte(r >> 8), byte(r)} }), 1},
+		{"UTF-16 little", "UTF-16", utf16(func(r rune) []byte { return []byte{byte(r), byte(r >> 8)} }), 1},
+		{"UTF-16 without BOM", "NUL byte", utf16(func(r rune) []byte { return []byte{byte(r), byte(r >> 8)} })[2:], 1},
+		{"NUL", "NUL byte", []byte(strings.Replace(text, "shop\n", "shop\n\x00", 1)), 2},
+		{"tab", "found a tab character that violates indentation", []byte(strings.Replace(text, "    rate", "\trate", 1)), 3}, // yaml.v3 names the line before
+		{"no UTF-8", "the byte 0xff is no UTF-8", []byte(strings.Replace(text, "ключ", "\xff", 1)), 3},
+		{"control character", "control characters are not allowed", []byte(strings.Replace(text, "shop", "sh\x07op", 1)), 0},
+		{"long line", "the line has 1000000 bytes: want at most 524288", []byte("# " + strings.Repeat("x", 1_000_000-2)), 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			problems := refuses(t, c.data, c.text)
+			if got := problems[0].Line; got != c.line {
+				t.Errorf("line %d, want %d: %v", got, c.line, problems[0])
+			}
+		})
+	}
+}
+
+// Patterns that would make a matcher try again and again are matched in one pass.
+func TestY24_Wildcards(t *testing.T) {
+	value := bytes.Repeat([]byte("a"), 60<<10)
+	for _, c := range []struct {
+		name, pattern string
+		want          bool
+	}{
+		{"stars", strings.Repeat("*", 1000), true},
+		{"a*a*", strings.Repeat("a*", 1000), true},
+		{"a*a*b", strings.Repeat("a*", 1000) + "b", false},
+		{"*a*a*b*", "*" + strings.Repeat("a*", 1000) + "b*", false},
+		{"*aaa*aab*", "*" + strings.Repeat("aaa*", 100) + strings.Repeat("a", 100) + "b*", false},
+		{"half as long", "*" + strings.Repeat("a", 30<<10) + "b*", false},
+		{"as long", strings.Repeat("a", 30<<10) + "*" + strings.Repeat("a", 30<<10), true},
+		{"many pieces", "*" + strings.Repeat(strings.Repeat("a", 500)+"*", 120), true},
+		{"one piece too many", "*" + strings.Repeat(strings.Repeat("a", 500)+"*", 123), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			set := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: k, value: '"+c.pattern+"', rate_limit: {unit: minute}}]"))
+			d := set.Domain([]byte("shop"))
+			e := []descriptors.Entry{{Key: []byte("k"), Value: value}}
+			took := time.Hour
+			for range 5 {
+				start := time.Now()
+				d.Match(e)
+				took = min(took, time.Since(start))
+			}
+			t.Log(took)
+			if took > 10*time.Millisecond { // ten times what it may take
+				t.Errorf("it took %v, want 1ms", took)
+			}
+			if got := d.Match(e).Rule != nil; got != c.want {
+				t.Errorf("matched %t, want %t", got, c.want)
+			}
+		})
+	}
+}
+
+// G10: bytes that are no UTF-8 match nothing as key or domain, and are values like any other.
+func TestG10_InvalidUTF8(t *testing.T) {
+	set := mustLoad(t, []byte("domain: shop\ndescriptors:\n  - {key: a, rate_limit: {unit: minute}}\n  - {key: 'b*', rate_limit: {unit: hour}}\n  - {key: v, value: 'x*', rate_limit: {unit: day}}\n"))
+	if set.Domain([]byte("sh\xffop")) != nil {
+		t.Error("a domain of bytes that are no UTF-8 was found")
+	}
+	d := set.Domain([]byte("shop"))
+	for _, c := range []struct{ key, value, want string }{
+		{"a", "\xff", "shop.a"}, {"v", "x\xff\xfe", "shop.v_x*"}, {"b", "\xff", "shop.b*"}, {"\xff", "x", ""}, {"b\xff", "x", ""},
+	} {
+		got := ""
+		if r := d.Match(entries(c.key, c.value)).Rule; r != nil {
+			got = r.Path
+		}
+		if got != c.want {
+			t.Errorf("%q=%q: %q, want %q", c.key, c.value, got, c.want)
+		}
+	}
+	m := d.Match(entries("a", "\xff"))
+	if bytes.Equal(m.AppendName(nil, d, entries("a", "\xff"), false), m.AppendName(nil, d, entries("a", "\xfe"), false)) {
+		t.Error("two values share a counter")
+	}
+}
+
+// G12: a descriptor deeper than the rules matches nothing, and is not walked.
+func TestG12_DeepDescriptors(t *testing.T) {
+	d := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: minute}, descriptors: [{key: a, rate_limit: {unit: minute}}]}]")).Domain([]byte("shop"))
+	for depth, want := range map[int]bool{0: false, 1: true, 2: true, 3: false, 64: false, 65: false, 1000: false} {
+		e := entries(strings.Split(strings.Repeat("a,x,", depth), ",")[:2*depth]...)
+		if got := d.Match(e).Rule != nil; got != want {
+			t.Errorf("%d entries: matched %t, want %t", depth, got, want)
+		}
+	}
+}

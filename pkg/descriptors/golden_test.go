@@ -1,0 +1,167 @@
+package descriptors_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+var update = flag.Bool("update", false, "write what the code does into testdata, to be looked at before it is committed")
+
+// golden runs each archive of testdata/folder: answer makes the text of its last file, want, of the others.
+func golden(t *testing.T, folder string, answer func(a *txtar.Archive) (string, error)) {
+	t.Helper()
+	for _, name := range archiveNames(t, folder) {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
+			a, err := txtar.ParseFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := len(a.Files) - 1
+			if last < 0 || a.Files[last].Name != "want" {
+				a.Files = append(a.Files, txtar.File{Name: "want"})
+				last++
+			}
+			got, err := answer(&txtar.Archive{Comment: a.Comment, Files: a.Files[:last]})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(a.Files[last].Data), got); diff != "" && !*update {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+			if *update {
+				a.Files[last].Data = []byte(got)
+				if err := os.WriteFile(name, txtar.Format(a), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func archiveNames(tb testing.TB, folder string) []string {
+	tb.Helper()
+	names, err := filepath.Glob(filepath.Join("testdata", folder, "*.txt"))
+	if err != nil || len(names) == 0 {
+		tb.Fatalf("no archives in %s: %v", folder, err)
+	}
+	return names
+}
+
+// options reads the line of a comment that begins with "options:".
+func options(comment []byte) (o descriptors.Options) {
+	for line := range bytes.Lines(comment) {
+		if words, found := strings.CutPrefix(string(line), "options:"); found {
+			o.MergeDomains = strings.Contains(words, "merge")
+			o.CalendarMonths = strings.Contains(words, "months")
+			o.Strict = strings.Contains(words, "strict")
+		}
+	}
+	return o
+}
+
+func sources(files []txtar.File) (out []descriptors.Source) {
+	for _, f := range files {
+		if strings.HasSuffix(f.Name, ".yaml") {
+			out = append(out, descriptors.Source{Name: f.Name, Data: f.Data})
+		}
+	}
+	return out
+}
+
+// TestLoad loads files and tells every problem, and what the rules are where there is a set.
+func TestLoad(t *testing.T) { golden(t, "load", answerLoad) }
+
+func answerLoad(a *txtar.Archive) (string, error) {
+	set, problems, err := descriptors.Load(sources(a.Files), options(a.Comment))
+	if problems.Failed() != (err != nil) || (set == nil) != (err != nil) {
+		return "", fmt.Errorf("set %v, error %w and problems do not go together: %q", set, err, []descriptors.Problem(problems))
+	}
+	var b strings.Builder
+	for _, p := range problems {
+		fmt.Fprintln(&b, p)
+	}
+	if set == nil {
+		return b.String(), nil
+	}
+	for d := range set.Domains() {
+		if d.ChargeTogether || !d.AllowOverride {
+			fmt.Fprintf(&b, "domain %s: charge together %t, allow override %t\n", d.Name, d.ChargeTogether, d.AllowOverride)
+		}
+	}
+	for r := range set.Rules() {
+		fmt.Fprintf(&b, "%s (%s:%d): %s\n", r.Path, r.File, r.Line, r)
+		for i, item := range r.Items {
+			if item.Name != "" || len(item.Replaces) > 0 {
+				fmt.Fprintf(&b, "\t%d: name %q, replaces %q\n", i, item.Name, item.Replaces)
+			}
+		}
+		if r.Metadata != nil {
+			fmt.Fprintf(&b, "\tmetadata: %v\n", r.Metadata)
+		}
+	}
+	return b.String(), nil
+}
+
+// TestMatch answers each line of the file calls, "domain key=value key=value", with the rule, the metric key, with a
+// star where values of the request got in, and the counter's name.
+func TestMatch(t *testing.T) {
+	golden(t, "match", func(a *txtar.Archive) (string, error) { return answerCalls(a, answerCall) })
+}
+
+// answerCalls answers each line of the last file of an archive, whose other files are rules.
+func answerCalls(a *txtar.Archive, answer func(set *descriptors.Set, domain string, e []descriptors.Entry) string) (string, error) {
+	set, problems, err := descriptors.Load(sources(a.Files), options(a.Comment))
+	if err != nil {
+		return "", problems
+	}
+	var b strings.Builder
+	for line := range strings.Lines(string(a.Files[len(a.Files)-1].Data)) {
+		words := strings.Fields(line)
+		fmt.Fprintf(&b, "%s\n%s", strings.Join(words, " "), answer(set, words[0], parseEntries(words[1:])))
+	}
+	return b.String(), nil
+}
+
+func answerCall(set *descriptors.Set, domain string, e []descriptors.Entry) string {
+	d := set.Domain([]byte(domain))
+	if d == nil {
+		return "\tno such domain\n"
+	}
+	m := d.Match(e)
+	var b strings.Builder
+	if m.Rule == nil {
+		b.WriteString("\tno limit\n")
+	} else {
+		if err := checkLevels(m, d, e); err != nil {
+			return fmt.Sprintf("\t%v\n", err)
+		}
+		key, dynamic := m.AppendMetricKey(nil, d, e)
+		fmt.Fprintf(&b, "\t%s: %s\n\tmetric %s%s\n", m.Rule.Path, m.Rule, key, map[bool]string{true: " *"}[dynamic])
+	}
+	fmt.Fprintf(&b, "\tcounter %s\n", readName(m.AppendName(nil, d, e, false)))
+	if owner, ok := m.Holder(e); ok {
+		fmt.Fprintf(&b, "\tholder %s\n", owner)
+	}
+	fmt.Fprintf(&b, "\toverride: metric %s, counter %s\n", d.AppendOverrideMetricKey(nil, e), readName(m.AppendName(nil, d, e, true)))
+	return b.String()
+}
+
+// parseEntries reads words such as key=value; key= has an empty value.
+func parseEntries(words []string) []descriptors.Entry {
+	var pairs []string
+	for _, w := range words {
+		key, value, _ := strings.Cut(w, "=")
+		pairs = append(pairs, key, value)
+	}
+	return entries(pairs...)
+}

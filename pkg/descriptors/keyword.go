@@ -1,0 +1,202 @@
+package descriptors
+
+import "strings"
+
+// The keys of envoyproxy/ratelimit.
+const (
+	kwDomain          = "domain"
+	kwDescriptors     = "descriptors"
+	kwKey             = "key"
+	kwValue           = "value"
+	kwRateLimit       = "rate_limit"
+	kwUnit            = "unit"
+	kwRequestsPerUnit = "requests_per_unit"
+	kwUnlimited       = "unlimited"
+	kwName            = "name"
+	kwReplaces        = "replaces"
+	kwShadowMode      = "shadow_mode"
+	kwQuotaMode       = "quota_mode"
+	kwDetailedMetric  = "detailed_metric"
+	kwValueToMetric   = "value_to_metric"
+	kwShareThreshold  = "share_threshold"
+	kwMetadata        = "metadata"
+)
+
+// Our own keys.
+const (
+	kwCharge             = "charge"
+	kwAllowLimitOverride = "allow_limit_override"
+	kwRateLimits         = "rate_limits"
+	kwAlgorithm          = "algorithm"
+	kwUnitMultiplier     = "unit_multiplier"
+	kwBurst              = "burst"
+	kwPrecision          = "precision"
+	kwDebt               = "debt"
+	kwFillInterval       = "fill_interval"
+	kwInitial            = "initial"
+	kwAlign              = "align"
+	kwCalendar           = "calendar"
+	kwTimezone           = "timezone"
+	kwCountRefused       = "count_refused"
+	kwOnFailure          = "on_failure"
+	kwPenalty            = "penalty"
+	kwHolder             = "holder"
+	kwLease              = "lease"
+	kwFor                = "for"
+	kwOn                 = "on"
+	kwEscalate           = "escalate"
+	kwMax                = "max"
+)
+
+// place is a map of the grammar, or several of them.
+type place uint8
+
+// The maps of the grammar.
+const (
+	inRoot       place = 1 << iota
+	inDescriptor       // an element of descriptors
+	inLimit            // rate_limit
+	inItem             // an element of rate_limits
+	inReplaces         // an element of replaces
+	inPenalty          // penalty
+	inIgnored          // what stands in the wrong place
+)
+
+// keyword is a row of the grammar: a key, and where it has an effect. Any key of envoyproxy/ratelimit is taken in any
+// place.
+type keyword struct {
+	name        string
+	where       place
+	ofReference bool
+	index       int // in the table
+}
+
+// keywords is the grammar.
+func keywords() []keyword {
+	table := []keyword{
+		{name: kwDomain, where: inRoot, ofReference: true},
+		{name: kwDescriptors, where: inRoot | inDescriptor, ofReference: true},
+		{name: kwKey, where: inDescriptor, ofReference: true},
+		{name: kwValue, where: inDescriptor, ofReference: true},
+		{name: kwRateLimit, where: inDescriptor, ofReference: true},
+		{name: kwUnit, where: inLimit | inItem, ofReference: true},
+		{name: kwRequestsPerUnit, where: inLimit | inItem, ofReference: true},
+		{name: kwUnlimited, where: inLimit | inItem, ofReference: true}, // in an item only to be refused with a reason
+		{name: kwName, where: inLimit | inItem | inReplaces, ofReference: true},
+		{name: kwReplaces, where: inLimit | inItem, ofReference: true},
+		{name: kwShadowMode, where: inDescriptor, ofReference: true},
+		{name: kwQuotaMode, where: inDescriptor, ofReference: true},
+		{name: kwDetailedMetric, where: inDescriptor, ofReference: true},
+		{name: kwValueToMetric, where: inDescriptor, ofReference: true},
+		{name: kwShareThreshold, where: inDescriptor, ofReference: true},
+		{name: kwMetadata, where: inDescriptor, ofReference: true},
+		{name: kwCharge, where: inRoot},
+		{name: kwAllowLimitOverride, where: inRoot},
+		{name: kwRateLimits, where: inDescriptor},
+		{name: kwAlgorithm, where: inLimit | inItem},
+		{name: kwUnitMultiplier, where: inLimit | inItem},
+		{name: kwBurst, where: inLimit | inItem},
+		{name: kwPrecision, where: inLimit | inItem},
+		{name: kwDebt, where: inLimit | inItem},
+		{name: kwFillInterval, where: inLimit | inItem},
+		{name: kwInitial, where: inLimit | inItem},
+		{name: kwAlign, where: inLimit | inItem},
+		{name: kwCalendar, where: inLimit | inItem},
+		{name: kwTimezone, where: inLimit | inItem},
+		{name: kwCountRefused, where: inLimit | inItem},
+		{name: kwOnFailure, where: inLimit | inDescriptor},
+		{name: kwPenalty, where: inLimit | inDescriptor},
+		{name: kwHolder, where: inLimit | inDescriptor},
+		{name: kwLease, where: inLimit | inDescriptor},
+		{name: kwFor, where: inPenalty},
+		{name: kwOn, where: inPenalty},
+		{name: kwEscalate, where: inPenalty},
+		{name: kwMax, where: inPenalty},
+	}
+	for i := range table {
+		table[i].index = i
+		if table[i].ofReference {
+			table[i].where |= inIgnored
+		}
+	}
+	return table
+}
+
+// keywordSet is a set of keywords, by their index.
+type keywordSet uint64
+
+func (s *keywordSet) add(k keyword)     { *s |= 1 << k.index }
+func (s keywordSet) has(k keyword) bool { return s&(1<<k.index) != 0 }
+
+// grammar is the table by name, made once for a Load.
+type grammar map[string]keyword
+
+func newGrammar() grammar {
+	g := grammar{}
+	for _, k := range keywords() {
+		g[k.name] = k
+	}
+	return g
+}
+
+// accepted lists the keys of a place, for messages.
+func (p place) accepted() string {
+	var names []string
+	for _, k := range keywords() {
+		if k.where&p != 0 && (k.name != kwUnlimited || p != inItem) {
+			names = append(names, k.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// String is what messages call the place.
+func (p place) String() string {
+	var names []string
+	for i, name := range []string{"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "a place without effect"} {
+		if p&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, " or ")
+}
+
+// similar is the key of a place that name was probably meant to be, or "".
+func (p place) similar(name string) string {
+	best, bestDistance := "", 3
+	name = strings.ReplaceAll(strings.ToLower(name), "-", "_")
+	for _, k := range keywords() {
+		if k.where&p == 0 {
+			continue
+		}
+		d := distance(strings.ReplaceAll(name, "_", ""), strings.ReplaceAll(k.name, "_", ""))
+		if d < bestDistance && d < len(name) {
+			best, bestDistance = k.name, d
+		}
+	}
+	return best
+}
+
+// distance is Levenshtein's, of short names.
+func distance(a, b string) int {
+	if len(a) > 40 {
+		return len(a)
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			next := min(row[j]+1, row[j+1]+1, diagonal+cost)
+			diagonal, row[j+1] = row[j+1], next
+		}
+	}
+	return row[len(b)]
+}

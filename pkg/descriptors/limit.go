@@ -1,0 +1,239 @@
+package descriptors
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Defaults of a limit's keys.
+const (
+	defaultPrecision = 10
+	defaultEscalate  = 1
+)
+
+// written is a key of ours that a file has, and where.
+type written struct {
+	k  string
+	at mark
+}
+
+func present(all ...written) (out []written) {
+	for _, w := range all {
+		if w.at.present() {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// written lists the keys that are there.
+func (p *rawPolicy) written() []written {
+	return present(
+		written{kwOnFailure, p.onFailure.at}, written{kwPenalty, p.penaltyAt},
+		written{kwHolder, p.holder.at}, written{kwLease, p.lease.at},
+	)
+}
+
+func (e *rawEngine) written() []written {
+	return present(
+		written{kwAlgorithm, e.algorithm.at}, written{kwUnitMultiplier, e.multiplier.at}, written{kwBurst, e.burst.at},
+		written{kwPrecision, e.precision.at}, written{kwDebt, e.debt.at}, written{kwFillInterval, e.fillInterval.at},
+		written{kwInitial, e.initial.at}, written{kwAlign, e.align.at}, written{kwCalendar, e.calendar.at}, written{kwTimezone, e.timezone.at},
+		written{kwCountRefused, e.countRefused.at},
+	)
+}
+
+// item checks one limit. It is not ok where Limit is not to be relied on.
+func (c *compiler) item(l *rawLimit, path string, listed bool) (item Item, ok bool) {
+	item = Item{RequestsPerUnit: uint32(l.requests.n), Multiplier: 1, Name: l.name.s}
+	for _, r := range l.replaces {
+		item.Replaces = append(item.Replaces, r.s)
+	}
+	unit := ParseUnit(l.unit.s)
+	if l.unlimited.on {
+		c.unlimited(l, path, unit, listed)
+		item.RequestsPerUnit = 0
+		return item, false
+	}
+	if unit == UnitUnknown {
+		if !l.unit.broken {
+			c.fail(l.unit.or(l.at), path, "invalid rate limit unit '%s': want %s", shorten(l.unit.s), unitNames)
+		}
+		return item, false
+	}
+	item.Unit = unit
+	e := l.engine
+	if e == nil {
+		e = &rawEngine{}
+	}
+	if e.multiplier.at.present() {
+		item.Multiplier = uint32(e.multiplier.n)
+	}
+	window := unit.window(item.Multiplier)
+	if window == 0 {
+		c.fail(e.multiplier.at, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, maxWindow/unit.Length(), strings.ToLower(unit.String()))
+		return item, false
+	}
+	item.Limit = engine.Limit{Hits: l.requests.n, Window: window, Listed: listed}
+	before := len(c.problems)
+	ok = c.engine(e, &item.Limit, path)
+	c.calendar(e, &item, path)
+	if ok = ok && len(c.problems) == before; ok {
+		ok = c.validate(l, e, item.Limit, path)
+		item.Limit = item.Limit.Prepared()
+	}
+	return item, ok
+}
+
+func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
+	switch {
+	case listed:
+		c.fail(l.unlimited.at, path, "unlimited stands in an item of rate_limits: it belongs in rate_limit, alone")
+	case unit != UnitUnknown:
+		c.fail(l.unit.at, path, "should not specify rate limit unit when unlimited")
+	case l.unit.s != "":
+		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", shorten(l.unit.s))
+	}
+	if l.engine != nil {
+		for _, w := range l.engine.written() {
+			c.fail(w.at, path, "%s means nothing when unlimited", w.k)
+		}
+	}
+}
+
+// engine fills in what the algorithm needs. It is false where it has reported something.
+func (c *compiler) engine(e *rawEngine, l *engine.Limit, path string) bool {
+	before := len(c.problems)
+	a, known := parseAlgorithm(e.algorithm.s)
+	if e.algorithm.at.present() && !known && !e.algorithm.broken {
+		c.fail(e.algorithm.at, path, "unknown algorithm '%s': want %s", shorten(e.algorithm.s), algorithmNames)
+	}
+	if e.algorithm.at.present() && !known {
+		return false
+	}
+	l.Algorithm = a
+	for _, w := range e.written() {
+		if takers := takers(w.k); takers != nil && !slices.Contains(takers, a) {
+			c.fail(w.at, path, "%s means nothing under %s: it belongs to %s", w.k, a.String(), algorithmList(takers))
+		}
+	}
+	l.CountRefused = a == engine.FixedWindow && !l.Listed
+	if e.countRefused.at.present() {
+		if l.Listed {
+			c.fail(e.countRefused.at, path, "count_refused means nothing in rate_limits: all limits of a list admit together, and what is refused is not counted")
+		}
+		l.CountRefused = e.countRefused.on
+	}
+	if a == engine.SlidingWindow {
+		l.Precision = uint32(e.precision.or(defaultPrecision))
+	}
+	if a == engine.TokenBucket || a == engine.LeakyBucket {
+		l.Burst = e.burst.or(l.Hits)
+	}
+	if a == engine.TokenBucket {
+		l.Debt = e.debt.n
+		l.Initial = e.initial.or(l.Burst)
+		l.FillInterval = c.duration(kwFillInterval, e.fillInterval, path)
+	}
+	c.align(e.align, l, path)
+	return len(c.problems) == before
+}
+
+func (c *compiler) align(t text, l *engine.Limit, path string) {
+	switch {
+	case !t.at.present() || t.broken || t.s == "clock":
+	case t.s == "first":
+		l.Align = engine.AlignFirst
+	default:
+		c.fail(t.at, path, "unknown align '%s': want clock or first", shorten(t.s))
+	}
+}
+
+// or is the number, or the default where it is not there.
+func (n number) or(d uint64) uint64 {
+	if n.at.present() {
+		return n.n
+	}
+	return d
+}
+
+// takers are the algorithms under which a key means something; nil for all of them.
+func takers(k string) []engine.Algorithm {
+	switch k {
+	case kwBurst:
+		return []engine.Algorithm{engine.TokenBucket, engine.LeakyBucket}
+	case kwPrecision:
+		return []engine.Algorithm{engine.SlidingWindow}
+	case kwDebt, kwFillInterval, kwInitial:
+		return []engine.Algorithm{engine.TokenBucket}
+	case kwAlign, kwCalendar, kwTimezone:
+		return []engine.Algorithm{engine.FixedWindow}
+	case kwCountRefused:
+		return []engine.Algorithm{engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.TokenBucket}
+	}
+	return nil
+}
+
+func algorithmList(all []engine.Algorithm) string {
+	names := make([]string, len(all))
+	for i, a := range all {
+		names[i] = a.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+// validate reports everything that an engine finds wrong with a limit: it tells one thing at a time, which is then put
+// right.
+func (c *compiler) validate(raw *rawLimit, e *rawEngine, l engine.Limit, path string) bool {
+	for tries := 0; ; tries++ {
+		err := l.Validate()
+		if err == nil {
+			return tries == 0
+		}
+		where := raw.at
+		var field *engine.FieldError
+		if errors.As(err, &field) {
+			where = raw.where(e, field.Field)
+		}
+		c.fail(where, path, "%v", err)
+		if field == nil || !mend(&l, field.Field) {
+			return false
+		}
+	}
+}
+
+// where is the place of a key of a limit, or of the limit.
+func (l *rawLimit) where(e *rawEngine, field string) mark {
+	for _, w := range append(e.written(), written{kwRequestsPerUnit, l.requests.at}) {
+		if w.k == field && w.at.present() {
+			return w.at
+		}
+	}
+	return l.at
+}
+
+// mend gives a field that is wrong a value that is not. It is false where it already had that, so that nothing is mended
+// twice.
+func mend(l *engine.Limit, field string) bool {
+	before := *l
+	switch field {
+	case kwRequestsPerUnit:
+		l.Hits = 1
+	case kwPrecision:
+		l.Precision = 1
+	case kwBurst:
+		l.Burst, l.Initial = max(l.Hits, 1), min(l.Initial, max(l.Hits, 1))
+	case kwDebt:
+		l.Debt = 0
+	case kwInitial:
+		l.Initial = 0
+	case kwFillInterval:
+		l.FillInterval = 0
+	case kwCountRefused:
+		l.CountRefused = false
+	}
+	return !l.Equal(before)
+}

@@ -1,0 +1,321 @@
+package descriptors
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Load reads, checks and compiles sources, in the order given, which is also the order of wildcards where domains are
+// merged. Problems holds every error and warning, in the order of sources and lines; the error is not nil where one
+// of them is an error, and then there is no Set. No sources are a Set without rules.
+func Load(sources []Source, o Options) (*Set, Problems, error) {
+	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
+	g := newGrammar()
+	var all Problems
+	for _, s := range sources {
+		c.set.files = append(c.set.files, s.Name)
+		r := reader{report: report{file: s.Name, strict: o.Strict}, grammar: g}
+		raw := r.source(&s)
+		c.report = &r.report
+		if !r.unread {
+			c.file(&raw)
+		}
+		r.sort()
+		all = append(all, r.problems...)
+	}
+	if all.Failed() {
+		return nil, all, all
+	}
+	return c.set, all, nil
+}
+
+// compiler turns raw structs into the nodes and rules of a set.
+type compiler struct {
+	*report // of the source at hand
+
+	set     *Set
+	options Options
+	domain  *Domain
+	zones   zones
+}
+
+// domainSettings are the keys of a domain that all its files have to agree on, and where they stand.
+type domainSettings struct {
+	charge, override string // the place, for messages; empty where no file has the key
+}
+
+func (c *compiler) file(f *rawFile) {
+	if f.domain.s == "" {
+		if !f.domain.broken {
+			c.fail(f.domain.orTop(), "", "config file cannot have empty domain: want a name under domain")
+		}
+		f.domain.s = ""
+	}
+	c.domain = c.enterDomain(f)
+	c.settings(f)
+	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
+}
+
+// source reads a source, whichever form it has.
+func (r *reader) source(s *Source) rawFile {
+	if s.Tree != nil {
+		return r.tree(s.Tree)
+	}
+	return r.read(s.Data)
+}
+
+// orTop is where the text stands, or the top of the file.
+func (t text) orTop() mark {
+	if t.at.present() {
+		return t.at
+	}
+	return mark{1, 1}
+}
+
+// enterDomain is the domain that a file belongs to. Where that is an error it is one outside the set, so that the rest
+// of the file can be checked.
+func (c *compiler) enterDomain(f *rawFile) *Domain {
+	name := f.domain.s
+	earlier := c.set.byName[name]
+	switch {
+	case earlier != nil && c.options.MergeDomains:
+		return earlier
+	case earlier != nil:
+		c.fail(f.domain.at, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
+	}
+	d := &Domain{Name: name, AllowOverride: true, file: len(c.set.files) - 1}
+	if c.options.CalendarMonths {
+		d.months = c.zones.zone("UTC")
+	}
+	if earlier == nil && name != "" {
+		c.set.domains = append(c.set.domains, d)
+		c.set.byName[name] = d
+	}
+	return d
+}
+
+// settings reads the keys that belong to the domain as a whole. A file without one takes what another file says; two
+// that differ are an error.
+func (c *compiler) settings(f *rawFile) {
+	d := c.domain
+	if f.charge.at.present() && !f.charge.broken {
+		together := f.charge.s == "together"
+		switch {
+		case !together && f.charge.s != "each":
+			c.fail(f.charge.at, d.Name, "unknown charge '%s': want each or together", f.charge.s)
+		case d.settings.charge != "" && d.ChargeTogether != together:
+			c.fail(f.charge.at, d.Name, "charge '%s' is not what the domain has at %s: want the same in all its files", f.charge.s, d.settings.charge)
+		default:
+			d.ChargeTogether, d.settings.charge = together, c.where(f.charge.at)
+		}
+	}
+	if f.override.at.present() {
+		if d.settings.override != "" && d.AllowOverride != f.override.on {
+			c.fail(f.override.at, d.Name, "allow_limit_override is not what the domain has at %s: want the same in all its files", d.settings.override)
+		} else {
+			d.AllowOverride, d.settings.override = f.override.on, c.where(f.override.at)
+		}
+	}
+}
+
+func (c *compiler) where(at mark) string {
+	return at.in(c.report.file)
+}
+
+// scope is where descriptors are compiled into.
+type scope struct {
+	level  *level
+	parent *node // nil at the top
+	path   string
+}
+
+func (c *compiler) descriptors(raw []rawDescriptor, s scope) {
+	for i := range raw {
+		c.descriptor(&raw[i], s)
+	}
+}
+
+func (c *compiler) descriptor(d *rawDescriptor, s scope) {
+	n := &node{
+		key: d.key.s, value: d.value.s, parent: s.parent,
+		keyGlob: newGlob(d.key.s), valueGlob: newGlob(d.value.s),
+		file: int32(len(c.set.files) - 1), at: d.at, flags: d.flags(),
+	}
+	path := s.path + "." + n.label()
+	switch {
+	case d.key.s == "":
+		if !d.key.broken {
+			c.fail(d.key.or(d.at), path, "descriptor has empty key: want the key of an entry")
+		}
+	case !d.value.broken:
+		if earlier := s.level.add(n); earlier != nil {
+			c.fail(d.at, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.in(c.set.files[earlier.file]))
+		}
+	}
+	c.metadata(d.metadata, d.metadataAt, path)
+	c.rule(d, n, path)
+	if d.share.on && !n.isWildcard() && !d.key.broken && !d.value.broken {
+		c.fail(d.share.at, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.label())
+	}
+	if len(d.children) > 0 {
+		n.children = new(level)
+		c.descriptors(d.children, scope{n.children, n, path})
+		n.children.clip()
+	}
+}
+
+// or is where the text stands, or at.
+func (t text) or(at mark) mark {
+	if t.at.present() {
+		return t.at
+	}
+	return at
+}
+
+func (d *rawDescriptor) flags() (f nodeFlags) {
+	if d.detailed.on {
+		f |= detailedMetric
+	}
+	if d.valueToMetric.on {
+		f |= valueToMetric
+	}
+	if d.share.on {
+		f |= shareThreshold
+	}
+	return f
+}
+
+// rule makes the rule of a node, if it has a limit.
+func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
+	switch {
+	case d.limit != nil && d.limitsAt.present():
+		c.fail(d.limitsAt, path, "rate_limit and rate_limits stand on one descriptor: want one of them")
+		return
+	case d.limit == nil && !d.limitsAt.present():
+		c.withoutLimit(d, path)
+		return
+	}
+	r := &Rule{
+		Index: len(c.set.rules), Path: path, File: c.report.file, Line: d.at.number(),
+		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
+	}
+	policy := d.policy
+	if d.limit != nil {
+		c.single(d, r)
+		policy = d.limit.policy
+	} else {
+		c.list(d, r)
+	}
+	c.policy(policy, r, n)
+	r.bind(n)
+	c.set.rules = append(c.set.rules, r)
+}
+
+// withoutLimit reports the keys of a descriptor that only mean something beside a limit.
+func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
+	for _, f := range []struct {
+		k  string
+		at mark
+		on bool
+	}{
+		{kwShadowMode, d.shadow.at, d.shadow.on},
+		{kwQuotaMode, d.quota.at, d.quota.on},
+		{kwDetailedMetric, d.detailed.at, d.detailed.on},
+		{kwMetadata, d.metadataAt, d.metadataAt.present()},
+	} {
+		if f.on {
+			c.warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
+		}
+	}
+	if d.policy != nil {
+		for _, k := range d.policy.written() {
+			c.fail(k.at, path, "%s means nothing on a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
+		}
+	}
+}
+
+// single makes the rule of rate_limit.
+func (c *compiler) single(d *rawDescriptor, r *Rule) {
+	if d.policy != nil {
+		for _, k := range d.policy.written() {
+			c.fail(k.at, r.Path, "%s stands beside rate_limit: it belongs inside", k.k)
+		}
+	}
+	l := d.limit
+	item, ok := c.item(l, r.Path, false)
+	r.Items = []Item{item}
+	r.saysCalendar = l.engine != nil && l.engine.calendar.at.present()
+	switch {
+	case l.unlimited.on:
+		r.Unlimited = true
+	case ok:
+		r.Limits = engine.Limits{item.Limit}
+	}
+	c.replaces(l, []string{l.name.s}, r.Path)
+}
+
+// list makes the rule of rate_limits.
+func (c *compiler) list(d *rawDescriptor, r *Rule) {
+	names := make([]string, len(d.limits))
+	for i := range d.limits {
+		names[i] = d.limits[i].name.s
+	}
+	for i := range d.limits {
+		l := &d.limits[i]
+		path := fmt.Sprintf("%s.rate_limits[%d]", r.Path, i)
+		if l.policy != nil {
+			for _, k := range l.policy.written() {
+				c.fail(k.at, path, "%s stands in an item of rate_limits: it belongs beside rate_limits", k.k)
+			}
+		}
+		item, ok := c.item(l, path, true)
+		if !ok {
+			continue
+		}
+		shares := func(other Item) bool { return item.Limit.SharesState(&other.Limit) }
+		if slices.ContainsFunc(r.Items, shares) {
+			c.fail(l.at, path, "a second limit of %s in a window of %s: want one for each algorithm and window", item.Limit.Algorithm.String(), item.spanText())
+		}
+		c.replaces(l, names, path)
+		r.Items = append(r.Items, item)
+		r.Limits = append(r.Limits, item.Limit)
+	}
+}
+
+func (c *compiler) replaces(l *rawLimit, names []string, path string) {
+	for _, name := range l.replaces {
+		switch {
+		case name.broken:
+		case name.s == "":
+			c.fail(name.at, path, "should not have an empty replaces entry: want the name of another limit")
+		case slices.Contains(names, name.s):
+			c.fail(name.at, path, "replaces should not contain name of same descriptor: '%s' is its own", name.s)
+		}
+	}
+}
+
+// bind ties a rule to its node: it finds out which values of a request get into names and keys.
+func (r *Rule) bind(n *node) {
+	r.node, n.rule = n, r
+	r.holderAt = -1
+	path := n.path()
+	var share, value bool
+	for i, n := range path {
+		share = share || n.flags&shareThreshold != 0
+		value = value || n.flags&valueToMetric != 0
+		if r.Holder != "" && n.key == r.Holder {
+			r.holderAt = i
+		}
+	}
+	r.rewritten = share || r.holderAt >= 0
+	r.dynamic = value || n.flags&detailedMetric != 0
+	if r.rewritten || r.dynamic {
+		r.path = path
+	}
+}
+
+func (l *level) clip() {
+	l.nodes, l.groups = slices.Clip(l.nodes), slices.Clip(l.groups)
+}

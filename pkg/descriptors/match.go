@@ -1,0 +1,109 @@
+package descriptors
+
+import "unicode/utf8"
+
+// Match finds the node for the entries of a descriptor: each entry goes one level down, to the node with its key and
+// value; else, where there is none, to the first wildcard of the file that fits; else to the node with its key and no
+// value. There is no way back up. A rule is found only where the last entry leads to one, so a descriptor with more
+// or fewer entries than the rule has keys finds none. It does not allocate.
+func (d *Domain) Match(entries []Entry) Match {
+	l := &d.root
+	var n *node
+	for i := range entries {
+		if l == nil {
+			return Match{months: d.months}
+		}
+		if n = l.find(&entries[i]); n == nil {
+			return Match{months: d.months}
+		}
+		l = n.children
+	}
+	if n == nil {
+		return Match{months: d.months}
+	}
+	return Match{Rule: n.rule, node: n, months: d.months}
+}
+
+// find is the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is no UTF-8,
+// because files are; values may be any bytes.
+func (l *level) find(e *Entry) *node {
+	g := l.group(e.Key)
+	if g != nil {
+		if n := g.exactly(e.Value); n != nil {
+			return n
+		}
+		if len(l.wild) == 0 {
+			if g.wild != nil {
+				if n := g.wild.first(e.Value); n != nil {
+					return n
+				}
+			}
+			return g.bare
+		}
+	}
+	if len(l.wild) == 0 {
+		return nil
+	}
+	return l.findWild(g, e)
+}
+
+// findWild is find for a level where keys are patterns too, once there is no exact node. g may be nil.
+func (l *level) findWild(g *group, e *Entry) *node {
+	if len(e.Key) == 0 || !utf8.Valid(e.Key) {
+		return nil
+	}
+	var best *node
+	if g != nil && g.wild != nil {
+		best = g.wild.first(e.Value)
+	}
+	for _, n := range l.wild {
+		if best != nil && best.order < n.order {
+			break
+		}
+		if n.matches(e) {
+			best = n
+			break
+		}
+	}
+	if best == nil && g != nil {
+		best = g.bare
+	}
+	return best
+}
+
+// matches tells whether the entry fits a node whose key is a pattern.
+func (n *node) matches(e *Entry) bool {
+	switch {
+	case !n.keyGlob.match(e.Key):
+		return false
+	case n.valueGlob != nil:
+		return n.valueGlob.match(e.Value)
+	case n.value != "":
+		return string(e.Value) == n.value
+	}
+	return true
+}
+
+func (l *level) group(key []byte) *group {
+	if l.byKey != nil {
+		return l.byKey[string(key)]
+	}
+	for _, g := range l.groups {
+		if string(key) == g.key {
+			return g
+		}
+	}
+	return nil
+}
+
+func (g *group) exactly(value []byte) *node {
+	if g.byValue != nil {
+		return g.byValue[string(value)]
+	}
+	for _, n := range g.exact {
+		if string(value) == n.value {
+			return n
+		}
+	}
+	return nil
+}

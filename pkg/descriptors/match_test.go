@@ -1,0 +1,110 @@
+package descriptors_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Many wildcards under one key are found by how they begin, and the first of the file that fits still wins.
+func TestMatchAmongManyWildcards(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	word := func(letters string, most int) string {
+		var b strings.Builder
+		for range random.IntN(most + 1) {
+			b.WriteByte(letters[random.IntN(len(letters))])
+		}
+		return b.String()
+	}
+	for range 8 {
+		var b strings.Builder
+		var nodes []slowNode
+		seen := map[string]bool{}
+		b.WriteString("domain: shop\ndescriptors:\n")
+		for range 300 {
+			n := slowNode{key: "k", value: word("ab", 20) + "*" + word("ab*", 3)}
+			if random.IntN(20) == 0 {
+				n.key = "*"
+			}
+			if seen[n.key+n.value] {
+				continue
+			}
+			seen[n.key+n.value] = true
+			nodes = append(nodes, n)
+			nodes[len(nodes)-1].limit = fmt.Sprintf("%d", len(nodes)-1)
+			fmt.Fprintf(&b, "- {key: '%s', value: '%s', rate_limit: {unit: minute}}\n", n.key, n.value)
+		}
+		d := mustLoad(t, []byte(b.String())).Domain([]byte("shop"))
+		for range 200 {
+			e := entries([]string{"k", "l"}[random.IntN(2)], word("ab", 30))
+			got := ""
+			if r := d.Match(e).Rule; r != nil {
+				got = fmt.Sprintf("%d", r.Index)
+			}
+			if want := slowMatch(nodes, e); got != want {
+				t.Fatalf("%q: rule %q, want %q, of\n%s", e, got, want, b.String())
+			}
+		}
+	}
+}
+
+// Looking a descriptor up among many rules costs at most twice what it costs among 10; asserted at ten times that.
+func TestMatchAmongManyRules(t *testing.T) {
+	for name, shape := range shapes() {
+		t.Run(name, func(t *testing.T) {
+			e := shapeEntries(name)
+			cost := func(rules int) time.Duration {
+				d := shapeOf(t, shape, rules)
+				if d.Match(e).Rule == nil {
+					t.Fatalf("no match among %d rules", rules)
+				}
+				if allocs := testing.AllocsPerRun(100, func() { d.Match(e) }); allocs != 0 {
+					t.Errorf("%v allocations among %d rules, want none", allocs, rules)
+				}
+				const rounds = 10_000
+				best := time.Hour
+				for range 10 {
+					start := time.Now()
+					for range rounds {
+						d.Match(e)
+					}
+					best = min(best, time.Since(start))
+				}
+				return best / rounds
+			}
+			few, lots := cost(10), cost(5_000)
+			t.Logf("%v among 10 rules, %v among 5,000", few, lots)
+			if lots > 20*few {
+				t.Errorf("%v among many rules, %v among few: want at most twice as much", lots, few)
+			}
+		})
+	}
+}
+
+// A reload compares what is there with what is new, and that costs no more than loading does.
+func BenchmarkDiff(b *testing.B) {
+	data := manyRules(many)
+	was, set := mustLoad(b, data), mustLoad(b, data)
+	for b.Loop() {
+		if lines := set.Diff(was); len(lines) > 0 {
+			b.Fatal(lines[0])
+		}
+	}
+}
+
+// What a counter's metric is called does not depend on which of the two ways it is asked for.
+func checkLevels(m descriptors.Match, d *descriptors.Domain, e []descriptors.Entry) error {
+	key, dynamic := m.AppendMetricKey(nil, d, e)
+	levels := strings.Join(append([]string{d.Name}, m.MetricLevels(e)...), ".")
+	if m.Rule != nil && levels != string(key) {
+		return fmt.Errorf("levels %q, want those of %q", levels, key)
+	}
+	if m.Rule != nil && !m.Rule.DynamicMetric() && (dynamic || string(key) != m.Rule.Path) {
+		return fmt.Errorf("metric key %q of a rule that says it has just %q", key, m.Rule.Path)
+	}
+	return nil
+}

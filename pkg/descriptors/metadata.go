@@ -1,0 +1,58 @@
+package descriptors
+
+import (
+	"fmt"
+	"iter"
+	"maps"
+	"math"
+)
+
+// metadata checks what goes into answers as it is.
+func (c *compiler) metadata(m map[string]any, where mark, path string) {
+	if m == nil {
+		return
+	}
+	if size, why := weigh(m, maxMetadataDepth); why != "" {
+		c.fail(where, path, "error parsing metadata: %s", why)
+	} else if size > maxMetadataSize {
+		c.fail(where, path, "error parsing metadata: it has %d bytes: want at most %d", size, maxMetadataSize)
+	}
+}
+
+// weigh is how many bytes of text there are in metadata, a number or other scalar counting as one, or why it cannot be
+// sent.
+func weigh(v any, depth int) (size int, why string) {
+	var inner iter.Seq2[string, any]
+	switch v := v.(type) {
+	case map[string]any:
+		inner = maps.All(v)
+	case []any:
+		inner = func(yield func(string, any) bool) {
+			for _, e := range v {
+				if !yield("", e) {
+					return
+				}
+			}
+		}
+	case string:
+		return len(v), ""
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return 0, fmt.Sprintf("%v: JSON, which /json answers in, has no such number", v)
+		}
+		return 1, ""
+	default:
+		return 1, ""
+	}
+	if depth <= 0 {
+		return 0, fmt.Sprintf("it is nested more than %d deep", maxMetadataDepth)
+	}
+	for k, e := range inner {
+		n, bad := weigh(e, depth-1)
+		if bad != "" {
+			return 0, bad
+		}
+		size += len(k) + n
+	}
+	return size, ""
+}

@@ -1,0 +1,176 @@
+package descriptors
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// AppendName appends the canonical name of the counter of a matched, or unmatched, descriptor to dst: domain and
+// entries, length-prefixed, with the values of shared thresholds replaced by their pattern and a holder's value left
+// out. With raw, as for overrides, values stand as they came, but a holder's is left out all the same.
+//
+// No two names are equal: each text follows its length, and a length of 0 where a value would stand means that there is
+// a holder, so that a counter with holders is not that of the descriptor without the entry.
+func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
+	dst = appendText(dst, d.Name)
+	rewritten := m.Rule != nil && m.Rule.rewritten
+	for i := range entries {
+		e := &entries[i]
+		if !rewritten {
+			dst = appendText(dst, e.Key)
+			dst = appendValue(dst, e.Value)
+			continue
+		}
+		switch n := m.Rule.path[i]; {
+		case i == m.Rule.holderAt:
+			dst = appendText(dst, e.Key)
+			dst = binary.AppendUvarint(dst, 0)
+		case n.flags&shareThreshold != 0 && !raw:
+			dst = appendText(dst, n.key)
+			dst = appendValue(dst, n.value)
+		default:
+			dst = appendText(dst, e.Key)
+			dst = appendValue(dst, e.Value)
+		}
+	}
+	return dst
+}
+
+// AppendReferenceName appends what envoyproxy/ratelimit names the counter, but for its prefix and the start of its window:
+// domain_key_value_key_value_, with the patterns of shared thresholds in place of the values they matched. With raw, as
+// for overrides, values stand as they came. Nothing is escaped there, so names of different descriptors may be equal.
+func (m Match) AppendReferenceName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
+	dst = append(append(dst, d.Name...), '_')
+	rewritten := m.Rule != nil && m.Rule.rewritten && !raw
+	for i := range entries {
+		dst = append(append(dst, entries[i].Key...), '_')
+		if rewritten && m.Rule.path[i].flags&shareThreshold != 0 {
+			dst = append(dst, m.Rule.path[i].value...)
+		} else {
+			dst = append(dst, entries[i].Value...)
+		}
+		dst = append(dst, '_')
+	}
+	return dst
+}
+
+func appendText[T ~string | ~[]byte](dst []byte, s T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
+}
+
+// appendValue leaves the length 0 to holders.
+func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(s))+1), s...)
+}
+
+// Holder is the value of the entry that names the holder of slots; it is false for a rule without holders. The bytes
+// are those of entries.
+func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
+	if m.Rule == nil || m.Rule.holderAt < 0 || m.Rule.holderAt >= len(entries) {
+		return nil, false
+	}
+	return entries[m.Rule.holderAt].Value, true
+}
+
+// Hash is the key of a canonical name: the first half of its SHA-256.
+func Hash(name []byte) [16]byte {
+	sum := sha256.Sum256(name)
+	return [16]byte(sum[:16])
+}
+
+// Identity tells the rule from every other, and is the same in every set that has it. Path does not: it joins with dots,
+// which domains and keys may hold, so it is preceded here by how long the parts are.
+func (r *Rule) Identity() string {
+	path := r.node.path()
+	id := binary.AppendUvarint(nil, uint64(len(path)))
+	for _, n := range path {
+		id = binary.AppendUvarint(id, uint64(len(n.key)))
+		id = binary.AppendUvarint(id, uint64(len(n.value)))
+	}
+	return string(append(id, r.Path...))
+}
+
+// DynamicMetric tells whether the metric key of the rule may hold values of a request. Where not, it is Path.
+func (r *Rule) DynamicMetric() bool { return r.dynamic }
+
+// AppendMetricKey appends the reference's metric key. Values that come from the request, and not from the rules, make
+// dynamic true. Without a rule nothing is appended.
+func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []byte, dynamic bool) {
+	switch {
+	case m.Rule == nil:
+		return dst, false
+	case !m.Rule.dynamic:
+		return append(dst, m.Rule.Path...), false
+	}
+	dst = append(dst, d.Name...)
+	shared := m.node.flags&detailedMetric != 0 && m.shares(entries)
+	for i, n := range m.Rule.path {
+		var fromRequest bool
+		dst, fromRequest = m.appendLevel(dst, n, &entries[i], shared)
+		dynamic = dynamic || fromRequest
+	}
+	return dst, dynamic
+}
+
+// MetricLevels is the metric key without its domain, one text for each level: what AppendMetricKey joins with dots.
+func (m Match) MetricLevels(entries []Entry) []string {
+	if m.Rule == nil {
+		return nil
+	}
+	shared := m.node.flags&detailedMetric != 0 && m.shares(entries)
+	var levels []string
+	for i, n := range m.node.path() {
+		level, _ := m.appendLevel(nil, n, &entries[i], shared)
+		levels = append(levels, string(level[1:]))
+	}
+	return levels
+}
+
+// appendLevel appends a dot and the level of the metric key that e led to. Values that come from the request make
+// fromRequest true.
+func (m Match) appendLevel(dst []byte, n *node, e *Entry, shared bool) (level []byte, fromRequest bool) {
+	wildcard := n.isWildcard() && !n.spells(e)
+	switch {
+	case wildcard && n.flags&shareThreshold != 0:
+		return appendLabel(dst, n.key, n.value, false), false
+	case m.node.flags&detailedMetric != 0:
+		return appendLabel(dst, e.Key, e.Value, !shared), !n.spells(e)
+	case n.flags&valueToMetric != 0 && (wildcard || n.value == ""):
+		return appendLabel(dst, e.Key, e.Value, false), !n.spells(e)
+	}
+	return appendLabel(dst, n.key, n.value, false), false
+}
+
+// shares tells whether an entry was matched by a wildcard with a shared threshold.
+func (m Match) shares(entries []Entry) bool {
+	for i, n := range m.Rule.path {
+		if n.flags&shareThreshold != 0 && n.isWildcard() && !n.spells(&entries[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// spells tells whether the entry is just what the file says, so that a wildcard was not needed.
+func (n *node) spells(e *Entry) bool {
+	return string(e.Key) == n.key && string(e.Value) == n.value
+}
+
+// AppendOverrideMetricKey appends the reference's metric key of a limit that came with the request: the domain and
+// the entries, with their values as they came.
+func (d *Domain) AppendOverrideMetricKey(dst []byte, entries []Entry) []byte {
+	dst = append(dst, d.Name...)
+	for i := range entries {
+		dst = appendLabel(dst, entries[i].Key, entries[i].Value, false)
+	}
+	return dst
+}
+
+// appendLabel appends .key_value, or .key where there is no value, unless the underscore is wanted all the same.
+func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool) []byte {
+	dst = append(append(dst, '.'), key...)
+	if len(value) > 0 || underscore {
+		dst = append(append(dst, '_'), value...)
+	}
+	return dst
+}

@@ -1,0 +1,204 @@
+package descriptors_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// parseName takes a counter's name apart: it is what AppendName does, backwards. A value of nil is a holder's.
+func parseName(name []byte) (domain []byte, out []descriptors.Entry, ok bool) {
+	text := func(less uint64) ([]byte, bool) {
+		n, size := binary.Uvarint(name)
+		if size <= 0 || n-less > uint64(len(name)-size) {
+			if size > 0 && n == 0 && less == 1 {
+				name = name[size:]
+				return nil, true
+			}
+			return nil, false
+		}
+		s := name[size : size+int(n-less)]
+		name = name[size+int(n-less):]
+		return s, true
+	}
+	if domain, ok = text(0); !ok {
+		return nil, nil, false
+	}
+	for len(name) > 0 {
+		key, ok := text(0)
+		if !ok {
+			return nil, nil, false
+		}
+		value, ok := text(1)
+		if !ok {
+			return nil, nil, false
+		}
+		out = append(out, descriptors.Entry{Key: key, Value: value})
+	}
+	return domain, out, true
+}
+
+// readName is a counter's name for people.
+func readName(name []byte) string {
+	domain, e, ok := parseName(name)
+	if !ok {
+		return fmt.Sprintf("malformed %q", name)
+	}
+	words := []string{string(domain)}
+	for _, e := range e {
+		value := fmt.Sprintf("=%s", e.Value)
+		if e.Value == nil {
+			value = " held"
+		}
+		words = append(words, string(e.Key)+value)
+	}
+	return strings.Join(words, " ")
+}
+
+// FuzzCounterKey takes the names of two descriptors apart again: as that gives back what went in, no two descriptors
+// can share a name, however their texts are joined.
+func FuzzCounterKey(f *testing.F) {
+	f.Add("shop", "a", "b_c", "x", "y", uint8(1))
+	f.Add("shop", "a_b", "c", "", "", uint8(2))
+	f.Add("", "", "", "\x00", "\xff", uint8(2))
+	f.Fuzz(func(t *testing.T, domain, k1, v1, k2, v2 string, n uint8) {
+		d := &descriptors.Domain{Name: domain}
+		want := entries(k1, v1, k2, v2)[:n%3]
+		name := descriptors.Match{}.AppendName([]byte("before"), d, want, false)
+		if !bytes.HasPrefix(name, []byte("before")) {
+			t.Fatalf("%q does not begin with what was there", name)
+		}
+		gotDomain, got, ok := parseName(name[len("before"):])
+		if !ok || string(gotDomain) != domain || len(got) != len(want) {
+			t.Fatalf("%q of %q %q reads as %q %q", name, domain, want, gotDomain, got)
+		}
+		for i := range want {
+			if !bytes.Equal(got[i].Key, want[i].Key) || !bytes.Equal(got[i].Value, want[i].Value) || got[i].Value == nil {
+				t.Errorf("entry %d: %q, want %q", i, got[i], want[i])
+			}
+		}
+	})
+}
+
+// The descriptors of G8: what the reference's keys confuse has counters of its own here.
+func TestG8_CountersAreDistinct(t *testing.T) {
+	d := &descriptors.Domain{Name: "shop"}
+	seen := map[[16]byte]string{}
+	all := [][]string{
+		{"a", "b_c"}, {"a_b", "c"}, {"a", "b", "c", ""}, {"a_b_c", ""}, {"a", "b_c_"}, {"a", ""}, {"a", "", "b", "c"},
+	}
+	for _, special := range []string{"_", "|", ":", ".", "/", "\\", ",", ";", "=", "*", "%", "\"", "'", " ", "\x00", "\r", "\n", "\x1b", "\u2028", "\u202e", "{x}", "\xff"} {
+		all = append(all, []string{"a", special}, []string{"a", special + special}, []string{special, "a"})
+	}
+	for _, pairs := range all {
+		key := descriptors.Hash(descriptors.Match{}.AppendName(nil, d, entries(pairs...), false))
+		if other, taken := seen[key]; taken {
+			t.Errorf("%q and %s have one counter", pairs, other)
+		}
+		seen[key] = fmt.Sprintf("%q", pairs)
+	}
+	other := &descriptors.Domain{Name: "shop_a"}
+	if key := descriptors.Hash(descriptors.Match{}.AppendName(nil, other, entries("a", "b_c"), false)); seen[key] != "" {
+		t.Error("two domains share a counter")
+	}
+}
+
+// G11: a counter's key has one size, whatever the value's.
+func TestG11_LongValues(t *testing.T) {
+	set := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: a, rate_limit: {unit: minute, requests_per_unit: 3}}, {key: p, value: 'x*y', rate_limit: {unit: minute, requests_per_unit: 3}}]"))
+	d := set.Domain([]byte("shop"))
+	seen := map[[16]byte]int{}
+	for _, size := range []int{0, 1, 8 << 10, 60 << 10, 1 << 20} {
+		e := entries("a", strings.Repeat("v", size))
+		m := d.Match(e)
+		if m.Rule == nil {
+			t.Errorf("%d bytes: no rule", size)
+		}
+		key := descriptors.Hash(m.AppendName(nil, d, e, false))
+		if other, taken := seen[key]; taken {
+			t.Errorf("values of %d and %d bytes share a counter", size, other)
+		}
+		seen[key] = size
+		if d.Match(entries("p", "x"+strings.Repeat("v", size)+"y")).Rule == nil {
+			t.Errorf("%d bytes: the wildcard does not match", size)
+		}
+	}
+}
+
+func TestNamesDoNotAllocate(t *testing.T) {
+	set := mustLoad(t, []byte(`
+domain: shop
+descriptors:
+- {key: files, value: f/*, share_threshold: true, rate_limit: {unit: minute, requests_per_unit: 3}}
+- key: user
+  detailed_metric: true
+  rate_limit: {unit: minute, requests_per_unit: 3}
+- key: tenant
+  descriptors: [{key: session, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency, holder: session}}]
+`))
+	d := set.Domain([]byte("shop"))
+	buf := make([]byte, 0, 1<<17)
+	for _, e := range [][]descriptors.Entry{
+		entries("files", "f/1"), entries("user", strings.Repeat("u", 60<<10)), entries("tenant", "t", "session", "s"), entries("none", "x"),
+	} {
+		allocs := testing.AllocsPerRun(100, func() {
+			m := set.Domain([]byte("shop")).Match(e)
+			descriptors.Hash(m.AppendName(buf, d, e, false))
+			m.AppendMetricKey(buf, d, e)
+			m.Holder(e)
+			d.AppendOverrideMetricKey(buf, e)
+		})
+		if allocs != 0 {
+			t.Errorf("%.40q: %v allocations, want none", e, allocs)
+		}
+	}
+}
+
+// TestReferenceNames has the examples of envoyproxy/ratelimit's own tests, and the cases in which its names differ from
+// the entries of the request.
+func TestReferenceNames(t *testing.T) {
+	t.Parallel()
+	set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(`
+domain: mongo_cps
+descriptors:
+  - key: database
+    value: users
+    rate_limit: {unit: second, requests_per_unit: 1}
+  - key: path
+    value: files/*
+    share_threshold: true
+    descriptors:
+      - key: user
+        rate_limit: {unit: day, requests_per_unit: 1}
+  - key: any
+    value: x*
+    rate_limit: {unit: day, requests_per_unit: 1}
+`)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := set.Domain([]byte("mongo_cps"))
+	for _, tt := range []struct {
+		entries []descriptors.Entry
+		raw     bool
+		want    string
+	}{
+		{entries: []descriptors.Entry{entry("database", "users")}, want: "mongo_cps_database_users_"},
+		{entries: []descriptors.Entry{entry("path", "files/a"), entry("user", "u")}, want: "mongo_cps_path_files/*_user_u_"},
+		{entries: []descriptors.Entry{entry("path", "files/a"), entry("user", "u")}, raw: true, want: "mongo_cps_path_files/a_user_u_"},
+		{entries: []descriptors.Entry{entry("any", "xy")}, want: "mongo_cps_any_xy_"},
+		{entries: []descriptors.Entry{entry("nobody", "")}, raw: true, want: "mongo_cps_nobody__"},
+	} {
+		if got := string(d.Match(tt.entries).AppendReferenceName(nil, d, tt.entries, tt.raw)); got != tt.want {
+			t.Errorf("%q, raw %v: %q, want %q", tt.entries, tt.raw, got, tt.want)
+		}
+	}
+}
+
+func entry(key, value string) descriptors.Entry {
+	return descriptors.Entry{Key: []byte(key), Value: []byte(value)}
+}

@@ -1,0 +1,70 @@
+package descriptors
+
+import (
+	"errors"
+	"math/bits"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Why an override is ignored.
+var (
+	ErrOverrideUnit   = errors.New("override without a unit: want one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
+	ErrOverrideWindow = errors.New("override with a window of more than 2^48 µs")
+)
+
+// Override is the limit that o makes of the matched rule, or of none: number, unit and multiplier are those of o, and
+// the algorithm stays that of the rule, with burst, debt and initial in proportion, and so does a calendar that has the unit. Of no rule, of an unlimited one and
+// of a list it makes a fixed window. The error says why o is to be ignored: it is one of the above, or what
+// [engine.Limit.Validate] says of a number that the algorithm cannot hold.
+func (m Match) Override(o Override) (Item, error) {
+	item := Item{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, Multiplier: max(o.Multiplier, 1)}
+	if o.Unit.Length() == 0 {
+		return Item{}, ErrOverrideUnit
+	}
+	window := o.Unit.window(item.Multiplier)
+	if window == 0 {
+		return Item{}, ErrOverrideWindow
+	}
+	l := &item.Limit
+	if m.Rule == nil || len(m.Rule.Limits) != 1 || m.Rule.Limits[0].Listed {
+		*l = engine.Limit{CountRefused: true}
+	} else {
+		*l = m.Rule.Limits[0]
+		scaleBucket(l, uint64(o.RequestsPerUnit))
+	}
+	l.Hits, l.Window = uint64(o.RequestsPerUnit), window
+	l.Calendar = m.overriddenCalendar(l, o)
+	if err := l.Validate(); err != nil {
+		return Item{}, err
+	}
+	return item, nil
+}
+
+// scaleBucket changes what a bucket holds as its number changes to hits.
+func scaleBucket(l *engine.Limit, hits uint64) {
+	full := l.Algorithm == engine.TokenBucket && l.Initial == l.Burst // also where the burst is too small for proportions
+	switch {
+	case l.Algorithm != engine.TokenBucket && l.Algorithm != engine.LeakyBucket:
+	case l.Hits == 0: // there is nothing to be in proportion to
+		l.Burst = hits
+		l.Initial = min(l.Initial, hits)
+	default:
+		l.Burst = max(inProportion(l.Burst, hits, l.Hits), 1)
+		l.Initial = min(inProportion(l.Initial, hits, l.Hits), l.Burst)
+		l.Debt = inProportion(l.Debt, hits, l.Hits)
+	}
+	if full {
+		l.Initial = l.Burst
+	}
+}
+
+// inProportion is n·to/from, rounded down and at most engine.MaxHits.
+func inProportion(n, to, from uint64) uint64 {
+	hi, lo := bits.Mul64(n, to)
+	if hi >= from {
+		return engine.MaxHits
+	}
+	q, _ := bits.Div64(hi, lo, from)
+	return min(q, engine.MaxHits)
+}

@@ -1,0 +1,163 @@
+package descriptors
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Bounds of the keys that belong to a descriptor; longestTime is 2^48 µs in whole hours.
+const (
+	minLease    = 2 // fewer hits are no lease
+	maxLease    = 1_000_000
+	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless it lasts longer already
+	longestTime = "78187h"
+)
+
+// policy checks the keys that belong to the descriptor and not to one limit.
+func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
+	if p == nil {
+		return
+	}
+	if r.Unlimited {
+		for _, w := range p.written() {
+			c.fail(w.at, r.Path, "%s means nothing when unlimited", w.k)
+		}
+		return
+	}
+	c.onFailure(p.onFailure, r)
+	c.holder(p.holder, r, n)
+	if p.penaltyAt.present() {
+		c.penalty(p, r)
+	}
+	c.lease(p.lease, r)
+}
+
+func (c *compiler) onFailure(t text, r *Rule) {
+	if !t.at.present() || t.broken {
+		return
+	}
+	f, ok := ParseOnFailure(t.s)
+	if !ok {
+		c.fail(t.at, r.Path, "unknown on_failure '%s': want error, allow, deny or local", shorten(t.s))
+	}
+	r.OnFailure = f
+}
+
+// holder checks that the key stands on the path from the domain to the rule. Where it stands there twice the one
+// nearer to the rule is meant.
+func (c *compiler) holder(t text, r *Rule, n *node) {
+	if !t.at.present() || t.broken {
+		return
+	}
+	held := func(l engine.Limit) bool { return l.Algorithm == engine.Concurrency }
+	if len(r.Limits) > 0 && !slices.ContainsFunc(r.Limits, held) {
+		c.fail(t.at, r.Path, "holder means nothing under %s: it belongs to concurrency", r.Limits[0].Algorithm.String())
+		return
+	}
+	var keys []string
+	for _, above := range n.path() {
+		keys = append(keys, above.key)
+	}
+	if !slices.Contains(keys, t.s) {
+		c.fail(t.at, r.Path, "holder '%s' is no key of this descriptor or of one above it: want one of %q", shorten(t.s), keys)
+		return
+	}
+	r.Holder = t.s
+}
+
+func (c *compiler) penalty(p *rawPolicy, r *Rule) {
+	before := len(c.problems)
+	raw := &p.penalty
+	out := engine.Penalty{
+		For:      c.duration(kwFor, raw.duration, r.Path),
+		Escalate: uint32(raw.escalate.or(defaultEscalate)),
+		Max:      c.duration(kwMax, raw.max, r.Path),
+	}
+	switch {
+	case !raw.on.at.present() || raw.on.broken || raw.on.s == "exceeded":
+	case raw.on.s == "reached":
+		out.On = engine.OnReached
+	default:
+		c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", shorten(raw.on.s))
+	}
+	if !raw.duration.at.present() {
+		c.fail(p.penaltyAt, r.Path, "a penalty without for: want how long it lasts, such as 5m")
+	}
+	if !raw.max.at.present() {
+		out.Max = out.For
+		if out.Escalate > 1 {
+			out.Max = max(out.For, defaultMax)
+		}
+	}
+	if len(c.problems) == before && out.Max < out.For {
+		c.fail(raw.max.at, r.Path, "max %s of a penalty is shorter than its for %s", raw.max.s, raw.duration.s)
+	}
+	if out.Escalate == 0 {
+		c.fail(raw.escalate.at, r.Path, "escalate 0 of a penalty: want 1, which is the same again, or more")
+	}
+	if len(c.problems) == before {
+		if err := out.Validate(); err != nil {
+			c.fail(p.penaltyAt, r.Path, "penalty: %v", err)
+		}
+	}
+	if len(c.problems) == before {
+		r.Penalty = &out
+	}
+}
+
+// lease reads off, auto or a number. Hits are fetched in advance for single windows and token buckets only.
+func (c *compiler) lease(t text, r *Rule) {
+	if !t.at.present() || t.broken {
+		return
+	}
+	n := leaseAuto
+	switch t.s {
+	case "off":
+		n = leaseOff
+	case "auto":
+	default:
+		parsed, err := strconv.ParseUint(t.s, 10, 32)
+		if err != nil || parsed < minLease || parsed > maxLease {
+			c.fail(t.at, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", shorten(t.s), minLease, maxLease)
+			return
+		}
+		n = int(parsed)
+	}
+	if why := r.unleased(); n != leaseOff && why != "" {
+		c.fail(t.at, r.Path, "lease '%s' means nothing %s, where hits are never fetched in advance: want off, or no lease", t.s, why)
+		return
+	}
+	r.Lease = int32(n)
+}
+
+// unleased says where hits of the rule cannot be fetched in advance, or is empty.
+func (r *Rule) unleased() string {
+	switch {
+	case r.Penalty != nil:
+		return "beside a penalty"
+	case len(r.Items) > 1 || len(r.Limits) == 1 && r.Limits[0].Listed:
+		return "beside rate_limits"
+	case len(r.Limits) == 0:
+	case r.Limits[0].Debt > 0:
+		return "beside debt"
+	case r.Limits[0].Algorithm != engine.FixedWindow && r.Limits[0].Algorithm != engine.TokenBucket:
+		return "under " + r.Limits[0].Algorithm.String()
+	}
+	return ""
+}
+
+// duration reads a time in whole microseconds, more than none, as Go spells it; it is 0 where there is none, or an error.
+func (c *compiler) duration(k string, t text, path string) engine.Micros {
+	if !t.at.present() || t.broken {
+		return 0
+	}
+	d, err := time.ParseDuration(t.s)
+	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(maxWindow) {
+		c.fail(t.at, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, shorten(t.s), longestTime)
+		return 0
+	}
+	return engine.Micros(d.Microseconds())
+}

@@ -1,0 +1,110 @@
+package descriptors
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Problem is something wrong, or doubtful, in a source.
+type Problem struct {
+	File         string
+	Line, Column int    // from 1; 0 where the problem belongs to the file as a whole
+	Path         string // in the tree, such as shop.user_u1; may be empty
+	Text         string // what is wrong, and what would be accepted
+	Warning      bool
+}
+
+// String is the problem on one line: file:line:column: path: text.
+func (p Problem) String() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		b.WriteString(":" + strconv.Itoa(p.Line))
+		if p.Column > 0 {
+			b.WriteString(":" + strconv.Itoa(p.Column))
+		}
+	}
+	b.WriteString(": ")
+	if p.Warning {
+		b.WriteString("warning: ")
+	}
+	if p.Path != "" {
+		b.WriteString(p.Path + ": ")
+	}
+	b.WriteString(p.Text)
+	return b.String()
+}
+
+// Problems is a list of problems; it is the error that Load returns.
+type Problems []Problem //nolint:errname // it is a list first, and an error where one of them is
+
+// shownErrors bounds the text of Problems.Error, which goes to a log; a Problems has them all.
+const shownErrors = 100
+
+// Error has one line for each error, the warnings left out. Of very many it shows the first hundred.
+func (p Problems) Error() string {
+	lines := []string{}
+	for i := range p {
+		if !p[i].Warning {
+			lines = append(lines, p[i].String())
+		}
+	}
+	if more := len(lines) - shownErrors; more > 0 {
+		lines = append(lines[:shownErrors], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Failed tells whether one of them is an error.
+func (p Problems) Failed() bool {
+	return slices.ContainsFunc(p, func(q Problem) bool { return !q.Warning })
+}
+
+// mark is where something stands in a source. The zero mark says that it does not stand there, and a negative line that it
+// stands in one that has no lines.
+type mark struct{ line, column int32 }
+
+func (m mark) present() bool { return m.line != 0 }
+
+// number is the line, from 1, or 0 where there are no lines.
+func (m mark) number() int { return int(max(m.line, 0)) }
+
+// in is the place in a source, for messages: file:line:column, or the name of the source alone where it has no lines.
+func (m mark) in(file string) string {
+	if m.line <= 0 {
+		return file
+	}
+	return fmt.Sprintf("%s:%d:%d", file, m.line, m.column)
+}
+
+// report collects the problems of one source.
+type report struct {
+	file     string
+	strict   bool
+	problems Problems
+}
+
+func (r *report) fail(at mark, path, format string, args ...any) {
+	r.add(at, path, fmt.Sprintf(format, args...), false)
+}
+
+func (r *report) warn(at mark, path, format string, args ...any) {
+	r.add(at, path, fmt.Sprintf(format, args...), !r.strict)
+}
+
+func (r *report) add(at mark, path, text string, warning bool) {
+	r.problems = append(r.problems, Problem{
+		File: r.file, Line: at.number(), Column: int(at.column),
+		Path: path, Text: text, Warning: warning,
+	})
+}
+
+// sort brings the problems of a source into the order of its lines; those of one place stay in the order of the checks.
+func (r *report) sort() {
+	slices.SortStableFunc(r.problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}

@@ -1,0 +1,309 @@
+package descriptors
+
+import "gopkg.in/yaml.v3"
+
+// The raw structs hold what a file says, with its place, before anything but its types is checked. A zero mark says that
+// the key is not there. broken says that an error about the value has been reported already.
+
+type text struct {
+	s      string
+	at     mark
+	broken bool
+}
+
+type flag struct {
+	on bool
+	at mark
+}
+
+type number struct {
+	n  uint64
+	at mark
+}
+
+type rawFile struct {
+	domain, charge text
+	override       flag
+	descriptors    []rawDescriptor
+}
+
+type rawDescriptor struct {
+	at         mark
+	key, value text
+	children   []rawDescriptor
+
+	limit    *rawLimit // rate_limit
+	limitsAt mark
+	limits   []rawLimit // rate_limits
+	policy   *rawPolicy // beside rate_limits
+
+	shadow, quota, detailed, valueToMetric, share flag
+	metadata                                      map[string]any
+	metadataAt                                    mark
+}
+
+// rawLimit is rate_limit, or an item of rate_limits.
+type rawLimit struct {
+	at        mark
+	unit      text
+	requests  number
+	unlimited flag
+	name      text
+	replaces  []text
+	engine    *rawEngine
+	policy    *rawPolicy // inside rate_limit
+}
+
+// rawEngine holds our own keys of a limit.
+type rawEngine struct {
+	algorithm, align, timezone, fillInterval    text
+	multiplier, burst, precision, debt, initial number
+	calendar, countRefused                      flag
+}
+
+// rawPolicy holds our own keys of a descriptor.
+type rawPolicy struct {
+	onFailure, holder, lease text
+	penaltyAt                mark
+	penalty                  rawPenalty
+}
+
+type rawPenalty struct {
+	duration, on, max text
+	escalate          number
+}
+
+// file reads the root of a source.
+func (r *reader) file(n *yaml.Node) (f rawFile) {
+	r.trail = []step{{key: peek(n, kwDomain)}}
+	r.mapping(n, inRoot, func(k string, v *yaml.Node) {
+		switch k {
+		case kwDomain:
+			f.domain = r.text(k, v)
+		case kwCharge:
+			f.charge = r.text(k, v)
+		case kwAllowLimitOverride:
+			f.override = r.flag(k, v)
+		case kwDescriptors:
+			f.descriptors = r.descriptors(v)
+		}
+	})
+	return f
+}
+
+// descriptors reads a list of descriptors.
+func (r *reader) descriptors(n *yaml.Node) []rawDescriptor {
+	items, leave, ok := r.list(kwDescriptors, n)
+	if !ok {
+		return nil
+	}
+	defer leave()
+	if len(items) > 0 && r.tooDeep(at(n)) {
+		return nil
+	}
+	out := make([]rawDescriptor, 0, len(items))
+	for _, item := range items {
+		if !r.isElement(item) {
+			continue
+		}
+		m := target(item)
+		r.trail = append(r.trail, step{peek(m, kwKey), peek(m, kwValue)})
+		out = append(out, rawDescriptor{at: at(item)})
+		r.descriptor(item, &out[len(out)-1])
+		r.trail = r.trail[:len(r.trail)-1]
+	}
+	return out
+}
+
+// tooDeep tells, and reports, that descriptors in what is being read are nested too deep.
+func (r *reader) tooDeep(where mark) bool {
+	if len(r.trail) <= MaxDepth {
+		return false
+	}
+	r.fail(where, r.path(), "descriptors are nested more than %d deep", MaxDepth)
+	return true
+}
+
+func (r *reader) descriptor(n *yaml.Node, d *rawDescriptor) {
+	r.mapping(n, inDescriptor, func(k string, v *yaml.Node) {
+		switch k {
+		case kwKey:
+			d.key = r.text(k, v)
+		case kwValue:
+			d.value = r.text(k, v)
+		case kwDescriptors:
+			d.children = r.descriptors(v)
+		case kwRateLimit:
+			r.rateLimit(v, d)
+		case kwRateLimits:
+			r.rateLimits(v, d)
+		case kwShadowMode:
+			d.shadow = r.flag(k, v)
+		case kwQuotaMode:
+			d.quota = r.flag(k, v)
+		case kwDetailedMetric:
+			d.detailed = r.flag(k, v)
+		case kwValueToMetric:
+			d.valueToMetric = r.flag(k, v)
+		case kwShareThreshold:
+			d.share = r.flag(k, v)
+		case kwMetadata:
+			d.metadata, d.metadataAt = r.metadata(v), at(v)
+		default:
+			d.policy = r.policy(d.policy, k, v)
+		}
+	})
+}
+
+// rateLimit reads rate_limit. Where it stands twice, or comes out of a merge, the later keys go on top of the earlier
+// ones, as in the reference.
+func (r *reader) rateLimit(n *yaml.Node, d *rawDescriptor) {
+	if r.isNull(n) {
+		d.limit = nil
+		return
+	}
+	if !r.isMapping(kwRateLimit, n) {
+		return
+	}
+	if d.limit == nil {
+		d.limit = new(rawLimit)
+	}
+	d.limit.at = at(n)
+	r.limit(n, inLimit, d.limit)
+}
+
+func (r *reader) rateLimits(n *yaml.Node, d *rawDescriptor) {
+	d.limits, d.limitsAt = nil, mark{}
+	if r.isNull(n) {
+		return
+	}
+	d.limitsAt = at(n)
+	items, leave, ok := r.list(kwRateLimits, n)
+	if !ok {
+		return
+	}
+	defer leave()
+	if !r.countOK(len(items), at(n)) {
+		return
+	}
+	for _, item := range items {
+		if r.isElement(item) {
+			d.limits = append(d.limits, rawLimit{at: at(item)})
+			r.limit(item, inItem, &d.limits[len(d.limits)-1])
+		}
+	}
+}
+
+// countOK checks the number of items of rate_limits.
+func (r *reader) countOK(n int, where mark) bool {
+	if n > 0 && n <= maxItems {
+		return true
+	}
+	r.fail(where, r.path(), "rate_limits has %d items: want 1 to %d", n, maxItems)
+	return false
+}
+
+func (r *reader) limit(n *yaml.Node, where place, l *rawLimit) {
+	r.mapping(n, where, func(k string, v *yaml.Node) {
+		switch k {
+		case kwUnit:
+			l.unit = r.text(k, v)
+		case kwRequestsPerUnit:
+			l.requests = r.number(k, v)
+		case kwUnlimited:
+			l.unlimited = r.flag(k, v)
+		case kwName:
+			l.name = r.text(k, v)
+		case kwReplaces:
+			l.replaces = r.replaces(v)
+		case kwOnFailure, kwPenalty, kwHolder, kwLease:
+			l.policy = r.policy(l.policy, k, v)
+		default:
+			if l.engine == nil {
+				l.engine = new(rawEngine)
+			}
+			r.engineKey(l.engine, k, v)
+		}
+	})
+}
+
+func (r *reader) engineKey(e *rawEngine, k string, v *yaml.Node) {
+	switch k {
+	case kwAlgorithm:
+		e.algorithm = r.text(k, v)
+	case kwAlign:
+		e.align = r.text(k, v)
+	case kwCalendar:
+		e.calendar = r.flag(k, v)
+	case kwTimezone:
+		e.timezone = r.text(k, v)
+	case kwFillInterval:
+		e.fillInterval = r.text(k, v)
+	case kwUnitMultiplier:
+		e.multiplier = r.number(k, v)
+	case kwBurst:
+		e.burst = r.number(k, v)
+	case kwPrecision:
+		e.precision = r.number(k, v)
+	case kwDebt:
+		e.debt = r.number(k, v)
+	case kwInitial:
+		e.initial = r.number(k, v)
+	case kwCountRefused:
+		e.countRefused = r.flag(k, v)
+	}
+}
+
+func (r *reader) replaces(n *yaml.Node) []text {
+	items, leave, ok := r.list(kwReplaces, n)
+	if !ok {
+		return nil
+	}
+	defer leave()
+	out := make([]text, 0, len(items))
+	for _, item := range items {
+		if !r.isElement(item) {
+			continue
+		}
+		name := text{at: at(item)}
+		r.mapping(item, inReplaces, func(k string, v *yaml.Node) { name = r.text(k, v) })
+		out = append(out, name)
+	}
+	return out
+}
+
+func (r *reader) policy(p *rawPolicy, k string, v *yaml.Node) *rawPolicy {
+	if p == nil {
+		p = new(rawPolicy)
+	}
+	switch k {
+	case kwOnFailure:
+		p.onFailure = r.text(k, v)
+	case kwHolder:
+		p.holder = r.text(k, v)
+	case kwLease:
+		p.lease = r.text(k, v)
+	case kwPenalty:
+		p.penaltyAt, p.penalty = mark{}, rawPenalty{}
+		if !r.isNull(v) && r.isMapping(k, v) {
+			p.penaltyAt = at(v)
+			r.penalty(v, &p.penalty)
+		}
+	}
+	return p
+}
+
+func (r *reader) penalty(n *yaml.Node, p *rawPenalty) {
+	r.mapping(n, inPenalty, func(k string, v *yaml.Node) {
+		switch k {
+		case kwFor:
+			p.duration = r.text(k, v)
+		case kwOn:
+			p.on = r.text(k, v)
+		case kwEscalate:
+			p.escalate = r.number(k, v)
+		case kwMax:
+			p.max = r.text(k, v)
+		}
+	})
+}

@@ -1,0 +1,113 @@
+package descriptors
+
+import (
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// kind is what a scalar is by the rules of YAML 1.1, which the reference's parser follows: yes, no, on and off are
+// booleans there, 010 is octal, and underscores in numbers are skipped. yaml.v3 follows YAML 1.2, so its own tags are
+// not looked at.
+type kind uint8
+
+const (
+	kindString kind = iota
+	kindNull
+	kindBool
+	kindInt
+	kindFloat // or an integer that is too large for 64 bits with a sign
+)
+
+// String is the tag of the kind.
+func (k kind) String() string {
+	switch k {
+	case kindNull:
+		return "!!null"
+	case kindBool:
+		return "!!bool"
+	case kindInt:
+		return "!!int"
+	case kindFloat:
+		return "!!float"
+	case kindString:
+	}
+	return "!!str"
+}
+
+// scalar is a resolved scalar. Its text stays as written.
+type scalar struct {
+	kind  kind
+	truth bool
+	int   int64
+	float float64
+}
+
+var yamlFloat = regexp.MustCompile(`^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`)
+
+// resolve tells what a scalar node is. Explicit tags other than those of YAML's core are refused elsewhere.
+func resolve(n *yaml.Node) scalar {
+	if n.Style&yaml.TaggedStyle != 0 && n.Tag == "!!str" {
+		return scalar{}
+	}
+	if n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) != 0 && n.Style&yaml.TaggedStyle == 0 {
+		return scalar{}
+	}
+	s := resolvePlain(n.Value)
+	if n.Style&yaml.TaggedStyle != 0 && n.Tag == "!!float" && s.kind == kindInt {
+		s.kind, s.float = kindFloat, float64(s.int)
+	}
+	return s
+}
+
+func resolvePlain(text string) scalar {
+	if text == "" {
+		return scalar{kind: kindNull}
+	}
+	switch c := text[0]; {
+	case c >= '0' && c <= '9', c == '+', c == '-', c == '.':
+		return resolveNumber(text)
+	case strings.IndexByte("~nNyYtTfFoO", c) < 0:
+		return scalar{}
+	}
+	switch text {
+	case "~", "null", "Null", "NULL":
+		return scalar{kind: kindNull}
+	case "y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON":
+		return scalar{kind: kindBool, truth: true}
+	case "n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF":
+		return scalar{kind: kindBool}
+	}
+	return scalar{}
+}
+
+func resolveNumber(text string) scalar {
+	switch text {
+	case ".nan", ".NaN", ".NAN":
+		return scalar{kind: kindFloat, float: math.NaN()}
+	case ".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF":
+		return scalar{kind: kindFloat, float: math.Inf(1)}
+	case "-.inf", "-.Inf", "-.INF":
+		return scalar{kind: kindFloat, float: math.Inf(-1)}
+	}
+	plain := text
+	if text[0] != '.' {
+		plain = strings.ReplaceAll(text, "_", "")
+		if i, err := strconv.ParseInt(plain, 0, 64); err == nil {
+			return scalar{kind: kindInt, int: i}
+		}
+		if u, err := strconv.ParseUint(plain, 0, 64); err == nil {
+			return scalar{kind: kindFloat, float: float64(u)}
+		}
+	}
+	if yamlFloat.MatchString(plain) {
+		// An overflow is a string, as for the reference.
+		if f, err := strconv.ParseFloat(plain, 64); err == nil {
+			return scalar{kind: kindFloat, float: f}
+		}
+	}
+	return scalar{}
+}

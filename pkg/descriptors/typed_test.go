@@ -1,0 +1,108 @@
+package descriptors_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// typed loads a tree.
+func typed(t *descriptors.Tree) (*descriptors.Set, descriptors.Problems, error) {
+	return descriptors.Load([]descriptors.Source{{Name: "res", Tree: t}}, descriptors.Options{})
+}
+
+func TestTreeIsCheckedAsAFile(t *testing.T) {
+	t.Parallel()
+	day := &descriptors.TreeLimit{Unit: "DAY", RequestsPerUnit: 1}
+	set, problems, err := typed(&descriptors.Tree{Charge: "never", Descriptors: []descriptors.TreeNode{
+		{Key: "a", RateLimit: day},
+		{Key: "a", RateLimit: day},
+		{Value: "v"},
+		{Key: "b", RateLimit: &descriptors.TreeLimit{}},
+		{Key: "c", RateLimit: day, RateLimits: []descriptors.TreeLimit{*day}},
+		{Key: "d", RateLimits: make([]descriptors.TreeLimit, 17)},
+		{Key: "e", Policy: descriptors.TreePolicy{Lease: "off"}},
+		{Key: "f", ShareThreshold: true, ShadowMode: true},
+		{Key: "g", RateLimit: &descriptors.TreeLimit{
+			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Burst: new(uint32(3)), CountRefused: new(true),
+			Policy: descriptors.TreePolicy{OnFailure: "maybe", Penalty: &descriptors.TreePenalty{Max: "1h"}},
+		}},
+	}})
+	if err == nil || set != nil {
+		t.Fatal("loaded")
+	}
+	want := `res: config file cannot have empty domain: want a name under domain
+res: unknown charge 'never': want each or together
+res: ?.a: duplicate descriptor composite key '?.a': res has it already
+res: ?.?: descriptor has empty key: want the key of an entry
+res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month or year
+res: ?.c: rate_limit and rate_limits stand on one descriptor: want one of them
+res: ?.e: lease means nothing on a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
+res: warning: ?.f: shadow_mode has no effect on a descriptor without a limit
+res: ?.f: share_threshold can only be used with wildcard values (containing '*'), but found key 'f'
+res: ?.g: burst means nothing under fixed_window: it belongs to token_bucket, leaky_bucket
+res: ?.g: should not have an empty replaces entry: want the name of another limit
+res: ?.g: replaces should not contain name of same descriptor: 'g' is its own
+res: ?.g: unknown on_failure 'maybe': want error, allow, deny or local
+res: ?.g: a penalty without for: want how long it lasts, such as 5m`
+	var got []string
+	for _, p := range problems {
+		if strings.Contains(p.Text, "rate_limits has 17 items: want 1 to 16") {
+			continue // it is found while the tree is read, before the rest
+		}
+		got = append(got, p.String())
+	}
+	if len(got) != len(problems)-1 {
+		t.Errorf("17 items are not told of")
+	}
+	if d := cmp.Diff(strings.Split(want, "\n"), got); d != "" {
+		t.Errorf("problems (-want +got):\n%s", d)
+	}
+}
+
+func TestTreeHasNoLines(t *testing.T) {
+	t.Parallel()
+	set, _, err := typed(&descriptors.Tree{Domain: "shop", Descriptors: []descriptors.TreeNode{
+		{Key: "user", RateLimit: &descriptors.TreeLimit{Unit: "minute", RequestsPerUnit: 3}},
+		{Key: "free", Value: "*", RateLimit: &descriptors.TreeLimit{Unlimited: true}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range set.Rules() {
+		if r.Line != 0 || r.File != "res" || r.Place() != "res" {
+			t.Errorf("rule %s stands at %s (%s:%d)", r.Path, r.Place(), r.File, r.Line)
+		}
+	}
+	for key, want := range map[string]string{
+		"user": "the key with any value: user\nlimited by shop.user (res): 3 per minute",
+		"free": "no exact match; the first wildcard of the file that fits is free_*\nshop.free_* (res) is unlimited: never refused",
+	} {
+		var text []string
+		for _, s := range set.Domain([]byte("shop")).Explain([]descriptors.Entry{{Key: []byte(key), Value: []byte("a")}}) {
+			text = append(text, s.Text)
+		}
+		if d := cmp.Diff(want, strings.Join(text, "\n")); d != "" {
+			t.Errorf("%s (-want +got):\n%s", key, d)
+		}
+	}
+}
+
+func TestMetadataIsBounded(t *testing.T) {
+	t.Parallel()
+	for last, fits := range map[int]bool{575: true, 576: false} {
+		var b strings.Builder
+		b.WriteString("domain: shop\ndescriptors:\n  - key: k\n    rate_limit: {unit: day}\n    metadata:\n      l:\n")
+		for range 1048 {
+			b.WriteString("      - " + strings.Repeat("x", 1000) + "\n")
+		}
+		b.WriteString("      - " + strings.Repeat("x", last) + "\n")
+		_, _, err := load([]byte(b.String()))
+		if (err == nil) != fits || err != nil && err.Error() != "a.yaml:6:7: shop.k: error parsing metadata: it has 1048577 bytes: want at most 1048576" {
+			t.Errorf("%d bytes in the last of many texts: %v", last, err)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package descriptors
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Unit is the unit of a window, numbered as in Envoy's API.
+type Unit uint8
+
+// The units; a month is 30 days and a year 365, but where a calendar is followed.
+const (
+	UnitUnknown Unit = iota
+	Second
+	Minute
+	Hour
+	Day
+	Month
+	Year
+	Week
+)
+
+const (
+	unitNames = "second, minute, hour, day, week, month or year"
+	maxWindow = engine.Micros(1) << 48
+	second    = engine.Micros(1_000_000)
+)
+
+// String is the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
+func (u Unit) String() string {
+	switch u {
+	case Second:
+		return "SECOND"
+	case Minute:
+		return "MINUTE"
+	case Hour:
+		return "HOUR"
+	case Day:
+		return "DAY"
+	case Month:
+		return "MONTH"
+	case Year:
+		return "YEAR"
+	case Week:
+		return "WEEK"
+	case UnitUnknown:
+	}
+	return "UNKNOWN"
+}
+
+// Length is how long a window of one unit is; 0 for what is no unit.
+func (u Unit) Length() engine.Micros {
+	switch u {
+	case Second:
+		return second
+	case Minute:
+		return 60 * second
+	case Hour:
+		return 3600 * second
+	case Day:
+		return 86400 * second
+	case Week:
+		return 7 * 86400 * second
+	case Month:
+		return 30 * 86400 * second
+	case Year:
+		return 365 * 86400 * second
+	case UnitUnknown:
+	}
+	return 0
+}
+
+// window is multiplier units long, or 0 where u is no unit or the window is longer than an engine takes.
+func (u Unit) window(multiplier uint32) engine.Micros {
+	length := u.Length()
+	if length == 0 || engine.Micros(multiplier) > maxWindow/length {
+		return 0
+	}
+	return length * engine.Micros(multiplier)
+}
+
+// ParseUnit is the unit of a name in any case, or UnitUnknown.
+func ParseUnit(name string) Unit {
+	for u := Second; u <= Week; u++ {
+		if strings.EqualFold(name, u.String()) {
+			return u
+		}
+	}
+	return UnitUnknown
+}
+
+// OnFailure says how a rule decides while its store fails.
+type OnFailure uint8
+
+// What to answer while the store fails.
+const (
+	FailDefault OnFailure = iota // as DEFAULT_ON_FAILURE says
+	FailError                    // an error; Envoy's failure_mode_deny decides
+	FailAllow
+	FailDeny
+	FailLocal // count in this process
+)
+
+// String is the policy as rules spell it, or default.
+func (f OnFailure) String() string {
+	switch f {
+	case FailError:
+		return "error"
+	case FailAllow:
+		return "allow"
+	case FailDeny:
+		return "deny"
+	case FailLocal:
+		return "local"
+	case FailDefault:
+	}
+	return "default"
+}
+
+// ParseOnFailure is the policy that rules, and DEFAULT_ON_FAILURE, call error, allow, deny or local.
+func ParseOnFailure(name string) (f OnFailure, ok bool) {
+	for f := FailError; f <= FailLocal; f++ {
+		if name == f.String() {
+			return f, true
+		}
+	}
+	return FailDefault, false
+}
+
+// Leases that are no number of hits.
+const (
+	leaseAuto = 0
+	leaseOff  = -1
+)
+
+func leaseText(n int32) string {
+	switch n {
+	case leaseAuto:
+		return "auto"
+	case leaseOff:
+		return "off"
+	}
+	return strconv.Itoa(int(n))
+}
+
+const algorithmNames = "fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket or concurrency"
+
+func parseAlgorithm(name string) (a engine.Algorithm, ok bool) {
+	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+		if name == a.String() {
+			return a, true
+		}
+	}
+	return engine.FixedWindow, false
+}

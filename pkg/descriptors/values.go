@@ -1,0 +1,166 @@
+package descriptors
+
+import (
+	"math"
+
+	"gopkg.in/yaml.v3"
+)
+
+// tagged resolves a scalar. It is false where an explicit tag is refused or lies, which is then reported.
+func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
+	t := target(n)
+	s := resolve(t)
+	if !r.plainTag(t) {
+		return s, false
+	}
+	if tag := t.Tag; t.Style&yaml.TaggedStyle != 0 && tag != "!!str" && tag != s.kind.String() {
+		r.fail(at(n), r.path(), "error loading config file: yaml: cannot decode %s `%s` as a %s", s.kind, shorten(t.Value), tag)
+		return s, false
+	}
+	return s, true
+}
+
+// scalar resolves a scalar outside metadata, where more is refused.
+func (r *reader) scalar(n *yaml.Node) (scalar, bool) {
+	s, ok := r.tagged(n)
+	if ok && s.kind == kindFloat {
+		r.fail(at(n), r.path(), "error checking config: the number %s has a fraction or is too large: put it in quotes to have it as text", shorten(target(n).Value))
+		return s, false
+	}
+	return s, ok
+}
+
+// text reads a scalar as it is written; null is empty.
+func (r *reader) text(k string, n *yaml.Node) text {
+	t := target(n)
+	out := text{at: at(n), broken: true}
+	if t.Kind != yaml.ScalarNode {
+		r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want text", describe(n), k)
+		return out
+	}
+	s, ok := r.scalar(n)
+	if !ok {
+		return out
+	}
+	if s.kind != kindNull {
+		out.s = t.Value
+	}
+	out.broken = false
+	return out
+}
+
+// flag reads true or false; null is false.
+func (r *reader) flag(k string, n *yaml.Node) flag {
+	out := flag{at: at(n)}
+	if target(n).Kind == yaml.ScalarNode {
+		s, ok := r.scalar(n)
+		if !ok || s.kind == kindNull {
+			return flag{}
+		}
+		if s.kind == kindBool {
+			out.on = s.truth
+			return out
+		}
+	}
+	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want true or false", describe(n), k)
+	return flag{}
+}
+
+// number reads an integer of 32 bits without a sign; null is none.
+func (r *reader) number(k string, n *yaml.Node) number {
+	if target(n).Kind == yaml.ScalarNode {
+		s, ok := r.scalar(n)
+		if !ok || s.kind == kindNull {
+			return number{}
+		}
+		if s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32 {
+			return number{n: uint64(s.int), at: at(n)}
+		}
+	}
+	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want an integer from 0 to %d, without quotes", describe(n), k, uint32(math.MaxUint32))
+	return number{}
+}
+
+// metadata reads a map of anything, as structpb.NewStruct takes it: numbers become float64.
+func (r *reader) metadata(n *yaml.Node) map[string]any {
+	if r.isNull(n) || !r.isMapping(kwMetadata, n) {
+		return nil
+	}
+	out := map[string]any{}
+	r.metadataMap(n, out, maxMetadataDepth)
+	return out
+}
+
+func (r *reader) metadataMap(n *yaml.Node, out map[string]any, depth int) {
+	m, ok := r.enter(n)
+	if !ok {
+		return
+	}
+	defer r.leave(n)
+	written := make(map[string]bool, len(m.Content)/2)
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		key, v := target(m.Content[i]), m.Content[i+1]
+		if key.Tag == "!!merge" {
+			r.merged(v, func(part *yaml.Node) { r.metadataMap(part, out, depth) })
+			continue
+		}
+		if key.Kind != yaml.ScalarNode || !r.plainTag(key) {
+			r.fail(at(key), r.path(), "error parsing metadata: a key is %s: want text", brief(key))
+			continue
+		}
+		if written[key.Value] {
+			r.warn(at(key), r.path(), "key '%s' is repeated: the last one wins", shorten(key.Value))
+		}
+		written[key.Value] = true
+		out[key.Value] = r.metadataValue(v, depth-1)
+	}
+}
+
+func (r *reader) metadataValue(n *yaml.Node, depth int) any { //nolint:ireturn // metadata is anything
+	t := target(n)
+	if t.Kind == yaml.ScalarNode {
+		return r.metadataScalar(n)
+	}
+	if depth <= 0 {
+		r.fail(at(n), r.path(), "error parsing metadata: it is nested more than %d deep", maxMetadataDepth)
+		return nil
+	}
+	if t.Kind == yaml.MappingNode {
+		out := map[string]any{}
+		r.metadataMap(n, out, depth)
+		return out
+	}
+	m, ok := r.enter(n)
+	if !ok {
+		return nil
+	}
+	defer r.leave(n)
+	out := make([]any, len(m.Content))
+	for i, item := range m.Content {
+		out[i] = r.metadataValue(item, depth-1)
+	}
+	return out
+}
+
+func (r *reader) metadataScalar(n *yaml.Node) any { //nolint:ireturn // metadata is anything
+	s, ok := r.tagged(n)
+	if !ok {
+		return nil
+	}
+	switch s.kind {
+	case kindNull:
+		return nil
+	case kindBool:
+		return s.truth
+	case kindInt:
+		return float64(s.int)
+	case kindFloat:
+		if math.IsNaN(s.float) || math.IsInf(s.float, 0) {
+			r.fail(at(n), r.path(), "error parsing metadata: %s: JSON, which /json answers in, has no such number; quote it to have it as text", brief(n))
+			return nil
+		}
+		return s.float
+	case kindString:
+	}
+	return target(n).Value
+}

@@ -1,0 +1,136 @@
+package descriptors_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// TestDiff compares the files under old/ with the others.
+func TestDiff(t *testing.T) { golden(t, "diff", answerDiff) }
+
+func answerDiff(a *txtar.Archive) (string, error) {
+	var before, after []txtar.File
+	for _, f := range a.Files {
+		if name, found := strings.CutPrefix(f.Name, "old/"); found {
+			before = append(before, txtar.File{Name: name, Data: f.Data})
+		} else {
+			after = append(after, f)
+		}
+	}
+	set, _, err := descriptors.Load(sources(after), options(a.Comment))
+	if err != nil {
+		return "", err
+	}
+	var was *descriptors.Set
+	if len(before) > 0 {
+		if was, _, err = descriptors.Load(sources(before), options(a.Comment)); err != nil {
+			return "", err
+		}
+	}
+	if same := set.Diff(set); len(same) > 0 {
+		return "", fmt.Errorf("a set differs from itself: %q", same)
+	}
+	return strings.Join(append(set.Diff(was), ""), "\n"), nil
+}
+
+// TestExplain tells each call of the file calls step by step.
+func TestExplain(t *testing.T) {
+	golden(t, "explain", func(a *txtar.Archive) (string, error) {
+		return answerCalls(a, func(set *descriptors.Set, domain string, e []descriptors.Entry) string {
+			var b strings.Builder
+			for _, step := range set.Domain([]byte(domain)).Explain(e) {
+				fmt.Fprintf(&b, "\t%s: %s\n", step.Entry, step.Text)
+			}
+			return b.String()
+		})
+	})
+}
+
+func TestConfigLines(t *testing.T) {
+	set := mustLoad(t, []byte(`
+domain: shop
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 2}}
+  - key: a
+    value: b
+    shadow_mode: true
+    rate_limit: {unit: day, requests_per_unit: 3}
+    descriptors: [{key: c, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 7}}]
+  - {key: u, rate_limit: {unlimited: true}}
+  - {key: f, rate_limit: {unit: minute, requests_per_unit: 7, unit_multiplier: 5, align: first, on_failure: deny}}
+  - {key: t, rate_limit: {unit: minute, requests_per_unit: 7, algorithm: token_bucket, burst: 16, penalty: {for: 5m}}}
+  - {key: l, rate_limits: [{unit: second, requests_per_unit: 1}, {unit: day, requests_per_unit: 9}]}
+`))
+	var got []byte
+	for r := range set.Rules() {
+		got = r.AppendConfig(got)
+	}
+	want := `shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false
+shop.a_b: unit=DAY requests_per_unit=3, shadow_mode: true, quota_mode: false
+shop.a_b.c: unit=MINUTE requests_per_unit=7, shadow_mode: false, quota_mode: true
+shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
+shop.f: unit=MINUTE requests_per_unit=7, shadow_mode: false, quota_mode: false, unit_multiplier: 5, align: first, on_failure: deny
+shop.t: unit=MINUTE requests_per_unit=7, shadow_mode: false, quota_mode: false, algorithm: token_bucket, burst: 16, penalty: 5m once exceeded
+shop.l: unit=SECOND requests_per_unit=1, shadow_mode: false, quota_mode: false
+shop.l: unit=DAY requests_per_unit=9, shadow_mode: false, quota_mode: false
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for u, want := range map[descriptors.Unit]struct {
+		name    string
+		seconds int64
+	}{
+		descriptors.UnitUnknown: {"UNKNOWN", 0}, descriptors.Second: {"SECOND", 1}, descriptors.Minute: {"MINUTE", 60},
+		descriptors.Hour: {"HOUR", 3600}, descriptors.Day: {"DAY", 86400}, descriptors.Week: {"WEEK", 604800},
+		descriptors.Month: {"MONTH", 2592000}, descriptors.Year: {"YEAR", 31536000}, 8: {"UNKNOWN", 0},
+	} {
+		if u.String() != want.name || int64(u.Length()) != want.seconds*1_000_000 {
+			t.Errorf("%d is %v of %d µs, want %v", u, u, u.Length(), want)
+		}
+		if got := descriptors.ParseUnit(strings.ToLower(want.name)); got != u && u != 8 {
+			t.Errorf("%q reads as %v", want.name, got)
+		}
+	}
+}
+
+func TestProblems(t *testing.T) {
+	p := descriptors.Problems{
+		{File: "a.yaml", Line: 3, Column: 5, Path: "shop.a", Text: "wrong"},
+		{File: "a.yaml", Line: 4, Text: "doubtful", Warning: true},
+		{File: "b.yaml", Text: "too large"},
+	}
+	if got, want := p.Error(), "a.yaml:3:5: shop.a: wrong\nb.yaml: too large"; got != want {
+		t.Errorf("error %q, want %q", got, want)
+	}
+	if got, want := p[1].String(), "a.yaml:4: warning: doubtful"; got != want {
+		t.Errorf("warning %q, want %q", got, want)
+	}
+	if !p.Failed() || p[1:2].Failed() {
+		t.Error("only an error is a failure")
+	}
+	lots := make(descriptors.Problems, 250)
+	if got := lots.Error(); strings.Count(got, "\n") != 100 || !strings.HasSuffix(got, "and 150 more") {
+		t.Errorf("250 problems in %d lines", strings.Count(got, "\n"))
+	}
+}
+
+// No sources are no rules, and not an error, as in the reference.
+func TestLoadNothing(t *testing.T) {
+	set, problems, err := descriptors.Load(nil, descriptors.Options{})
+	if err != nil || len(problems) > 0 || set == nil {
+		t.Fatalf("set %v, %v, %v", set, problems, err)
+	}
+	if set.Domain([]byte("shop")) != nil || len(set.Files()) != 0 {
+		t.Error("there are rules without files")
+	}
+}
