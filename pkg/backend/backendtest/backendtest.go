@@ -1,0 +1,197 @@
+// Package backendtest is the one suite that every backend passes, and so the contract of [backend.Backend] by example.
+//
+// It plays hand-made traces and random sequences of operations against a backend and, at the same times, against
+// pkg/engine on states in a map, and compares every decision, those that a near cache remembered by what is promised of
+// them; the traces and some of the sequences also with the twins of
+// enginetest. The clock is the suite's: it is set before each call, goes
+// forward and jumps back. What no sequence shows stands beside them: many callers at once, and that keys do not meet.
+//
+//	func TestBackend(t *testing.T) {
+//		backendtest.Run(t, backendtest.Harness{Open: func(t testing.TB, now func() engine.Micros) backend.Backend {
+//			return memory.New(memory.Config{Now: now})
+//		}})
+//	}
+//
+// Random sequences are drawn by rapid: -rapid.checks says how many for each algorithm.
+package backendtest
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
+)
+
+// Harness says how to get the backend under test, and how much to test it.
+type Harness struct {
+	// Open returns a backend that holds nothing and takes the time from now, which may be called concurrently. The suite
+	// closes it. A backend with a cap on keys must hold 100,000.
+	Open func(t testing.TB, now func() engine.Micros) backend.Backend
+	// Calls is the greatest length of a random sequence: 100 if zero, 30 with -short.
+	Calls int
+	// Takes is how many takes are made from many goroutines at once: 20,000 if zero.
+	Takes int
+	// FixedWindows says that the backend keeps one fixed window for each descriptor, which begins with the clock and counts
+	// refused hits, and nothing else, and that its clock does not jump back. The suite then asks for nothing else.
+	FixedWindows bool
+}
+
+// Run tests a backend.
+func Run(t *testing.T, h Harness) {
+	if h.Calls == 0 {
+		h.Calls = 100
+		if testing.Short() {
+			h.Calls = 30
+		}
+	}
+	if h.Takes == 0 {
+		h.Takes = 20_000
+	}
+	t.Run("Traces", func(t *testing.T) { testTraces(t, h) })
+	t.Run("Contract", func(t *testing.T) { testContract(t, h) })
+	t.Run("Random", func(t *testing.T) { testRandom(t, h) })
+	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, h) })
+	t.Run("Isolation", func(t *testing.T) { testIsolation(t, h) })
+}
+
+// start is when the clock of every test begins: at midnight UTC, where windows of every usual length begin too.
+const start = enginetest.Start
+
+// subject is a backend under test together with its clock.
+type subject struct {
+	backend backend.Backend
+	fixed   bool // it keeps nothing but fixed windows; see Harness
+	clock   atomic.Int64
+	keys    atomic.Uint64
+}
+
+func open(t testing.TB, h Harness) *subject {
+	t.Helper()
+	s := &subject{fixed: h.FixedWindows}
+	s.clock.Store(int64(start))
+	s.backend = h.Open(t, func() engine.Micros { return engine.Micros(s.clock.Load()) })
+	t.Cleanup(func() {
+		if err := s.backend.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+	})
+	return s
+}
+
+// key returns a key that was not used before. Like those of real counters it is a hash.
+func (s *subject) key() backend.Key {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, s.keys.Add(1)))
+	return backend.Key(sum[:len(backend.Key{})])
+}
+
+// reporter is what tests and rapid's checks have in common.
+type reporter interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// player applies operations to a backend, to the oracle and to twins.
+type player struct {
+	*subject
+	oracle *oracle
+	twins  twins // nil: not to these
+	now    engine.Micros
+	rules  map[backend.Key]*rule
+}
+
+// rule is what a key was first decided by.
+type rule struct {
+	limits  engine.Limits
+	penalty *engine.Penalty
+	changed bool // it came with another rule since
+}
+
+func (s *subject) player() *player {
+	return &player{subject: s, oracle: newOracle(), twins: twins{}, now: start, rules: map[backend.Key]*rule{}}
+}
+
+// changed tells whether op's key came with another rule before or now. What one rule writes may end sooner than the times
+// tell that another one reads in it: a log of seconds keeps what it has for seconds, also for who then asks for days.
+func (p *player) changed(op *backend.Op) bool {
+	r := p.rules[op.Key]
+	if r == nil {
+		r = &rule{limits: slices.Clone(op.Limits), penalty: op.Penalty}
+		p.rules[op.Key] = r
+	}
+	if !slices.EqualFunc(r.limits, op.Limits, engine.Limit.Equal) || !cmp.Equal(r.penalty, op.Penalty) {
+		r.changed = true
+	}
+	return r.changed
+}
+
+// apply plays ops in one call at the present time, and fails the test where a decision is not the oracle's.
+func (p *player) apply(t reporter, ops ...backend.Op) {
+	t.Helper()
+	p.clock.Store(int64(p.now))
+	for i := range ops { // what is not written must show
+		ops[i].Decision, ops[i].Err = poison(), errNotDecided
+		ops[i].Remembered = false
+	}
+	p.backend.Apply(context.Background(), ops)
+	for i := range ops {
+		op := &ops[i]
+		if op.Err != nil {
+			t.Fatalf("op %d of %d at %d µs: %s: %v", i, len(ops), p.now, describe(op), op.Err)
+		}
+		changed := p.changed(op)
+		if op.Remembered {
+			if want := p.oracle.remembered(op, p.now); !changed {
+				checkRemembered(t, op, want)
+			}
+			continue
+		}
+		if diff := cmp.Diff(p.oracle.apply(op, p.now), op.Decision); diff != "" {
+			t.Fatalf("op %d of %d at %d µs: %s: decision (-engine's +got):\n%s", i, len(ops), p.now, describe(op), diff)
+		}
+		if p.twins == nil {
+			continue
+		}
+		if diff := cmp.Diff(p.twins.apply(op, p.now), op.Decision); diff != "" {
+			t.Fatalf("op %d of %d at %d µs: %s: decision (-twin's +got):\n%s", i, len(ops), p.now, describe(op), diff)
+		}
+	}
+}
+
+// checkRemembered checks a refusal that a near cache remembered against want, what the store would say. The verdict is the
+// store's; what has become of the counter since can only have made its times later and left less.
+func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
+	t.Helper()
+	got := op.Decision
+	if op.Mode != backend.Take && op.Mode != backend.Look {
+		t.Fatalf("%s: a near cache answered what is for the store", describe(op))
+	}
+	if got.Admitted != 0 || want.Admitted != 0 {
+		t.Fatalf("%s: remembered was %+v, the store would say %+v", describe(op), got, want)
+	}
+	same := got.Strictest == want.Strictest // else ResetAfter is of another limit, as another is the strictest by now
+	if got.RetryAfter <= 0 || got.RetryAfter > want.RetryAfter || got.Penalty > want.Penalty || same && got.ResetAfter > want.ResetAfter {
+		t.Fatalf("%s: the times of what was remembered, %+v, are later than the store's, %+v", describe(op), got, want)
+	}
+	if len(op.Limits) == 1 && got.Window > want.Window || got.Wait != 0 {
+		t.Fatalf("%s: remembered was %+v, the store would say %+v", describe(op), got, want)
+	}
+}
+
+// describe says what op asks for.
+func describe(op *backend.Op) string {
+	penalty := "none"
+	if op.Penalty != nil {
+		penalty = fmt.Sprintf("%+v", *op.Penalty)
+	}
+	mode := [...]string{"take", "look", "give", "reset"}[op.Mode]
+	return fmt.Sprintf("key %x, limits %+v, penalty %s: %s %+v, force %t", op.Key, op.Limits, penalty, mode, op.Take, op.Force)
+}

@@ -1,0 +1,121 @@
+package backendtest
+
+import (
+	"errors"
+	"math"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
+)
+
+// oracle is the plainest backend there is: states in a map, kept forever. It knows nothing of locks or room.
+type oracle struct {
+	states map[cell]*engine.State
+}
+
+// cell names a state.
+type cell struct {
+	key  backend.Key
+	slot engine.Slot
+}
+
+func newOracle() *oracle { return &oracle{states: map[cell]*engine.State{}} }
+
+func (o *oracle) state(key backend.Key, slot engine.Slot) *engine.State {
+	c := cell{key, slot}
+	if o.states[c] == nil {
+		o.states[c] = new(engine.State)
+	}
+	return o.states[c]
+}
+
+// apply tells what op must be answered at the time now.
+func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
+	states := make([]*engine.State, len(op.Limits))
+	for i, l := range op.Limits {
+		states[i] = o.state(op.Key, l.Slot())
+	}
+	if op.Penalty != nil {
+		return gated(op, o.state(op.Key, engine.GateSlot), states, now)
+	}
+	switch op.Mode {
+	case backend.Take:
+		return op.Limits.Take(states, now, op.Take)
+	case backend.Look:
+		return op.Limits.Look(states, now, op.Take)
+	case backend.Give:
+		return op.Limits.Give(states, now, op.Take)
+	case backend.Reset:
+		return op.Limits.Reset(states, now)
+	}
+	return poison()
+}
+
+// remembered tells what the store would be told to say to op, which it was not asked: nothing is spent or written.
+func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
+	look, copies := *op, newOracle()
+	look.Mode = backend.Look
+	slots := []engine.Slot{engine.GateSlot}
+	for _, l := range op.Limits {
+		slots = append(slots, l.Slot())
+	}
+	for _, slot := range slots {
+		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // in use for this look alone
+	}
+	return copies.apply(&look, now)
+}
+
+func gated(op *backend.Op, gate *engine.State, states []*engine.State, now engine.Micros) engine.Decision {
+	switch op.Mode {
+	case backend.Take:
+		return op.Penalty.Take(gate, op.Limits, states, now, op.Take)
+	case backend.Look:
+		return op.Penalty.Look(gate, op.Limits, states, now, op.Take)
+	case backend.Give:
+		return op.Penalty.Give(gate, op.Limits, states, now, op.Take)
+	case backend.Reset:
+		return op.Penalty.Reset(gate, op.Limits, states, now, op.Force)
+	}
+	return poison()
+}
+
+// lastExpiry is the latest time, up to now, from which a store was free to drop a state. A clock that jumps back to before
+// it may or may not find that state, so that there is no one right answer there.
+func (o *oracle) lastExpiry(now engine.Micros) engine.Micros {
+	last := engine.Micros(0)
+	for _, s := range o.states {
+		if end := s.Expires(); !s.Empty() && end <= now {
+			last = max(last, end)
+		}
+	}
+	return last
+}
+
+// twins are the slow models of enginetest, one for each key.
+type twins map[backend.Key]*enginetest.Model
+
+func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
+	if m[op.Key] == nil {
+		m[op.Key] = new(enginetest.Model)
+	}
+	twin := m[op.Key]
+	switch op.Mode {
+	case backend.Take:
+		return twin.Take(op.Limits, op.Penalty, now, op.Take)
+	case backend.Look:
+		return twin.Look(op.Limits, op.Penalty, now, op.Take)
+	case backend.Give:
+		return twin.Give(op.Limits, op.Penalty, now, op.Take)
+	case backend.Reset:
+		return twin.Reset(op.Limits, op.Penalty, now, op.Force)
+	}
+	return poison()
+}
+
+// poison is a decision that no engine comes to.
+func poison() engine.Decision {
+	return engine.Decision{Admitted: math.MaxUint64, Left: math.MaxUint64, Strictest: -1}
+}
+
+var errNotDecided = errors.New("the backend set neither Decision nor Err")

@@ -1,0 +1,199 @@
+package backendtest
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
+)
+
+// testRandom plays random sequences: for each algorithm, for lists of any of them, and all behind penalties. Within a
+// sequence the rule changes as it does when files are reloaded, and the clock goes forward and jumps back.
+func testRandom(t *testing.T, h Harness) {
+	s := open(t, h)
+	if h.FixedWindows {
+		t.Run("clock", func(t *testing.T) { checkRandom(t, s, h, rulesOfTheClock) })
+		return
+	}
+	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+		t.Run(a.String(), func(t *testing.T) { checkRandom(t, s, h, rulesOf(a)) })
+	}
+	t.Run("lists", func(t *testing.T) { checkRandom(t, s, h, rulesOfAny) })
+	t.Run("penalties", func(t *testing.T) { checkRandom(t, s, h, rulesWithPenalties) })
+}
+
+func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules) {
+	t.Helper()
+	rapid.Check(t, func(t *rapid.T) {
+		g := &sequence{player: s.player(), rules: draw(t), keys: []backend.Key{s.key(), s.key(), s.key()}}
+		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that what is remembered lasts
+			g.limits, g.penalties = g.limits[:1], g.penalties[:1]
+		}
+		twinned := 0
+		if rapid.IntRange(0, 4).Draw(t, "with the twin") == 0 { // which is slow
+			twinned = 20
+		}
+		for i := range h.Calls {
+			if i == twinned {
+				g.twins = nil
+			}
+			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // else shrunk away
+				g.call(t)
+			}
+		}
+	})
+}
+
+// rules are those that a sequence chooses from at each call.
+type rules struct {
+	limits    []engine.Limits
+	penalties []*engine.Penalty
+}
+
+// rulesOf draws rules with one limit of an algorithm, and one of any other.
+func rulesOf(a engine.Algorithm) func(*rapid.T) rules {
+	return func(t *rapid.T) rules {
+		l := enginetest.LimitOf(a).Draw(t, "limit")
+		return rules{
+			limits: []engine.Limits{
+				{l},
+				{l.Prepared()},
+				{enginetest.Changed(l).Draw(t, "changed")},
+				{enginetest.LimitOf(a).Draw(t, "another")},
+				{enginetest.Limit().Draw(t, "any")},
+			},
+			penalties: []*engine.Penalty{nil},
+		}
+	}
+}
+
+// rulesOfTheClock draws rules with one fixed window that begins with the clock and counts refused hits.
+func rulesOfTheClock(t *rapid.T) rules {
+	r := rules{penalties: []*engine.Penalty{nil}}
+	for _, name := range []string{"limit", "changed", "another"} {
+		l := enginetest.LimitOf(engine.FixedWindow).Draw(t, name)
+		l.Align, l.CountRefused, l.Listed = engine.AlignClock, true, false
+		r.limits = append(r.limits, engine.Limits{l}, engine.Limits{l.Prepared()})
+	}
+	return r
+}
+
+// rulesOfAny draws rules with one limit or several. One rule has the limits of another, changed.
+func rulesOfAny(t *rapid.T) rules {
+	l := enginetest.Limits().Draw(t, "limits")
+	changed := make(engine.Limits, len(l))
+	for i := range l {
+		changed[i] = enginetest.Changed(l[i]).Draw(t, "changed")
+		changed[i].CountRefused = changed[i].CountRefused && len(l) == 1
+	}
+	return rules{
+		limits:    []engine.Limits{l, changed, enginetest.Limits().Draw(t, "others")},
+		penalties: []*engine.Penalty{nil},
+	}
+}
+
+// rulesWithPenalties draws rules that have a penalty most of the time.
+func rulesWithPenalties(t *rapid.T) rules {
+	r := rulesOfAny(t)
+	p, q := enginetest.Penalty().Draw(t, "penalty"), enginetest.Penalty().Draw(t, "another")
+	r.penalties = []*engine.Penalty{p, p, q, nil}
+	return r
+}
+
+// sequence is a random sequence under way.
+type sequence struct {
+	*player
+	rules
+	keys    []backend.Key
+	windows []int64 // those told by decisions so far
+}
+
+// call moves the clock and makes one call, mostly with one op.
+func (g *sequence) call(t *rapid.T) {
+	limits := rapid.SampledFrom(g.limits).Draw(t, "limits")
+	g.move(enginetest.Later(limits).Draw(t, "later"))
+	if rapid.IntRange(0, 30).Draw(t, "pause") == 30 {
+		g.move(400 * limits[0].Window)
+	}
+	ops := make([]backend.Op, rapid.SampledFrom([]int{1, 1, 1, 2, 3}).Draw(t, "ops"))
+	for i := range ops {
+		ops[i] = g.draw(t)
+	}
+	g.apply(t, ops...)
+	for i := range ops {
+		g.windows = append(g.windows, ops[i].Decision.Window)
+	}
+}
+
+// move lets time pass, for at most 50 years in all, or jump back; but not to where states live again that a store was free
+// to drop.
+func (g *sequence) move(by engine.Micros) {
+	to := g.now + by
+	if by < 0 && g.fixed {
+		return
+	}
+	if by < 0 {
+		to = max(to, g.oracle.lastExpiry(g.now))
+	}
+	if to < start+50*365*day {
+		g.now = to
+	}
+}
+
+// modes has takes most often.
+func modes() []backend.Mode {
+	return []backend.Mode{
+		backend.Take, backend.Take, backend.Take, backend.Take, backend.Look, backend.Look, backend.Give, backend.Reset,
+	}
+}
+
+func (g *sequence) draw(t *rapid.T) backend.Op {
+	op := backend.Op{
+		Key:     rapid.SampledFrom(g.keys).Draw(t, "key"),
+		Limits:  rapid.SampledFrom(g.limits).Draw(t, "limits"),
+		Penalty: rapid.SampledFrom(g.penalties).Draw(t, "penalty"),
+		Mode:    rapid.SampledFrom(modes()).Draw(t, "mode"),
+	}
+	op.Take = enginetest.Take(op.Limits).Draw(t, "take")
+	if !merges(&op) {
+		op.Take.Count = 1
+	}
+	if !leases(&op) {
+		op.Take.Extra = 0
+	}
+	switch op.Mode {
+	case backend.Give:
+		op.Take.Window = g.window(t)
+	case backend.Reset:
+		op.Take = engine.Take{}
+		op.Force = rapid.Bool().Draw(t, "force")
+	case backend.Take, backend.Look:
+	}
+	return op
+}
+
+// window draws the window that hits go back into: the present one, one that hits were spent in, or any.
+func (g *sequence) window(t *rapid.T) int64 {
+	told := g.windows[max(0, len(g.windows)-8):]
+	return rapid.SampledFrom(append([]int64{0, 0, int64(g.now), int64(g.now + day)}, told...)).Draw(t, "window")
+}
+
+// merges tells whether several requests may come as one take.
+func merges(op *backend.Op) bool {
+	for _, l := range op.Limits {
+		if l.Algorithm == engine.LeakyBucket {
+			return false
+		}
+	}
+	return op.Penalty == nil && op.Take.Owner == ""
+}
+
+// leases tells whether a take may ask for hits in advance.
+func leases(op *backend.Op) bool {
+	l := op.Limits[0]
+	return op.Mode == backend.Take && op.Penalty == nil && len(op.Limits) == 1 && l.Debt == 0 &&
+		(l.Algorithm == engine.FixedWindow || l.Algorithm == engine.TokenBucket)
+}

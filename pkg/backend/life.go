@@ -1,0 +1,47 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// ErrTwice is the error of a second Run, or of one after Close.
+var ErrTwice = errors.New("backend: Run was called twice, or after Close")
+
+// Life is that of a backend which has something to run: once, until its context ends or the backend is closed. Its methods are
+// safe for concurrent use. The zero Life is ready.
+type Life struct {
+	mu     sync.Mutex
+	cancel context.CancelFunc // of Run; nil before it
+	ended  chan struct{}      // closed when Run has ended
+	over   bool
+}
+
+// Run calls do with a context that ends with ctx, or with [Life.End]. A second call, or one after End, is [ErrTwice].
+func (l *Life) Run(ctx context.Context, do func(context.Context)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	l.mu.Lock()
+	if l.cancel != nil || l.over {
+		l.mu.Unlock()
+		return ErrTwice
+	}
+	l.cancel, l.ended = cancel, make(chan struct{})
+	l.mu.Unlock()
+	defer close(l.ended)
+	do(ctx)
+	return nil
+}
+
+// End ends Run, if there is one, and waits until it has returned. None can begin afterwards.
+func (l *Life) End() {
+	l.mu.Lock()
+	l.over = true
+	cancel, ended := l.cancel, l.ended
+	l.mu.Unlock()
+	if cancel != nil {
+		cancel()
+		<-ended
+	}
+}

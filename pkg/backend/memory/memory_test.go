@@ -1,0 +1,349 @@
+package memory_test
+
+import (
+	"context"
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+const (
+	second engine.Micros = 1_000_000
+	minute               = 60 * second
+)
+
+func TestBackend(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{Open: func(_ testing.TB, now func() engine.Micros) backend.Backend {
+		return memory.New(memory.Config{Now: now})
+	}})
+}
+
+// testClock is a time that tests set.
+type testClock struct{ µs atomic.Int64 }
+
+func newTestClock() *testClock {
+	c := new(testClock)
+	c.µs.Store(1_800_000_000 * int64(second))
+	return c
+}
+
+func (c *testClock) now() engine.Micros { return engine.Micros(c.µs.Load()) }
+
+func (c *testClock) add(d engine.Micros) { c.µs.Add(int64(d)) }
+
+// keyOf returns the i-th key. Like those of real counters it is a hash.
+func keyOf(i int) (k backend.Key) {
+	binary.BigEndian.PutUint64(k[:8], mix(uint64(2*i)))
+	binary.BigEndian.PutUint64(k[8:], mix(uint64(2*i+1)))
+	return k
+}
+
+// mix is the output function of splitmix64.
+func mix(x uint64) uint64 {
+	x *= 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+func windowOf(hits uint64, window engine.Micros) engine.Limits {
+	return engine.Limits{{Algorithm: engine.FixedWindow, Hits: hits, Window: window, CountRefused: true}}
+}
+
+// take takes one hit, and tells whether it was admitted.
+func take(b *memory.Backend, key int, limits engine.Limits) bool {
+	ops := [1]backend.Op{{Key: keyOf(key), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
+	b.Apply(context.Background(), ops[:])
+	return ops[0].Decision.Admitted == 1
+}
+
+func mode(b *memory.Backend, m backend.Mode, key int, limits engine.Limits) {
+	b.Apply(context.Background(), []backend.Op{{Key: keyOf(key), Limits: limits, Mode: m, Take: engine.Take{Cost: 1, Count: 1}}})
+}
+
+func check(t *testing.T, b *memory.Backend, want memory.Stats) {
+	t.Helper()
+	if got := b.Stats(); got != want {
+		t.Fatalf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestStoresNothingForNothing(t *testing.T) {
+	b := memory.New(memory.Config{Now: newTestClock().now})
+	limits := windowOf(10, minute)
+	mode(b, backend.Look, 1, limits)
+	mode(b, backend.Give, 1, limits)
+	mode(b, backend.Reset, 1, limits)
+	check(t, b, memory.Stats{})
+	take(b, 1, limits)
+	check(t, b, memory.Stats{Entries: 1, Keys: 1})
+	mode(b, backend.Reset, 1, limits)
+	check(t, b, memory.Stats{})
+}
+
+func TestDecidesWhenCancelled(t *testing.T) {
+	b := memory.New(memory.Config{Now: newTestClock().now})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ops := []backend.Op{{Limits: windowOf(1, minute), Take: engine.Take{Cost: 1, Count: 1}, Err: context.Canceled}}
+	b.Apply(ctx, ops)
+	if op := ops[0]; op.Decision.Admitted != 1 || op.Err != nil {
+		t.Fatalf("got %+v, %v, want one admitted", op.Decision, op.Err)
+	}
+}
+
+// TestLogWeighs: a log counts as one key per 16 stamps.
+func TestLogWeighs(t *testing.T) {
+	log := engine.Limits{{Algorithm: engine.SlidingLog, Hits: 10_000, Window: minute}}
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: func() engine.Micros { return engine.Micros(c.µs.Add(1)) }, MaxKeys: 100})
+	for range 33 {
+		take(b, 1, log)
+	}
+	check(t, b, memory.Stats{Entries: 1, Keys: 3})
+	for range 5000 {
+		take(b, 1, log)
+	}
+	check(t, b, memory.Stats{Entries: 1, Keys: 315}) // the one decided on last stays
+	take(b, 2, log)
+	check(t, b, memory.Stats{Entries: 1, Keys: 1, ForcedOut: 1})
+}
+
+func TestCap(t *testing.T) {
+	limits := windowOf(1, minute)
+	for _, maxKeys := range []int{1, 2, 10, 127, 128, 1000, 20_000} {
+		b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
+		for key := range 2*maxKeys + 1 {
+			if !take(b, key, limits) {
+				t.Fatalf("cap %d: key %d was refused its first hit", maxKeys, key)
+			}
+			if take(b, key, limits) {
+				t.Fatalf("cap %d: key %d was not kept, although it is the last one", maxKeys, key)
+			}
+			if got := b.Stats().Keys; maxKeys < 2000 && got > maxKeys {
+				t.Fatalf("cap %d: %d keys are held", maxKeys, got)
+			}
+		}
+		check(t, b, memory.Stats{Entries: maxKeys, Keys: maxKeys, ForcedOut: uint64(maxKeys + 1)})
+	}
+}
+
+// TestCapKeepsDescriptorWhole: the counters of the descriptor at hand stay, even where they alone are too many.
+func TestCapKeepsDescriptorWhole(t *testing.T) {
+	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: 1})
+	list := engine.Limits{
+		{Algorithm: engine.FixedWindow, Hits: 2, Window: second, Listed: true},
+		{Algorithm: engine.FixedWindow, Hits: 2, Window: minute, Listed: true},
+		{Algorithm: engine.TokenBucket, Hits: 2, Window: minute, Burst: 2, Initial: 2, Listed: true},
+	}
+	for i, want := range []bool{true, true, false} {
+		if got := take(b, 1, list); got != want {
+			t.Errorf("take %d: admitted is %t, want %t", i, got, want)
+		}
+	}
+	check(t, b, memory.Stats{Entries: 3, Keys: 3})
+	take(b, 2, list)
+	check(t, b, memory.Stats{Entries: 3, Keys: 3, ForcedOut: 3})
+}
+
+// TestCapHoldsConcurrently: once all callers are back, no more is held than the cap says.
+func TestCapHoldsConcurrently(t *testing.T) {
+	const maxKeys = 500
+	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
+	limits := windowOf(1, minute)
+	var wg sync.WaitGroup
+	for caller := range 8 {
+		wg.Go(func() {
+			for i := range 5000 {
+				take(b, caller<<32|i, limits)
+			}
+		})
+	}
+	wg.Wait()
+	s := b.Stats()
+	if s.Keys > maxKeys || s.Entries != s.Keys || s.Entries+int(s.ForcedOut) != 8*5000 {
+		t.Fatalf("after 40,000 keys under a cap of %d: %+v", maxKeys, s)
+	}
+}
+
+// TestHotCountersOutliveAFlood: keys that come once push each other out, whatever their windows; counters in use stay.
+func TestHotCountersOutliveAFlood(t *testing.T) {
+	const maxKeys, hot = 10_000, 2000
+	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
+	limits, flood := windowOf(3, minute), windowOf(1, 60*minute)
+	next := hot
+	for round := range 50 {
+		for key := range hot {
+			if admitted := take(b, key, limits); admitted != (round < 3) {
+				t.Fatalf("round %d: key %d: admitted is %t", round, key, admitted)
+			}
+			for range 2 * min(1, round/4) { // the flood begins when all are known to be hot
+				take(b, next, flood)
+				next++
+			}
+		}
+	}
+	if s := b.Stats(); s.Keys != maxKeys || int(s.ForcedOut) != next-maxKeys {
+		t.Fatalf("after %d keys: %+v", next, s)
+	}
+}
+
+// TestCountersCoolDown: what was hot once, and is not used any more, makes room for what is hot now.
+func TestCountersCoolDown(t *testing.T) {
+	const maxKeys, hot = 1000, 100
+	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
+	short, long := windowOf(1<<30, minute), windowOf(1<<30, 60*minute)
+	for range 5 {
+		for key := range maxKeys {
+			take(b, key, long)
+		}
+	}
+	next := 2 * maxKeys
+	for range 100 {
+		for key := range hot {
+			take(b, maxKeys+key, short)
+			take(b, next, long)
+			next++
+		}
+	}
+	before := b.Stats().ForcedOut
+	for key := range hot {
+		take(b, maxKeys+key, short)
+	}
+	if lost := b.Stats().ForcedOut - before; lost > hot/20 {
+		t.Errorf("%d of %d counters in use were not kept", lost, hot)
+	}
+}
+
+// TestSoonestExpiringGoFirst: among counters used alike, those go that say something for the shortest time.
+func TestSoonestExpiringGoFirst(t *testing.T) {
+	const maxKeys = 1000
+	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
+	short, long := windowOf(1, minute), windowOf(1, 1000*minute)
+	for key := range maxKeys {
+		if key%2 == 0 {
+			take(b, key, short)
+		} else {
+			take(b, key, long)
+		}
+	}
+	for key := range maxKeys / 4 {
+		take(b, maxKeys+key, long)
+	}
+	gone := 0
+	for key := 1; key < maxKeys; key += 2 {
+		ops := []backend.Op{{Key: keyOf(key), Limits: long, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		gone += int(ops[0].Decision.Admitted)
+	}
+	if gone > maxKeys/20 {
+		t.Errorf("%d of %d counters with a long window were forced out while short ones were there", gone, maxKeys/2)
+	}
+}
+
+// TestExpiredGo: what has expired is dropped within a few rounds of whatever traffic there is, and is not forced out.
+func TestExpiredGo(t *testing.T) {
+	const keys = 100_000
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: c.now})
+	for key := range keys {
+		take(b, key, windowOf(1, second))
+	}
+	check(t, b, memory.Stats{Entries: keys, Keys: keys})
+	c.add(2 * second)
+	for range 30 * 200 { // half a minute at 200 requests per second
+		c.add(second / 200)
+		take(b, keys, windowOf(1, 60*minute))
+	}
+	check(t, b, memory.Stats{Entries: 1, Keys: 1})
+}
+
+// TestExpiredMakeRoom: where something has expired nothing else is forced out.
+func TestExpiredMakeRoom(t *testing.T) {
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: c.now, MaxKeys: 50})
+	for key := range 50 {
+		take(b, key, windowOf(1, second))
+	}
+	c.add(second)
+	for key := range 50 {
+		take(b, 100+key, windowOf(1, minute))
+	}
+	check(t, b, memory.Stats{Entries: 50, Keys: 50})
+}
+
+// TestClockSetBack: sweeping goes on after the clock was set back by a day.
+func TestClockSetBack(t *testing.T) {
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: c.now})
+	take(b, 1, windowOf(1, second))
+	c.add(-24 * 60 * minute)
+	take(b, 2, windowOf(1, second))
+	for range 2 { // one batch does not reach the last shards
+		c.add(11 * second)
+		take(b, 3, windowOf(1, second))
+	}
+	check(t, b, memory.Stats{Entries: 2, Keys: 2}) // 1, which ends tomorrow, and 3
+}
+
+// TestTimeAgreesWithOrder: callers that read the clock in another order than they come to a counter never make it fall
+// back into a window that is over, where hits would be admitted twice.
+func TestTimeAgreesWithOrder(t *testing.T) {
+	const hits, window = 7, engine.Micros(50)
+	c := newTestClock()
+	b := memory.New(memory.Config{Now: func() engine.Micros { return engine.Micros(c.µs.Add(1)) }})
+	limits := windowOf(hits, window)
+	var mu sync.Mutex
+	admitted := map[int64]uint64{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 20_000 {
+				ops := [1]backend.Op{{Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
+				b.Apply(t.Context(), ops[:])
+				mu.Lock()
+				admitted[ops[0].Decision.Window] += ops[0].Decision.Admitted
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	for w, n := range admitted {
+		if n > hits {
+			t.Fatalf("window %d admitted %d of %d", w, n, hits)
+		}
+	}
+}
+
+// TestPanicUnlocks: whatever panics while a shard is locked leaves it usable.
+func TestPanicUnlocks(t *testing.T) {
+	times := []engine.Micros{100 * second, 50 * second} // the second runs backwards, so it is read again under the lock
+	b := memory.New(memory.Config{MaxKeys: 1, Now: func() engine.Micros {
+		if len(times) == 0 {
+			panic("no more time")
+		}
+		now := times[0]
+		times = times[1:]
+		return now
+	}})
+	limits := windowOf(1, minute)
+	take(b, 1, limits)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("did not panic")
+			}
+		}()
+		take(b, 1, limits)
+	}()
+	times = []engine.Micros{101 * second}
+	if take(b, 1, limits) {
+		t.Error("the count is lost")
+	}
+}

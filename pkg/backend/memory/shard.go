@@ -1,0 +1,137 @@
+package memory
+
+import (
+	"math"
+	"sync"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// shard holds the counters of a share of the keys.
+type shard struct {
+	mu sync.Mutex
+	table
+	last  engine.Micros  // the time of the last op
+	hand  uint32         // entry that is next to age
+	broom uint32         // entry that is next to be swept
+	fresh []engine.State // scratch: states of cells that are not in the table yet
+
+	_ [24]byte // to a multiple of a cache line, so that neighbours do not slow each other down
+}
+
+// cell is one state of the descriptor that an op is about.
+type cell struct {
+	slot  engine.Slot
+	state *engine.State
+	entry *entry // where the state lies in the table; nil if it lies in shard.fresh
+}
+
+// cellsInline is the number of states of one op up to which it is decided without allocation.
+const cellsInline = 4
+
+// apply decides op and stores what it changed. It returns by how much the weight of the entries has grown.
+func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown int) {
+	var cellBuf [cellsInline]cell
+	var stateBuf [cellsInline]*engine.State
+	cells := sh.load(cellBuf[:0], hash, op)
+	states := stateBuf[:0]
+	for i := range cells {
+		states = append(states, cells[i].state)
+	}
+	n := len(op.Limits)
+	if op.Penalty == nil {
+		op.Decision = decide(op, states, now)
+	} else {
+		op.Decision = decideGated(op, states[n], states[:n], now)
+	}
+	op.Err = nil
+	return sh.store(cells, hash, &op.Key)
+}
+
+// load finds the states of op: those of its limits in their order, then that of its penalty, if there is one.
+func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
+	if need := len(op.Limits) + 1; cap(sh.fresh) < need {
+		sh.fresh = make([]engine.State, 0, need)
+	}
+	sh.fresh = sh.fresh[:0]
+	for i := range op.Limits {
+		cells = append(cells, sh.cell(hash, &op.Key, op.Limits[i].Slot()))
+	}
+	if op.Penalty != nil {
+		cells = append(cells, sh.cell(hash, &op.Key, engine.GateSlot))
+	}
+	return cells
+}
+
+func (sh *shard) cell(hash uint32, key *backend.Key, slot engine.Slot) cell {
+	if e := sh.find(hashOf(hash, slot), key, slot); e != nil {
+		if e.uses < maxUses {
+			e.uses++
+		}
+		return cell{slot: slot, state: &e.state, entry: e}
+	}
+	sh.fresh = append(sh.fresh, engine.State{}) // never moves: load made room
+	return cell{slot: slot, state: &sh.fresh[len(sh.fresh)-1]}
+}
+
+// store keeps the states that say something, and drops the others.
+func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) {
+	dropped := false
+	for i := range cells {
+		c := &cells[i]
+		if c.state.Empty() {
+			dropped = dropped || c.entry != nil
+			continue
+		}
+		if c.entry == nil {
+			c.entry = sh.insert(hashOf(hash, c.slot), key, c.slot)
+			c.entry.state, *c.state = *c.state, engine.State{}
+		}
+		w := weigh(&c.entry.state)
+		grown += int(w) - int(c.entry.weight)
+		c.entry.weight = w
+	}
+	if !dropped {
+		return grown
+	}
+	for i := range cells { // after the loop above, because entries move
+		e := sh.find(hashOf(hash, cells[i].slot), key, cells[i].slot)
+		if e != nil && e.state.Empty() {
+			grown -= int(e.weight)
+			sh.remove(e)
+		}
+	}
+	return grown
+}
+
+func weigh(s *engine.State) uint16 { return uint16(min(s.Weight(), math.MaxUint16)) }
+
+// decide runs op on the states of its limits.
+func decide(op *backend.Op, s []*engine.State, now engine.Micros) engine.Decision {
+	switch op.Mode {
+	case backend.Look:
+		return op.Limits.Look(s, now, op.Take)
+	case backend.Give:
+		return op.Limits.Give(s, now, op.Take)
+	case backend.Reset:
+		return op.Limits.Reset(s, now)
+	case backend.Take:
+	}
+	return op.Limits.Take(s, now, op.Take)
+}
+
+// decideGated runs op on the states of its penalty and its limits.
+func decideGated(op *backend.Op, gate *engine.State, s []*engine.State, now engine.Micros) engine.Decision {
+	p := op.Penalty
+	switch op.Mode {
+	case backend.Look:
+		return p.Look(gate, op.Limits, s, now, op.Take)
+	case backend.Give:
+		return p.Give(gate, op.Limits, s, now, op.Take)
+	case backend.Reset:
+		return p.Reset(gate, op.Limits, s, now, op.Force)
+	case backend.Take:
+	}
+	return p.Take(gate, op.Limits, s, now, op.Take)
+}

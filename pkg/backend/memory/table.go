@@ -1,0 +1,154 @@
+package memory
+
+import (
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// maxUses is where the count of an entry's uses stops. A few levels tell a counter that is hot from one that was used twice.
+const maxUses = 3
+
+// entry is a state and its name.
+type entry struct {
+	key    backend.Key
+	slot   engine.Slot
+	hash   uint32 // of key and slot
+	weight uint16 // what it counts for against the cap
+	uses   uint8  // since it was stored, less those that have aged; stops at maxUses
+	state  engine.State
+}
+
+const (
+	chunkLen  = 64 // entries that are allocated at a time
+	minPlaces = 16
+)
+
+// table finds entries by name. They lie densely, in chunks that never move, so that growing costs no copying and whoever
+// walks over them meets live ones only. Beside them stands an index, open addressing with linear probing. It is small, so
+// that it stays near the processor while entries do not, and holds no pointers.
+type table struct {
+	index  []place // the length is a power of two
+	chunks []*[chunkLen]entry
+	n      uint32 // entries
+}
+
+// place is one in the index: the number of an entry, plus 1, below some bits of its hash; 0 where there is none.
+type place uint32
+
+const (
+	numberBits = 20
+	maxEntries = 1<<numberBits - 1
+)
+
+func placeOf(hash, number uint32) place {
+	return place(hash&^maxEntries | (number + 1))
+}
+
+// number is that of the entry at p, which must not be 0.
+func (p place) number() uint32 { return uint32(p)&maxEntries - 1 }
+
+// may tells whether the entry at p can have that hash.
+func (p place) may(hash uint32) bool { return (uint32(p)^hash)>>numberBits == 0 }
+
+func newTable() table { return table{index: make([]place, minPlaces)} }
+
+// hashOf is the hash of a state's name, made of that of its key.
+func hashOf(key uint32, slot engine.Slot) uint32 {
+	return key ^ uint32(uint64(slot)*0x9e3779b97f4a7c15>>32)
+}
+
+// at returns the i-th entry, which stays where it is until an entry is removed.
+func (t *table) at(i uint32) *entry { return &t.chunks[i/chunkLen][i%chunkLen] }
+
+// find returns the entry of that name, or nil.
+func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
+	mask := uint32(len(t.index) - 1)
+	for at := hash & mask; ; at = (at + 1) & mask {
+		p := t.index[at]
+		if p == 0 {
+			return nil
+		}
+		if !p.may(hash) {
+			continue
+		}
+		if e := t.at(p.number()); e.key == *key && e.slot == slot {
+			return e
+		}
+	}
+}
+
+// insert adds an entry, of weight 0 and with a zero state, that must not be there yet.
+func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
+	if int(t.n) == len(t.chunks)*chunkLen {
+		t.chunks = append(t.chunks, new([chunkLen]entry))
+	}
+	if int(t.n+1)*4 > len(t.index)*3 {
+		t.resize(2 * len(t.index))
+	}
+	e := t.at(t.n)
+	*e = entry{key: *key, slot: slot, hash: hash}
+	t.enter(t.n)
+	t.n++
+	return e
+}
+
+// remove takes e out. The last entry moves to where it was.
+func (t *table) remove(e *entry) {
+	t.n--
+	last := t.at(t.n)
+	hole := t.position(e)
+	if e != last {
+		t.index[t.position(last)] = placeOf(last.hash, t.index[hole].number())
+		*e = *last
+	}
+	t.leave(hole)
+	*last = entry{}
+	if spare := len(t.chunks)*chunkLen - int(t.n); spare >= 2*chunkLen {
+		t.chunks[len(t.chunks)-1] = nil
+		t.chunks = t.chunks[:len(t.chunks)-1]
+	}
+	if len(t.index) > minPlaces && int(t.n)*8 < len(t.index) {
+		t.resize(len(t.index) / 2)
+	}
+}
+
+// position is where e stands in the index.
+func (t *table) position(e *entry) uint32 {
+	mask := uint32(len(t.index) - 1)
+	for at := e.hash & mask; ; at = (at + 1) & mask {
+		if p := t.index[at]; p.may(e.hash) && t.at(p.number()) == e {
+			return at
+		}
+	}
+}
+
+// enter adds the i-th entry to the index.
+func (t *table) enter(i uint32) {
+	hash := t.at(i).hash
+	mask := uint32(len(t.index) - 1)
+	at := hash & mask
+	for t.index[at] != 0 {
+		at = (at + 1) & mask
+	}
+	t.index[at] = placeOf(hash, i)
+}
+
+// leave empties a place of the index, and moves up what stands behind it only because it was taken.
+func (t *table) leave(at uint32) {
+	mask := uint32(len(t.index) - 1)
+	for next := (at + 1) & mask; t.index[next] != 0; next = (next + 1) & mask {
+		home := t.at(t.index[next].number()).hash & mask
+		if (next-home)&mask >= (next-at)&mask {
+			t.index[at] = t.index[next]
+			at = next
+		}
+	}
+	t.index[at] = 0
+}
+
+func (t *table) resize(n int) {
+	t.index = make([]place, n)
+	for i := range t.n {
+		t.enter(i)
+	}
+}
