@@ -1,0 +1,223 @@
+package stats
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// The native buckets of the response times: the reference's factor of 1.1 is schema 3 of Prometheus, eight buckets to
+// each doubling, and from 2^-20 s (a microsecond) to 2^9 s there are fewer than the 256 that it allows.
+const (
+	schema     = 3
+	perDouble  = 1 << schema
+	fines      = 29*perDouble + 1 // native buckets
+	stripes    = 8                // so that two calls seldom add to one cache line
+	maxMethods = 100              // gRPC methods told apart; what comes on top is Other
+)
+
+// unit is what response times are counted in.
+type unit struct {
+	perSecond    float64 // how many make a second
+	milliseconds float64 // how many milliseconds it is
+	firstFine    int     // index of the first native bucket, which ends at a microsecond
+}
+
+func inSeconds() unit { return unit{1, 1000, -20 * perDouble} }
+
+func inMilliseconds() unit { return unit{1000, 1, -10 * perDouble} }
+
+// calls counts the calls of one gRPC method and how long they took.
+//
+// Both kinds of buckets are counted at once. With growing times the indices of the native and of the classic bucket only
+// grow, so that their sum tells both: it is the cell that a call is counted in.
+type calls struct {
+	unit   unit
+	edges  [perDouble]uint64 // mantissas of 2^(0/8), 2^(1/8) and so on: where native buckets end within a doubling
+	stripe [stripes]stripe
+}
+
+// cells is how many sums of the two indices there are; the last classic bucket has no end.
+const cells = fines + classic
+
+// classic is how many classic buckets have an end: prometheus.DefBuckets.
+const classic = 11
+
+// stripe is a part of the counts; the sum over all of them is what was observed.
+type stripe struct {
+	cell  [cells]atomic.Uint64
+	nanos atomic.Uint64
+	_     [64]byte
+}
+
+func newCalls(u unit) *calls {
+	c := &calls{unit: u}
+	for i := range c.edges {
+		c.edges[i] = mantissa(math.Exp2(float64(i) / perDouble))
+	}
+	return c
+}
+
+// mantissa is the binary digits of v behind the point.
+func mantissa(v float64) uint64 { return math.Float64bits(v) & (1<<52 - 1) }
+
+// ObserveCall counts one call of a gRPC method and how long it took, in seconds. Methods must be bounded by what the
+// server serves.
+func (r *Registry) ObserveCall(method string, seconds float64) {
+	c, ok := (*r.calls.Load())[method]
+	if !ok {
+		c = r.addMethod(method)
+	}
+	if !(seconds > 0) { // nor if it is no number
+		seconds = 0
+	}
+	stripe := &c.stripe[rand.Uint32()%stripes]
+	v := seconds * c.unit.perSecond
+	stripe.cell[c.fine(v)+coarse(v)].Add(1)
+	stripe.nanos.Add(uint64(min(seconds, 1e9) * 1e9))
+}
+
+// addMethod copies the methods with one more.
+func (r *Registry) addMethod(method string) *calls {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := *r.calls.Load()
+	if len(known) >= maxMethods {
+		method = Other
+	}
+	if c, ok := known[method]; ok {
+		return c
+	}
+	more := maps.Clone(known)
+	more[method] = newCalls(r.unit)
+	r.calls.Store(&more)
+	return more[method]
+}
+
+// fine is the index of the native bucket that holds v: the i-th ends at 2^(i/8).
+func (c *calls) fine(v float64) int {
+	if v <= 0 {
+		return 0
+	}
+	i := (int(math.Float64bits(v)>>52) - 1023) * perDouble
+	m := mantissa(v)
+	for _, edge := range c.edges {
+		if m <= edge {
+			break
+		}
+		i++
+	}
+	return min(max(i-c.unit.firstFine, 0), fines-1)
+}
+
+// coarse is the index of the classic bucket that holds v.
+func coarse(v float64) int {
+	i := 0
+	for i < classic && v > prometheus.DefBuckets[i] {
+		i++
+	}
+	return i
+}
+
+// read adds up the stripes.
+func (c *calls) read() (cell [cells]uint64, nanos uint64) {
+	for i := range c.stripe {
+		for j := range c.stripe[i].cell {
+			cell[j] += c.stripe[i].cell[j].Load()
+		}
+		nanos += c.stripe[i].nanos.Load()
+	}
+	return cell, nanos
+}
+
+// count is how many calls there were.
+func (c *calls) count() (n uint64) {
+	cell, _ := c.read()
+	for i := range cell {
+		n += cell[i]
+	}
+	return n
+}
+
+// histogram reads c as Prometheus wants it, with classic and with native buckets.
+func (c *calls) histogram() *dto.Histogram {
+	cell, nanos := c.read()
+	h := &dto.Histogram{
+		SampleSum:     new(float64(nanos) / 1e9 * c.unit.perSecond),
+		Schema:        new(int32(schema)),
+		ZeroThreshold: new(float64(prometheus.DefNativeHistogramZeroThreshold)),
+		ZeroCount:     new(uint64(0)),
+	}
+	var fine [fines]uint64
+	count, next := uint64(0), 0
+	for i, bound := range prometheus.DefBuckets[:classic] {
+		for end := c.end(i); next < end; next++ {
+			count += cell[next]
+			fine[min(next-i, len(fine)-1)] += cell[next] // no cell is used whose native bucket would be a later one
+		}
+		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
+	}
+	for ; next < cells; next++ {
+		count += cell[next]
+		fine[next-classic] += cell[next]
+	}
+	h.SampleCount = new(count)
+	addSpans(h, fine[:], c.unit.firstFine)
+	return h
+}
+
+// end is the cell behind those of the i-th classic bucket. What is longer is in that cell, or in one behind it.
+func (c *calls) end(i int) int {
+	bound := prometheus.DefBuckets[i]
+	return c.fine(math.Nextafter(bound, 2*bound)) + i + 1
+}
+
+// ends are where each cell begins and ends, in the unit of c: each a bound of a native or of a classic bucket, so that
+// they are at most 9 % apart.
+func (c *calls) ends() (from, to [cells]float64) {
+	i := 0
+	for j := range cells {
+		for i < classic && j >= c.end(i) {
+			i++
+		}
+		fine := j - i + c.unit.firstFine
+		from[j], to[j] = math.Exp2(float64(fine-1)/perDouble), math.Exp2(float64(fine)/perDouble)
+		if i > 0 {
+			from[j] = max(from[j], prometheus.DefBuckets[i-1])
+		}
+		if i < classic {
+			to[j] = min(to[j], prometheus.DefBuckets[i])
+		}
+	}
+	return from, to
+}
+
+// addSpans writes the native buckets as spans, each count as the difference to the one before. As in Prometheus' own
+// histogram one or two empty buckets do not end a span.
+func addSpans(h *dto.Histogram, fine []uint64, first int) {
+	previous, next := int64(0), 0 // next is the index that would continue the last span; the first offset counts from 0
+	add := func(n int64) {
+		*h.PositiveSpan[len(h.PositiveSpan)-1].Length++
+		h.PositiveDelta = append(h.PositiveDelta, n-previous)
+		previous = n
+		next++
+	}
+	for i, n := range fine {
+		if n == 0 {
+			continue
+		}
+		gap := i + first - next
+		if len(h.PositiveSpan) == 0 || gap > 2 {
+			h.PositiveSpan = append(h.PositiveSpan, &dto.BucketSpan{Offset: new(int32(gap)), Length: new(uint32(0))})
+			next += gap
+		}
+		for next < i+first {
+			add(0)
+		}
+		add(int64(n))
+	}
+}

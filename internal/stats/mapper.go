@@ -1,0 +1,287 @@
+package stats
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/statsd_exporter/pkg/mapper"
+)
+
+// Mapper names series for Prometheus as a mapping file of statsd_exporter says, instead of the built-in mapping. It sees
+// the names in statsd form: first with labels and extra labels in them as tags, as the reference writes them, then
+// without. What no mapping matches has the statsd name with an underscore for what Prometheus cannot show.
+//
+// As it reads sums and not events, two things are a little other than in statsd_exporter: histograms with bounds of their
+// own and summaries are about 9 % coarse, and a series that its ttl hid comes back with its sum, not with 0.
+type Mapper struct {
+	mapper mapper.MetricMapper
+
+	mu      sync.Mutex
+	known   map[string]mapped // by kind and names; there are as many as there are series
+	changed map[identity]change
+	windows map[*calls]*window
+}
+
+// mapped is what a mapping says of a series.
+type mapped struct {
+	mapping mapper.MetricMapping
+	name    string // of Prometheus
+	labels  []Label
+}
+
+// change is when a series that has a ttl was seen to change last.
+type change struct {
+	value float64
+	at    time.Time
+}
+
+// LoadMapper reads a mapping file, old ones with timer_type and the like included. The error names the file, and is
+// fs.ErrNotExist where there is none.
+func LoadMapper(file string) (*Mapper, error) {
+	m := &Mapper{known: make(map[string]mapped), changed: make(map[identity]change), windows: make(map[*calls]*window)}
+	m.mapper.Logger = slog.New(slog.DiscardHandler) // to which it only says that timer_type is old
+	if err := m.mapper.InitFromFile(file); err != nil {
+		return nil, fmt.Errorf("reading the mapping file %s: %w", file, err)
+	}
+	return m, nil
+}
+
+// collect reads the registry, and names the series as the mappings say.
+func (m *Mapper) collect(r *Registry, extra []Label, e *exposition) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := &tally{Mapper: m, exposition: e, extra: extra, kinds: make(map[string]mapper.MetricType), now: time.Now()}
+	now := r.read()
+	for _, c := range now.rules {
+		ruleStats(c, func(before, after string, n uint64) {
+			if n > 0 {
+				t.count(before+c.Key.Text+after, nil, n)
+			}
+		})
+	}
+	for _, s := range now.counters {
+		if s.value > 0 {
+			t.count(s.name, s.labels, s.value)
+		}
+	}
+	methods := *r.calls.Load()
+	for method, c := range methods {
+		t.count(requestsName(method), nil, c.count())
+	}
+	for _, s := range now.gauges {
+		t.gauge(s)
+	}
+	for method, c := range methods {
+		t.observe(timeName(method), c)
+	}
+}
+
+// tally is one reading of the registry through a Mapper.
+type tally struct {
+	*Mapper
+	*exposition
+	extra []Label
+	kinds map[string]mapper.MetricType // of names; one that has another already is left out
+	now   time.Time
+}
+
+func (t *tally) count(name string, labels []Label, n uint64) {
+	d, id, ok := t.find(mapper.MetricTypeCounter, name, labels)
+	if v := scaled(d, float64(n)); ok && v >= 0 && t.alive(d, id, v) {
+		t.counts[id] += v
+	}
+}
+
+func (t *tally) gauge(s *series[float64]) {
+	if d, id, ok := t.find(mapper.MetricTypeGauge, s.name, s.labels); ok {
+		t.gauges[id] += scaled(d, s.value)
+	}
+}
+
+func (t *tally) observe(name string, c *calls) {
+	d, id, ok := t.find(mapper.MetricTypeObserver, name, nil)
+	if !ok || !t.alive(d, id, float64(c.count())) {
+		return
+	}
+	unit := scaled(d, c.unit.milliseconds) // statsd is told milliseconds
+	switch cmp.Or(d.mapping.ObserverType, t.mapper.Defaults.ObserverType) {
+	case mapper.ObserverTypeHistogram:
+		t.histograms[id] = c.mappedHistogram(d.buckets(&t.mapper), unit)
+	case mapper.ObserverTypeSummary, mapper.ObserverTypeDefault:
+		w, ok := t.windows[c]
+		if !ok {
+			w = new(window)
+			t.windows[c] = w
+		}
+		t.summaries[id] = w.summary(c, d.summary(&t.mapper), unit, t.now)
+	}
+}
+
+// find is what the mappings say of a series; ok is false where it is not to be shown.
+func (t *tally) find(kind mapper.MetricType, name string, labels []Label) (d *mapped, id identity, ok bool) {
+	all := slices.Concat(labels, t.extra)
+	SortLabels(all)
+	full := TagName(name, all)
+	found, known := t.known[string(kind)+full]
+	if !known {
+		found = t.look(kind, full, TagName(name, labels), name)
+		t.known[string(kind)+full] = found
+	}
+	d = &found
+	if d.mapping.Action == mapper.ActionTypeDrop {
+		return d, id, false
+	}
+	if before, taken := t.kinds[d.name]; taken && before != kind {
+		return d, id, false
+	}
+	t.kinds[d.name] = kind
+	if d.mapping.HelpText != "" && t.help[d.name] == "" {
+		t.help[d.name] = d.mapping.HelpText
+	}
+	return d, identify(d.name, d.with(labels)...), true
+}
+
+// look asks the mappings for one of the names, the first that they know.
+func (m *Mapper) look(kind mapper.MetricType, names ...string) mapped {
+	for _, name := range names {
+		mapping, labels, ok := m.mapper.GetMapping(name, kind)
+		if !ok {
+			continue
+		}
+		d := mapped{mapping: *mapping, name: metricName(mapping.Name)}
+		for _, l := range slices.Sorted(maps.Keys(labels)) {
+			d.labels = append(d.labels, Label{l, labels[l]})
+		}
+		return d
+	}
+	return mapped{mapping: mapper.MetricMapping{Ttl: m.mapper.Defaults.Ttl}, name: metricName(names[len(names)-1])}
+}
+
+// with are the labels of a series that has some of its own.
+func (d *mapped) with(own []Label) []Label {
+	all := slices.Clone(d.labels)
+	for _, l := range own {
+		i := slices.IndexFunc(all, func(o Label) bool { return metricName(o.Name) == metricName(l.Name) })
+		switch {
+		case i < 0:
+			all = append(all, l)
+		case d.mapping.HonorLabels:
+			all[i].Value = l.Value
+		}
+	}
+	return all
+}
+
+func scaled(d *mapped, v float64) float64 {
+	if d.mapping.Scale.Set {
+		return v * d.mapping.Scale.Val
+	}
+	return v
+}
+
+// alive tells whether the series changed within its ttl.
+func (t *tally) alive(d *mapped, id identity, v float64) bool {
+	if d.mapping.Ttl <= 0 {
+		return true
+	}
+	last, ok := t.changed[id]
+	if !ok || last.value != v {
+		last = change{v, t.now}
+		t.changed[id] = last
+	}
+	return t.now.Sub(last.at) < d.mapping.Ttl
+}
+
+// buckets are where the buckets of the histogram end.
+func (d *mapped) buckets(m *mapper.MetricMapper) []float64 {
+	if o := d.mapping.HistogramOptions; o != nil && len(o.Buckets) > 0 {
+		return o.Buckets
+	}
+	return m.Defaults.HistogramOptions.Buckets
+}
+
+// summary says which quantiles there are, and of how long a time.
+func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
+	o := m.Defaults.SummaryOptions
+	if own := d.mapping.SummaryOptions; own != nil {
+		o = *own
+	}
+	o.MaxAge = cmp.Or(o.MaxAge, prometheus.DefMaxAge)
+	o.AgeBuckets = cmp.Or(o.AgeBuckets, prometheus.DefAgeBuckets)
+	return o
+}
+
+// mappedHistogram is a histogram with bounds of somebody's choice, of values of which unit make one of c's. A cell counts
+// into the first bucket that it fits into whole: with the bounds of its own buckets that is exact.
+func (c *calls) mappedHistogram(bounds []float64, unit float64) *dto.Histogram {
+	const rounding = 1 + 1e-9 // of what was multiplied to and fro
+	cell, nanos := c.read()
+	_, to := c.ends()
+	count := uint64(0)
+	h := &dto.Histogram{SampleSum: new(float64(nanos) / 1e9 * c.unit.perSecond * unit)}
+	next := 0
+	for _, bound := range slices.Sorted(slices.Values(bounds)) {
+		for next < cells && to[next]*unit <= bound*rounding {
+			count += cell[next]
+			next++
+		}
+		if !math.IsInf(bound, 1) {
+			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
+		}
+	}
+	for ; next < cells; next++ {
+		count += cell[next]
+	}
+	h.SampleCount = new(count)
+	return h
+}
+
+// window keeps what was counted some time ago, so that quantiles are those of the last while.
+type window struct {
+	at   []time.Time // when; a base is older than the window
+	cell [][cells]uint64
+}
+
+// summary tells the quantiles of the calls since the oldest reading within the window, in values of which unit make one
+// of c's.
+func (w *window) summary(c *calls, o mapper.SummaryOptions, unit float64, now time.Time) *dto.Summary {
+	cell, nanos := c.read()
+	if n := len(w.at); n == 0 || now.Sub(w.at[n-1]) >= o.MaxAge/time.Duration(o.AgeBuckets) {
+		if n == 0 {
+			w.at, w.cell = append(w.at, now.Add(-o.MaxAge)), append(w.cell, [cells]uint64{}) // before that there was nothing
+		}
+		w.at, w.cell = append(w.at, now), append(w.cell, cell)
+	}
+	for len(w.at) > 1 && now.Sub(w.at[1]) >= o.MaxAge {
+		w.at, w.cell = slices.Delete(w.at, 0, 1), slices.Delete(w.cell, 0, 1)
+	}
+	all, recent := uint64(0), uint64(0)
+	var fresh [cells]uint64
+	for i := range cell {
+		fresh[i] = cell[i] - w.cell[0][i]
+		all += cell[i]
+		recent += fresh[i]
+	}
+	s := &dto.Summary{SampleCount: new(all), SampleSum: new(float64(nanos) / 1e9 * c.unit.perSecond * unit)}
+	from, to := c.ends()
+	for _, q := range o.Quantiles {
+		v := math.NaN()
+		rank := uint64(math.Ceil(q.Quantile * float64(recent)))
+		for i, n := uint64(0), uint64(0); i < cells && recent > 0; i++ {
+			if n += fresh[i]; n >= max(rank, 1) {
+				v = (from[i] + to[i]) / 2 * unit
+				break
+			}
+		}
+		s.Quantile = append(s.Quantile, &dto.Quantile{Quantile: new(q.Quantile), Value: &v})
+	}
+	return s
+}

@@ -1,0 +1,252 @@
+package stats
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// mapping makes a mapping file.
+func mapping(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "mapping.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// mappedLines are the series that a mapping makes of r, but for those of Go and the process.
+func mappedLines(t *testing.T, r *Registry, c PrometheusConfig) []string {
+	t.Helper()
+	_, all := scrapeWith(t, r, c)
+	var lines []string
+	for line := range strings.Lines(all) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "go_") && !strings.HasPrefix(line, "process_") {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+const allOfAMapping = `
+defaults:
+  observer_type: histogram
+  histogram_options: {buckets: [0.005, 0.01, 0.025]}
+mappings:
+- match: ratelimit.service.rate_limit.*.*.total_hits
+  name: hits
+  help: Asked for.
+  labels: {domain: "$1", rule: "$2", fixed: x}
+- match: 'ratelimit\.service\.rate_limit\.([^.]+)\.(.+)\.(over|near)_limit'
+  match_type: regex
+  name: "limit_$3"
+  labels: {domain: "$1", rule: "$2"}
+- match: ratelimit.service.rate_limit.shop.*.within_limit
+  name: unused
+  action: drop
+- match: ratelimit_server.*.response_time
+  name: took_seconds
+  scale: 0.001
+  labels: {method: "$1"}
+- match: ratelimit_server.*.total_requests
+  name: calls
+  match_metric_type: counter
+- match: ratelimitd.keys
+  name: calls
+- match: 'ratelimitd\.override_ignored_total.*__reason=(.*)'
+  match_type: regex
+  name: ignored
+  labels: {reason: "by $1", tag: "$0"}
+`
+
+func TestMapper(t *testing.T) {
+	t.Parallel()
+	m, err := LoadMapper(mapping(t, allOfAMapping))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		`calls{zone="eu"} 2`,
+		`hits{domain="shop",fixed="x",rule="bad_` + "\uFFFD" + `",zone="eu"} 2`,
+		`hits{domain="shop",fixed="x",rule="user",zone="eu"} 5`,
+		`ignored{domain="my.domain",reason="by invalid.__zone=eu",tag="ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid.__zone=eu",zone="eu"} 1`,
+		`limit_near{domain="shop",rule="a.b_1",zone="eu"} 7`,
+		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // with over_limit_with_local_cache, as the pattern has no end
+		`limit_over{domain="shop",rule="user",zone="eu"} 2`,
+		`ratelimit_service_call_should_rate_limit_redis_error{zone="eu"} 3`,
+		`ratelimit_service_config_load_success{zone="eu"} 2`,
+		`ratelimit_service_rate_limit_my_domain_host_a_b_x__y_total_negative_hits{zone="eu"} 4`,
+		`ratelimit_service_rate_limit_no_where_domain_not_found{zone="eu"} 2`,
+		`ratelimit_service_rate_limit_shop_a_b_1_c_shadow_mode{zone="eu"} 1`,
+		`ratelimit_service_rate_limit_shop_a_b_1_c_total_hits{zone="eu"} 1`,
+		`ratelimit_service_rate_limit_shop_a_b_1_d_total_hits{zone="eu"} 10`,
+		`ratelimitd_old{x="y",zone="eu"} 2`,
+		`ratelimitd_unlimited_hits_shop_free{zone="eu"} 6`,
+		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="+Inf"} 2`,
+		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.005"} 1`,
+		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.01"} 1`,
+		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.025"} 2`,
+		`took_seconds_count{method="ShouldRateLimit",zone="eu"} 2`,
+		`took_seconds_sum{method="ShouldRateLimit",zone="eu"} 0.023`,
+	}
+	got := mappedLines(t, filled(), PrometheusConfig{Mapper: m, Labels: []Label{{"zone", "eu"}}})
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	if _, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m}); !strings.Contains(all, "# HELP hits Asked for.\n# TYPE hits counter\n") {
+		t.Error("the help of the mapping is not shown")
+	}
+}
+
+// TestOldMapping: files that say timer_type, as that of Envoy Gateway does, are taken.
+func TestOldMapping(t *testing.T) {
+	t.Parallel()
+	m, err := LoadMapper(mapping(t, `
+mappings:
+- match: ratelimit_server.*.response_time
+  name: took
+  timer_type: histogram
+  buckets: [1, 10]
+  labels: {method: "$1"}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New()
+	r.ObserveCall("ShouldRateLimit", 0.005)
+	want := []string{
+		`took_bucket{method="ShouldRateLimit",le="1"} 0`,
+		`took_bucket{method="ShouldRateLimit",le="10"} 1`,
+		`took_bucket{method="ShouldRateLimit",le="+Inf"} 1`,
+	}
+	got := mappedLines(t, r, PrometheusConfig{Mapper: m})
+	for _, line := range want {
+		if !slices.Contains(got, line) {
+			t.Errorf("no line %s in\n%s", line, strings.Join(got, "\n"))
+		}
+	}
+}
+
+func TestMapperRefused(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ text, want string }{
+		{"mappings: [{match: a..b, name: b}]", "invalid match: a..b"},
+		{"mappings: [{match: a.*}]", "metric mapping didn't set a metric name"},
+		{"mappings: [{match: '(', match_type: regex, name: b}]", "invalid regex ("},
+		{"- a", "cannot unmarshal"},
+	} {
+		file := mapping(t, tt.text)
+		if _, err := LoadMapper(file); err == nil || !strings.HasPrefix(err.Error(), "reading the mapping file "+file+": ") || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v\nwant %q", tt.text, err, tt.want)
+		}
+	}
+	if _, err := LoadMapper("no/such.yaml"); err == nil || !strings.Contains(err.Error(), "no/such.yaml") {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// What no mapping says how to observe is a summary of the last ten minutes.
+func TestMappedSummary(t *testing.T) {
+	t.Parallel()
+	m, err := LoadMapper(mapping(t, "mappings: [{match: ratelimit_server.*.response_time, name: t, summary_options: {quantiles: [{quantile: 0.5}, {quantile: 0.99}]}}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := New()
+		quantiles := func() (values [2]float64, count uint64) {
+			t.Helper()
+			e := newExposition(nil)
+			m.collect(r, nil, e)
+			s := e.summaries[identify("t")]
+			for i, q := range s.GetQuantile() {
+				values[i] = q.GetValue()
+			}
+			return values, s.GetSampleCount()
+		}
+		check := func(count uint64, median, p99 float64) {
+			t.Helper()
+			got, n := quantiles()
+			near := func(got, want float64) bool { return got > want*0.95 && got < want*1.05 }
+			if n != count || !near(got[0], median) || !near(got[1], p99) {
+				t.Errorf("%d calls with quantiles %v ms; want %d, %v and %v", n, got, count, median, p99)
+			}
+		}
+		for i := range 100 {
+			r.ObserveCall("M", 0.001*float64(1+i))
+		}
+		check(100, 50, 99)
+		for range 20 { // a scrape a minute
+			time.Sleep(time.Minute)
+			for range 10 {
+				r.ObserveCall("M", 1)
+			}
+			quantiles()
+		}
+		check(300, 1000, 1000)
+		time.Sleep(11 * time.Minute)
+		quantiles()
+		time.Sleep(11 * time.Minute)
+		if got, n := quantiles(); n != 300 || got[0] == got[0] { // not a number: there were no calls
+			t.Errorf("%d calls with quantiles %v after ten minutes without one", n, got)
+		}
+	})
+}
+
+func TestMappedTTL(t *testing.T) {
+	t.Parallel()
+	m, err := LoadMapper(mapping(t, "defaults: {ttl: 1m}\nmappings: [{match: kept, name: kept, ttl: 1h}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := New()
+		r.Counter("kept").Add(1)
+		r.Counter("gone").Add(1)
+		shown := func() int {
+			e := newExposition(nil)
+			m.collect(r, nil, e)
+			return len(e.counts)
+		}
+		if n := shown(); n != 2 {
+			t.Errorf("%d series, want 2", n)
+		}
+		time.Sleep(time.Minute)
+		if n := shown(); n != 1 {
+			t.Errorf("%d series after a minute, want 1", n)
+		}
+		r.Counter("gone").Add(1)
+		if n := shown(); n != 2 {
+			t.Errorf("%d series after it counts again, want 2", n)
+		}
+	})
+}
+
+// A series' own labels win over extra ones, which are then called as Prometheus calls what meets another.
+func TestExtraLabels(t *testing.T) {
+	t.Parallel()
+	r := New()
+	r.Rule(NewKey("d", "k")).TotalHits.Add(1)
+	r.ObserveCall("M", 1)
+	r.Histogram("ratelimitd.h", 1).Observe(1)
+	got := mappedLines(t, r, PrometheusConfig{Labels: []Label{
+		{"a-b", "1"}, {"a.b", "2"}, {"domain", "x"}, {"le", "y"}, {"none", ""}, {"utf", "\xff"},
+	}})
+	for _, want := range []string{
+		`ratelimit_service_rate_limit_total_hits{a_b="1",domain="d",exported_a_b="2",exported_domain="x",exported_le="y",key1="k",utf="` + "\uFFFD" + `"} 1`,
+		`ratelimit_service_total_requests{a_b="1",domain="x",exported_a_b="2",exported_le="y",grpc_method="M",utf="` + "\uFFFD" + `"} 1`,
+		`ratelimitd_h_bucket{a_b="1",domain="x",exported_a_b="2",exported_le="y",utf="` + "\uFFFD" + `",le="1"} 1`,
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no line %s in\n%s", want, strings.Join(got, "\n"))
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package statsd
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+)
+
+// Mogrifier rewrites the names of metrics that match a pattern, and makes tags of parts of them.
+type Mogrifier struct {
+	pattern *regexp.Regexp
+	name    template
+	tags    []tagTemplate
+}
+
+type tagTemplate struct {
+	name  string
+	value template
+}
+
+// NewMogrifier makes the mogrifier that is called key in messages. In the new name, and in the values of the tags, $0
+// stands for what the pattern matches and $1 and so on for its groups. The errors are the reference's.
+func NewMogrifier(key, pattern, name string, tags []stats.Label) (Mogrifier, error) {
+	if pattern == "" {
+		return Mogrifier{}, fmt.Errorf("no PATTERN specified for mogrifier %s", key)
+	}
+	re, err := regexp.Compile(pattern)
+	if err != nil {
+		return Mogrifier{}, fmt.Errorf("failed to compile pattern for %s: %s: %w", key, pattern, err)
+	}
+	if name == "" {
+		return Mogrifier{}, fmt.Errorf("no NAME specified for mogrifier %s", key)
+	}
+	m := Mogrifier{pattern: re}
+	if m.name, err = newTemplate(name, re.NumSubexp()); err != nil {
+		return Mogrifier{}, fmt.Errorf("the NAME of mogrifier %s: %w", key, err)
+	}
+	for _, t := range tags {
+		if t.Name == "" {
+			return Mogrifier{}, fmt.Errorf("no key specified for tag %s for mogrifier %s", t.Name, key)
+		}
+		if t.Value == "" {
+			return Mogrifier{}, fmt.Errorf("no value specified for tag %s for mogrifier %s", t.Name, key)
+		}
+		value, err := newTemplate(t.Value, re.NumSubexp())
+		if err != nil {
+			return Mogrifier{}, fmt.Errorf("tag %s of mogrifier %s: %w", t.Name, key, err)
+		}
+		m.tags = append(m.tags, tagTemplate{t.Name, value})
+	}
+	return m, nil
+}
+
+// apply is the new name and the tags, each behind a comma; ok is false where the pattern does not match.
+func (m *Mogrifier) apply(name string) (renamed, tags string, ok bool) {
+	groups := m.pattern.FindStringSubmatch(name)
+	if groups == nil {
+		return "", "", false
+	}
+	for _, t := range m.tags {
+		tags += dogTag(t.name, t.value.fill(groups))
+	}
+	return m.name.fill(groups), tags, true
+}
+
+// template is text in which $0, $1 and so on stand for what a pattern matched.
+type template string
+
+// variables finds them.
+var variables = regexp.MustCompile(`\$\d+`)
+
+// newTemplate checks that text speaks of no group that a pattern with so many does not have.
+func newTemplate(text string, groups int) (template, error) {
+	for _, v := range variables.FindAllString(text, -1) {
+		if n, err := strconv.Atoi(v[1:]); err != nil || n > groups {
+			return "", fmt.Errorf("%s stands for no group: the pattern has %d", v, groups)
+		}
+	}
+	return template(text), nil
+}
+
+// fill puts what was matched into t.
+func (t template) fill(groups []string) string {
+	return variables.ReplaceAllStringFunc(string(t), func(v string) string {
+		n, _ := strconv.Atoi(v[1:]) // checked by newTemplate
+		return groups[n]
+	})
+}

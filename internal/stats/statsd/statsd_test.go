@@ -1,0 +1,487 @@
+package statsd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what should come at once; it is long because machines may be busy.
+const patience = 30 * time.Second
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}
+
+// listener is a statsd that notes what it is sent.
+type listener struct {
+	address string
+	close   func()
+
+	mu     sync.Mutex
+	all    []string
+	most   int // bytes of the longest datagram
+	opened int // connections
+}
+
+func (l *listener) lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
+}
+
+func (l *listener) take(b []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.most = max(l.most, len(b))
+	for line := range strings.Lines(string(b)) {
+		l.all = append(l.all, strings.TrimSuffix(line, "\n"))
+	}
+}
+
+// listenStream serves at an address until it is closed, or the test ends.
+func listenStream(t *testing.T, network, address string) *listener {
+	t.Helper()
+	ln, err := new(net.ListenConfig).Listen(t.Context(), network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &listener{address: ln.Addr().String()}
+	var (
+		wg    sync.WaitGroup
+		conns []net.Conn // guarded by mu
+	)
+	wg.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			l.mu.Lock()
+			conns = append(conns, conn)
+			l.opened++
+			l.mu.Unlock()
+			wg.Go(func() {
+				for lines := bufio.NewScanner(conn); lines.Scan(); {
+					l.take(lines.Bytes())
+				}
+			})
+		}
+	})
+	l.close = sync.OnceFunc(func() {
+		if err := ln.Close(); err != nil {
+			t.Error(err)
+		}
+		l.mu.Lock()
+		for _, conn := range conns {
+			_ = conn.Close() // the other side may have been faster
+		}
+		l.mu.Unlock()
+		wg.Wait()
+	})
+	t.Cleanup(l.close)
+	return l
+}
+
+func listenTCP(t *testing.T) *listener {
+	t.Helper()
+	return listenStream(t, "tcp", "127.0.0.1:0")
+}
+
+func listenUDP(t *testing.T) *listener {
+	t.Helper()
+	conn, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &listener{address: conn.LocalAddr().String()}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, _, err := conn.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			l.take(b[:n])
+		}
+	})
+	l.close = sync.OnceFunc(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	})
+	t.Cleanup(l.close)
+	return l
+}
+
+// nobody is an address at which nobody listens, and that no listener of a test gets by chance.
+const nobody = "127.0.0.1:1"
+
+// buffer is a log.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// run runs a sink until stop is called, which returns how long it took to end, or the test ends.
+func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() time.Duration) {
+	t.Helper()
+	s := New(r, slog.New(slog.NewTextHandler(log, nil)), c)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceValue(func() time.Duration {
+		begin := time.Now()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+		return time.Since(begin)
+	})
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// counted is a registry with something of everything.
+func counted() *stats.Registry {
+	r := stats.New()
+	rule := r.Rule(stats.NewKey("shop", "user_u1", "path"))
+	rule.TotalHits.Add(5)
+	rule.WithinLimit.Add(3)
+	rule.OverLimit.Add(2)
+	rule.NearLimit.Add(1)
+	r.Rule(stats.NewKey("shop", "free")).UnlimitedHits.Add(7)
+	r.Rule(stats.NewKey("shop", "never"))
+	r.Rule(stats.NewKey("my.shop", "ip_10.0.0.1", "x:1|c")).ShadowMode.Add(1)
+	r.Counter("ratelimit.service.config_load_success").Add(1)
+	r.Counter("ratelimit.service.config_load_error")
+	r.Counter("ratelimitd.override_ignored_total", "reason", "invalid", "domain", "my.domain").Add(4)
+	r.Gauge("ratelimit.redis_pool.cx_active", func() float64 { return 2 })
+	r.Gauge("ratelimit.half", func() float64 { return 0.5 })
+	r.Gauge("ratelimit.less", func() float64 { return -1 })
+	r.Source(func(v *stats.Values) {
+		v.Counter("ratelimit.go.numGC", 9)
+		v.Gauge("ratelimit.go.numGoroutine", 8)
+	})
+	r.ObserveCall("ShouldRateLimit", 0.0125)
+	return r
+}
+
+// want are the lines of counted with a tag in every name.
+func want(tag string) []string {
+	return []string{
+		"ratelimit.go.numGC" + tag + ":9|c",
+		"ratelimit.go.numGoroutine" + tag + ":8|g",
+		"ratelimit.half" + tag + ":0.5|g",
+		"ratelimit.less" + tag + ":0|g",
+		"ratelimit.redis_pool.cx_active" + tag + ":2|g",
+		"ratelimit.service.config_load_success" + tag + ":1|c",
+		"ratelimit.service.rate_limit.my.shop.ip_10_0_0_1.x_1_c.shadow_mode" + tag + ":1|c",
+		"ratelimit.service.rate_limit.shop.user_u1.path.near_limit" + tag + ":1|c",
+		"ratelimit.service.rate_limit.shop.user_u1.path.over_limit" + tag + ":2|c",
+		"ratelimit.service.rate_limit.shop.user_u1.path.total_hits" + tag + ":5|c",
+		"ratelimit.service.rate_limit.shop.user_u1.path.within_limit" + tag + ":3|c",
+		"ratelimit_server.ShouldRateLimit.total_requests" + tag + ":1|c",
+		"ratelimitd.unlimited_hits.shop.free" + tag + ":7|c",
+	}
+}
+
+// isTime tells whether a line is the response time of counted, 12.5 ms but for how finely it is counted.
+func isTime(line, tag, end string) bool {
+	v, ok := strings.CutPrefix(line, "ratelimit_server.ShouldRateLimit.response_time"+tag+":")
+	v, kind := strings.CutSuffix(v, "|ms"+end)
+	ms, err := strconv.ParseFloat(v, 64)
+	return ok && kind && err == nil && ms > 11.5 && ms < 13.5
+}
+
+func TestLines(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, network string
+		tags          []stats.Label
+		tag, ignored  string
+	}{
+		{"TCP", "tcp", nil, "", ".__domain=my_domain.__reason=invalid"},
+		{"UDP", "udp", nil, "", ".__domain=my_domain.__reason=invalid"},
+		{
+			"extra tags, sorted, of which a series' own wins", "tcp",
+			[]stats.Label{{Name: "version", Value: "1.2:3|x"}, {Name: "env", Value: "a\nb"}, {Name: "none", Value: ""}, {Name: "reason", Value: "z"}},
+			".__env=a_b.__reason=z.__version=1_2_3_x", ".__domain=my_domain.__env=a_b.__reason=invalid.__version=1_2_3_x",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var l *listener
+			if tt.network == "udp" {
+				l = listenUDP(t)
+			} else {
+				l = listenTCP(t)
+			}
+			lines := append(want(tt.tag), "ratelimitd.override_ignored_total"+tt.ignored+":4|c")
+			stop := run(t, counted(), t.Output(), Config{Network: tt.network, Address: l.address, Interval: time.Hour, Tags: tt.tags})
+			eventually(t, "the first flush", func() bool { return len(l.lines()) > len(lines) })
+			got := l.lines()
+			got = slices.DeleteFunc(got, func(line string) bool { return isTime(line, tt.tag, "") })
+			slices.Sort(got)
+			slices.Sort(lines)
+			if d := cmp.Diff(lines, got); d != "" {
+				t.Errorf("lines but for the time (-want +got):\n%s", d)
+			}
+			if len(l.lines()) != len(lines)+1 {
+				t.Errorf("got %d lines, want %d", len(l.lines()), len(lines)+1)
+			}
+			stop()
+		})
+	}
+}
+
+// Only what came on top is sent, gauges each time, and the last interval goes out when the sink ends.
+func TestDeltasAndTheLastInterval(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"tcp", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			l := listenUDP(t)
+			if network == "tcp" {
+				l = listenTCP(t)
+			}
+			r := counted()
+			stop := run(t, r, t.Output(), Config{Network: network, Address: l.address, Interval: time.Hour})
+			eventually(t, "the first flush", func() bool { return len(l.lines()) == 15 })
+			r.Rule(stats.NewKey("shop", "user_u1", "path")).TotalHits.Add(3)
+			stop()
+			eventually(t, "the last flush", func() bool { return len(l.lines()) == 20 })
+			got := l.lines()[15:]
+			slices.Sort(got)
+			if d := cmp.Diff([]string{
+				"ratelimit.go.numGoroutine:8|g", "ratelimit.half:0.5|g", "ratelimit.less:0|g", "ratelimit.redis_pool.cx_active:2|g",
+				"ratelimit.service.rate_limit.shop.user_u1.path.total_hits:3|c",
+			}, got); d != "" {
+				t.Errorf("the last flush (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// sum adds up the counts of a name.
+func sum(lines []string, name string) (n uint64) {
+	for _, line := range lines {
+		if v, ok := strings.CutPrefix(line, name+":"); ok {
+			v, _ = strings.CutSuffix(v, "|c")
+			add, err := strconv.ParseUint(v, 10, 64)
+			if err != nil {
+				panic(err)
+			}
+			n += add
+		}
+	}
+	return n
+}
+
+// What is counted while statsd is away goes out when it is back. The log says each once.
+func TestReconnect(t *testing.T) {
+	t.Parallel()
+	address := filepath.Join(t.TempDir(), "s") // a socket, because a port could be taken meanwhile, also by who dials it
+	r := stats.New()
+	n := r.Counter("n")
+	n.Add(1)
+	var log buffer
+	run(t, r, &log, Config{Network: "unix", Address: address, Interval: time.Millisecond, Retry: time.Millisecond})
+	eventually(t, "a line that nobody listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
+	n.Add(10)
+	l := listenStream(t, "unix", address)
+	eventually(t, "both counts", func() bool { return sum(l.lines(), "n") == 11 })
+	l.close()
+	opened := l.opened
+	eventually(t, "the end of the connection", func() bool { // a connection that is gone is noticed without anything to send
+		ln := listenStream(t, "unix", address)
+		defer ln.close()
+		eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
+		n.Add(100)
+		eventually(t, "what came on top", func() bool { return sum(ln.lines(), "n") == 100 })
+		return true
+	})
+	if opened != 1 {
+		t.Errorf("%d connections were opened where one does", opened)
+	}
+	if got := log.String(); strings.Count(got, "\n") > 3 || strings.Count(got, "cannot be sent") != 1 {
+		t.Errorf("the log says more than once that nobody listens:\n%s", got)
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	t.Parallel()
+	for _, network := range []string{"tcp", "udp"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			r := counted()
+			var log buffer
+			stop := run(t, r, &log, Config{Network: network, Address: nobody, Interval: time.Millisecond, Retry: time.Millisecond})
+			eventually(t, "a line in the log", func() bool { return strings.Contains(log.String(), "USE_STATSD=false") })
+			for range 100 {
+				r.Counter("n").Add(1)
+				time.Sleep(time.Millisecond)
+			}
+			if took := stop(); took > patience {
+				t.Errorf("the end took %v", took)
+			}
+			if got := log.String(); strings.Count(got, "\n") != 1 {
+				t.Errorf("the log has more than one line:\n%s", got)
+			}
+		})
+	}
+}
+
+// A statsd that takes connections and reads nothing holds up neither who counts nor the end.
+func TestHangingStatsd(t *testing.T) {
+	t.Parallel()
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() }) // nothing is accepted: the kernel does, and buffers
+	r := stats.New()
+	long := strings.Repeat("x", 12000)
+	count := func() {
+		for i := range 2000 { // 24 MB, more than what buffers hold
+			r.Rule(stats.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
+		}
+	}
+	count()
+	var log buffer
+	stop := run(t, r, &log, Config{Network: "tcp", Address: ln.Addr().String(), Interval: time.Millisecond})
+	eventually(t, "a write that times out", func() bool { return strings.Contains(log.String(), "cannot be sent") })
+	count()
+	if took := stop(); took > 5*(writeTimeout+lastTimeout) {
+		t.Errorf("the end took %v", took)
+	}
+}
+
+// Nothing is lost and nothing is sent twice where a connection breaks between two writes.
+func TestPartOfAFlush(t *testing.T) {
+	t.Parallel()
+	s := New(stats.New(), slog.New(slog.DiscardHandler), Config{Network: "tcp"})
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	s.conn = ours
+	s.buffer = []byte("a:1|c\nb:22|c\nc:3|c\n")
+	go func() { // takes a and the beginning of b
+		b := make([]byte, 8)
+		_, _ = io.ReadFull(theirs, b)
+		_ = theirs.Close()
+	}()
+	if err := s.write(t.Context(), 0); err == nil {
+		t.Fatal("no error")
+	}
+	if got := string(s.buffer); got != "c:3|c\n" {
+		t.Errorf("%q is kept, want the lines of which nothing was taken", got)
+	}
+}
+
+func TestDatagrams(t *testing.T) {
+	t.Parallel()
+	l := listenUDP(t)
+	r := stats.New()
+	for i := range 500 {
+		r.Rule(stats.NewKey("shop", fmt.Sprintf("user_%d", i), strings.Repeat("x", i%200))).TotalHits.Add(1)
+	}
+	r.Rule(stats.NewKey("shop", strings.Repeat("y", mostUDP))).TotalHits.Add(1)
+	run(t, r, t.Output(), Config{Network: "udp", Address: l.address, Interval: time.Hour})
+	eventually(t, "every name that fits", func() bool { return len(l.lines()) >= 500 })
+	if len(l.lines()) != 500 || l.most > 1432 || l.most < 1000 {
+		t.Errorf("%d lines, the longest datagram has %d bytes; want 500 and at most, but about, 1432", len(l.lines()), l.most)
+	}
+}
+
+// G8: no value that a client sends ends a line or begins another.
+func TestG8NoInjection(t *testing.T) {
+	t.Parallel()
+	for _, dog := range []bool{false, true} {
+		l := listenTCP(t)
+		r := stats.New()
+		for _, v := range []string{"a\nb:1|c", "\r\nx:9|g", "\u2028y:1|c", "a|@0.1|#t:v,u", "\x00\x1b[31m", "a:b|c", "\xff\n\xfe"} {
+			r.Rule(stats.NewKey("evil", "k_"+v)).TotalHits.Add(1)
+			r.Counter("evil.label", "domain", v).Add(1)
+		}
+		stop := run(t, r, t.Output(), Config{Network: "tcp", Address: l.address, Interval: time.Hour, Dog: dog})
+		eventually(t, "the lines", func() bool { return len(l.lines()) >= 14 })
+		stop()
+		for _, line := range l.lines() {
+			name, value, _ := strings.Cut(line, ":")
+			value, tags, _ := strings.Cut(value, "|#")
+			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name, ".total_hits") || strings.HasPrefix(name, "evil.label")
+			if !prefix || value != "1|c" || strings.ContainsAny(line, "\x00\x1b\r\u2028") || strings.Count(tags, ",") > 0 {
+				t.Errorf("bad line %q", line)
+			}
+		}
+		if n := len(l.lines()); n != 14 {
+			t.Errorf("%d lines, want 14: %q", n, l.lines())
+		}
+	}
+}
+
+// What a request pays for statistics is the same with a sink that sends all the time, one that finds nobody, and none.
+func BenchmarkCounting(b *testing.B) {
+	ln, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ln.Close()
+	for _, bb := range []struct{ name, address string }{{"alone", ""}, {"sink", ln.Addr().String()}, {"nobody listens", nobody}} {
+		b.Run(bb.name, func(b *testing.B) {
+			r := stats.New()
+			n := r.Rule(stats.NewKey("shop", "user"))
+			ctx, cancel := context.WithCancel(b.Context())
+			var wg sync.WaitGroup
+			if bb.address != "" {
+				s := New(r, slog.New(slog.DiscardHandler), Config{Network: "tcp", Address: bb.address, Interval: 10 * time.Millisecond})
+				wg.Go(func() { _ = s.Run(ctx) }) // it returns no error
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				n.TotalHits.Add(1)
+				n.WithinLimit.Add(1)
+				r.ObserveCall("ShouldRateLimit", 0.0003)
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,42 @@
+package stats
+
+import (
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// WriteText writes the counters and gauges for people, one a line, as "name: value", sorted by their statsd names.
+// Counters of rules appear with their first count.
+func (r *Registry) WriteText(w io.Writer) error {
+	now := r.read()
+	counts := make(map[string]uint64)
+	for _, c := range now.rules {
+		ruleStats(c, func(before, after string, value uint64) {
+			if value > 0 {
+				counts[OneLine(before+c.Key.Text+after)] += value
+			}
+		})
+	}
+	for _, s := range now.counters {
+		counts[OneLine(TagName(s.name, s.labels))] += s.value
+	}
+	for method, calls := range *r.calls.Load() {
+		counts[OneLine(requestsName(method))] += calls.count()
+	}
+	lines := make(map[string]string, len(counts)+len(now.gauges))
+	for name, n := range counts {
+		lines[name] = strconv.FormatUint(n, 10)
+	}
+	for _, s := range now.gauges {
+		lines[OneLine(TagName(s.name, s.labels))] = strconv.FormatFloat(s.value, 'f', -1, 64)
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(lines)) {
+		b.WriteString(name + ": " + lines[name] + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
