@@ -1,0 +1,137 @@
+package limiter_test
+
+import (
+	"fmt"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+const benchRules = `
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: hour, requests_per_unit: 4000000000}
+- key: bucket
+  rate_limit: {unit: hour, requests_per_unit: 4000000000, algorithm: token_bucket}
+- key: seen
+  value_to_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 4000000000}
+- key: name
+  rate_limit: {unit: hour, requests_per_unit: 4000000000, name: a}
+- key: replacing
+  rate_limit: {unit: hour, requests_per_unit: 4000000000, replaces: [{name: a}]}
+- key: path
+  descriptors:
+  - key: method
+    descriptors:
+    - key: user
+      rate_limit: {unit: hour, requests_per_unit: 4000000000}
+`
+
+func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
+	tb.Helper()
+	l := limiter.New(memory.New(memory.Config{}), stats.New(), c)
+	load(tb, l, rules)
+	return l
+}
+
+func load(tb testing.TB, l *limiter.Limiter, files ...string) {
+	tb.Helper()
+	var sources []descriptors.Source
+	for i, rules := range files {
+		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("rules%d.yaml", i), Data: []byte(rules)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		tb.Fatal(problems)
+	}
+	l.SetRules(set)
+}
+
+// hot are requests that must be decided without allocating.
+func hot() map[string]*limiter.Request {
+	one := func(text string) *limiter.Request {
+		return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: entries(text)}}}
+	}
+	override := one("user=o1")
+	override.Descriptors[0].HasOverride = true
+	override.Descriptors[0].Override = descriptors.Override{RequestsPerUnit: 4000000000, Unit: descriptors.Hour}
+	replaced := one("name=x")
+	replaced.Descriptors = append(replaced.Descriptors, one("replacing=x").Descriptors...)
+	three := one("user=u1")
+	three.Descriptors = append(three.Descriptors, one("bucket=b1").Descriptors[0], one("path=/a,method=GET,user=u1").Descriptors[0])
+	stranger := one("user=u1")
+	stranger.Domain = []byte("nowhere")
+	return map[string]*limiter.Request{
+		"one":             one("user=u1"),
+		"bucket":          one("bucket=b1"),
+		"value_to_metric": one("seen=v1"),
+		"override":        override,
+		"replaces":        replaced,
+		"three":           three,
+		"unknown_domain":  stranger,
+		"unmatched":       one("other=1"),
+	}
+}
+
+func TestDecideDoesNotAllocate(t *testing.T) {
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}} {
+		l := newBench(t, benchRules, c)
+		for name, r := range hot() {
+			t.Run(fmt.Sprint(name, c.StopWhenOver), func(t *testing.T) {
+				var v limiter.Verdict
+				n := testing.AllocsPerRun(100, func() {
+					if err := l.Decide(t.Context(), r, &v); err != nil {
+						t.Fatal(err)
+					}
+				})
+				most := 0.0
+				if name == "override" { // checking the limit that it makes may take one
+					most = 1
+				}
+				if n > most {
+					t.Errorf("a decision allocates %v times", n)
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	l := newBench(b, benchRules, limiter.Config{})
+	for name, r := range hot() {
+		b.Run(name, func(b *testing.B) {
+			var v limiter.Verdict
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := l.Decide(b.Context(), r, &v); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("keys", func(b *testing.B) {
+		var seed atomic.Uint64
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			var v limiter.Verdict
+			r := hot()["one"]
+			i := seed.Add(1) * 7919
+			value := make([]byte, 0, 16)
+			for pb.Next() {
+				i = (i*6364136223846793005 + 1442695040888963407) % 100_000
+				value = strconv.AppendUint(value[:0], i, 10)
+				r.Descriptors[0].Entries[0].Value = value
+				if err := l.Decide(b.Context(), r, &v); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	})
+}

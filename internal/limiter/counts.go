@@ -1,0 +1,235 @@
+package limiter
+
+import (
+	"sync/atomic"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Bounds on series that requests bring about, apart from Config.MetricMaxSeries.
+const (
+	maxUnknownDomains = 100 // <domain>.domain_not_found
+	maxOverrideKeys   = 100 // of each domain
+	maxKeyText        = 128 // bytes that a request adds to a name; what is longer is counted like what is beyond the bound
+)
+
+// ignored says why an override is not in force.
+type ignored uint8
+
+const (
+	notIgnored ignored = iota
+	ignoredNotAllowed
+	ignoredInvalid
+)
+
+// counts knows where to count what. It survives the rules, so that a reload continues every count.
+type counts struct {
+	registry  *stats.Registry
+	nearRatio float32
+	maxSeries int
+	stop      bool // see Config.StopWhenOver
+
+	localCache bool // see Config.LocalCache
+
+	serviceErrors, backendErrors, giveBackErrors, globalShadow *stats.Counter
+
+	overrides fallbacks // of overrides where no rule is met
+
+	domains bounded[stats.Counter] // that no rules are for
+	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
+	known   map[string]*domain     // by name; guarded by Limiter.setting
+}
+
+// domain is where a domain of the rules counts what has no rule.
+type domain struct {
+	overrides           bounded[stats.Rule]
+	notAllowed, invalid *stats.Counter // overrides ignored, by reason
+}
+
+func newCounts(r *stats.Registry, c Config) *counts {
+	n := &counts{
+		registry:       r,
+		nearRatio:      c.NearLimitRatio,
+		maxSeries:      c.MetricMaxSeries,
+		stop:           c.StopWhenOver,
+		localCache:     c.LocalCache,
+		serviceErrors:  r.Counter("ratelimit.service.call.should_rate_limit.service_error"),
+		backendErrors:  r.Counter("ratelimit.service.call.should_rate_limit.redis_error"),
+		globalShadow:   r.Counter("ratelimit.service.global_shadow_mode"),
+		giveBackErrors: r.Counter("ratelimitd.give_back_errors_total"),
+		rules:          make(map[string]*ruleCounts),
+		known:          make(map[string]*domain),
+	}
+	n.domains.max, n.domains.longest = maxUnknownDomains, maxKeyText
+	return n
+}
+
+// snapshot is a set of rules with what deciding by it needs.
+type snapshot struct {
+	set     *descriptors.Set
+	rules   []rule                          // by Rule.Index
+	domains map[*descriptors.Domain]*domain // of the set
+
+	referenceNames bool // operations carry them
+}
+
+// rule is what the limiter adds to a rule of the set.
+type rule struct {
+	*ruleCounts
+	replaces bool // some limit of it replaces others
+}
+
+// ruleCounts is where a rule counts.
+type ruleCounts struct {
+	fixed   atomic.Pointer[stats.Rule] // under the key that the rules alone make; nil until it counts
+	dynamic bounded[stats.Rule]        // under keys that may hold values of requests
+
+	fallbacks fallbacks
+}
+
+func (c *counts) snapshot(set *descriptors.Set) *snapshot {
+	s := &snapshot{set: set, domains: make(map[*descriptors.Domain]*domain)}
+	for r := range set.Rules() {
+		id := r.Identity()
+		counts, ok := c.rules[id]
+		if !ok {
+			counts = new(ruleCounts)
+			counts.dynamic.max, counts.dynamic.longest = c.maxSeries, len(r.Path)+maxKeyText
+			c.rules[id] = counts
+		}
+		added := rule{ruleCounts: counts}
+		for i := range r.Items {
+			added.replaces = added.replaces || len(r.Items[i].Replaces) > 0
+		}
+		s.rules = append(s.rules, added)
+	}
+	for d := range set.Domains() {
+		k, ok := c.known[d.Name]
+		if !ok {
+			k = &domain{
+				notAllowed: c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "not_allowed"),
+				invalid:    c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "invalid"),
+			}
+			k.overrides.max, k.overrides.longest = maxOverrideKeys, len(d.Name)+maxKeyText
+			c.known[d.Name] = k
+		}
+		s.domains[d] = k
+	}
+	return s
+}
+
+// unknownDomain counts a request for a domain that has no rules.
+func (c *counts) unknownDomain(name []byte) {
+	if n := c.domains.find(name); n != nil {
+		n.Add(1)
+		return
+	}
+	c.domains.add(name, func() *stats.Counter {
+		return c.domainNotFound(string(name))
+	}, func() *stats.Counter {
+		return c.domainNotFound(stats.Other)
+	}).Add(1)
+}
+
+func (c *counts) domainNotFound(name string) *stats.Counter {
+	return c.registry.Counter("ratelimit.service.rate_limit." + stats.NewKey(name).Text + ".domain_not_found")
+}
+
+// before counts what is asked for, before the backend is.
+func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *scratch) {
+	for i := range p.parts {
+		t := &p.parts[i]
+		switch t.ignored {
+		case notIgnored:
+		case ignoredNotAllowed:
+			s.domains[d].notAllowed.Add(1)
+		case ignoredInvalid:
+			s.domains[d].invalid.Add(1)
+		}
+		if t.op < 0 && !t.unlimited || t.hits == 0 {
+			continue
+		}
+		n := c.of(s, d, r.Descriptors[i].Entries, p, t)
+		switch {
+		case t.unlimited:
+			n.UnlimitedHits.Add(t.hits)
+		case t.negative:
+			n.TotalNegativeHits.Add(t.hits)
+		default:
+			n.TotalHits.Add(t.hits)
+			t.counts = n
+		}
+	}
+}
+
+// after counts what became of it.
+func (c *counts) after(p *scratch) {
+	for i := range p.parts {
+		if t := &p.parts[i]; t.counts != nil {
+			c.outcome(t, &p.ops[t.op])
+		}
+	}
+}
+
+// outcome adds for t, which takes, what the reference does. Its arithmetic needs no more than what was left before the
+// hits: what was used before is the limit less that.
+func (c *counts) outcome(t *part, op *backend.Op) {
+	d := &op.Decision
+	limit := &t.limits[d.Strictest]
+	most := capacity(limit)
+	near := c.near(most)
+	left := min(d.Left, most)
+	used, hits, n := most-left, t.hits, t.counts
+	if d.Admitted == 0 {
+		over := hits
+		if limit.CountRefused && d.Penalty == 0 && !op.Remembered {
+			over = hits - min(left, hits)
+			n.NearLimit.Add(most - max(near, used))
+		}
+		n.OverLimit.Add(over)
+		if c.localCache && op.Remembered {
+			n.OverLimitWithLocalCache.Add(over)
+		}
+		if t.shadow() {
+			n.ShadowMode.Add(over)
+		}
+		return
+	}
+	after := used + hits
+	if t.unspent {
+		if !c.stop {
+			return // what was given back, or never taken, is not within the limit
+		}
+		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
+	}
+	n.WithinLimit.Add(hits)
+	switch {
+	case after <= near:
+	case used >= near:
+		n.NearLimit.Add(hits)
+	default:
+		n.NearLimit.Add(after - near)
+	}
+}
+
+// near is the number of hits up to which a limit is not near, in the reference's arithmetic but for a ratio above 1: there
+// it is the limit itself.
+func (c *counts) near(limit uint64) uint64 {
+	if n := float32(limit) * c.nearRatio; n < float32(limit) {
+		return uint64(n)
+	}
+	return limit
+}
+
+// capacity is the number of hits that a whole counter has left.
+func capacity(l *engine.Limit) uint64 {
+	switch l.Algorithm {
+	case engine.TokenBucket, engine.LeakyBucket:
+		return l.Burst
+	case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
+	}
+	return l.Hits
+}

@@ -1,0 +1,151 @@
+package limiter
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Explanation tells how a request would be decided now.
+type Explanation struct {
+	Over        bool // OVER_LIMIT for the whole request
+	Known       bool // there are rules for the domain; without, everything passes
+	Together    bool // the descriptors are charged together
+	Descriptors []Explained
+}
+
+// Explained tells how one descriptor would be decided now.
+type Explained struct {
+	Status                      // as Decide would fill it in, were it to look only; Remaining is what is left before the hits
+	Steps    []descriptors.Step // how the entries met the rules
+	Hits     uint64             // what it would spend, or give back
+	Negative bool               // it gives back
+	Items    []descriptors.Item // the limits in force; empty where there are none
+	Limits   engine.Limits      // the same, as they are counted
+	Holder   string             // who holds the slots of a concurrency limit, where the rule says what names them
+	Counter  string             // the name of the counter in a store, without its prefix; empty where nothing counts
+	Ignored  error              // why the override that came along is not in force, or nil
+}
+
+// Counter tells how the counter of one descriptor is.
+type Counter struct {
+	Rule     *descriptors.Rule
+	Items    []descriptors.Item // the limits in force
+	Limits   engine.Limits      // the same, as they are counted
+	Name     string             // of the counter in a store, without its prefix
+	Decision engine.Decision    // Left, ResetAfter and Penalty tell how it is; Strictest which limit they speak of
+	Refuses  bool               // a request for one hit would be refused now
+}
+
+// Explain tells how r would be decided now, and changes nothing. Its errors are those of Decide.
+func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error) {
+	s, err := l.accept(r)
+	if err != nil {
+		return nil, err
+	}
+	var v Verdict
+	d := s.set.Domain(r.Domain)
+	if d == nil {
+		return &Explanation{Descriptors: make([]Explained, len(r.Descriptors))}, nil
+	}
+	p := &v.scratch
+	p.plan(s, d, r)
+	for i := range p.parts {
+		p.parts[i].unspent = true
+	}
+	for i := range p.ops {
+		p.ops[i].Mode = backend.Look
+	}
+	if len(p.ops) > 0 {
+		if err := l.apply(ctx, p.ops); err != nil {
+			return nil, err
+		}
+	}
+	l.fold(p, &v)
+	e := &Explanation{Over: v.Over, Known: true, Together: d.ChargeTogether || l.config.StopWhenOver}
+	for i := range p.parts {
+		e.Descriptors = append(e.Descriptors, p.explained(d, r, &v, i))
+	}
+	return e, nil
+}
+
+func (p *scratch) explained(d *descriptors.Domain, r *Request, v *Verdict, i int) Explained {
+	t := &p.parts[i]
+	x := Explained{
+		Status:   v.Statuses[i],
+		Steps:    d.Explain(r.Descriptors[i].Entries),
+		Hits:     t.hits,
+		Negative: t.negative,
+		Items:    t.items,
+		Limits:   t.limits,
+	}
+	switch t.ignored {
+	case notIgnored:
+	case ignoredNotAllowed:
+		x.Ignored = errNotAllowed
+	case ignoredInvalid:
+		x.Ignored = t.reason
+	}
+	if t.op >= 0 {
+		x.Counter, x.Holder = counterName(&p.ops[t.op]), p.ops[t.op].Take.Owner
+	}
+	return x
+}
+
+// Peek tells how the counter of a descriptor is, and changes nothing. It returns ErrNoLimit where no limit applies.
+func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
+	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
+}
+
+// Reset makes the counter of a descriptor whole again, and tells how it is then. While a penalty runs nothing changes
+// without force; the Penalty of the decision is what is left of it. It returns ErrNoLimit where no limit applies.
+func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
+	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode, op.Force = backend.Reset, force })
+}
+
+// counter applies what ask makes of a look to the counter of a descriptor.
+func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
+	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
+	s, err := l.accept(r)
+	if err != nil {
+		return nil, err
+	}
+	d := s.set.Domain(r.Domain)
+	if d == nil {
+		return nil, ErrNoLimit
+	}
+	var p scratch
+	p.plan(s, d, r)
+	t := &p.parts[0]
+	if t.op < 0 {
+		return nil, ErrNoLimit
+	}
+	op := &p.ops[0]
+	op.Take.Owner = "" // the counter as such, whoever holds its slots
+	op.Take.Cost = 1
+	ask(op)
+	if err := l.apply(ctx, p.ops); err != nil {
+		return nil, err
+	}
+	return &Counter{
+		Rule:     t.match.Rule,
+		Items:    t.items,
+		Limits:   t.limits,
+		Name:     counterName(op),
+		Decision: op.Decision,
+		Refuses:  op.Decision.Admitted == 0,
+	}, nil
+}
+
+// counterName is what stores call the counters of an operation that has been decided: by its key, or as the reference
+// does, with the start of the window.
+func counterName(op *backend.Op) string {
+	if op.Name != nil {
+		return fmt.Sprintf("%s%d", op.Name, op.Decision.Window/1e6)
+	}
+	return "rl:{" + base64.RawURLEncoding.EncodeToString(op.Key[:]) + "}"
+}

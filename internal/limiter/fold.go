@@ -1,0 +1,118 @@
+package limiter
+
+import (
+	"math"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// takes tells whether t spends hits.
+func (t *part) takes() bool { return !t.negative && t.hits > 0 }
+
+// shadow tells whether a refusal of t is for the books only. An override leaves the rule's mode behind.
+func (t *part) shadow() bool { return t.rule != nil && !t.override && t.match.Rule.Shadow }
+
+// quota tells whether t is one of several buckets of which one is enough.
+func (l *Limiter) quota(t *part) bool {
+	return l.config.Quota || t.rule != nil && !t.override && t.match.Rule.Quota
+}
+
+// refused tells whether t's limits refused it. What gives hits back is never refused.
+func (p *scratch) refused(t *part) bool {
+	return t.op >= 0 && !t.negative && p.ops[t.op].Decision.Admitted == 0
+}
+
+// over is the verdict on the request before global shadow mode: one descriptor that is not in quota mode is over, or
+// there are some that are, and all of those are over. Descriptors without a limit in force do not take part.
+func (l *Limiter) over(p *scratch) bool {
+	quota, quotaOver := 0, 0
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.op < 0 {
+			continue
+		}
+		over := p.refused(t) && !t.shadow()
+		switch {
+		case !l.quota(t):
+			if over {
+				return true
+			}
+		case over:
+			quotaOver++
+			fallthrough
+		default:
+			quota++
+		}
+	}
+	return quota > 0 && quota == quotaOver
+}
+
+// unmatched makes v the verdict on n descriptors that no rule speaks of.
+func (v *Verdict) unmatched(n int) {
+	v.Over, v.Header = false, -1
+	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
+	clear(v.Statuses)
+}
+
+// fold makes the verdict of what the backend decided.
+func (l *Limiter) fold(p *scratch, v *Verdict) {
+	v.unmatched(len(p.parts))
+	for i := range p.parts {
+		l.status(p, &p.parts[i], &v.Statuses[i])
+	}
+	v.Over = l.over(p) && !l.config.Shadow
+	v.Header = l.header(p, v)
+}
+
+// status is the answer to t.
+func (l *Limiter) status(p *scratch, t *part, s *Status) {
+	s.Rule = t.match.Rule
+	switch {
+	case t.unlimited:
+		s.Unlimited, s.Remaining = true, math.MaxUint32
+		return
+	case t.op < 0:
+		return
+	}
+	d := &p.ops[t.op].Decision
+	s.Decision = *d
+	s.Item = &t.items[d.Strictest]
+	s.Override = t.override
+	s.Quota = l.quota(t)
+	s.Refused = p.refused(t)
+	s.Over = s.Refused && !t.shadow()
+	if !s.Refused {
+		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
+	}
+}
+
+// left is what d, which admitted t, leaves.
+func (t *part) left(d *engine.Decision) uint64 {
+	if t.negative || t.unspent {
+		return d.Left
+	}
+	return d.Left - min(t.hits, d.Left)
+}
+
+// header chooses the status that response headers speak of: the last one that is over and not in quota mode, or else the
+// first of those with the least remaining; −1 where no limit is reported.
+func (l *Limiter) header(p *scratch, v *Verdict) int {
+	least, enforced := -1, -1
+	for i := range v.Statuses {
+		s := &v.Statuses[i]
+		if s.Item == nil {
+			continue
+		}
+		if s.Over && !l.quota(&p.parts[i]) {
+			enforced = i
+		}
+		if least < 0 || s.Remaining < v.Statuses[least].Remaining {
+			least = i
+		}
+	}
+	if enforced >= 0 {
+		return enforced
+	}
+	return least
+}

@@ -1,0 +1,114 @@
+// Package limiter answers one request: it matches the descriptors against the rules, makes an operation of each that has
+// a limit, lets the backend apply them, and folds the decisions into a verdict.
+//
+// Everything that asks goes through here, so gRPC, HTTP, the command line and the admin API cannot disagree: [Decide]
+// charges, [Limiter.Explain] looks, [Limiter.Peek] and [Limiter.Reset] speak of the counter that both of them use.
+//
+// [Decide]: Limiter.Decide
+package limiter
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Config says how a Limiter decides. The zero value decides as envoyproxy/ratelimit does by default.
+type Config struct {
+	Shadow          bool    // SHADOW_MODE
+	Quota           bool    // QUOTA_MODE
+	StopWhenOver    bool    // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
+	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: it changes what StopWhenOver spends, and counts over_limit_with_local_cache
+	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 stands for 0.8
+	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 stands for 1,000
+	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: tell the backend what envoyproxy/ratelimit names each counter
+
+	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, of rules that do not say it themselves; FailDefault stands for FailError
+	Local     backend.Backend       // decides for FailLocal; must be there where a rule or OnFailure says so
+}
+
+// Limiter decides requests by the present rules. Its methods are safe for concurrent use.
+type Limiter struct {
+	backend backend.Backend
+	config  Config
+	rules   atomic.Pointer[snapshot]
+	counts  *counts
+	setting sync.Mutex // held while rules are compiled into a snapshot
+}
+
+// New makes a Limiter without rules; until SetRules is called Decide returns ErrNoRules.
+func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
+	if c.NearLimitRatio == 0 {
+		c.NearLimitRatio = 0.8
+	}
+	if c.MetricMaxSeries == 0 {
+		c.MetricMaxSeries = 1000
+	}
+	if c.OnFailure == descriptors.FailDefault {
+		c.OnFailure = descriptors.FailError
+	}
+	return &Limiter{backend: b, config: c, counts: newCounts(r, c)}
+}
+
+// SetRules swaps the rules. Counters, and what they have counted, stay.
+func (l *Limiter) SetRules(s *descriptors.Set) {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	compiled := l.counts.snapshot(s)
+	compiled.referenceNames = l.config.ReferenceNames
+	l.rules.Store(compiled)
+}
+
+// Rules are the present rules, or nil.
+func (l *Limiter) Rules() *descriptors.Set {
+	if s := l.rules.Load(); s != nil {
+		return s.set
+	}
+	return nil
+}
+
+// Decide charges r and fills in v, a Verdict of the caller's own. Where it returns an error, which wraps one of this
+// package's, v says nothing.
+func (l *Limiter) Decide(ctx context.Context, r *Request, v *Verdict) error {
+	s, err := l.accept(r)
+	if err != nil {
+		l.counts.serviceErrors.Add(1)
+		return err
+	}
+	d := s.set.Domain(r.Domain)
+	if d == nil {
+		l.counts.unknownDomain(r.Domain)
+		v.unmatched(len(r.Descriptors))
+		return nil
+	}
+	p := &v.scratch
+	p.plan(s, d, r)
+	l.counts.before(s, d, r, p)
+	if err := l.charge(ctx, d, p); err != nil {
+		l.counts.backendErrors.Add(1)
+		return err
+	}
+	l.fold(p, v)
+	l.counts.after(p)
+	if l.config.Shadow && l.over(p) {
+		l.counts.globalShadow.Add(1)
+	}
+	return nil
+}
+
+// accept returns the present rules if r can be decided by them. Errors come in the reference's order; what it has no
+// bounds for comes last.
+func (l *Limiter) accept(r *Request) (*snapshot, error) {
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
+	s := l.rules.Load()
+	if s == nil {
+		return nil, ErrNoRules
+	}
+	return s, r.withinBounds()
+}

@@ -1,0 +1,488 @@
+package limiter_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// fixture is a limiter on a clock that stands still.
+type fixture struct {
+	*limiter.Limiter
+	stats *stats.Registry
+}
+
+func newFixture(tb testing.TB, rules string, c limiter.Config) fixture {
+	tb.Helper()
+	r := stats.New()
+	b := memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
+	l := limiter.New(b, r, c)
+	load(tb, l, rules)
+	return fixture{l, r}
+}
+
+func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
+	tb.Helper()
+	var v limiter.Verdict
+	if err := f.Decide(tb.Context(), r, &v); err != nil {
+		tb.Fatal(err)
+	}
+	return &v
+}
+
+// series counts what Prometheus is shown of the rules, and how much that is.
+func (f fixture) series(tb testing.TB) (n, size int) {
+	tb.Helper()
+	w := httptest.NewRecorder()
+	f.stats.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != 200 {
+		tb.Fatalf("the scrape fails: %s", w.Body)
+	}
+	size = w.Body.Len()
+	for line := range strings.Lines(w.Body.String()) {
+		if strings.HasPrefix(line, "ratelimit_service_rate_limit_") {
+			n++
+		}
+	}
+	return n, size
+}
+
+func request(domain, text string) *limiter.Request {
+	return &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(text)}}}
+}
+
+const plainRules = `
+domain: shop
+descriptors:
+- key: user
+  rate_limit: {unit: hour, requests_per_unit: 1000}
+- key: seen
+  value_to_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 1000}
+- key: detailed
+  detailed_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: never
+  rate_limit: {unit: hour, requests_per_unit: 0}
+`
+
+func TestG4UnknownDomainsAreBounded(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	for i := range 100_000 {
+		if v := f.decide(t, request(fmt.Sprint("d", i), "user=1")); v.Over || len(v.Statuses) != 1 {
+			t.Fatalf("the answer to an unknown domain is %+v", v)
+		}
+	}
+	f.decide(t, request(strings.Repeat("long", 1000), "user=1"))
+	f.decide(t, request("d\xff", "user=1"))
+	if n, _ := f.series(t); n != 101 {
+		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
+	}
+	if n := f.stats.Counter("ratelimit.service.rate_limit.__other__.domain_not_found").Load(); n != 99_902 {
+		t.Errorf("%d requests are for other domains, want 99902", n)
+	}
+	if n := f.stats.Counter("ratelimit.service.rate_limit.d7.domain_not_found").Load(); n != 1 {
+		t.Errorf("%d requests are for d7, want 1", n)
+	}
+}
+
+func TestG8G10ValuesOfAnyBytes(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	values := []string{
+		"_", "|", ":", ".", "/", "\\", ",", ";", "=", "*", "%", "\"", "'", " ", "\x00", "\r", "\n", "\x1b", "\u2028", "\u202e",
+		"\xff", "\xff\xfe", "\xc3\x28", "{x}", "a\n# TYPE b counter\nb 1", "", strings.Repeat("x", 60<<10),
+	}
+	for _, key := range []string{"user", "seen", "detailed"} {
+		for _, value := range values {
+			r := request("shop", key+"=1")
+			r.Descriptors[0].Entries[0].Value = []byte(value)
+			if v := f.decide(t, r); v.Over {
+				t.Errorf("%s=%q is over with its first hit: it shares a counter", key, value)
+			}
+		}
+	}
+	for _, key := range []string{"us\xffer", "\xff", ""} {
+		r := request("shop", "user=1")
+		r.Descriptors[0].Entries[0].Key = []byte(key)
+		if v := f.decide(t, r); v.Over || v.Statuses[0].Rule != nil {
+			t.Errorf("the key %q meets a rule", key)
+		}
+	}
+	var b bytes.Buffer
+	if err := f.stats.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(b.String()) {
+		if !strings.HasPrefix(line, "ratelimit") {
+			t.Errorf("a value starts a line of its own: %q", line)
+		}
+	}
+	f.series(t)
+}
+
+func TestG12G13Bounds(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var v limiter.Verdict
+	for _, c := range []struct {
+		descriptors, entries int
+		want                 error
+	}{
+		{limiter.MaxDescriptors, 1, nil},
+		{limiter.MaxDescriptors + 1, 1, limiter.ErrTooManyDescriptors},
+		{10_000, 1, limiter.ErrTooManyDescriptors},
+		{1, limiter.MaxEntries, nil},
+		{1, limiter.MaxEntries + 1, limiter.ErrTooManyEntries},
+		{1, 1000, limiter.ErrTooManyEntries},
+	} {
+		r := request("shop", "user=1"+strings.Repeat(",user=1", c.entries-1))
+		r.Descriptors = slices.Repeat(r.Descriptors, c.descriptors)
+		if err := f.Decide(t.Context(), r, &v); !errors.Is(err, c.want) {
+			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
+		}
+	}
+	// What the reference refuses too comes first.
+	r := request("", "user=1")
+	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
+	if err := f.Decide(t.Context(), r, &v); !errors.Is(err, limiter.ErrEmptyDomain) {
+		t.Errorf("without a domain: %v", err)
+	}
+	without := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
+	r.Domain = []byte("shop")
+	if err := without.Decide(t.Context(), r, &v); !errors.Is(err, limiter.ErrNoRules) {
+		t.Errorf("without rules: %v", err)
+	}
+}
+
+func TestG26OverridesAreBounded(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	for i := range 50_000 {
+		r := request("shop", fmt.Sprint("user=", i))
+		r.Descriptors[0].HasOverride = true
+		r.Descriptors[0].Override = descriptors.Override{RequestsPerUnit: uint32(i), Unit: descriptors.Hour}
+		f.decide(t, r)
+	}
+	n, size := f.series(t)
+	if n > 101*4 {
+		t.Errorf("50,000 overrides make %d series, want those of 100 keys and of all others", n)
+	}
+	if size > 1<<20 {
+		t.Errorf("the scrape has %d bytes", size)
+	}
+	if n := f.stats.Rule(stats.NewKey("shop", stats.Other)).TotalHits.Load(); n != 49_900 {
+		t.Errorf("%d hits are of other keys, want 49900", n)
+	}
+}
+
+// Many values of a rule that shows them make no more series than the first thousand.
+func TestH8SeriesOfManyValues(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var v limiter.Verdict
+	r := request("shop", "detailed=1")
+	long := bytes.Repeat([]byte("x"), 200)
+	ask := func(i int) {
+		value := fmt.Appendf(nil, "%d\xff\n\"", i)
+		if i%10 == 0 {
+			value = append(value, long...)
+		}
+		r.Descriptors[0].Entries[0].Value = value
+		if err := f.Decide(t.Context(), r, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 60_000 {
+		ask(i)
+	}
+	start := time.Now()
+	n, size := f.series(t)
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("the scrape takes %v; the aim is 200 ms", took)
+	}
+	if n > 1001*5 {
+		t.Errorf("there are %d series, want those of 1000 values and of all others", n)
+	}
+	if size > 1<<20 {
+		t.Errorf("the scrape has %d bytes, want at most 1 MB", size)
+	}
+	if n := f.stats.Rule(stats.NewKey("shop", "detailed_"+stats.Other)).TotalHits.Load(); n < 59_000 {
+		t.Errorf("%d hits are of other values, want at least 59000", n)
+	}
+}
+
+func TestG28DeadlineThatHasPassed(t *testing.T) {
+	b := &counting{Backend: memory.New(memory.Config{})}
+	l := limiter.New(b, stats.New(), limiter.Config{})
+	load(t, l, plainRules)
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	var v limiter.Verdict
+	err := l.Decide(ctx, request("shop", "user=1"), &v)
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, limiter.ErrBackend) {
+		t.Errorf("got %v", err)
+	}
+	if b.calls != 0 {
+		t.Error("the store was asked all the same")
+	}
+	if err := l.Decide(ctx, request("shop", "none=1"), &v); err != nil {
+		t.Errorf("what needs no store fails too: %v", err)
+	}
+}
+
+// counting counts calls, and lets some of them fail.
+type counting struct {
+	backend.Backend
+	calls int
+	fail  func(op *backend.Op) error
+}
+
+func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
+	c.calls++
+	c.Backend.Apply(ctx, ops)
+	for i := range ops {
+		if c.fail != nil {
+			ops[i].Err = c.fail(&ops[i])
+		}
+	}
+}
+
+// What cannot be given back changes no verdict, and is counted.
+func TestGiveBackThatFails(t *testing.T) {
+	b := &counting{Backend: memory.New(memory.Config{}), fail: func(op *backend.Op) error {
+		if op.Mode == backend.Give {
+			return errors.New("reset by peer")
+		}
+		return nil
+	}}
+	r := stats.New()
+	l := limiter.New(b, r, limiter.Config{})
+	load(t, l, strings.Replace(plainRules, "descriptors:", "charge: together\ndescriptors:", 1))
+	ask := request("shop", "user=1")
+	ask.Descriptors = append(ask.Descriptors, slices.Repeat(request("shop", "detailed=1").Descriptors, 2)...)
+	var v limiter.Verdict
+	if err := l.Decide(t.Context(), ask, &v); err != nil || !v.Over {
+		t.Fatalf("over %v, error %v", v.Over, err)
+	}
+	if n := r.Counter("ratelimitd.give_back_errors_total").Load(); n != 1 {
+		t.Errorf("%d failures are counted, want 1", n)
+	}
+	if b.calls != 3 {
+		t.Errorf("the store was asked %d times, want a look, a take and a giving back", b.calls)
+	}
+}
+
+// One op that fails leaves the request without a verdict; the hits of the others stay spent.
+func TestOneOpThatFails(t *testing.T) {
+	dead := errors.New("shard is down")
+	b := &counting{Backend: memory.New(memory.Config{}), fail: func(op *backend.Op) error {
+		if op.Limits[0].Hits == 1 {
+			return dead
+		}
+		return nil
+	}}
+	l := limiter.New(b, stats.New(), limiter.Config{})
+	load(t, l, plainRules)
+	ask := request("shop", "user=1")
+	ask.Descriptors = append(ask.Descriptors, request("shop", "detailed=1").Descriptors...)
+	var v limiter.Verdict
+	if err := l.Decide(t.Context(), ask, &v); !errors.Is(err, dead) || !errors.Is(err, limiter.ErrBackend) {
+		t.Fatalf("got %v", err)
+	}
+	c, err := l.Peek(t.Context(), "shop", entries("user=1"))
+	if err != nil || c.Decision.Left != 999 {
+		t.Errorf("left is %d (%v), want 999", c.Decision.Left, err)
+	}
+}
+
+// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each number of remaining hits is told once.
+func TestExactlyOnceLadder(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	var mu sync.Mutex
+	told := make(map[uint32]int)
+	refused := 0
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			var v limiter.Verdict
+			r := request("shop", "user=1")
+			for range 150 {
+				if err := f.Decide(t.Context(), r, &v); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if v.Over {
+					refused++
+				} else {
+					told[v.Statuses[0].Remaining]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	for i := range uint32(1000) {
+		if told[i] != 1 {
+			t.Fatalf("%d remaining was told %d times", i, told[i])
+		}
+	}
+	if refused != 200 {
+		t.Errorf("%d are refused, want 200", refused)
+	}
+	n := f.stats.Rule(stats.NewKey("shop", "user"))
+	if n.TotalHits.Load() != 1200 || n.WithinLimit.Load() != 1000 || n.OverLimit.Load() != 200 || n.NearLimit.Load() != 200 {
+		t.Errorf("counted %d total, %d within, %d over, %d near", n.TotalHits.Load(), n.WithinLimit.Load(), n.OverLimit.Load(), n.NearLimit.Load())
+	}
+}
+
+// Property 8: a reload while requests run keeps counters, and every decision is by one set of rules.
+func TestReloadUnderLoad(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	sets := []string{plainRules, strings.Replace(plainRules, "key: seen", "key: sight", 1)}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			var v limiter.Verdict
+			r := request("shop", "seen=1")
+			r.Descriptors = append(r.Descriptors, request("shop", "sight=1").Descriptors...)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := f.Decide(t.Context(), r, &v); err != nil {
+					t.Error(err)
+					return
+				}
+				if (v.Statuses[0].Rule == nil) == (v.Statuses[1].Rule == nil) {
+					t.Error("a decision is by two sets of rules")
+					return
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		load(t, f.Limiter, sets[i%2])
+	}
+	close(stop)
+	wg.Wait()
+	c, err := f.Peek(t.Context(), "shop", entries("user=1"))
+	if err != nil || c.Decision.Left != 1000 {
+		t.Errorf("another counter has %d left (%v)", c.Decision.Left, err)
+	}
+}
+
+func TestUntilReset(t *testing.T) {
+	for _, c := range []struct {
+		refused    bool
+		reset, try time.Duration
+		want       time.Duration
+	}{
+		{false, 0, 0, 0},
+		{false, 1, 0, time.Second},
+		{false, time.Second, time.Hour, time.Second},
+		{false, time.Second + 1, 0, 2 * time.Second},
+		{true, time.Hour, 0, time.Second},
+		{true, time.Hour, time.Second + 1, 2 * time.Second},
+		{true, 0, time.Minute, time.Minute},
+		{true, 0, math.MaxInt64, math.MaxInt64 / time.Second * time.Second},
+	} {
+		s := limiter.Status{Refused: c.refused, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.try}}
+		if got := s.UntilReset(); got != c.want {
+			t.Errorf("refused %v, reset after %v, retry after %v: %v, want %v", c.refused, c.reset, c.try, got, c.want)
+		}
+	}
+}
+
+// A verdict that served a large request serves a small one, and keeps nothing large of it.
+func TestVerdictIsReused(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	big := request("shop", "user=1")
+	big.Descriptors = slices.Repeat(big.Descriptors, limiter.MaxDescriptors)
+	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
+	var v limiter.Verdict
+	for _, r := range []*limiter.Request{big, request("shop", "never=1"), request("nowhere", "never=1"), request("shop", "user=2")} {
+		if err := f.Decide(t.Context(), r, &v); err != nil {
+			t.Fatal(err)
+		}
+		if len(v.Statuses) != len(r.Descriptors) {
+			t.Fatalf("%d statuses for %d descriptors", len(v.Statuses), len(r.Descriptors))
+		}
+	}
+	if v.Over || v.Header != 0 || v.Statuses[0].Remaining != 999 {
+		t.Errorf("the last verdict is %+v", v.Statuses[0])
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	v = limiter.Verdict{}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if kept := int64(before.HeapAlloc) - int64(after.HeapAlloc); kept > 512<<10 {
+		t.Errorf("the verdict kept %d bytes", kept)
+	}
+}
+
+// remembering refuses everything as a near cache does that remembers refusals.
+type remembering struct {
+	backend.Backend
+
+	taken int
+}
+
+func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
+	for i := range ops {
+		if ops[i].Mode == backend.Take {
+			r.taken++
+		}
+		ops[i].Decision = engine.Decision{ResetAfter: time.Minute, RetryAfter: time.Minute}
+		ops[i].Remembered = true
+	}
+}
+
+// What the near cache refuses is over_limit_with_local_cache where the reference's local cache is asked for, and there alone;
+// it is over_limit in any case.
+func TestOverLimitWithLocalCache(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		for _, together := range []bool{false, true} {
+			reg, b := stats.New(), new(remembering)
+			l := limiter.New(b, reg, limiter.Config{LocalCache: local, StopWhenOver: together})
+			load(t, l, plainRules)
+			r := request("shop", "user=1")
+			r.Descriptors = append(r.Descriptors, request("shop", "detailed=1").Descriptors...)
+			var v limiter.Verdict
+			if err := l.Decide(t.Context(), r, &v); err != nil || !v.Over {
+				t.Fatalf("over %t, error %v", v.Over, err)
+			}
+			if together && b.taken > 0 {
+				t.Errorf("%d were taken, though the look was answered from memory", b.taken)
+			}
+			want := uint64(0)
+			if local {
+				want = 1
+			}
+			n := reg.Rule(stats.NewKey("shop", "user"))
+			if n.OverLimit.Load() != 1 || n.OverLimitWithLocalCache.Load() != want || n.NearLimit.Load() != 0 {
+				t.Errorf("local cache %t, together %t: counted %d over the limit, %d of them known, %d near it; want 1, %d, 0",
+					local, together, n.OverLimit.Load(), n.OverLimitWithLocalCache.Load(), n.NearLimit.Load(), want)
+			}
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package limiter
+
+import (
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// of is where t, which matched a rule or came with an override, is counted.
+func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.Entry, p *scratch, t *part) *stats.Rule {
+	switch {
+	case t.override:
+		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
+		known := &s.domains[d].overrides
+		if n := known.find(p.text); n != nil {
+			return n
+		}
+		return c.addOverride(known, p.text, d, entries)
+	case t.match.Rule.DynamicMetric():
+		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
+		if n := t.rule.dynamic.find(p.text); n != nil {
+			return n
+		}
+		return c.addDynamic(p.text, d, entries, t)
+	}
+	n := t.rule.fixed.Load()
+	if n == nil {
+		n = c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(entries)...))
+		t.rule.fixed.Store(n)
+	}
+	return n
+}
+
+// addOverride makes the counters for a key that was not seen before, as long as there are few of them in the domain.
+func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descriptors.Domain, entries []descriptors.Entry) *stats.Rule {
+	other := func() *stats.Rule { return c.registry.Rule(stats.NewKey(d.Name, stats.Other)) }
+	return known.add(key, func() *stats.Rule {
+		levels := make([]string, len(entries))
+		for i, e := range entries {
+			levels[i] = string(e.Key)
+			if len(e.Value) > 0 {
+				levels[i] += "_" + string(e.Value)
+			}
+		}
+		return c.keyed(stats.NewKey(d.Name, levels...), known.longest, other)
+	}, other)
+}
+
+// addDynamic makes the counters for a key of the rule that was not seen before, as long as there are few of them. What
+// comes on top is counted under the same key with Other in the place of every value of the request.
+func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descriptors.Entry, t *part) *stats.Rule {
+	other := func() *stats.Rule {
+		nameless := slices.Clone(entries)
+		for i := range nameless {
+			nameless[i].Value = []byte(stats.Other)
+		}
+		return c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(nameless)...))
+	}
+	return t.rule.dynamic.add(key, func() *stats.Rule {
+		return c.keyed(stats.NewKey(d.Name, t.match.MetricLevels(entries)...), t.rule.dynamic.longest, other)
+	}, other)
+}
+
+// keyed is the counters of a key that a request brought about, or those of all others if it is too long as it is shown.
+func (c *counts) keyed(k stats.Key, longest int, other func() *stats.Rule) *stats.Rule {
+	if len(k.Text) > longest {
+		return other()
+	}
+	return c.registry.Rule(k)
+}

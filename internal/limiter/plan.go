@@ -1,0 +1,223 @@
+package limiter
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// scratch is what deciding a request needs, kept for the next one. Its slices only ever grow: what points into one that
+// was outgrown stays valid until the next plan.
+type scratch struct {
+	parts  []part
+	ops    []backend.Op       // one for each part with limits, in their order
+	owners []int              // the index of that part
+	items  []descriptors.Item // of overrides, and what replaces left of lists
+	limits []engine.Limit     // the same, as the backend wants them
+	batch  []backend.Op       // those of ops that one call of the backend is for
+	picked []int              // their indices
+	local  []backend.Op       // those of them that this process decides because the store failed
+	failed []int              // their indices in the call that failed
+	text   []byte
+	names  []byte // of the counters, where the backend wants the reference's
+}
+
+// part is what became of one descriptor.
+type part struct {
+	match     descriptors.Match
+	rule      *rule              // of the match, as the snapshot has it; nil where none matched
+	items     []descriptors.Item // the limits in force; empty where there are none
+	limits    engine.Limits      // the same, as the backend wants them
+	hits      uint64
+	op        int // index into ops; −1 for none
+	override  bool
+	unlimited bool
+	negative  bool
+	ignored   ignored // why the override that came along is not in force
+	reason    error   // the same for people
+	unspent   bool    // admitted, but not charged because of the other descriptors, or charged and given back
+
+	fell   descriptors.OnFailure // the policy that decided because the store failed; FailDefault where it did not
+	counts *stats.Rule           // of what it takes; nil where it takes nothing
+}
+
+// plan finds what limits the descriptors of r and makes the operations that ask the backend.
+func (p *scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
+	n := len(r.Descriptors)
+	p.parts = slices.Grow(p.parts[:0], n)[:n]
+	p.ops, p.owners, p.items, p.limits = p.ops[:0], p.owners[:0], p.items[:0], p.limits[:0]
+	if cap(p.text) > maxText {
+		p.text = nil
+	}
+	if cap(p.names) > maxText {
+		p.names = nil
+	}
+	p.names = p.names[:0]
+	replaces := false
+	for i := range r.Descriptors {
+		p.find(s, d, r, i)
+		replaces = replaces || p.parts[i].replaces()
+	}
+	if replaces {
+		p.dropReplaced()
+	}
+	for i := range r.Descriptors {
+		p.addOp(d, &r.Descriptors[i], i)
+	}
+	if s.referenceNames {
+		p.nameOps(d, r)
+	}
+}
+
+// find fills in the i-th part: what its descriptor matches, and the limits that apply.
+func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
+	desc, t := &r.Descriptors[i], &p.parts[i]
+	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
+	if m := t.match.Rule; m != nil {
+		t.rule = &s.rules[m.Index]
+		t.items, t.limits, t.unlimited = m.Items, m.Limits, m.Unlimited
+	}
+	if !desc.HasOverride {
+		return
+	}
+	if !d.AllowOverride {
+		t.ignored = ignoredNotAllowed
+		return
+	}
+	item, err := t.match.Override(desc.Override)
+	if err != nil {
+		t.ignored, t.reason = ignoredInvalid, err
+		return
+	}
+	t.override, t.unlimited = true, false
+	t.items, t.limits = p.keep(&item, len(p.items))
+}
+
+// keep stores a copy of item until the next plan, and returns those kept since the given number of them.
+func (p *scratch) keep(item *descriptors.Item, since int) ([]descriptors.Item, engine.Limits) {
+	p.items = append(p.items, *item)
+	p.limits = append(p.limits, item.Limit)
+	n := len(p.items)
+	return p.items[since:n:n], p.limits[since:n:n]
+}
+
+// replaces tells whether a limit of t may drop others. Overrides have no names and replace nothing.
+func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.override }
+
+// dropReplaced takes out every limit whose name another matched limit replaces: also one that is unlimited or is itself
+// replaced. Unlimited ones stay.
+func (p *scratch) dropReplaced() {
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.rule == nil || t.override || t.unlimited || !p.anyReplaced(t.items) {
+			continue
+		}
+		since := len(p.items)
+		t.items, t.limits = nil, nil
+		for j := range t.match.Rule.Items {
+			if item := &t.match.Rule.Items[j]; !p.replaced(item.Name) {
+				t.items, t.limits = p.keep(item, since)
+			}
+		}
+	}
+}
+
+func (p *scratch) anyReplaced(items []descriptors.Item) bool {
+	for i := range items {
+		if p.replaced(items[i].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// replaced tells whether a limit that matched names name among those it replaces. It reads the rules, not what is left of
+// them, so that limits that replace each other both go.
+func (p *scratch) replaced(name string) bool {
+	if name == "" {
+		return false
+	}
+	for i := range p.parts {
+		if !p.parts[i].replaces() {
+			continue
+		}
+		items := p.parts[i].match.Rule.Items
+		for j := range items {
+			if slices.Contains(items[j].Replaces, name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// addOp makes the operation of the i-th part, if it has limits.
+func (p *scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
+	t := &p.parts[i]
+	if t.unlimited || len(t.items) == 0 {
+		return
+	}
+	p.text = t.match.AppendName(p.text[:0], d, desc.Entries, t.override)
+	t.op = len(p.ops)
+	p.owners = append(p.owners, i)
+	p.ops = append(p.ops, backend.Op{
+		Key:    descriptors.Hash(p.text),
+		Limits: t.limits,
+		Mode:   t.mode(),
+		Take:   engine.Take{Cost: t.hits, Count: 1},
+	})
+	rule := t.match.Rule
+	if rule == nil {
+		return
+	}
+	op := &p.ops[t.op]
+	op.Penalty, op.Lease = rule.Penalty, backend.Lease(rule.Lease)
+	if holder, ok := t.match.Holder(desc.Entries); ok {
+		op.Take.Owner = owner(holder)
+	}
+}
+
+// nameOps gives each operation the name that the reference has for its counter.
+func (p *scratch) nameOps(d *descriptors.Domain, r *Request) {
+	for k := range p.ops {
+		i := p.owners[k]
+		since := len(p.names)
+		p.names = p.parts[i].match.AppendReferenceName(p.names, d, r.Descriptors[i].Entries, p.parts[i].override)
+		n := len(p.names)
+		p.ops[k].Name = p.names[since:n:n]
+	}
+}
+
+// mode says what t does to its counter.
+func (t *part) mode() backend.Mode {
+	switch {
+	case t.negative:
+		return backend.Give
+	case t.hits == 0:
+		return backend.Look
+	default:
+		return backend.Take
+	}
+}
+
+// maxText is the largest buffer for names that is kept for the next request.
+const maxText = 64 << 10
+
+// maxOwner is the longest name of a holder that is kept as it is.
+const maxOwner = 64
+
+// owner is the name of a holder. A long one is replaced by its hash, marked so that no short one is equal to it: a counter
+// may have thousands of holders, and clients choose how long their names are. So is the empty one, which is a name like
+// any other here, and nobody's in the engine.
+func owner(name []byte) string {
+	if n := len(name); n > 0 && n <= maxOwner {
+		return string(name)
+	}
+	sum := sha256.Sum256(name)
+	return "#" + hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,410 @@
+package limiter_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what happens into the scripts under testdata")
+
+// TestScripts plays the scripts under testdata. A script is a list of stanzas with an empty line between two: a command,
+// its input on the lines that follow, ---- and what must come of it. The commands are the methods of script.
+func TestScripts(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("there are no scripts: %v", err)
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) { playFile(t, path) })
+	}
+}
+
+func playFile(t *testing.T, path string) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &script{t: t}
+	s.settings(nil, "")
+	var out []string
+	for stanza := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
+		out = append(out, s.play(strings.TrimSpace(stanza)))
+	}
+	got := strings.Join(out, "\n\n") + "\n"
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(string(raw), got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// script is a limiter on a clock of its own.
+type script struct {
+	t       *testing.T
+	now     engine.Micros
+	fault   *faulty
+	stats   *stats.Registry
+	limiter *limiter.Limiter
+	verdict limiter.Verdict
+}
+
+// play runs one stanza and returns it with what came of it. Comments come back as they are.
+func (s *script) play(stanza string) string {
+	comments, rest := "", stanza
+	for strings.HasPrefix(rest, "#") {
+		line, after, _ := strings.Cut(rest, "\n")
+		comments += line + "\n"
+		rest = after
+	}
+	if rest == "" {
+		return strings.TrimSuffix(comments, "\n")
+	}
+	input, _, _ := strings.Cut(rest, "\n----")
+	command, body, _ := strings.Cut(input, "\n")
+	words := strings.Fields(command)
+	run := map[string]func([]string, string) string{
+		"settings": s.settings,
+		"rules":    s.rules,
+		"decide":   s.decide,
+		"advance":  s.advance,
+		"explain":  s.explain,
+		"peek":     s.peek,
+		"reset":    s.reset,
+		"stats":    s.counts,
+		"fault":    s.faults,
+	}[words[0]]
+	if run == nil {
+		s.t.Fatalf("no such command: %s", command)
+	}
+	return comments + input + "\n----\n" + strings.TrimSuffix(run(words[1:], body), "\n")
+}
+
+// settings [shadow] [quota] [stop] [cache] [near=R] [series=N] [fail=POLICY]: starts anew with these settings, half a minute into an hour.
+func (s *script) settings(words []string, _ string) string {
+	var c limiter.Config
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "shadow":
+			c.Shadow = true
+		case "quota":
+			c.Quota = true
+		case "stop":
+			c.StopWhenOver = true
+		case "cache":
+			c.LocalCache = true
+		case "near":
+			c.NearLimitRatio = float32(s.float(value))
+		case "series":
+			c.MetricMaxSeries = int(s.number(value))
+		case "fail":
+			var ok bool
+			if c.OnFailure, ok = descriptors.ParseOnFailure(value); !ok {
+				s.t.Fatalf("no such policy: %s", value)
+			}
+		default:
+			s.t.Fatalf("no such setting: %s", w)
+		}
+	}
+	s.now = engine.Micros(30 * time.Second / time.Microsecond)
+	clock := memory.Config{Now: func() engine.Micros { return s.now }}
+	s.fault = &faulty{Backend: memory.New(clock)}
+	c.Local = memory.New(clock)
+	s.stats = stats.New()
+	s.limiter = limiter.New(s.fault, s.stats, c)
+	return "ok"
+}
+
+// rules: loads the file that follows.
+func (s *script) rules(_ []string, body string) string {
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(body)}}, descriptors.Options{})
+	if err != nil {
+		return problems.Error()
+	}
+	s.limiter.SetRules(set)
+	return "ok"
+}
+
+// advance DURATION: lets time pass.
+func (s *script) advance(words []string, _ string) string {
+	d, err := time.ParseDuration(words[0])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.now += engine.Micros(d / time.Microsecond)
+	return "ok"
+}
+
+// fault [TEXT]: from now on the store fails with this error; without one it does not.
+func (s *script) faults(words []string, _ string) string {
+	s.fault.err = nil
+	if len(words) > 0 {
+		s.fault.err = errors.New(strings.Join(words, " "))
+	}
+	return "ok"
+}
+
+// decide DOMAIN [hits=N] [times=N]: asks with the descriptors that follow, one a line:
+// k=v,k=v [hits=N] [give] [limit=N/UNIT[*M]].
+func (s *script) decide(words []string, body string) string {
+	r, times := s.request(words, body)
+	var b strings.Builder
+	for range times {
+		if err := s.limiter.Decide(s.t.Context(), r, &s.verdict); err != nil {
+			fmt.Fprintln(&b, "error:", err)
+			continue
+		}
+		b.WriteString(code(s.verdict.Over))
+		if s.verdict.Header >= 0 {
+			fmt.Fprintf(&b, " (headers of %d)", s.verdict.Header)
+		}
+		b.WriteByte('\n')
+		for i := range s.verdict.Statuses {
+			fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&s.verdict.Statuses[i]))
+		}
+	}
+	return b.String()
+}
+
+func code(over bool) string {
+	if over {
+		return "OVER_LIMIT"
+	}
+	return "OK"
+}
+
+func statusText(st *limiter.Status) string {
+	words := []string{code(st.Over)}
+	switch {
+	case st.Unlimited:
+		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))
+	case st.Replaced():
+		words = append(words, "replaced")
+	case st.Item == nil:
+		words = append(words, "no limit")
+	default:
+		limit := fmt.Sprintf("of %d/%v", st.Item.RequestsPerUnit, st.Item.Unit)
+		if st.Item.Multiplier != 1 {
+			limit += fmt.Sprint("*", st.Item.Multiplier)
+		}
+		words = append(words, fmt.Sprint("remaining ", st.Remaining), limit, fmt.Sprint("reset ", st.UntilReset()))
+		if st.Item.Name != "" {
+			words = append(words, "name "+st.Item.Name)
+		}
+		if st.Override {
+			words = append(words, "override")
+		}
+		if st.Refused && !st.Over {
+			words = append(words, "shadowed")
+		}
+		if st.Decision.Wait > 0 {
+			words = append(words, fmt.Sprint("wait ", st.Decision.Wait))
+		}
+		if st.Decision.Penalty > 0 {
+			words = append(words, fmt.Sprint("penalty ", st.Decision.Penalty))
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func (s *script) request(words []string, body string) (r *limiter.Request, times int) {
+	r, times = &limiter.Request{Domain: []byte(words[0])}, 1
+	if words[0] == `""` {
+		r.Domain = nil
+	}
+	for _, w := range words[1:] {
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "hits":
+			r.Hits = uint32(s.number(value))
+		case "times":
+			times = int(s.number(value))
+		default:
+			s.t.Fatalf("no such word: %s", w)
+		}
+	}
+	for line := range strings.Lines(body) {
+		r.Descriptors = append(r.Descriptors, s.descriptor(strings.Fields(line)))
+	}
+	return r, times
+}
+
+func (s *script) descriptor(words []string) limiter.Descriptor {
+	d := limiter.Descriptor{Entries: entries(words[0])}
+	for _, w := range words[1:] {
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "hits":
+			d.Hits, d.HasHits = s.number(value), true
+		case "give":
+			d.Negative = true
+		case "limit":
+			number, unit, _ := strings.Cut(value, "/")
+			unit, multiplier, _ := strings.Cut(unit, "*")
+			d.HasOverride = true
+			d.Override = descriptors.Override{RequestsPerUnit: uint32(s.number(number)), Unit: descriptors.ParseUnit(unit)}
+			if multiplier != "" {
+				d.Override.Multiplier = uint32(s.number(multiplier))
+			}
+		default:
+			s.t.Fatalf("no such word: %s", w)
+		}
+	}
+	return d
+}
+
+// entries reads k=v,k=v, or - for none.
+func entries(text string) (out []descriptors.Entry) {
+	if text == "-" {
+		return nil
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		k, v, _ := strings.Cut(pair, "=")
+		out = append(out, descriptors.Entry{Key: []byte(k), Value: []byte(v)})
+	}
+	return out
+}
+
+func (s *script) number(text string) uint64 {
+	n, err := strconv.ParseUint(text, 0, 64)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+func (s *script) float(text string) float64 {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// explain DOMAIN [hits=N]: explains the request with the descriptors that follow.
+func (s *script) explain(words []string, body string) string {
+	r, _ := s.request(words, body)
+	e, err := s.limiter.Explain(s.t.Context(), r)
+	if err != nil {
+		return fmt.Sprint("error: ", err)
+	}
+	var b strings.Builder
+	b.WriteString(code(e.Over))
+	if !e.Known {
+		b.WriteString(", no rules for the domain")
+	}
+	if e.Together {
+		b.WriteString(", charged together")
+	}
+	b.WriteByte('\n')
+	for i := range e.Descriptors {
+		x := &e.Descriptors[i]
+		fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&x.Status))
+		for _, step := range x.Steps { // their words are tested where they are made
+			if step.Text == "" {
+				s.t.Errorf("the step of %s has no text", step.Entry)
+			}
+			fmt.Fprintf(&b, "     step %s\n", step.Entry)
+		}
+		if x.Rule != nil {
+			fmt.Fprintf(&b, "     %s at %s:%d\n", x.Rule.Path, x.Rule.File, x.Rule.Line)
+		}
+		if x.Counter != "" {
+			fmt.Fprintf(&b, "     hits %d, counter %s\n", x.Hits, x.Counter)
+		}
+		if x.Holder != "" {
+			fmt.Fprintf(&b, "     holder %s\n", x.Holder)
+		}
+		if x.Ignored != nil {
+			fmt.Fprintf(&b, "     override ignored: %v\n", x.Ignored)
+		}
+	}
+	return b.String()
+}
+
+// peek DOMAIN: tells how the counter of the descriptor that follows is.
+func (s *script) peek(words []string, body string) string {
+	return counterText(s.limiter.Peek(s.t.Context(), words[0], entries(body)))
+}
+
+// reset DOMAIN [force]: resets the counter of the descriptor that follows.
+func (s *script) reset(words []string, body string) string {
+	return counterText(s.limiter.Reset(s.t.Context(), words[0], entries(body), len(words) > 1))
+}
+
+func counterText(c *limiter.Counter, err error) string {
+	if err != nil {
+		return fmt.Sprint("error: ", err)
+	}
+	text := fmt.Sprintf("%s %s left %d of %d, whole in %v", c.Rule.Path, c.Name, c.Decision.Left,
+		c.Items[c.Decision.Strictest].RequestsPerUnit, c.Decision.ResetAfter)
+	if c.Refuses {
+		text += ", refuses"
+	}
+	if c.Decision.Penalty > 0 {
+		text += fmt.Sprint(", penalty ", c.Decision.Penalty)
+	}
+	return text
+}
+
+// stats: shows what was counted so far.
+func (s *script) counts([]string, string) string {
+	var b bytes.Buffer
+	if err := s.stats.WriteText(&b); err != nil {
+		s.t.Fatal(err)
+	}
+	counted := make(map[string]string)
+	for line := range strings.Lines(b.String()) {
+		if name, n, _ := strings.Cut(line, ": "); n != "0\n" {
+			name = strings.TrimPrefix(strings.TrimPrefix(name, "ratelimit.service."), "rate_limit.")
+			at := max(strings.LastIndexByte(name, '.'), 0)
+			counted[name[:at]] += " " + strings.TrimPrefix(name[at:], ".") + " " + strings.TrimSpace(n)
+		}
+	}
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(counted)) {
+		out.WriteString(strings.TrimSpace(name+":"+counted[name]) + "\n")
+	}
+	return out.String()
+}
+
+// faulty is a backend that can be made to fail.
+type faulty struct {
+	backend.Backend
+	err error
+}
+
+func (f *faulty) Apply(ctx context.Context, ops []backend.Op) {
+	if f.err == nil {
+		f.Backend.Apply(ctx, ops)
+		return
+	}
+	for i := range ops {
+		ops[i].Err = f.err
+	}
+}

@@ -1,0 +1,46 @@
+package limiter_test
+
+import (
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func TestRefusal(t *testing.T) {
+	over, quota, passed := limiter.Status{Over: true}, limiter.Status{Over: true, Quota: true}, limiter.Status{}
+	for _, c := range []struct {
+		name string
+		v    limiter.Verdict
+		want int
+	}{
+		{"it passes", limiter.Verdict{Statuses: []limiter.Status{passed}}, -1},
+		{"it passes in global shadow mode", limiter.Verdict{Statuses: []limiter.Status{over}}, -1},
+		{"that of the headers", limiter.Verdict{Over: true, Header: 2, Statuses: []limiter.Status{passed, over, over}}, 2},
+		{"the first quota, where the headers speak of another", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{passed, quota, quota}}, 1},
+		{"without headers", limiter.Verdict{Over: true, Header: -1, Statuses: []limiter.Status{passed, over}}, 1},
+		{"nothing at all", limiter.Verdict{Over: true, Header: -1}, -1},
+	} {
+		if got := c.v.Refusal(); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestRuleName(t *testing.T) {
+	rule := &descriptors.Rule{Path: "shop.user"}
+	for _, c := range []struct {
+		s    limiter.Status
+		want string
+	}{
+		{limiter.Status{}, ""},
+		{limiter.Status{Rule: rule}, "shop.user"},
+		{limiter.Status{Rule: rule, Item: &descriptors.Item{}}, "shop.user"},
+		{limiter.Status{Rule: rule, Item: &descriptors.Item{Name: "logins"}}, "logins"},
+		{limiter.Status{Item: &descriptors.Item{}, Override: true}, ""},
+	} {
+		if got := c.s.RuleName(); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.s, got, c.want)
+		}
+	}
+}
