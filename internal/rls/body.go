@@ -1,0 +1,163 @@
+package rls
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+)
+
+// Body is a template of what refused requests are answered with: text, in which {{rule}}, {{domain}}, {{limit}}, {{unit}},
+// {{remaining}} and {{retry_after}} stand for the facts. One that begins with a brace is JSON: it is answered as
+// application/json, and what its fields stand for is escaped, so that they may stand inside its strings and numbers
+// outside of them. Nothing that an end user sends gets into it.
+type Body struct {
+	parts []part
+	json  bool
+}
+
+// part is a piece of a template: text as it stands, and what follows it.
+type part struct {
+	text string
+	then fact
+}
+
+// fact is what a template can name.
+type fact uint8
+
+const (
+	nothing       fact = iota
+	factRule           // name of the rule that refuses, or its path
+	factDomain         //
+	factLimit          // the number
+	factUnit           // of the number, in words: minute, or 5 minutes
+	factRemaining      // hits that are left; 0 on a refusal
+	factRetry          // seconds until the request would pass, at least 1
+)
+
+// facts are the names that templates know them by.
+func facts() []string {
+	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
+}
+
+// refusal is what the facts are taken from.
+type refusal struct {
+	domain []byte
+	status *limiter.Status
+	retry  int64
+}
+
+// ParseBody compiles a template. The error says what is wrong with it, and what would be right.
+func ParseBody(template string) (*Body, error) {
+	trimmed := strings.TrimSpace(template)
+	t := &Body{json: strings.HasPrefix(trimmed, "{") && !strings.HasPrefix(trimmed, "{{")}
+	rest := template
+	for {
+		text, after, found := strings.Cut(rest, "{{")
+		if !found {
+			t.parts = append(t.parts, part{text: text})
+			break
+		}
+		name, behind, closed := strings.Cut(after, "}}")
+		if !closed {
+			return nil, fmt.Errorf("the field {{%.20s is not closed: write it as {{rule}}", after)
+		}
+		p := slices.Index(facts(), strings.TrimSpace(name))
+		if p <= 0 {
+			return nil, fmt.Errorf("{{%s}} is no field: takes {{%s}}", name, strings.Join(facts()[1:], "}}, {{"))
+		}
+		t.parts = append(t.parts, part{text: text, then: fact(p)})
+		rest = behind
+	}
+	if t.json {
+		if err := t.checkJSON(); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// checkJSON says why the template would not come to JSON.
+func (t *Body) checkJSON() error {
+	for _, number := range []string{"0", "42"} { // 0 may stand where nothing may follow it
+		var whatever any
+		if err := json.Unmarshal(t.sample(number), &whatever); err != nil {
+			return fmt.Errorf(`a template that begins with a brace has to be JSON, such as {"rule":"{{rule}}","retry_after":{{retry_after}}}, with texts in quotes: %w`, err)
+		}
+	}
+	return nil
+}
+
+// sample is the template with a text for its texts, which is no JSON outside of quotes, and number for its numbers.
+func (t *Body) sample(number string) []byte {
+	var b []byte
+	for _, p := range t.parts {
+		b = append(b, p.text...)
+		switch p.then {
+		case factRule, factDomain, factUnit:
+			b = append(b, "a text"...)
+		case factLimit, factRemaining, factRetry:
+			b = append(b, number...)
+		case nothing:
+		}
+	}
+	return b
+}
+
+// append appends raw_body, and where it is JSON the header that says so: Envoy puts that in the place of its text/plain.
+func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
+	i := v.Refusal()
+	if i < 0 {
+		return b
+	}
+	if t.json {
+		b = appendText(b, responseHeaders, "content-type", typeJSON)
+	}
+	x := refusal{domain: r.Domain, status: &v.Statuses[i], retry: retrySeconds(v)}
+	b, start := open(b, responseBody)
+	for _, p := range t.parts {
+		b = append(b, p.text...)
+		if t.json {
+			b = appendEscaped(b, x.fact(p.then))
+		} else {
+			b = append(b, x.fact(p.then)...)
+		}
+	}
+	return shut(b, start)
+}
+
+// fact is what p stands for. It is valid UTF-8.
+func (x *refusal) fact(p fact) string {
+	switch p {
+	case factRule:
+		return valid(x.status.RuleName())
+	case factDomain:
+		return valid(string(x.domain))
+	case factLimit:
+		if x.status.Item != nil {
+			return strconv.FormatUint(uint64(x.status.Item.RequestsPerUnit), 10)
+		}
+	case factUnit:
+		if x.status.Item != nil {
+			return x.status.Item.WindowText()
+		}
+	case factRemaining:
+		return strconv.FormatUint(uint64(remaining(x.status)), 10)
+	case factRetry:
+		return strconv.FormatInt(x.retry, 10)
+	case nothing:
+	}
+	return ""
+}
+
+// appendEscaped appends s as it stands inside a string of JSON.
+func appendEscaped(b []byte, s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil || len(quoted) < 2 { // no text fails
+		return b
+	}
+	return append(b, quoted[1:len(quoted)-1]...)
+}

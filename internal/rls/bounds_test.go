@@ -1,0 +1,352 @@
+package rls
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// pipes is a listener whose connections are pipes in memory, so that what takes minutes can be played in virtual time.
+type pipes struct {
+	dialled chan net.Conn
+	close   func()
+	closed  chan struct{}
+}
+
+func newPipes() *pipes {
+	p := &pipes{dialled: make(chan net.Conn), closed: make(chan struct{})}
+	p.close = sync.OnceFunc(func() { close(p.closed) })
+	return p
+}
+
+// Accept implements net.Listener.
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.dialled:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (p *pipes) Close() error {
+	p.close()
+	return nil
+}
+
+// Addr implements net.Listener.
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
+
+func (p *pipes) dial() net.Conn {
+	client, server := net.Pipe()
+	p.dialled <- server
+	return client
+}
+
+// serveInBubble serves, until the bubble's test ends, on pipes.
+func serveInBubble(t *testing.T, c ServerConfig) *pipes {
+	t.Helper()
+	p, server := newPipes(), NewServer(New(decideFunc(allow), Config{}), c)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(p) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Second)
+		defer cancel()
+		server.Shutdown(ctx)
+		if err := <-served; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	})
+	return p
+}
+
+// peer is the other end of a connection, in bare frames.
+type peer struct {
+	conn net.Conn
+
+	out    sync.Mutex // held to write frames
+	framer *http2.Framer
+
+	mu     sync.Mutex
+	frames []frame
+	end    time.Duration // when the connection was closed, since its begin; 0 while it is not
+	silent bool          // pings are not answered
+}
+
+// frame is one that came, and when, since the begin of the connection.
+type frame struct {
+	kind http2.FrameType
+	code http2.ErrCode // of GOAWAY
+	at   time.Duration
+}
+
+// connect makes a connection, with its preface, and reads what comes.
+func connect(t *testing.T, p *pipes, silent bool) *peer {
+	t.Helper()
+	conn := p.dial()
+	o := &peer{conn: conn, framer: http2.NewFramer(conn, conn), silent: silent}
+	var wg sync.WaitGroup
+	wg.Go(func() { o.read(time.Now()) })
+	t.Cleanup(func() { _ = conn.Close(); wg.Wait() })
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	o.write(func() error { return o.framer.WriteSettings() })
+	synctest.Wait()
+	return o
+}
+
+func (o *peer) read(begin time.Time) {
+	for {
+		f, err := o.framer.ReadFrame()
+		o.mu.Lock()
+		if err != nil {
+			o.end = time.Since(begin)
+			o.mu.Unlock()
+			_ = o.conn.Close()
+			return
+		}
+		seen := frame{kind: f.Header().Type, at: time.Since(begin)}
+		if g, ok := f.(*http2.GoAwayFrame); ok {
+			seen.code = g.ErrCode
+		}
+		o.frames = append(o.frames, seen)
+		o.mu.Unlock()
+		if ping, ok := f.(*http2.PingFrame); ok && !ping.IsAck() && !o.silent {
+			o.write(func() error { return o.framer.WritePing(true, ping.Data) })
+		}
+	}
+}
+
+// write writes a frame. Where that fails the connection is at its end, which the reader tells.
+func (o *peer) write(frame func() error) {
+	o.out.Lock()
+	defer o.out.Unlock()
+	_ = frame()
+}
+
+// first is when the first frame of a kind came, and its code.
+func (o *peer) first(kind http2.FrameType) (f frame, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, f := range o.frames {
+		if f.kind == kind {
+			return f, true
+		}
+	}
+	return frame{}, false
+}
+
+// ended is when the connection was closed.
+func (o *peer) ended() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.end
+}
+
+// What the server tells a client of its bounds.
+func TestBoundsAreTold(t *testing.T) {
+	w := start(t, threePerHour, Config{})
+	c, err := net.Dial("tcp", w.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	f, err := http2.NewFramer(c, c).ReadFrame()
+	settings, ok := f.(*http2.SettingsFrame)
+	if err != nil || !ok {
+		t.Fatalf("the first frame is %v, %v; want SETTINGS", f, err)
+	}
+	for id, want := range map[http2.SettingID]uint32{http2.SettingMaxConcurrentStreams: 1024, http2.SettingMaxHeaderListSize: 64 << 10} {
+		if got, ok := settings.Value(id); !ok || got != want {
+			t.Errorf("%v = %d, %t; want %d", id, got, ok, want)
+		}
+	}
+}
+
+// Streams beyond the bound are refused, and the connection goes on.
+func TestStreamsAreBounded(t *testing.T) {
+	w := start(t, threePerHour, Config{})
+	release := make(chan struct{})
+	w.store.hook = func(context.Context) { <-release }
+	defer close(release)
+	c, err := net.Dial("tcp", w.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	body := framed(0, marshal(t, request("shop", "user=a")))
+	head, err := encodeHead()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fr := http2.NewFramer(c, c)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(c, http2.ClientPreface)
+		err = errors.Join(err, fr.WriteSettings())
+		for i := range maxStreams + 1 {
+			id := uint32(2*i + 1)
+			err = errors.Join(err,
+				fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head, EndHeaders: true}), fr.WriteData(id, true, body))
+		}
+		sent <- err
+	}()
+	for {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if reset, ok := f.(*http2.RSTStreamFrame); ok {
+			if reset.StreamID != 2*maxStreams+1 || reset.ErrCode != http2.ErrCodeRefusedStream {
+				t.Errorf("stream %d was reset with %v; want the last one, %d, refused", reset.StreamID, reset.ErrCode, 2*maxStreams+1)
+			}
+			break
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// encodeHead encodes the headers of a call, which add to no table.
+func encodeHead() ([]byte, error) {
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	enc.SetMaxDynamicTableSize(0)
+	var err error
+	for _, h := range headers() {
+		err = errors.Join(err, enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+	}
+	return block.Bytes(), err
+}
+
+// Who does not finish his handshake is thrown out after ten seconds.
+func TestSlowHandshake(t *testing.T) {
+	config, _ := serverTLS(t)
+	for name, c := range map[string]ServerConfig{"plain text": {}, "TLS": {TLS: config}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := serveInBubble(t, c)
+				for _, said := range []string{"", "\x16\x03\x01", http2.ClientPreface[:10]} {
+					begin, conn := time.Now(), p.dial()
+					go func() { _, _ = io.WriteString(conn, said) }() // a pipe is not written to for longer than it is read
+					if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+						t.Error(err)
+					}
+					if took := time.Since(begin); took > handshakeTimeout {
+						t.Errorf("%q: thrown out after %v, want %v at most", said, took, handshakeTimeout)
+					} else if said == "" && took < handshakeTimeout {
+						t.Errorf("thrown out after %v, want %v", took, handshakeTimeout)
+					}
+					_ = conn.Close()
+				}
+			})
+		})
+	}
+}
+
+func TestPings(t *testing.T) {
+	for _, tt := range []struct {
+		every time.Duration
+		ok    bool
+	}{{pingEvery, true}, {pingEvery - 100*time.Millisecond, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			o := connect(t, serveInBubble(t, ServerConfig{}), false)
+			for range 10 {
+				time.Sleep(tt.every)
+				o.write(func() error { return o.framer.WritePing(false, [8]byte{1}) })
+				synctest.Wait()
+			}
+			away, gone := o.first(http2.FrameGoAway)
+			if gone == tt.ok || gone && away.code != http2.ErrCodeEnhanceYourCalm {
+				t.Errorf("a ping every %v: GOAWAY: %t, %v; want it to be fine: %t", tt.every, gone, away.code, tt.ok)
+			}
+		})
+	}
+}
+
+// A client that has fallen silent is asked after a minute, and given up ten seconds later.
+func TestSilentClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := serveInBubble(t, ServerConfig{})
+		dead, idle := connect(t, p, true), connect(t, p, false)
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if ping, asked := dead.first(http2.FramePing); !asked || ping.at != probeEvery {
+			t.Errorf("asked %t, after %v; want %v", asked, ping.at, probeEvery)
+		}
+		if at := dead.ended(); at != probeEvery+probeTimeout {
+			t.Errorf("given up after %v, want %v", at, probeEvery+probeTimeout)
+		}
+		if at := idle.ended(); at != 0 {
+			t.Errorf("an idle client that answers was given up after %v", at)
+		}
+	})
+}
+
+func TestConnectionAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := connect(t, serveInBubble(t, ServerConfig{MaxConnectionAge: time.Hour, MaxConnectionAgeGrace: time.Minute}), false)
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		away, gone := o.first(http2.FrameGoAway)
+		if !gone || away.code != http2.ErrCodeNo || away.at < 54*time.Minute || away.at > 66*time.Minute {
+			t.Errorf("told to go: %t, after %v, with %v; want it after an hour, a tenth more or less", gone, away.at, away.code)
+		}
+	})
+}
+
+// The connection after the ten thousandth waits until one closes.
+func TestConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		l := limit(p)
+		accepted := make(chan net.Conn, maxConnections+1)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				accepted <- c
+			}
+		})
+		for range maxConnections {
+			p.dial()
+		}
+		wg.Go(func() { p.dial() })
+		synctest.Wait()
+		if n := len(accepted); n != maxConnections {
+			t.Errorf("%d connections at a time, want %d", n, maxConnections)
+		}
+		if err := (<-accepted).Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if n := len(accepted); n != maxConnections {
+			t.Errorf("after one has closed there are %d, want %d", n, maxConnections)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+	})
+}

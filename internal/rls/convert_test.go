@@ -1,0 +1,146 @@
+package rls
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+func TestJSON(t *testing.T) {
+	w := start(t, `
+domain: shop
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 2}}
+`, Config{Headers: Headers{RetryAfter: "Retry-After"}})
+	const first = `{"overallCode":"OK","statuses":[{"code":"OK","currentLimit":{"requestsPerUnit":2,"unit":"HOUR"},"limitRemaining":1,"durationUntilReset":"3600s"}]}`
+	const second = `{"overallCode":"OK","statuses":[{"code":"OK","currentLimit":{"requestsPerUnit":2,"unit":"HOUR"},"durationUntilReset":"3600s"}]}`
+	const third = `{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":2,"unit":"HOUR"},"durationUntilReset":"3600s"}],` +
+		`"responseHeadersToAdd":[{"key":"Retry-After","value":"3600"}]}`
+	bad := func(body string) [3]string { return [3]string{body, "400", "Bad Request\n"} }
+	for _, tt := range [][3]string{
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "200", first},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "200", second},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "429", third},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"zzz","value":"1"}]}]}`, "200", `{"overallCode":"OK","statuses":[{"code":"OK"}]}`},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"2"}],"hits_addend":"18446744073709551615"}]}`, "429", third},
+		bad(``),
+		bad(`not json`),
+		bad(`{"domain":"shop","nope":1}`),
+		bad(`{"domain":"","descriptors":[]}`),
+		bad(`{"domain":"shop"}`),
+		bad(`{"domain":"shop","domain":"shop","descriptors":[{}]}`),
+		bad(`{"domain":"shop","descriptors":[{}],"hitsAddend":-1}`),
+		bad(`{"domain":"shop","descriptors":[{}],"hitsAddend":4294967296}`),
+		bad(`{"domain":"shop","descriptors":[{}],"hitsAddend":"NaN"}`),
+		bad(`{"domain":"shop","descriptors":[{"hitsAddend":"18446744073709551616"}]}`),
+		bad(`{"domain":"\xff","descriptors":[{}]}`),
+		bad(strings.Repeat(`{"descriptors":[`, 10_000)),
+		bad(strings.Repeat(`[`, 10_000)),
+		bad(`{"domain":"shop","descriptors":[` + strings.Repeat(`{},`, 128) + `{}]}`),
+	} {
+		code, contentType, body := w.service.JSON(t.Context(), []byte(tt[0]))
+		if tt[1] == "400" {
+			if code != 400 || contentType != "text/plain; charset=utf-8" || string(body) != tt[2] {
+				t.Errorf("%.100s: %d %s %q, want 400 %q", tt[0], code, contentType, body, tt[2])
+			}
+			continue
+		}
+		if got := map[int]string{200: "200", 429: "429"}[code]; got != tt[1] || contentType != "application/json" {
+			t.Errorf("%s: %d %s, want %s", tt[0], code, contentType, tt[1])
+		}
+		if diff := cmp.Diff(plainJSON(t, []byte(tt[2])), plainJSON(t, body)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt[0], diff)
+		}
+	}
+	if w.calls.Load() != 0 {
+		t.Errorf("/json is told of as %d gRPC calls", w.calls.Load())
+	}
+}
+
+func plainJSON(t *testing.T, b []byte) (v map[string]any) {
+	t.Helper()
+	if err := json.Unmarshal(b, &v); err != nil {
+		t.Fatalf("%s: %v", b, err)
+	}
+	return v
+}
+
+// TestDecisionMetadata shows what DECISION_METADATA tells, of each algorithm that has something to tell.
+func TestDecisionMetadata(t *testing.T) {
+	w := start(t, `
+domain: shop
+descriptors:
+  - {key: window, rate_limit: {unit: minute, requests_per_unit: 2}}
+  - {key: queue, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, burst: 5}}
+  - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: token_bucket}}
+  - {key: free, rate_limit: {unlimited: true}}
+`, Config{DecisionMetadata: true})
+	const entries = `"entries":["window=a"],"rule":"shop.window","file":"rules.yaml","line":4`
+	r := request("shop", "window=a", "queue=a", "bucket=a", "free=a", "none=a")
+	for i, want := range []string{
+		`{"domain":"shop","descriptors":[
+			{` + entries + `,"remaining":1,"retry_after_ms":0,"reset_after_ms":59500,"wait_ms":0},
+			{"entries":["queue=a"],"rule":"shop.queue","file":"rules.yaml","line":5,"remaining":4,"retry_after_ms":0,"reset_after_ms":100,"wait_ms":0},
+			{"entries":["bucket=a"],"rule":"shop.bucket","file":"rules.yaml","line":6,"remaining":0,"retry_after_ms":0,"reset_after_ms":60000,"wait_ms":0},
+			{"entries":["free=a"],"rule":"shop.free","file":"rules.yaml","line":7},
+			{"entries":["none=a"]}]}`,
+		`{"domain":"shop","descriptors":[
+			{` + entries + `,"remaining":0,"retry_after_ms":0,"reset_after_ms":59500,"wait_ms":0},
+			{"entries":["queue=a"],"rule":"shop.queue","file":"rules.yaml","line":5,"remaining":3,"retry_after_ms":0,"reset_after_ms":200,"wait_ms":100},
+			{"entries":["bucket=a"],"rule":"shop.bucket","file":"rules.yaml","line":6,"remaining":0,"retry_after_ms":60000,"reset_after_ms":60000,"wait_ms":0},
+			{"entries":["free=a"],"rule":"shop.free","file":"rules.yaml","line":7},
+			{"entries":["none=a"]}]}`,
+	} {
+		got, err := protojson.Marshal(w.ask(r).GetDynamicMetadata())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(plainJSON(t, []byte(want)), plainJSON(t, got)); diff != "" {
+			t.Errorf("answer %d (-want +got):\n%s", i+1, diff)
+		}
+	}
+}
+
+// TestRuleMetadata repeats what the reference was seen to answer.
+func TestRuleMetadata(t *testing.T) {
+	w := start(t, `
+domain: shop
+descriptors:
+  - key: q1
+    quota_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1}
+    metadata: {cluster: {name: one}}
+  - key: q2
+    quota_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 2}
+    metadata: {other: {name: two, zone: z}, extra: [1, a]}
+  - key: r
+    rate_limit: {unit: hour, requests_per_unit: 4}
+  - key: u
+    rate_limit: {unlimited: true}
+    metadata: {unlimited: true}
+`, Config{DynamicMetadata: true})
+	both := request("shop", "q1=y", "q2=y", "u=y")
+	fields := func() *structpb.Value {
+		return structpb.NewStructValue(w.ask(both).GetDynamicMetadata()).GetStructValue().GetFields()["metadata"]
+	}
+	for i, want := range []any{
+		map[string]any{"cluster": map[string]any{"name": "one"}, "other": map[string]any{"name": "two", "zone": "z"}, "extra": []any{1.0, "a"}},
+		map[string]any{"other": map[string]any{"name": "two", "zone": "z"}, "extra": []any{1.0, "a"}},
+		nil, // both are over
+	} {
+		if diff := cmp.Diff(want, fields().AsInterface()); diff != "" {
+			t.Errorf("answer %d (-want +got):\n%s", i+1, diff)
+		}
+	}
+	overridden := override("q2=z", 3, 3)
+	got := w.ask(overridden).GetDynamicMetadata().AsMap()
+	want := map[string]any{"domain": "shop", "descriptors": []any{map[string]any{"entries": []any{"q2=z"}, "limit": "requests_per_unit:3 unit:HOUR"}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("with an override (-want +got):\n%s", diff)
+	}
+}

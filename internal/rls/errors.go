@@ -1,0 +1,52 @@
+package rls
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+)
+
+// errPanic is what the caller of a method that panicked is told.
+var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
+
+// status is the error that a caller is told, with the code for it: the caller's own mistakes are INVALID_ARGUMENT, its own
+// end is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding is UNAVAILABLE, a store that
+// ran out of time before the caller did included.
+func (s *Service) status(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, errPanic):
+		return err
+	case invalid(err):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.Is(err, limiter.ErrNoRules):
+		text := err.Error()
+		if why := s.config.Hooks.NoRules(); why != "" {
+			text += ": " + why
+		}
+		return status.Error(codes.Unavailable, text)
+	case errors.Is(ctx.Err(), context.Canceled):
+		return status.Error(codes.Canceled, "the caller gave up")
+	case expired(ctx, time.Now()):
+		return status.Error(codes.DeadlineExceeded, "the caller's deadline has passed")
+	default:
+		return status.Error(codes.Unavailable, err.Error())
+	}
+}
+
+// invalid tells whether err is a mistake of the caller.
+func invalid(err error) bool {
+	return errors.Is(err, limiter.ErrEmptyDomain) || errors.Is(err, limiter.ErrNoDescriptors) ||
+		errors.Is(err, limiter.ErrTooManyDescriptors) || errors.Is(err, limiter.ErrTooManyEntries) ||
+		errors.Is(err, errMalformed) || errors.Is(err, errTooDeep)
+}
+
+// expired tells whether the deadline of ctx has passed at now, be its timer late or not.
+func expired(ctx context.Context, now time.Time) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && !now.Before(deadline)
+}

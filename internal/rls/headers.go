@@ -1,0 +1,124 @@
+package rls
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// appendHeaders appends response_headers_to_add.
+func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
+	h := &s.config.Headers
+	if h.Enabled && v.Header >= 0 && v.Header < len(v.Statuses) {
+		st := &v.Statuses[v.Header]
+		b = appendHeader(b, h.Limit, int64(st.Item.RequestsPerUnit))
+		b = appendHeader(b, h.Remaining, int64(remaining(st)))
+		b = appendHeader(b, h.Reset, resetSeconds(st))
+	}
+	if h.Enabled && !v.Over {
+		if wait, ok := longestWait(v); ok {
+			b = appendHeader(b, WaitHeader, ceil(wait, time.Millisecond))
+		}
+	}
+	if h.RetryAfter != "" && v.Over {
+		b = appendHeader(b, h.RetryAfter, retrySeconds(v))
+	}
+	return b
+}
+
+func appendHeader(b []byte, name string, value int64) []byte {
+	b, start := open(b, responseHeaders)
+	b = appendString(b, headerKey, name)
+	var digits [20]byte
+	b = append(b, tag(headerValue, protowire.BytesType))
+	b = protowire.AppendBytes(b, strconv.AppendInt(digits[:0], value, 10))
+	return shut(b, start)
+}
+
+// appendText appends a header to one of the two lists, [requestHeaders] or [responseHeaders].
+func appendText(b []byte, list protowire.Number, name, value string) []byte {
+	b, start := open(b, list)
+	b = appendString(b, headerKey, name)
+	b = appendString(b, headerValue, value)
+	return shut(b, start)
+}
+
+// appendRuleName tells upstream and the caller by which rule v is as it is: the one that refuses, or else the one that the
+// other headers speak of.
+func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
+	i := v.Header
+	if v.Over {
+		i = v.Refusal()
+	}
+	if i < 0 || i >= len(v.Statuses) {
+		return b
+	}
+	name := headerText(v.Statuses[i].RuleName())
+	if name == "" {
+		return b
+	}
+	b = appendText(b, requestHeaders, header, name)
+	return appendText(b, responseHeaders, header, name)
+}
+
+// headerText is s as the value of a header: what is not visible ASCII or a blank inside, and the percent sign, is written as
+// in a URL.
+func headerText(s string) string {
+	plain := func(i int) bool {
+		return s[i] > ' ' && s[i] <= '~' && s[i] != '%' || s[i] == ' ' && i > 0 && i < len(s)-1
+	}
+	for i := range len(s) {
+		if plain(i) {
+			continue
+		}
+		b := []byte(s[:i])
+		for ; i < len(s); i++ {
+			if plain(i) {
+				b = append(b, s[i])
+			} else {
+				b = fmt.Appendf(b, "%%%02X", s[i])
+			}
+		}
+		return string(b)
+	}
+	return s
+}
+
+// longestWait is how long the request has to wait until its turn has come in every leaky bucket that admitted it; false where
+// none did.
+func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
+	for i := range v.Statuses {
+		st := &v.Statuses[i]
+		if st.Item != nil && st.Item.Limit.Algorithm == engine.LeakyBucket && !st.Over && st.Decision.Admitted > 0 {
+			wait, found = max(wait, st.Decision.Wait), true
+		}
+	}
+	return wait, found
+}
+
+// retrySeconds is when a refused request would pass, at least 1: when the last of the limits that refused it gives way. Limits
+// in quota mode refuse only together, so where all that refused are such, the first of them decides.
+func retrySeconds(v *limiter.Verdict) int64 {
+	var last, firstQuota int64
+	for i := range v.Statuses {
+		st := &v.Statuses[i]
+		if !st.Over {
+			continue
+		}
+		n := max(1, resetSeconds(st))
+		if !st.Quota {
+			last = max(last, n)
+		} else if firstQuota == 0 || n < firstQuota {
+			firstQuota = n
+		}
+	}
+	if last == 0 {
+		last = firstQuota
+	}
+	return max(1, last)
+}

@@ -1,0 +1,80 @@
+package rls
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+func TestListenUnix(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rl.sock")
+	l, err := ListenUnix(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, NewServer(New(decideFunc(allow), Config{}), ServerConfig{}), l)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != socketMode {
+		t.Errorf("the socket's mode is %v, %v, want %v", info.Mode(), err, socketMode)
+	}
+	c := ratelimitv3.NewRateLimitServiceClient(dial(t, "unix://"+path))
+	if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("in use", func(t *testing.T) {
+		if l, err := ListenUnix(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another server answers") {
+			t.Errorf("ListenUnix = %v, %v", l, err)
+		}
+		if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
+			t.Errorf("the first server is gone: %v", err)
+		}
+	})
+	t.Run("left behind", func(t *testing.T) {
+		stale := filepath.Join(t.TempDir(), "stale.sock")
+		dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead.SetUnlinkOnClose(false)
+		if err := dead.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := ListenUnix(t.Context(), stale)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("something else", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "precious")
+		if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if l, err := ListenUnix(t.Context(), file); err == nil || !strings.Contains(err.Error(), "something else") {
+			t.Errorf("ListenUnix = %v, %v", l, err)
+		}
+		if _, err := os.Stat(file); err != nil {
+			t.Errorf("the file is gone: %v", err)
+		}
+	})
+}
+
+func TestListenTCPIsAlone(t *testing.T) {
+	l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if second, err := ListenTCP(t.Context(), l.Addr().String()); err == nil {
+		t.Errorf("a second server listens on %v too", second.Addr())
+	}
+}

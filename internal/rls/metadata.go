@@ -1,0 +1,138 @@
+package rls
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// appendMetadata appends dynamic_metadata: what was asked, the metadata of the rules that were met and not exceeded and,
+// with DECISION_METADATA, what was decided. All of it is made anew for each answer, nothing in it belongs to a rule.
+func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
+	list := make([]*structpb.Value, len(r.Descriptors))
+	for i := range r.Descriptors {
+		fields := descriptorFields(&r.Descriptors[i])
+		if s.config.DecisionMetadata && i < len(v.Statuses) {
+			addDecision(fields, &v.Statuses[i])
+		}
+		list[i] = structpb.NewStructValue(&structpb.Struct{Fields: fields})
+	}
+	all := map[string]*structpb.Value{
+		"domain":      text(r.Domain),
+		"descriptors": structpb.NewListValue(&structpb.ListValue{Values: list}),
+	}
+	if r.Hits != 0 {
+		all["hitsAddend"] = structpb.NewNumberValue(float64(r.Hits))
+	}
+	if rules := rulesMetadata(v); len(rules.GetFields()) > 0 {
+		all["metadata"] = structpb.NewStructValue(rules)
+	}
+	whole := len(b)
+	b, start := open(b, responseMetadata)
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, &structpb.Struct{Fields: all})
+	if err != nil { // no verdict is lost over its explanation
+		return b[:whole]
+	}
+	return shut(b, start)
+}
+
+// descriptorFields repeats one descriptor of the request.
+func descriptorFields(d *limiter.Descriptor) map[string]*structpb.Value {
+	entries := make([]*structpb.Value, len(d.Entries))
+	for i, e := range d.Entries {
+		entries[i] = text(e.Key, []byte("="), e.Value)
+	}
+	fields := map[string]*structpb.Value{"entries": structpb.NewListValue(&structpb.ListValue{Values: entries})}
+	if d.HasOverride {
+		fields["limit"] = structpb.NewStringValue(overrideText(d.Override))
+	}
+	if d.HasHits {
+		fields["hitsAddend"] = structpb.NewNumberValue(float64(d.Hits))
+	}
+	return fields
+}
+
+// addDecision adds what became of one descriptor, and by which rule. Times are milliseconds, rounded up.
+func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
+	if st.Rule != nil {
+		fields["rule"] = structpb.NewStringValue(valid(st.Rule.Path))
+		fields["file"] = structpb.NewStringValue(valid(st.Rule.File))
+		if st.Rule.Line > 0 {
+			fields["line"] = structpb.NewNumberValue(float64(st.Rule.Line))
+		}
+	}
+	if st.Item == nil {
+		return
+	}
+	fields["remaining"] = structpb.NewNumberValue(float64(remaining(st)))
+	fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
+	fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
+	fields["wait_ms"] = milliseconds(st.Decision.Wait)
+}
+
+func milliseconds(d time.Duration) *structpb.Value {
+	return structpb.NewNumberValue(float64(ceil(d, time.Millisecond)))
+}
+
+// rulesMetadata merges the metadata of the rules in the order of the request: the first to write a key wins, and what both
+// have as a map is merged in turn. An override has no metadata, and neither has what is unlimited or replaced.
+func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
+	all := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
+	for i := range v.Statuses {
+		st := &v.Statuses[i]
+		if !st.Over && !st.Override && st.Item != nil && st.Rule != nil {
+			merge(all.Fields, st.Rule.Metadata)
+		}
+	}
+	return all
+}
+
+// merge copies src into dst. What is no value of a struct is left out; the rules were checked for that when they were loaded.
+func merge(dst map[string]*structpb.Value, src map[string]any) {
+	for key, value := range src {
+		key = valid(key)
+		have, taken := dst[key]
+		if !taken {
+			if fresh, err := structpb.NewValue(value); err == nil {
+				dst[key] = fresh
+			}
+			continue
+		}
+		inner, nested := value.(map[string]any)
+		if s := have.GetStructValue(); nested && s != nil {
+			if s.Fields == nil {
+				s.Fields = make(map[string]*structpb.Value, len(inner))
+			}
+			merge(s.Fields, inner)
+		}
+	}
+}
+
+// overrideText is o in protobuf's text form, always with the same blanks.
+func overrideText(o descriptors.Override) string {
+	var parts []string
+	if o.RequestsPerUnit != 0 {
+		parts = append(parts, "requests_per_unit:"+strconv.FormatUint(uint64(o.RequestsPerUnit), 10))
+	}
+	if o.Unit != descriptors.UnitUnknown {
+		parts = append(parts, "unit:"+unitName(o.Unit))
+	}
+	if o.Multiplier != 0 {
+		parts = append(parts, "unit_multiplier:{value:"+strconv.FormatUint(uint64(o.Multiplier), 10)+"}")
+	}
+	return strings.Join(parts, " ")
+}
+
+func text(parts ...[]byte) *structpb.Value {
+	var s strings.Builder
+	for _, p := range parts {
+		s.Write(p)
+	}
+	return structpb.NewStringValue(valid(s.String()))
+}

@@ -1,0 +1,170 @@
+package rls
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"path"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/stats"
+)
+
+// HealthName is the name under which health is told; the empty name tells the same.
+const HealthName = "ratelimit"
+
+// Bounds of what one client may cost.
+const (
+	maxStreams       = 1024 // open calls of one connection; grpc bounds rapid resets by the same number
+	maxHeaderList    = 64 << 10
+	handshakeTimeout = 10 * time.Second
+	pingEvery        = 10 * time.Second // clients may ping as often as that, as Envoy does
+	probeEvery       = 60 * time.Second // an idle connection is asked whether it still lives
+	probeTimeout     = 10 * time.Second
+)
+
+// workers is how many goroutines stand by for calls; what comes on top gets one of its own. A call needs more stack than
+// a new goroutine has, and growing it was a fifth of what a call cost.
+const workers = 128
+
+// ServerConfig says how the gRPC server serves. The zero value serves in plain text, without reflection.
+type ServerConfig struct {
+	TLS                   *tls.Config   // nil is plain text
+	MaxConnectionAge      time.Duration // GRPC_MAX_CONNECTION_AGE; 0 is for ever, as there
+	MaxConnectionAgeGrace time.Duration // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that run then; 0 is for ever
+	Reflection            bool          // GRPC_REFLECTION
+	Stats                 stats.Handler // is told of each call, for tracing; nil is nobody, and costs nothing
+}
+
+// Server is the gRPC server: ShouldRateLimit, health and, if wished, reflection. More services may be registered before
+// it serves; their calls are recovered and counted by the hooks of the Service.
+type Server struct {
+	*grpc.Server
+
+	health *health.Server
+	end    context.CancelFunc // ends streams that would never end by themselves
+}
+
+// NewServer makes a Server that answers with s. It is not serving, in the sense of health, until SetServing says so. Its
+// workers stand by from now on, so Shutdown or Stop must be called even if it never serves.
+func NewServer(s *Service, c ServerConfig) *Server {
+	stopping, end := context.WithCancel(context.Background())
+	g := &guard{service: s, stopping: stopping}
+	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{protobuf: encoding.GetCodecV2(proto.Name)}),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxHeaderListSize(maxHeaderList),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingEvery, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge:      c.MaxConnectionAge,
+			MaxConnectionAgeGrace: c.MaxConnectionAgeGrace,
+			Time:                  probeEvery,
+			Timeout:               probeTimeout,
+		}),
+		grpc.NumStreamWorkers(workers),
+		grpc.WaitForHandlers(true), // after Stop nothing uses the store any more
+		grpc.UnaryInterceptor(g.unary),
+		grpc.StreamInterceptor(g.stream),
+	}
+	if c.TLS != nil {
+		options = append(options, grpc.Creds(handshakes{credentials.NewTLS(c.TLS), s.config.Hooks.Handshake}))
+	}
+	if c.Stats != nil {
+		options = append(options, grpc.StatsHandler(c.Stats))
+	}
+	server := &Server{Server: grpc.NewServer(options...), health: health.NewServer(), end: end}
+	s.register(server)
+	healthpb.RegisterHealthServer(server, server.health)
+	server.SetServing(false)
+	if c.Reflection {
+		reflection.Register(server)
+	}
+	return server
+}
+
+// SetServing changes what health tells, under both names.
+func (s *Server) SetServing(ok bool) {
+	state := healthpb.HealthCheckResponse_NOT_SERVING
+	if ok {
+		state = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", state)
+	s.health.SetServingStatus(HealthName, state)
+}
+
+// Shutdown stops accepting, ends the streams that watch health, lets the other calls finish until ctx ends, and then cuts
+// off what is left. No handler runs any more once it has returned.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.end()
+	stop := context.AfterFunc(ctx, s.Stop)
+	s.GracefulStop()
+	stop()
+}
+
+// handshakes are credentials that tell of each handshake that failed.
+type handshakes struct {
+	credentials.TransportCredentials
+
+	failed func(peer net.Addr, err error)
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+//
+//nolint:ireturn // as grpc wants it
+func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := h.TransportCredentials.ServerHandshake(c)
+	if err != nil {
+		h.failed(c.RemoteAddr(), err)
+	}
+	return secured, info, err
+}
+
+// guard stands before every method but ShouldRateLimit, which is none of the interceptors' and guards itself.
+type guard struct {
+	service  *Service
+	stopping context.Context //nolint:containedctx // ends with the server, to end streams
+}
+
+//nolint:ireturn // as grpc wants it
+func (g *guard) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
+	start, method := time.Now(), path.Base(info.FullMethod)
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one call must not end the process
+			response, err = nil, g.service.recovered(ctx, method, p)
+		}
+		g.service.config.Hooks.Call(method, time.Since(start).Seconds())
+	}()
+	return next(ctx, request)
+}
+
+// stream does not tell of calls: how long somebody watches says nothing about this server.
+func (g *guard) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(g.stopping, cancel)()
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // as above
+			err = g.service.recovered(ctx, path.Base(info.FullMethod), p)
+		}
+	}()
+	return next(impl, endingStream{ServerStream: stream, ctx: ctx})
+}
+
+// endingStream is a stream whose context ends with the server.
+type endingStream struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // that of the stream, as grpc.ServerStream has it
+}
+
+// Context implements grpc.ServerStream.
+func (s endingStream) Context() context.Context { return s.ctx }
