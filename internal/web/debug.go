@@ -1,0 +1,92 @@
+package web
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"path"
+	"strings"
+	"time"
+)
+
+// Debug says what the pages of the debug listener show. All fields are required.
+type Debug struct {
+	// Rules writes the rules that are served now, for /rlconfig.
+	Rules func(w io.Writer) error
+	// Stats writes the counters, for /stats.
+	Stats func(w io.Writer) error
+	// Metrics answers /metrics.
+	Metrics http.Handler
+}
+
+// index is what the debug listener answers to a target that it does not know: its pages, sorted.
+const index = pprofRoot + `: profiles of this process, for callers on the same machine; hit for a list
+` + pprofRoot + `profile: CPU profile over ?seconds=30, at most 60
+` + pprofRoot + `trace: execution trace over ?seconds=1, at most 60
+/metrics: the counters, for Prometheus
+/rlconfig: print out the currently loaded configuration for debugging
+/stats: print out stats
+`
+
+// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers whose address is a loopback
+// one; others get 403. Whatever else is asked is answered with a list of these pages, as in envoyproxy/ratelimit, or with
+// 404 where the target is not a plain path. None of it changes anything, and nothing is registered on
+// [http.DefaultServeMux].
+func DebugHandler(d Debug) http.Handler {
+	return debugHandler(d, longestProfile)
+}
+
+func debugHandler(d Debug, longest time.Duration) http.Handler {
+	pages := routes{
+		"/rlconfig": page(d.Rules),
+		"/stats":    page(d.Stats),
+		"/metrics":  d.Metrics.ServeHTTP,
+	}
+	profiles := loopbackOnly(&profiler{longest: longest})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t := target(r)
+		switch h, ok := pages[t]; {
+		case ok:
+			h(w, r)
+		case strings.HasPrefix(t, pprofRoot):
+			profiles(w, r)
+		case plain(t):
+			text(w, http.StatusOK, index)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// plain tells whether target is a path that means what it says: absolute, nothing escaped, nothing to be cleaned.
+func plain(target string) bool {
+	clean := path.Clean(target)
+	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
+}
+
+// page answers with what write writes. An error of write means that there is nothing sensible to show.
+func page(write func(io.Writer) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var b bytes.Buffer
+		if err := write(&b); err != nil {
+			http.Error(w, fmt.Sprintf("cannot show this: %v", err), http.StatusInternalServerError)
+			return
+		}
+		text(w, http.StatusOK, b.String())
+	}
+}
+
+// loopbackOnly answers 403 unless the connection comes from a loopback address. What headers say of the caller does not
+// count.
+func loopbackOnly(h http.Handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		peer, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !peer.Addr().Unmap().IsLoopback() {
+			http.Error(w, "this page answers only callers on the same machine (loopback addresses)", http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	}
+}

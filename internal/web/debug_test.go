@@ -1,0 +1,233 @@
+package web_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/nettest"
+	"github.com/ratelimitd/ratelimitd/internal/web"
+)
+
+// pages is a debug listener with a line on each page.
+func pages() web.Debug {
+	write := func(s string) func(io.Writer) error {
+		return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
+	}
+	return web.Debug{
+		Rules:   write("shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"),
+		Stats:   write("ratelimit.service.config_load_success: 1\n"),
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1\n") }),
+	}
+}
+
+const indexPage = `/debug/pprof/: profiles of this process, for callers on the same machine; hit for a list
+/debug/pprof/profile: CPU profile over ?seconds=30, at most 60
+/debug/pprof/trace: execution trace over ?seconds=1, at most 60
+/metrics: the counters, for Prometheus
+/rlconfig: print out the currently loaded configuration for debugging
+/stats: print out stats
+`
+
+func TestDebugPages(t *testing.T) {
+	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	for path, want := range map[string]answer{
+		"/":             {200, plainText, indexPage},
+		"/nothing-here": {200, plainText, indexPage},
+		"/debug/":       {200, plainText, indexPage},
+		"/stats":        {200, plainText, "ratelimit.service.config_load_success: 1\n"},
+		"/metrics":      {200, plainText, "up 1\n"},
+		"/rlconfig": {
+			200, plainText,
+			"shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n",
+		},
+		"/debug/pprof/no-such-profile": {404, plainText, "no such profile: /debug/pprof/ lists those that there are\n"},
+	} {
+		if diff := cmp.Diff(want, do(t, "GET", "http://"+addr+path, "")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+	if got := do(t, "GET", "http://"+addr+"/debug/pprof/", ""); got.Status != 200 || !strings.Contains(got.Body, "/debug/pprof/heap: ") {
+		t.Errorf("/debug/pprof/ answers %v; want a list with the heap", got)
+	}
+	got := do(t, "GET", "http://"+addr+"/debug/pprof/goroutine?debug=1", "")
+	if got.Status != 200 || !strings.Contains(got.Body, "goroutine profile: total") {
+		t.Errorf("/debug/pprof/goroutine?debug=1 answers %v", got)
+	}
+	for _, name := range []string{"heap?gc=1", "allocs", "block", "mutex", "threadcreate", "goroutine"} {
+		if got := do(t, "GET", "http://"+addr+"/debug/pprof/"+name, ""); got.Status != 200 || !isGzip(got.Body) {
+			t.Errorf("/debug/pprof/%s answers %d, %d bytes; want a profile", name, got.Status, len(got.Body))
+		}
+	}
+}
+
+func isGzip(s string) bool {
+	r, err := gzip.NewReader(strings.NewReader(s))
+	if err != nil {
+		return false
+	}
+	n, err := io.Copy(io.Discard, r)
+	return err == nil && n > 0
+}
+
+// A page that cannot be written says so, instead of half of it.
+func TestDebugPageError(t *testing.T) {
+	d := pages()
+	d.Stats = func(w io.Writer) error { _, _ = io.WriteString(w, "half"); return errors.New("no counters") }
+	addr, _ := start(t, web.DebugHandler(d), web.Limits{})
+	want := answer{500, plainText, "cannot show this: no counters\n"}
+	if diff := cmp.Diff(want, do(t, "GET", "http://"+addr+"/stats", "")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Callers from elsewhere see the rules and the counters, as with the reference, and no profile, whatever they say of
+// themselves.
+func TestH07_Remote(t *testing.T) {
+	for _, from := range []string{"10.1.2.3:4711", "[2001:db8::1]:4711", "[::ffff:10.1.2.3]:4711", "0.0.0.0:1", "[fe80::1%lo]:1"} {
+		tcp, err := net.ResolveTCPAddr("tcp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, _ := startOn(t, nettest.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		for _, path := range []string{"/", "/rlconfig", "/stats", "/metrics"} {
+			if got := do(t, "GET", "http://"+addr+path, ""); got.Status != 200 {
+				t.Errorf("%s from %s: %v; want 200", path, from, got)
+			}
+		}
+		for _, path := range []string{
+			"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace", "/debug/pprof/cmdline",
+			"/debug/pprof/nothing",
+		} {
+			for _, method := range []string{"GET", "POST", "HEAD"} {
+				got := do(t, method, "http://"+addr+path, "",
+					"X-Forwarded-For", "127.0.0.1", "X-Real-Ip", "127.0.0.1", "Forwarded", "for=127.0.0.1", "Host", "localhost")
+				if got.Status != http.StatusForbidden {
+					t.Errorf("%s %s from %s: %d; want 403", method, path, from, got.Status)
+				}
+			}
+		}
+	}
+}
+
+func TestH07_Loopback(t *testing.T) {
+	for _, from := range []string{"127.0.0.1:4711", "127.8.9.1:4711", "[::1]:4711", "[::ffff:127.0.0.1]:4711"} {
+		tcp, err := net.ResolveTCPAddr("tcp", from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, _ := startOn(t, nettest.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		if got := do(t, "GET", "http://"+addr+"/debug/pprof/heap", ""); got.Status != 200 {
+			t.Errorf("/debug/pprof/heap from %s: %v; want 200", from, got)
+		}
+	}
+}
+
+// Profiles are on the debug listener alone: neither on the others nor on the mux that any import may fill.
+func TestH07_NowhereElse(t *testing.T) {
+	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	promAddr, _ := start(t, web.MetricsHandler("/prom", pages().Metrics), web.Limits{})
+	if got := do(t, "GET", "http://"+promAddr+"/prom", ""); got.Status != 200 || got.Body != "up 1\n" {
+		t.Errorf("/prom answers %v", got)
+	}
+	for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/vars", "/stats", "/rlconfig", "/"} {
+		for name, addr := range map[string]string{"main": mainAddr, "prometheus": promAddr} {
+			if got := do(t, "GET", "http://"+addr+path, ""); got.Status != 404 {
+				t.Errorf("%s listener, %s: %v; want 404", name, path, got)
+			}
+		}
+	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/debug/pprof/heap", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, pattern := http.DefaultServeMux.Handler(r); pattern != "" {
+		t.Errorf("profiles are on http.DefaultServeMux, as %s", pattern)
+	}
+}
+
+func TestH09_Profiles(t *testing.T) {
+	const longest = 600 * time.Millisecond
+	// Time-outs shorter than the profile show that it outlasts them.
+	limits := web.Limits{ReadHeader: 100 * time.Millisecond, Read: 150 * time.Millisecond, Write: 200 * time.Millisecond}
+	addr, _ := start(t, web.DebugHandlerWith(pages(), longest), limits)
+	for _, path := range []string{"/debug/pprof/profile", "/debug/pprof/trace"} {
+		got, begin := make(chan answer, 2), time.Now()
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { got <- do(t, "GET", "http://"+addr+path+"?seconds=99999", "") })
+		}
+		wg.Wait()
+		if d := time.Since(begin); d < longest || d > longest+10*time.Second {
+			t.Errorf("%s took %v; want %v", path, d, longest)
+		}
+		a, b := <-got, <-got // the refusal comes first
+		if a.Status != http.StatusConflict || a.Body != "another profile is being taken; there is one at a time\n" {
+			t.Errorf("%s, the second: %v; want 409", path, a)
+		}
+		if b.Status != 200 || (!isGzip(b.Body) && !strings.HasPrefix(b.Body, "go 1.")) {
+			t.Errorf("%s, the first: %d with %d bytes; want a profile", path, b.Status, len(b.Body))
+		}
+	}
+	if got := do(t, "GET", "http://"+addr+"/debug/pprof/profile?seconds=0.01", ""); got.Status != 200 || !isGzip(got.Body) {
+		t.Errorf("after them: %d; want a profile", got.Status)
+	}
+}
+
+// A caller that leaves ends its profile, so that the next one may begin.
+func TestH09_CallerLeaves(t *testing.T) {
+	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	c := dial(t, addr)
+	if _, err := io.WriteString(c, "GET /debug/pprof/profile?seconds=60 HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	url := "http://" + addr + "/debug/pprof/profile?seconds=0.01"
+	eventually(t, func() bool { return do(t, "GET", url, "").Status == http.StatusConflict })
+	_ = c.Close()
+	eventually(t, func() bool { return do(t, "GET", url, "").Status == http.StatusOK })
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("it has not come true within 10 s")
+		}
+	}
+}
+
+func TestH09_Cap(t *testing.T) {
+	for seconds, want := range map[string]time.Duration{
+		"":      time.Second,
+		"0.5":   500 * time.Millisecond,
+		"59":    59 * time.Second,
+		"61":    60 * time.Second,
+		"99999": 60 * time.Second,
+		"1e300": 60 * time.Second,
+		"1e999": 60 * time.Second,
+		"Inf":   60 * time.Second,
+	} {
+		if got, err := web.LongestProfile(seconds); err != nil || got != want {
+			t.Errorf("seconds=%s: %v, %v; want %v", seconds, got, err, want)
+		}
+	}
+	for _, seconds := range []string{"x", "0", "-1", "NaN", "-1e999"} {
+		if got, err := web.LongestProfile(seconds); err == nil {
+			t.Errorf("seconds=%s: %v; want an error", seconds, got)
+		}
+	}
+	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	if got := do(t, "GET", "http://"+addr+"/debug/pprof/profile?seconds=x", ""); got.Status != 400 || !bytes.Contains([]byte(got.Body), []byte("seconds")) {
+		t.Errorf("seconds=x: %v; want 400", got)
+	}
+}

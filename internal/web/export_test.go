@@ -1,0 +1,19 @@
+package web
+
+import (
+	"net/http"
+	"time"
+)
+
+// LimitsOf are the limits in force on s.
+func LimitsOf(s *Server) Limits {
+	return Limits{s.http.ReadHeaderTimeout, s.http.ReadTimeout, s.http.WriteTimeout, s.http.IdleTimeout, s.grace}
+}
+
+// DebugHandlerWith is DebugHandler with profiles of at most longest.
+func DebugHandlerWith(d Debug, longest time.Duration) http.Handler { return debugHandler(d, longest) }
+
+// LongestProfile is how long a profile runs at most, and how long where seconds is what a request says.
+func LongestProfile(seconds string) (time.Duration, error) {
+	return (&profiler{longest: longestProfile}).duration(seconds, time.Second)
+}

@@ -1,0 +1,253 @@
+package web_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/web"
+)
+
+// 4 MiB pass, one byte more is refused, stated or not, and an endless body is not read for longer than that.
+func TestH01_BodyLimit(t *testing.T) {
+	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	url := "http://" + addr + "/json"
+	if got := do(t, "POST", url, strings.Repeat(" ", web.MaxBody)); got.Status != 200 || len(got.Body) != web.MaxBody {
+		t.Errorf("a body of 4 MiB: %d with %d bytes; want 200 with all of them", got.Status, len(got.Body))
+	}
+
+	t.Run("stated", func(t *testing.T) {
+		c := dial(t, addr)
+		// Not a byte of the body follows: the length alone is enough.
+		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 4194305\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		wantStatus(t, c, http.StatusRequestEntityTooLarge)
+		wantClosed(t, c)
+	})
+	t.Run("chunked, endless", func(t *testing.T) {
+		c := dial(t, addr)
+		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		chunk := "10000\r\n" + strings.Repeat(" ", 0x10000) + "\r\n"
+		sent := 0
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for ; ; sent += 0x10000 {
+				if _, err := io.WriteString(c, chunk); err != nil {
+					return // refused
+				}
+			}
+		})
+		wantStatus(t, c, http.StatusRequestEntityTooLarge)
+		_ = c.Close()
+		wg.Wait()
+		if sent > 64<<20 {
+			t.Errorf("%d bytes were taken before the refusal", sent)
+		}
+	})
+}
+
+func wantStatus(t *testing.T, c net.Conn, want int) {
+	t.Helper()
+	resp, err := http.ReadResponse(bufio.NewReaderSize(c, 16), nil)
+	if err != nil {
+		t.Fatalf("want an answer %d: %v", want, err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	if resp.StatusCode != want {
+		t.Errorf("status %d; want %d", resp.StatusCode, want)
+	}
+}
+
+// wantClosed reads until the other side closes c.
+func wantClosed(t *testing.T, c net.Conn) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection stays open")
+	}
+}
+
+// Whoever is slow with the head, with the body or between requests loses the connection, and 200 of them hinder nobody.
+func TestH02_Slow(t *testing.T) {
+	limits := web.Limits{ReadHeader: 200 * time.Millisecond, Read: 400 * time.Millisecond, Idle: 300 * time.Millisecond}
+	addr, _ := start(t, web.MainHandler(echo()), limits)
+	for _, tt := range []struct {
+		name, send string
+		answers    []int // before the end
+		after      time.Duration
+	}{
+		{"head", "POST /json HTTP/1.1\r\nHost:", nil, limits.ReadHeader},
+		{"body", "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", []int{408}, limits.Read},
+		{"idle", "GET /healthcheck HTTP/1.1\r\nHost: x\r\n\r\n", []int{200}, limits.Idle},
+		{"nothing at all", "", nil, limits.ReadHeader},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			begin := time.Now()
+			var wg sync.WaitGroup
+			for range 200 {
+				c := dial(t, addr)
+				wg.Go(func() {
+					if _, err := io.WriteString(c, tt.send); err != nil {
+						t.Errorf("writing: %v", err)
+					}
+					b, err := io.ReadAll(c)
+					if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("the connection stays open")
+					}
+					if diff := cmp.Diff(tt.answers, statuses(string(b))); diff != "" {
+						t.Errorf("answers before the end (-want +got):\n%s", diff)
+					}
+				})
+			}
+			if got := do(t, "POST", "http://"+addr+"/json", "{}"); got.Status != 200 {
+				t.Errorf("meanwhile /json answers %v", got)
+			}
+			wg.Wait()
+			if d := time.Since(begin); d < tt.after || d > tt.after+5*time.Second {
+				t.Errorf("closed after %v; want %v", d, tt.after)
+			}
+		})
+	}
+}
+
+// statuses are those of the answers in a stream of bytes.
+func statuses(b string) (got []int) {
+	r := bufio.NewReader(strings.NewReader(b))
+	for {
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			return got
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		got = append(got, resp.StatusCode)
+	}
+}
+
+// The times that hold where nothing else is said.
+func TestH02_Defaults(t *testing.T) {
+	want := web.Limits{
+		ReadHeader: 5 * time.Second, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 60 * time.Second, Grace: 5 * time.Second,
+	}
+	s := web.NewServer("test", nil, nil, slog.New(slog.DiscardHandler), web.Limits{})
+	if diff := cmp.Diff(want, web.LimitsOf(s)); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+}
+
+// Any content type is taken, POST alone passes, and a request whose length is in doubt is refused.
+func TestH05_Methods(t *testing.T) {
+	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	for _, method := range []string{"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "FOO"} {
+		if got := do(t, method, "http://"+addr+"/json", ""); got.Status != http.StatusMethodNotAllowed {
+			t.Errorf("%s /json: %v; want 405", method, got)
+		}
+	}
+	for _, contentType := range []string{"", "text/plain", "application/x-www-form-urlencoded", "no type / at all"} {
+		if got := do(t, "POST", "http://"+addr+"/json", "{}", "Content-Type", contentType); got.Status != 200 {
+			t.Errorf("Content-Type %q: %v; want 200", contentType, got)
+		}
+	}
+}
+
+func TestH05_Smuggling(t *testing.T) {
+	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	const (
+		post   = "POST /json HTTP/1.1\nHost: x\n"
+		second = "GET /healthcheck HTTP/1.1\nHost: x\n\n"
+	)
+	for _, tt := range []struct {
+		name, send string
+		want       []int
+	}{
+		{"one length", post + "Content-Length: 2\n\n{}" + second, []int{200, 200}},
+		{"chunked", post + "Transfer-Encoding: chunked\n\n2\n{}\n0\n\n", []int{200}},
+		{"chunked ends the connection", post + "Transfer-Encoding: chunked\n\n2\n{}\n0\n\n" + second, []int{200}},
+		{"length and chunked", post + "Content-Length: 2\nTransfer-Encoding: chunked\n\n0\n\n" + second, []int{400}},
+		{"chunked and length", post + "Transfer-Encoding: chunked\nContent-Length: 2\n\n0\n\n" + second, []int{400}},
+		{"the same, spelled oddly", post + "transfer-ENCODING: chunked\ncontent-length:2\n\n0\n\n" + second, []int{400}},
+		{"two lengths", post + "Content-Length: 2\nContent-Length: 3\n\n{}" + second, []int{400}},
+		{"one length twice", post + "Content-Length: 2\nContent-Length: 2\n\n{}" + second, []int{400}},
+		{"a list of lengths", post + "Content-Length: 2, 2\n\n{}" + second, []int{400}},
+		{"a signed length", post + "Content-Length: +2\n\n{}" + second, []int{400}},
+		{"another coding", post + "Transfer-Encoding: gzip, chunked\n\n0\n\n" + second, []int{501}},
+		{"space before the colon", post + "Content-Length : 2\n\n{}" + second, []int{400}},
+		{"the second of two", post + "Content-Length: 2\n\n{}" + post + "Content-Length: 2\nTransfer-Encoding: chunked\n\n0\n\n" + second, nil},
+		{"old protocol", "POST /json HTTP/1.0\nConnection: keep-alive\nContent-Length: 2\nTransfer-Encoding: chunked\n\n{}" + second, []int{400}},
+		{"expectations", post + "Expect: 200-ok\nContent-Length: 2\n\n{}", []int{417}},
+		{"continue", post + "Expect: 100-continue\nContent-Length: 2\n\n{}", []int{100, 200}},
+		{"no host", "POST /json HTTP/1.1\nContent-Length: 2\n\n{}", []int{400}},
+		{"options of the server", "OPTIONS * HTTP/1.1\nHost: x\n\n", []int{404}},
+		{"HTTP/2", "PRI * HTTP/2.0\n\nSM\n\n", []int{404}},
+	} {
+		got := raw(t, addr, tt.send, 3)
+		if tt.want == nil { // how far the first request got depends on the packets
+			if len(got) == 0 || got[len(got)-1] != 400 || len(got) > 2 {
+				t.Errorf("%s: answers %v; want 400 to end them, at the second at the latest", tt.name, got)
+			}
+			continue
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestH06_Paths(t *testing.T) {
+	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	debugAddr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	promAddr, _ := start(t, web.MetricsHandler("/metrics", pages().Metrics), web.Limits{})
+	for _, target := range []string{
+		"/../debug", "//debug", "/%2e%2e/debug", "/%2e%2e", "http://x/json", "http://x/debug/pprof/", "http://x/metrics",
+		"/./json", "/json/../healthcheck", "/json/../debug/pprof/", "/%6ason", "/debug/%70prof/", "//debug/pprof/heap", "//json",
+		`/..\debug`, "//metrics", "/debug/../debug/pprof/heap", "/rlconfig/..//debug/pprof/heap", "/metrics/../debug/pprof/",
+	} {
+		for name, addr := range map[string]string{"main": mainAddr, "debug": debugAddr, "prometheus": promAddr} {
+			got := raw(t, addr, "GET "+target+" HTTP/1.1\nHost: x\n\n", 1)
+			if diff := cmp.Diff([]int{http.StatusNotFound}, got); diff != "" {
+				t.Errorf("%s listener, %s (-want +got):\n%s", name, target, diff)
+			}
+		}
+	}
+}
+
+// Heads up to 16 KiB are taken, larger ones are not read to their end.
+func TestH10_HeaderFlood(t *testing.T) {
+	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	head := func(size int) string {
+		const fixed = len("GET /healthcheck HTTP/1.1\r\nHost: x\r\nX-Fill: \r\n\r\n")
+		return "GET /healthcheck HTTP/1.1\r\nHost: x\r\nX-Fill: " + strings.Repeat("a", size-fixed) + "\r\n\r\n"
+	}
+	for _, tt := range []struct {
+		name, send string
+		want       int
+	}{
+		{"just below 16 KiB", head(16<<10 - 1), 200},
+		{"just above 16 KiB", head(16<<10 + 1), http.StatusRequestHeaderFieldsTooLarge},
+		{"one of 1 MiB", head(1 << 20), http.StatusRequestHeaderFieldsTooLarge},
+		{"many", "GET /healthcheck HTTP/1.1\r\nHost: x\r\n" + strings.Repeat("X-A: b\r\n", 1<<17) + "\r\n", http.StatusRequestHeaderFieldsTooLarge},
+		{"a long target", "GET /" + strings.Repeat("a", 1<<20) + " HTTP/1.1\r\nHost: x\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := dial(t, addr)
+			var wg sync.WaitGroup
+			wg.Go(func() { _, _ = io.WriteString(c, tt.send) }) // the other side may close before the end
+			wantStatus(t, c, tt.want)
+			_ = c.Close()
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,133 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// pprofRoot is the path under which `go tool pprof` looks for profiles.
+const pprofRoot = "/debug/pprof/"
+
+// longestProfile bounds CPU profiles and execution traces.
+const longestProfile = 60 * time.Second
+
+// profiler serves profiles of this process. It stands in for net/http/pprof, which puts itself on the default mux of the
+// process as soon as it is imported, and runs for as long as it is asked to.
+type profiler struct {
+	longest time.Duration
+	running sync.Mutex // held while a profile over time runs; there is one at a time
+}
+
+// ServeHTTP answers the list of profiles, or one of them.
+func (p *profiler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch name := strings.TrimPrefix(target(r), pprofRoot); name {
+	case "":
+		text(w, http.StatusOK, profileList())
+	case "profile":
+		p.record(w, r, recording{"profile", 30 * time.Second, pprof.StartCPUProfile, pprof.StopCPUProfile})
+	case "trace":
+		p.record(w, r, recording{"trace", time.Second, trace.Start, trace.Stop})
+	default:
+		snapshot(w, r, name)
+	}
+}
+
+func profileList() string {
+	var b strings.Builder
+	for _, p := range pprof.Profiles() {
+		fmt.Fprintf(&b, "%s%s: %d\n", pprofRoot, p.Name(), p.Count())
+	}
+	fmt.Fprintf(&b, "%sprofile: ?seconds=30, at most 60, one at a time\n", pprofRoot)
+	fmt.Fprintf(&b, "%strace: ?seconds=1, at most 60, one at a time\n", pprofRoot)
+	return b.String()
+}
+
+// snapshot answers the named profile as it stands, as text where ?debug is above 0, for the heap after a collection
+// where ?gc is.
+func snapshot(w http.ResponseWriter, r *http.Request, name string) {
+	p := pprof.Lookup(name)
+	if p == nil {
+		http.Error(w, "no such profile: "+pprofRoot+" lists those that there are", http.StatusNotFound)
+		return
+	}
+	level, _ := strconv.Atoi(r.FormValue("debug")) // what is no number is 0
+	if collect, _ := strconv.Atoi(r.FormValue("gc")); name == "heap" && collect > 0 {
+		runtime.GC()
+	}
+	if level > 0 {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	} else {
+		attach(w, name)
+	}
+	_ = p.WriteTo(w, level) // fails only where the client has gone
+}
+
+func attach(w http.ResponseWriter, name string) {
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Disposition", `attachment; filename="`+name+`"`)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+}
+
+// recording is a profile over time.
+type recording struct {
+	name  string
+	usual time.Duration // where a request does not say how long
+	start func(io.Writer) error
+	stop  func()
+}
+
+// record runs a recording for as long as r asks for, at most p.longest, or until the client leaves. While another one
+// runs it answers 409.
+func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording) {
+	d, err := p.duration(r.FormValue("seconds"), rec.usual)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if !p.running.TryLock() {
+		http.Error(w, "another profile is being taken; there is one at a time", http.StatusConflict)
+		return
+	}
+	defer p.running.Unlock()
+	// The server's time-outs are made for pages; a read deadline that passes would end the request's context too.
+	rc, until := http.NewResponseController(w), time.Now().Add(d+30*time.Second)
+	if err := errors.Join(rc.SetReadDeadline(until), rc.SetWriteDeadline(until)); err != nil {
+		http.Error(w, "cannot keep the connection for so long: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	attach(w, rec.name)
+	if err := rec.start(w); err != nil {
+		w.Header().Del("Content-Disposition")
+		http.Error(w, "cannot start: "+err.Error(), http.StatusConflict)
+		return
+	}
+	defer rec.stop()
+	ctx, cancel := context.WithTimeout(r.Context(), d)
+	defer cancel()
+	<-ctx.Done()
+}
+
+// duration is how long to record where a request says seconds; usual where it says nothing.
+func (p *profiler) duration(seconds string, usual time.Duration) (time.Duration, error) {
+	if seconds == "" {
+		return min(usual, p.longest), nil
+	}
+	s, err := strconv.ParseFloat(seconds, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // NaN is not above 0 either
+		return 0, fmt.Errorf("seconds=%q: want a number above 0; at most %v are taken", seconds, p.longest)
+	}
+	if s >= p.longest.Seconds() {
+		return p.longest, nil
+	}
+	return time.Duration(s * float64(time.Second)), nil
+}

@@ -1,0 +1,108 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// maxHead is the largest head of a request, in bytes; a larger one is answered 431.
+const maxHead = 16 << 10
+
+// headSlack is what net/http adds to MaxHeaderBytes for its own buffer.
+const headSlack = 4096
+
+// Limits bound how long a connection may take. A zero field takes the default given with it.
+type Limits struct {
+	ReadHeader time.Duration // from the first byte of a request to the end of its head: 5 s
+	Read       time.Duration // from the first byte of a request to the end of its body: 10 s
+	Write      time.Duration // from the end of the head to the end of the answer: 30 s
+	Idle       time.Duration // between two requests: 60 s
+	Grace      time.Duration // for requests that run when the server is to stop: 5 s
+}
+
+func (l Limits) withDefaults() Limits {
+	for _, f := range []struct {
+		d     *time.Duration
+		usual time.Duration
+	}{
+		{&l.ReadHeader, 5 * time.Second},
+		{&l.Read, 10 * time.Second},
+		{&l.Write, 30 * time.Second},
+		{&l.Idle, 60 * time.Second},
+		{&l.Grace, 5 * time.Second},
+	} {
+		if *f.d == 0 {
+			*f.d = f.usual
+		}
+	}
+	return l
+}
+
+// Server serves HTTP/1.1 on one listener. It is a task: it runs until its context ends.
+type Server struct {
+	name  string
+	ln    net.Listener
+	http  *http.Server
+	grace time.Duration
+}
+
+// NewServer makes a Server that answers with h what comes in on ln, which from now on belongs to it. Its name is for
+// messages. Nothing is served until Run. What goes wrong with a connection, and panics of h, are logged.
+func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, limits Limits) *Server {
+	limits = limits.withDefaults()
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &Server{
+		name: name,
+		ln:   framedListener{ln},
+		http: &http.Server{
+			Handler:                      unambiguous(h),
+			DisableGeneralOptionsHandler: true,
+			ReadHeaderTimeout:            limits.ReadHeader,
+			ReadTimeout:                  limits.Read,
+			WriteTimeout:                 limits.Write,
+			IdleTimeout:                  limits.Idle,
+			MaxHeaderBytes:               maxHead - headSlack,
+			Protocols:                    protocols,
+			ConnContext:                  withFraming,
+			ErrorLog:                     slog.NewLogLogger(log.With("listener", name).Handler(), slog.LevelWarn),
+		},
+		grace: limits.Grace,
+	}
+}
+
+// String is the server's name.
+func (s *Server) String() string { return s.name }
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+
+// Run serves until ctx ends. Then it takes no more connections, lets requests that run finish for as long as the limits
+// grant, cuts off what is left, and returns nil. It returns earlier with an error where the listener fails.
+func (s *Server) Run(ctx context.Context) error {
+	failed := make(chan error, 1)
+	go func() { failed <- s.http.Serve(s.ln) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serving %s on %s: %w", s.name, s.ln.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.grace)
+	defer cancel()
+	err := s.http.Shutdown(grace)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close()
+	}
+	if served := <-failed; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	if err != nil {
+		return fmt.Errorf("closing %s on %s: %w", s.name, s.ln.Addr(), err)
+	}
+	return nil
+}

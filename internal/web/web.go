@@ -1,0 +1,210 @@
+// Package web holds the HTTP side of the server: the main listener with /json and the health pages, the debug listener,
+// the Prometheus listener, and the [Server] that each of them runs in.
+//
+// The codes, the bodies and the paths are those of envoyproxy/ratelimit, whose users' probes and scripts know them. What it
+// leaves open is closed here: bodies, heads and times are bounded, a target is answered only when it is written exactly as
+// it is known (nothing is cleaned, decoded or redirected on the way), a request with two lengths is refused, and profiles
+// are for callers on the same machine. What the pages show comes in as functions, so this package knows no counters, no
+// rules and no backend.
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MaxBody is the largest body of a request, in bytes; a larger one is answered 413.
+const MaxBody = 4 << 20
+
+// jsonTimeout bounds how long /json waits for a verdict, because an HTTP request brings no deadline along.
+const jsonTimeout = 5 * time.Second
+
+// Main says what the pages of the main listener ask. All fields are required.
+type Main struct {
+	// JSON answers the body of a request to /json. It keeps no reference to body.
+	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
+	// Healthy tells whether /healthcheck passes.
+	Healthy func() bool
+	// Components tell how each part of the server is, for /healthcheck?verbose.
+	Components func() []Component
+	// NotReady are the reasons why the server cannot answer now, for /readyz; none where it can.
+	NotReady func() []string
+}
+
+// Component is how one part of the server is.
+type Component struct {
+	Name      string
+	OK        bool
+	Since     time.Time // when OK last changed
+	LastError string    // the latest reason for not being well, kept after it is over; may be empty
+}
+
+// MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
+func MainHandler(m Main) http.Handler {
+	return routes{
+		"/json":        m.json,
+		"/healthcheck": m.health,
+		"/livez":       func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "OK") },
+		"/readyz":      m.ready,
+	}
+}
+
+// MetricsHandler serves h at path, and 404 at every other target.
+func MetricsHandler(path string, h http.Handler) http.Handler {
+	return routes{path: h.ServeHTTP}
+}
+
+// routes are handlers by target, without its query. Only a target that is sent exactly so is answered: /x/../json,
+// //json, /%6ason and http://host/json are 404, and never a redirect.
+type routes map[string]http.HandlerFunc
+
+// ServeHTTP calls the handler of r's target, or answers 404.
+func (rs routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h, ok := rs[target(r)]
+	if !ok {
+		h = http.NotFound
+	}
+	h(w, r)
+}
+
+// target is what r asks for as the client wrote it, without the query.
+func target(r *http.Request) string {
+	t, _, _ := strings.Cut(r.RequestURI, "?")
+	return t
+}
+
+func (m Main) json(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		refuse(w, http.StatusMethodNotAllowed)
+		return
+	}
+	body, status := readBody(w, r)
+	if status != http.StatusOK {
+		refuse(w, status)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
+	defer cancel()
+	status, contentType, answer := m.JSON(ctx, body)
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	w.WriteHeader(status)
+	send(w, answer)
+}
+
+// readBody reads r's body. The status is 200, or what to answer where the body is too large, too slow or broken.
+func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int) {
+	if r.ContentLength > MaxBody {
+		w.Header().Set("Connection", "close") // so that nobody waits for the rest of it
+		return nil, http.StatusRequestEntityTooLarge
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	var large *http.MaxBytesError
+	switch {
+	case err == nil:
+		return body, http.StatusOK
+	case errors.As(err, &large):
+		return nil, http.StatusRequestEntityTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, http.StatusRequestTimeout
+	default:
+		return nil, http.StatusBadRequest
+	}
+}
+
+func (m Main) health(w http.ResponseWriter, r *http.Request) {
+	ok, status := m.Healthy(), http.StatusOK
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	switch {
+	case !r.URL.Query().Has("verbose") && ok:
+		text(w, status, "OK")
+	case !r.URL.Query().Has("verbose"):
+		w.WriteHeader(status)
+	case strings.Contains(r.Header.Get("Accept"), "application/json"):
+		verboseJSON(w, status, ok, m.Components())
+	default:
+		verboseText(w, status, ok, m.Components())
+	}
+}
+
+// verboseText writes one line for the whole and one for each component.
+func verboseText(w http.ResponseWriter, status int, ok bool, cs []Component) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", word(ok))
+	for _, c := range cs {
+		fmt.Fprintf(&b, "%s: %s since %s", c.Name, word(c.OK), c.Since.UTC().Format(time.RFC3339))
+		if c.LastError != "" {
+			fmt.Fprintf(&b, ", last error: %s", c.LastError)
+		}
+		b.WriteByte('\n')
+	}
+	text(w, status, b.String())
+}
+
+func word(ok bool) string {
+	if ok {
+		return "OK"
+	}
+	return "failing"
+}
+
+func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
+	type component struct {
+		Name      string    `json:"name"`
+		OK        bool      `json:"ok"`
+		Since     time.Time `json:"since"`
+		LastError string    `json:"last_error,omitempty"`
+	}
+	answer := struct {
+		OK         bool        `json:"ok"`
+		Components []component `json:"components"`
+	}{OK: ok, Components: []component{}}
+	for _, c := range cs {
+		c.Since = c.Since.UTC()
+		answer.Components = append(answer.Components, component(c))
+	}
+	b, err := json.Marshal(answer)
+	if err != nil { // a time beyond the year 9999
+		refuse(w, http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	send(w, append(b, '\n'))
+}
+
+func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
+	if reasons := m.NotReady(); len(reasons) > 0 {
+		text(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
+		return
+	}
+	text(w, http.StatusOK, "OK")
+}
+
+// refuse answers with nothing but the status and its name.
+func refuse(w http.ResponseWriter, status int) {
+	http.Error(w, http.StatusText(status), status)
+}
+
+func text(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	send(w, []byte(body))
+}
+
+// send writes the body of an answer. That it does not arrive is the client's loss, and it is the one to know.
+func send(w io.Writer, body []byte) {
+	_, _ = w.Write(body)
+}

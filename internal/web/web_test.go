@@ -1,0 +1,291 @@
+package web_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/web"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start serves h on a free port until the test ends, and returns its address and what it logs.
+func start(t *testing.T, h http.Handler, l web.Limits) (addr string, log *buffer) {
+	t.Helper()
+	return startOn(t, listen(t), h, l)
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
+func startOn(t *testing.T, ln net.Listener, h http.Handler, l web.Limits) (addr string, log *buffer) {
+	t.Helper()
+	log = new(buffer)
+	s := web.NewServer("test", ln, h, slog.New(slog.NewTextHandler(log, nil)), l)
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // t.Context ends before cleanups
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return ln.Addr().String(), log
+}
+
+// buffer is a log that may be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// echo is a main listener that is well, whose /json answers what it is sent.
+func echo() web.Main {
+	return web.Main{
+		JSON: func(_ context.Context, body []byte) (int, string, []byte) {
+			return http.StatusOK, "application/json", body
+		},
+		Healthy:    func() bool { return true },
+		Components: func() []web.Component { return nil },
+		NotReady:   func() []string { return nil },
+	}
+}
+
+// dial opens a connection that nothing but the test speaks on.
+func dial(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// raw writes text, whose lines end with \n, as all the bytes of a connection, and reads at most n answers, which it returns
+// by status.
+func raw(t *testing.T, addr, text string, n int) (statuses []int) {
+	t.Helper()
+	c := dial(t, addr)
+	if _, err := io.WriteString(c, strings.ReplaceAll(text, "\n", "\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(c)
+	for range n {
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			break
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		statuses = append(statuses, resp.StatusCode)
+	}
+	return statuses
+}
+
+type answer struct {
+	Status int
+	Type   string
+	Body   string
+}
+
+// do sends a request on a connection of its own.
+func do(t *testing.T, method, url, body string, header ...string) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	tr := &http.Transport{DisableKeepAlives: true}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer{resp.StatusCode, resp.Header.Get("Content-Type"), string(b)}
+}
+
+const plainText = "text/plain; charset=utf-8"
+
+func TestMainPages(t *testing.T) {
+	m := echo()
+	addr, _ := start(t, web.MainHandler(m), web.Limits{})
+	for _, tt := range []struct {
+		method, path, body string
+		want               answer
+	}{
+		{"POST", "/json", `{"a":1}`, answer{200, "application/json", `{"a":1}`}},
+		{"POST", "/json?x=y", `{"a":1}`, answer{200, "application/json", `{"a":1}`}},
+		{"GET", "/healthcheck", "", answer{200, plainText, "OK"}},
+		{"POST", "/healthcheck", "x", answer{200, plainText, "OK"}},
+		{"GET", "/livez", "", answer{200, plainText, "OK"}},
+		{"GET", "/readyz", "", answer{200, plainText, "OK"}},
+		{"GET", "/nothing-here", "", answer{404, plainText, "404 page not found\n"}},
+		{"GET", "/", "", answer{404, plainText, "404 page not found\n"}},
+		{"GET", "/healthcheck/", "", answer{404, plainText, "404 page not found\n"}},
+		{"GET", "/debug/pprof/", "", answer{404, plainText, "404 page not found\n"}},
+	} {
+		if diff := cmp.Diff(tt.want, do(t, tt.method, "http://"+addr+tt.path, tt.body)); diff != "" {
+			t.Errorf("%s %s (-want +got):\n%s", tt.method, tt.path, diff)
+		}
+	}
+}
+
+func TestHealthPages(t *testing.T) {
+	since := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+	m := echo()
+	m.Healthy = func() bool { return false }
+	m.NotReady = func() []string { return []string{"no rules are loaded", "the server is draining"} }
+	m.Components = func() []web.Component {
+		return []web.Component{
+			{Name: "config", Since: since, LastError: "no such file"},
+			{Name: "redis", OK: true, Since: since.Add(time.Minute)},
+		}
+	}
+	addr, _ := start(t, web.MainHandler(m), web.Limits{})
+	for _, tt := range []struct {
+		path, accept string
+		want         answer
+	}{
+		{"/healthcheck", "", answer{500, "", ""}},
+		{"/livez", "", answer{200, plainText, "OK"}},
+		{"/readyz", "", answer{503, plainText, "no rules are loaded\nthe server is draining\n"}},
+		{"/healthcheck?verbose", "", answer{500, plainText, "failing\n" +
+			"config: failing since 2026-11-20T10:00:00Z, last error: no such file\nredis: OK since 2026-11-20T10:01:00Z\n"}},
+		{"/healthcheck?verbose", "application/json", answer{500, "application/json", `{"ok":false,"components":[` +
+			`{"name":"config","ok":false,"since":"2026-11-20T10:00:00Z","last_error":"no such file"},` +
+			`{"name":"redis","ok":true,"since":"2026-11-20T10:01:00Z"}]}` + "\n"}},
+	} {
+		if diff := cmp.Diff(tt.want, do(t, "GET", "http://"+addr+tt.path, "", "Accept", tt.accept)); diff != "" {
+			t.Errorf("%s, Accept: %s (-want +got):\n%s", tt.path, tt.accept, diff)
+		}
+	}
+}
+
+// A handler that panics costs its caller the connection, is logged, and nothing else happens.
+func TestPanic(t *testing.T) {
+	m := echo()
+	m.JSON = func(context.Context, []byte) (int, string, []byte) { panic("a bug") }
+	addr, log := start(t, web.MainHandler(m), web.Limits{})
+	if got := raw(t, addr, "POST /json HTTP/1.1\nHost: x\nContent-Length: 2\n\n{}", 1); len(got) != 0 {
+		t.Errorf("a panic was answered %v; want the connection closed", got)
+	}
+	if got := do(t, "GET", "http://"+addr+"/healthcheck", ""); got.Status != 200 {
+		t.Errorf("after a panic /healthcheck answers %v", got)
+	}
+	if got := log.String(); !strings.Contains(got, "a bug") || !strings.Contains(got, "listener=test") {
+		t.Errorf("the log does not tell of the panic: %q", got)
+	}
+}
+
+// A request that runs when the server is to stop is answered, for as long as Grace, and then cut off.
+func TestStop(t *testing.T) {
+	for name, tt := range map[string]struct {
+		grace time.Duration
+		want  []int
+	}{
+		"finishes what runs":  {time.Minute, []int{200}},
+		"cuts off what hangs": {10 * time.Millisecond, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, entered, release := echo(), make(chan struct{}), make(chan struct{})
+			m.JSON = func(ctx context.Context, body []byte) (int, string, []byte) {
+				close(entered)
+				select {
+				case <-release:
+				case <-ctx.Done():
+				}
+				return http.StatusOK, "application/json", body
+			}
+			ln := listen(t)
+			s := web.NewServer("test", ln, web.MainHandler(m), slog.New(slog.DiscardHandler), web.Limits{Grace: tt.grace})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- s.Run(ctx) }()
+			got := make(chan []int, 1)
+			c := dial(t, ln.Addr().String())
+			if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				b, _ := io.ReadAll(c) // where it is cut off that is an error
+				got <- statuses(string(b))
+			}()
+			<-entered
+			cancel()
+			if tt.want != nil {
+				close(release)
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			if diff := cmp.Diff(tt.want, <-got); diff != "" {
+				t.Errorf("statuses (-want +got):\n%s", diff)
+			}
+			if c, err := net.Dial("tcp", ln.Addr().String()); err == nil {
+				_ = c.Close()
+				t.Error("the port is still open")
+			}
+		})
+	}
+}
+
+// A listener that fails ends Run with an error that names it.
+func TestRunError(t *testing.T) {
+	ln := listen(t)
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := web.NewServer("http", ln, web.MainHandler(echo()), slog.New(slog.DiscardHandler), web.Limits{})
+	want := fmt.Sprintf("serving http on %s: ", ln.Addr())
+	if err := s.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("Run = %v; want an error that begins with %q", err, want)
+	}
+}
