@@ -1,0 +1,111 @@
+package admin
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// maxToken is the longest token that is taken, in bytes.
+const maxToken = 4096
+
+// access decides who may call.
+type access struct {
+	tokenFile string // empty: callers on the same machine alone
+	log       *slog.Logger
+}
+
+// allow returns nil for callers on the same machine and for those with the right token, else the status to answer. What
+// counts is the address of the connection, never what a caller says of itself.
+func (a access) allow(ctx context.Context) error {
+	p, ok := peer.FromContext(ctx)
+	if ok && local(p.Addr) {
+		return nil
+	}
+	if a.tokenFile == "" {
+		return status.Error(codes.PermissionDenied,
+			"the admin API answers callers on the same machine only (loopback, unix socket); set ADMIN_TOKEN_FILE to let others in with a token")
+	}
+	token, ok := bearer(ctx)
+	if !ok {
+		return status.Error(codes.Unauthenticated,
+			`the admin API wants the token of ADMIN_TOKEN_FILE from other machines, as metadata "authorization: Bearer TOKEN"`)
+	}
+	want, err := readToken(a.tokenFile)
+	if err != nil {
+		a.log.WarnContext(ctx, "no admin token is right: its file cannot be used", "error", err)
+		return status.Error(codes.Unauthenticated, "the token is refused")
+	}
+	if !equal(token, want) {
+		return status.Error(codes.Unauthenticated, "the token is refused")
+	}
+	return nil
+}
+
+// local tells whether a connection comes from the machine that this process runs on.
+func local(a net.Addr) bool {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return a.IP.IsLoopback()
+	case *net.UnixAddr:
+		return true
+	default:
+		return false
+	}
+}
+
+// bearer is the token that came with the call.
+func bearer(ctx context.Context) (token string, ok bool) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	values := md.Get("authorization")
+	if len(values) != 1 {
+		return "", false
+	}
+	scheme, token, ok := strings.Cut(values[0], " ")
+	if !ok || !strings.EqualFold(scheme, "Bearer") {
+		return "", false
+	}
+	return strings.TrimSpace(token), true
+}
+
+// readToken reads the token anew with each call that brings one, so that a rotated secret counts at once. White space
+// around it, such as an editor's last newline, is no part of it. An empty file is an error.
+func readToken(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %w", err)
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	b, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	if err != nil {
+		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %w", err)
+	}
+	token := strings.TrimSpace(string(b))
+	switch {
+	case len(b) > maxToken:
+		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s holds more than %d bytes", file, maxToken)
+	case token == "":
+		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s: %w", file, errEmptyToken)
+	}
+	return token, nil
+}
+
+var errEmptyToken = errors.New("the file is empty; write a token into it")
+
+// equal compares in a time that tells nothing about either, their lengths included.
+func equal(a, b string) bool {
+	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+}

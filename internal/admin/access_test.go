@@ -1,0 +1,154 @@
+package admin_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/nettest"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// calls is every method, with requests that do something where they may.
+func (s *server) calls(ctx context.Context) map[string]error {
+	_, list := s.ListRules(ctx, &adminv1.ListRulesRequest{})
+	_, explain := s.Explain(ctx, &adminv1.ExplainRequest{
+		Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: entries("user", "u1")}},
+	})
+	_, peek := s.Peek(ctx, &adminv1.PeekRequest{Domain: "shop", Entries: entries("user", "u1")})
+	_, reset := s.Reset(ctx, &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1"), Force: true})
+	return map[string]error{"ListRules": list, "Explain": explain, "Peek": peek, "Reset": reset}
+}
+
+func bearer(ctx context.Context, authorization ...string) context.Context {
+	return metadata.NewOutgoingContext(ctx, metadata.MD{"authorization": authorization})
+}
+
+// Without a token file only connections from this machine are answered, whatever a caller says of itself.
+func TestAccessRemote(t *testing.T) {
+	for _, from := range []net.Addr{
+		&net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711},
+		&net.TCPAddr{IP: net.ParseIP("2001:db8::1"), Port: 4711},
+		&net.TCPAddr{IP: net.ParseIP("::ffff:10.1.2.3"), Port: 4711},
+		&net.TCPAddr{},
+		&net.UDPAddr{IP: net.ParseIP("127.0.0.1")},
+	} {
+		t.Run(from.String(), func(t *testing.T) {
+			s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{})
+			s.hit(t, "shop", 3, "user", "u1")
+			ctx := metadata.AppendToOutgoingContext(bearer(t.Context(), "Bearer x"),
+				"x-forwarded-for", "127.0.0.1", "forwarded", "for=127.0.0.1")
+			for method, err := range s.calls(ctx) {
+				if status.Code(err) != codes.PermissionDenied {
+					t.Errorf("%s: %v; want PERMISSION_DENIED", method, err)
+				}
+			}
+			if !s.hit(t, "shop", 1, "user", "u1") {
+				t.Error("a refused reset let u1 go")
+			}
+		})
+	}
+}
+
+func TestAccessLocal(t *testing.T) {
+	for _, from := range []net.Addr{
+		&net.TCPAddr{IP: net.ParseIP("127.0.0.1"), Port: 4711},
+		&net.TCPAddr{IP: net.ParseIP("127.9.9.9"), Port: 4711},
+		&net.TCPAddr{IP: net.ParseIP("::1"), Port: 4711},
+	} {
+		s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: "/nonexistent"})
+		for method, err := range s.calls(t.Context()) {
+			if err != nil {
+				t.Errorf("%s from %v: %v", method, from, err)
+			}
+		}
+	}
+}
+
+func TestAccessUnix(t *testing.T) {
+	s := startOn(t, shop, listen(t, "unix", filepath.Join(t.TempDir(), "s")), admin.Config{})
+	for method, err := range s.calls(t.Context()) {
+		if err != nil {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
+
+// From elsewhere the token of the file opens the door, from the moment it stands there until it does no more.
+func TestAccessToken(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
+	s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: file})
+	for _, tt := range []struct {
+		name, file    string
+		authorization []string
+		want          codes.Code
+	}{
+		{"no file", "", []string{"Bearer secret"}, codes.Unauthenticated},
+		{"the token", "secret\n", []string{"Bearer secret"}, codes.OK},
+		{"the scheme in another case", "secret\n", []string{"bearer secret"}, codes.OK},
+		{"none", "secret\n", nil, codes.Unauthenticated},
+		{"a wrong one", "secret\n", []string{"Bearer Secret"}, codes.Unauthenticated},
+		{"the beginning of it", "secret\n", []string{"Bearer sec"}, codes.Unauthenticated},
+		{"more than it", "secret\n", []string{"Bearer secrets"}, codes.Unauthenticated},
+		{"another scheme", "secret\n", []string{"Basic secret"}, codes.Unauthenticated},
+		{"no scheme", "secret\n", []string{"secret"}, codes.Unauthenticated},
+		{"two", "secret\n", []string{"Bearer secret", "Bearer x"}, codes.Unauthenticated},
+		{"rotated, the old one", "other", []string{"Bearer secret"}, codes.Unauthenticated},
+		{"rotated, the new one", "other", []string{"Bearer other"}, codes.OK},
+		{"an empty file", "\n", []string{"Bearer "}, codes.Unauthenticated},
+		{"a huge file", strings.Repeat("x", 5000), []string{"Bearer " + strings.Repeat("x", 5000)}, codes.Unauthenticated},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.file != "" {
+				if err := os.WriteFile(file, []byte(tt.file), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for method, err := range s.calls(bearer(t.Context(), tt.authorization...)) {
+				if status.Code(err) != tt.want {
+					t.Errorf("%s: %v; want %v", method, err, tt.want)
+				}
+				if strings.Contains(fmt.Sprint(err), file) {
+					t.Errorf("%s: the error tells a stranger about files: %v", method, err)
+				}
+			}
+		})
+	}
+	if log := s.log.String(); !strings.Contains(log, "ADMIN_TOKEN_FILE") || strings.Contains(log, "secret") {
+		t.Errorf("the log tells of the token, or not of its file: %q", log)
+	}
+}
+
+// Where the API is not registered there is none.
+func TestNotRegistered(t *testing.T) {
+	g, ln := grpc.NewServer(), listen(t, "tcp", "127.0.0.1:0")
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(ln) }()
+	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{AdminServiceClient: adminv1.NewAdminServiceClient(conn)}
+	for method, err := range s.calls(t.Context()) {
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: %v; want UNIMPLEMENTED", method, err)
+		}
+	}
+	_ = conn.Close()
+	g.Stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,182 @@
+package admin_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// server is an admin API over real counters in memory, whose clock stands still until a test moves it.
+type server struct {
+	adminv1.AdminServiceClient
+
+	limiter *limiter.Limiter
+	now     atomic.Int64 // in µs
+	log     buffer
+}
+
+// begin is a whole minute, hour and day.
+const begin = engine.Micros(20_000 * 86_400 * 1_000_000)
+
+func start(t *testing.T, rules string) *server {
+	t.Helper()
+	return startOn(t, rules, listen(t, "tcp", "127.0.0.1:0"), admin.Config{})
+}
+
+func listen(t *testing.T, network, addr string) net.Listener {
+	t.Helper()
+	ln, err := net.Listen(network, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
+func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *server {
+	t.Helper()
+	s := &server{}
+	s.now.Store(int64(begin))
+	store := memory.New(memory.Config{Now: func() engine.Micros { return engine.Micros(s.now.Load()) }})
+	s.serve(t, store, ln, c)
+	if rules != "" {
+		s.load(t, rules)
+	}
+	return s
+}
+
+// serve serves the admin API of counters in store until the test ends.
+func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
+	t.Helper()
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{})
+	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
+	g := grpc.NewServer()
+	admin.New(s.limiter, c).Register(g)
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(ln) }()
+	target := ln.Addr().String()
+	if ln.Addr().Network() == "unix" {
+		target = "unix:" + target
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(conn.Close(), store.Close()); err != nil {
+			t.Error(err)
+		}
+		g.Stop()
+		if err := <-ended; err != nil {
+			t.Errorf("serving: %v", err)
+		}
+	})
+	s.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
+}
+
+func (s *server) load(t *testing.T, rules string) {
+	t.Helper()
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatalf("loading rules: %v\n%v", err, problems)
+	}
+	s.limiter.SetRules(set)
+}
+
+// hit takes hits from the counter of a descriptor, and tells whether it was refused.
+func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (over bool) {
+	t.Helper()
+	d := limiter.Descriptor{Hits: hits, HasHits: true}
+	for i := 0; i < len(kvs); i += 2 {
+		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(kvs[i]), Value: []byte(kvs[i+1])})
+	}
+	r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{d}}
+	var v limiter.Verdict
+	if err := s.limiter.Decide(t.Context(), r, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v.Over
+}
+
+// sleep moves the clock of the counters.
+func (s *server) sleep(d time.Duration) { s.now.Add(d.Microseconds()) }
+
+// entries are those of a descriptor, from keys and values in turn.
+func entries(kvs ...string) (es []*adminv1.Entry) {
+	for i := 0; i < len(kvs); i += 2 {
+		es = append(es, &adminv1.Entry{Key: kvs[i], Value: kvs[i+1]})
+	}
+	return es
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+const shop = `domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 3}
+  - key: user
+    value: vip
+    rate_limit: {unlimited: true}
+  - key: quiet
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: login
+    rate_limit:
+      unit: minute
+      requests_per_unit: 2
+      penalty: {for: 5m, on: exceeded}
+  - key: both
+    rate_limits:
+      - {name: burst, unit: second, requests_per_unit: 2}
+      - {unit: day, requests_per_unit: 5, algorithm: sliding_window, precision: 24}
+  - key: boss
+    rate_limit: {unit: minute, requests_per_unit: 9, replaces: [{name: burst}]}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket, burst: 5}
+  - key: nothing
+`
+
+func wantStatus(t *testing.T, err error, code codes.Code, text string) {
+	t.Helper()
+	if got := status.Convert(err); got.Code() != code || !strings.Contains(got.Message(), text) {
+		t.Errorf("status %v %q; want %v with %q", got.Code(), got.Message(), code, text)
+	}
+}

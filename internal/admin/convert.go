@@ -1,0 +1,244 @@
+package admin
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// descriptorOf is d as the limiter takes it.
+func descriptorOf(d *adminv1.Descriptor) limiter.Descriptor {
+	out := limiter.Descriptor{
+		Entries:     entriesOf(d.GetEntries()),
+		Hits:        d.GetHitsAddend(),
+		HasHits:     d != nil && d.HitsAddend != nil,
+		Negative:    d.GetIsNegativeHits(),
+		HasOverride: d.GetLimit() != nil,
+	}
+	if o := d.GetLimit(); o != nil {
+		out.Override = descriptors.Override{
+			RequestsPerUnit: o.GetRequestsPerUnit(),
+			Unit:            unitOf(o.GetUnit()),
+			Multiplier:      o.GetUnitMultiplier(),
+		}
+	}
+	return out
+}
+
+func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
+	out := make([]descriptors.Entry, 0, len(es))
+	for _, e := range es {
+		value := e.GetRawValue()
+		if len(value) == 0 {
+			value = []byte(e.GetValue())
+		}
+		out = append(out, descriptors.Entry{Key: []byte(e.GetKey()), Value: value})
+	}
+	return out
+}
+
+// unitOf is u, or [descriptors.UnitUnknown] for a number that is no unit.
+func unitOf(u adminv1.Unit) descriptors.Unit {
+	if u < 0 || u > adminv1.Unit_UNIT_WEEK {
+		return descriptors.UnitUnknown
+	}
+	return descriptors.Unit(u) // both are numbered as in Envoy's API
+}
+
+// explanationMessage is x for the wire.
+func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
+	rule, err := ruleMessage(x.Rule)
+	if err != nil {
+		return nil, err
+	}
+	m := &adminv1.Explanation{
+		Rule:           rule,
+		Outcome:        outcomeOf(x),
+		Hits:           x.Hits,
+		IsNegativeHits: x.Negative,
+		Holder:         valid(x.Holder),
+		IsOverride:     x.Override,
+	}
+	for _, s := range x.Steps {
+		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
+	}
+	if x.Counter != "" {
+		m.Counter = counterMessage(x.Counter, x.Items, &x.Decision)
+		m.Counter.Refuses = x.Refused
+		if x.Negative { // what is given back waits for nothing
+			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
+		}
+	}
+	if x.Ignored != nil {
+		m.OverrideIgnored = valid(x.Ignored.Error())
+	}
+	return m, nil
+}
+
+func outcomeOf(x *limiter.Explained) adminv1.Outcome {
+	switch {
+	case x.Unlimited:
+		return adminv1.Outcome_OUTCOME_UNLIMITED
+	case x.Replaced():
+		return adminv1.Outcome_OUTCOME_REPLACED
+	case x.Item == nil:
+		return adminv1.Outcome_OUTCOME_NO_LIMIT
+	case x.Over:
+		return adminv1.Outcome_OUTCOME_REFUSED
+	case x.Refused:
+		return adminv1.Outcome_OUTCOME_SHADOWED
+	default:
+		return adminv1.Outcome_OUTCOME_ADMITTED
+	}
+}
+
+// counterMessage is a counter with the limits in force and what it decided.
+func counterMessage(name string, items []descriptors.Item, d *engine.Decision) *adminv1.Counter {
+	m := &adminv1.Counter{
+		Key:        name,
+		Strictest:  int32(d.Strictest),
+		Left:       d.Left,
+		RetryAfter: unlessZero(d.RetryAfter),
+		ResetAfter: unlessZero(d.ResetAfter),
+		Wait:       unlessZero(d.Wait),
+		Penalty:    unlessZero(d.Penalty),
+	}
+	for i := range items {
+		m.Limits = append(m.Limits, limitMessage(&items[i]))
+	}
+	return m
+}
+
+// ruleMessage is r for the wire; nil for nil.
+func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
+	if r == nil {
+		return nil, nil //nolint:nilnil // an unset message is a message too
+	}
+	m := &adminv1.Rule{
+		Path:        valid(r.Path),
+		File:        valid(r.File),
+		Line:        int32(r.Line),
+		IsUnlimited: r.Unlimited,
+		ShadowMode:  r.Shadow,
+		QuotaMode:   r.Quota,
+		Holder:      valid(r.Holder),
+		Penalty:     penaltyMessage(r.Penalty),
+		OnFailure:   onFailureMessage(r.OnFailure),
+		Lease:       r.Lease,
+	}
+	if !r.Unlimited {
+		for i := range r.Items {
+			m.Limits = append(m.Limits, limitMessage(&r.Items[i]))
+		}
+	}
+	if r.Metadata != nil {
+		metadata, err := structpb.NewStruct(r.Metadata)
+		if err != nil {
+			return nil, fmt.Errorf("converting the metadata of %s: %w", r.Path, err)
+		}
+		m.Metadata = metadata
+	}
+	return m, nil
+}
+
+func limitMessage(i *descriptors.Item) *adminv1.Limit {
+	m := &adminv1.Limit{
+		Algorithm:       algorithmMessage(i.Limit.Algorithm),
+		RequestsPerUnit: i.RequestsPerUnit,
+		Unit:            adminv1.Unit(i.Unit),
+		UnitMultiplier:  max(i.Multiplier, 1),
+		Name:            valid(i.Name),
+		Window:          span(i.Limit.Window),
+		Burst:           i.Limit.Burst,
+		Debt:            i.Limit.Debt,
+		Precision:       i.Limit.Precision,
+		CountRefused:    i.Limit.CountRefused,
+	}
+	for _, name := range i.Replaces {
+		m.Replaces = append(m.Replaces, valid(name))
+	}
+	if i.Limit.FillInterval > 0 {
+		m.FillInterval = span(i.Limit.FillInterval)
+	}
+	switch i.Limit.Algorithm {
+	case engine.FixedWindow:
+		m.Align = adminv1.Align_ALIGN_CLOCK
+		if i.Limit.Align == engine.AlignFirst {
+			m.Align = adminv1.Align_ALIGN_FIRST
+		}
+		if c := i.Limit.Calendar; c != nil {
+			m.Calendar, m.Timezone = true, c.Location().String()
+		}
+	case engine.TokenBucket:
+		m.Initial = &i.Limit.Initial
+	case engine.SlidingWindow, engine.SlidingLog, engine.LeakyBucket, engine.Concurrency:
+	}
+	return m
+}
+
+func algorithmMessage(a engine.Algorithm) adminv1.Algorithm {
+	switch a {
+	case engine.FixedWindow:
+		return adminv1.Algorithm_ALGORITHM_FIXED_WINDOW
+	case engine.SlidingWindow:
+		return adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW
+	case engine.SlidingLog:
+		return adminv1.Algorithm_ALGORITHM_SLIDING_LOG
+	case engine.TokenBucket:
+		return adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET
+	case engine.LeakyBucket:
+		return adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET
+	case engine.Concurrency:
+		return adminv1.Algorithm_ALGORITHM_CONCURRENCY
+	}
+	return adminv1.Algorithm_ALGORITHM_UNSPECIFIED
+}
+
+func onFailureMessage(f descriptors.OnFailure) adminv1.OnFailure {
+	switch f {
+	case descriptors.FailError:
+		return adminv1.OnFailure_ON_FAILURE_ERROR
+	case descriptors.FailAllow:
+		return adminv1.OnFailure_ON_FAILURE_ALLOW
+	case descriptors.FailDeny:
+		return adminv1.OnFailure_ON_FAILURE_DENY
+	case descriptors.FailLocal:
+		return adminv1.OnFailure_ON_FAILURE_LOCAL
+	case descriptors.FailDefault:
+	}
+	return adminv1.OnFailure_ON_FAILURE_UNSPECIFIED
+}
+
+func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {
+	if p == nil {
+		return nil
+	}
+	on := adminv1.Trigger_TRIGGER_EXCEEDED
+	if p.On == engine.OnReached {
+		on = adminv1.Trigger_TRIGGER_REACHED
+	}
+	return &adminv1.Penalty{For: span(p.For), On: on, Escalate: p.Escalate, Max: span(p.Max)}
+}
+
+func span(m engine.Micros) *durationpb.Duration {
+	return &durationpb.Duration{Seconds: int64(m / 1e6), Nanos: int32(m % 1e6 * 1e3)}
+}
+
+// unlessZero is unset for 0.
+func unlessZero(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+// valid is s as a protobuf string holds it: what is no UTF-8 becomes U+FFFD.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

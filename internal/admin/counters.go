@@ -1,0 +1,73 @@
+package admin
+
+import (
+	"context"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	r := &limiter.Request{Domain: []byte(q.GetDomain()), Hits: q.GetHitsAddend()}
+	for _, d := range q.GetDescriptors() {
+		r.Descriptors = append(r.Descriptors, descriptorOf(d))
+	}
+	e, err := s.limiter.Explain(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
+	for i := range e.Descriptors {
+		m, err := explanationMessage(&e.Descriptors[i])
+		if err != nil {
+			return nil, err
+		}
+		a.Descriptors = append(a.Descriptors, m)
+	}
+	return a, nil
+}
+
+func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
+	if len(q.GetEntries()) == 0 {
+		return nil, errNoEntries
+	}
+	c, err := s.limiter.Peek(ctx, q.GetDomain(), entriesOf(q.GetEntries()))
+	if err != nil {
+		return nil, err
+	}
+	rule, err := ruleMessage(c.Rule)
+	if err != nil {
+		return nil, err
+	}
+	m := counterMessage(c.Name, c.Items, &c.Decision)
+	m.Refuses = c.Refuses
+	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
+}
+
+func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
+	if len(q.GetEntries()) == 0 {
+		return nil, errNoEntries
+	}
+	entries := entriesOf(q.GetEntries())
+	c, err := s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	if c.Decision.Penalty > 0 {
+		return nil, penaltyError(c.Decision.Penalty)
+	}
+	from := "unknown"
+	if p, ok := peer.FromContext(ctx); ok {
+		from = p.Addr.String()
+	}
+	s.log.InfoContext(ctx, "a counter was reset", "rule", c.Rule.Path, "counter", c.Name, "force", q.GetForce(), "peer", from)
+	rule, err := ruleMessage(c.Rule)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, c.Items, &c.Decision)}, nil
+}
+
+const errNoEntries = invalidError("the descriptor has no entries: give at least one, from the root of the tree of rules on")

@@ -1,0 +1,57 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+)
+
+// invalidError is a request that cannot be answered, whatever the rules and the counters.
+type invalidError string
+
+// Error says what is wrong, and what would be right.
+func (e invalidError) Error() string { return string(e) }
+
+func invalidf(format string, args ...any) error { return invalidError(fmt.Sprintf(format, args...)) }
+
+// penaltyError is a penalty that is in the way of a reset, and still runs for so long.
+type penaltyError time.Duration
+
+// Error says for how long, and what can be done.
+func (e penaltyError) Error() string {
+	return fmt.Sprintf("a penalty runs for another %v: wait, or set force to end it", time.Duration(e).Round(time.Millisecond))
+}
+
+// statusOf is the status that tells err.
+func statusOf(ctx context.Context, err error) error {
+	return status.Error(codeOf(ctx, err), err.Error())
+}
+
+func codeOf(ctx context.Context, err error) codes.Code {
+	var (
+		invalid invalidError
+		runs    penaltyError
+	)
+	switch {
+	case errors.As(err, &invalid),
+		errors.Is(err, limiter.ErrEmptyDomain), errors.Is(err, limiter.ErrNoDescriptors),
+		errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries):
+		return codes.InvalidArgument
+	case errors.Is(err, limiter.ErrNoLimit):
+		return codes.NotFound
+	case errors.As(err, &runs):
+		return codes.FailedPrecondition
+	case errors.Is(err, errRulesChanged):
+		return codes.Aborted
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Code()
+	default: // no rules, or the store
+		return codes.Unavailable
+	}
+}

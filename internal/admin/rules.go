@@ -1,0 +1,127 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// A page of ListRules ends at the first of these, so that it stays below the 4 MiB that a client of grpc takes.
+const (
+	maxPageRules = 1000
+	maxPageBytes = 2 << 20
+)
+
+// WriteRules writes one line for each limit of s, in the order of the files, as envoyproxy/ratelimit does at /rlconfig;
+// see [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
+func WriteRules(w io.Writer, s *descriptors.Set) error {
+	if s == nil {
+		return nil
+	}
+	var line []byte
+	for r := range s.Rules() {
+		line = r.AppendConfig(line[:0])
+		if _, err := w.Write(line); err != nil {
+			return fmt.Errorf("writing the rules: %w", err)
+		}
+	}
+	return nil
+}
+
+// listRules returns the page of rules that q asks for.
+func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
+	set := s.limiter.Rules()
+	if set == nil {
+		return nil, limiter.ErrNoRules
+	}
+	most := int(q.GetPageSize())
+	if most < 0 {
+		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for as many", most, maxPageRules)
+	}
+	if most == 0 || most > maxPageRules {
+		most = maxPageRules
+	}
+	after, err := parsePageToken(q.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	return page(set, q.GetPathPrefix(), most, after)
+}
+
+// page collects rules of s from the one behind after on.
+func page(s *descriptors.Set, prefix string, most int, after *pageToken) (*adminv1.ListRulesResponse, error) {
+	answer, size := &adminv1.ListRulesResponse{}, 0
+	var last *descriptors.Rule // on the page
+	for r := range s.Rules() {
+		switch {
+		case after != nil && r.Index < after.index:
+			continue
+		case after != nil && r.Index == after.index:
+			if tokenOf(r) != *after {
+				return nil, errRulesChanged
+			}
+			after = nil
+			continue
+		case !strings.HasPrefix(r.Path, prefix):
+			continue
+		}
+		if len(answer.Rules) == most || size > maxPageBytes {
+			answer.NextPageToken = tokenOf(last).String()
+			return answer, nil
+		}
+		m, err := ruleMessage(r)
+		if err != nil {
+			return nil, err
+		}
+		size += proto.Size(m)
+		answer.Rules = append(answer.Rules, m)
+		last = r
+	}
+	if after != nil { // the set is shorter now
+		return nil, errRulesChanged
+	}
+	return answer, nil
+}
+
+var errRulesChanged = errors.New("the rules changed since the page before: start again without page_token")
+
+// pageToken tells the last rule of a page, by its position and by what it was, so that a page of other rules is noticed.
+type pageToken struct {
+	index int
+	sum   uint64
+}
+
+func tokenOf(r *descriptors.Rule) pageToken {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%q %q %d", r.Path, r.File, r.Line) // a hash takes everything
+	return pageToken{index: r.Index, sum: h.Sum64()}
+}
+
+// String is how a token travels.
+func (t pageToken) String() string {
+	return strconv.Itoa(t.index) + "-" + strconv.FormatUint(t.sum, 16)
+}
+
+// parsePageToken is nil for the first page.
+func parsePageToken(token string) (*pageToken, error) {
+	if token == "" {
+		return nil, nil //nolint:nilnil // no token is a page too
+	}
+	index, sum, _ := strings.Cut(token, "-")
+	i, err1 := strconv.Atoi(index)
+	u, err2 := strconv.ParseUint(sum, 16, 64)
+	if err := errors.Join(err1, err2); err != nil || i < 0 {
+		return nil, invalidf("page_token %q is none that this server gave", token)
+	}
+	return &pageToken{index: i, sum: u}, nil
+}
