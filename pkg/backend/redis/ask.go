@@ -1,0 +1,165 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// ask sends the units of the batch and fills in what they were answered. It returns the worst error.
+func (w *writer) ask(ctx context.Context) (worst *Error) {
+	codec := w.node.pool.codec
+	units := w.units[:w.used]
+	for _, u := range units {
+		codec.encode(u)
+	}
+	if e := w.send(ctx, units); e != nil {
+		return e
+	}
+	w.follow(ctx, units)
+	if e := w.more(ctx, units); e != nil {
+		return e
+	}
+	for _, u := range units {
+		if err := codec.decode(u); err != nil {
+			u.err = undecoded(w.node.addr, err)
+		} else {
+			u.err = nil
+		}
+		if u.err != nil && (worst == nil || !worst.trips()) {
+			worst = u.err
+		}
+	}
+	return worst
+}
+
+// undecoded is the error of a reply that makes no decision.
+func undecoded(node string, err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return &Error{Class: ClassOther, Node: node, text: remote.Clean(err.Error())}
+}
+
+// send sends units over w's connection. What one was replied stands in its err; a failure of the connection is all
+// units' and is returned.
+func (w *writer) send(ctx context.Context, units []*unit) *Error {
+	w.cmds = w.cmds[:0]
+	for _, u := range units {
+		w.cmds = u.unanswered(w.cmds)
+	}
+	err := w.link.exec(ctx, w.cmds)
+	if err == nil {
+		w.node.breaker.hear(time.Now())
+		for _, u := range units {
+			u.replied(w.node.addr)
+		}
+		return nil
+	}
+	w.hangUp()
+	e := classify(w.node.addr, err)
+	for _, u := range units {
+		u.err = e
+	}
+	return e
+}
+
+// more sends second steps, where there are any.
+func (w *writer) more(ctx context.Context, units []*unit) *Error {
+	var second []*unit
+	for _, u := range units {
+		if w.node.pool.codec.more(u) {
+			second = append(second, u)
+		}
+	}
+	if len(second) == 0 {
+		return nil
+	}
+	if w.link == nil {
+		if e := w.open(ctx); e != nil {
+			for _, u := range second {
+				u.err = e
+			}
+			return e
+		}
+	}
+	return w.send(ctx, second)
+}
+
+// unanswered appends the commands of u that have no reply yet: where one of two was answered, it may have counted.
+func (u *unit) unanswered(cmds []redis.Cmder) []redis.Cmder {
+	for _, c := range u.sent {
+		if c := c.(*command); c.Err() == nil && c.Val() == nil {
+			cmds = append(cmds, c)
+		}
+	}
+	return cmds
+}
+
+// replied looks whether u was answered.
+func (u *unit) replied(node string) {
+	u.err = nil
+	for _, c := range u.sent {
+		if err := c.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			u.err = classify(node, err)
+			return
+		}
+	}
+}
+
+// follow sends once more what was certainly not counted: by the text of its script where that is not known, by another
+// connection where this one leads to a replica, and by the cluster's client where the key is elsewhere.
+func (w *writer) follow(ctx context.Context, units []*unit) {
+	var here, anew, elsewhere []*unit
+	for _, u := range units {
+		if u.err == nil {
+			continue
+		}
+		switch u.err.code {
+		case "NOSCRIPT":
+			here = append(here, u)
+		case "READONLY":
+			anew = append(anew, u)
+		case "MOVED", "ASK", "TRYAGAIN":
+			elsewhere = append(elsewhere, u)
+		}
+	}
+	if len(here)+len(anew)+len(elsewhere) == 0 {
+		return
+	}
+	again := func(units []*unit) {
+		for _, u := range units {
+			w.node.pool.codec.again(u)
+		}
+	}
+	if len(here) > 0 {
+		again(here)
+		_ = w.send(ctx, here) // it stands in the units, and is none of the others' business
+	}
+	if len(anew) > 0 {
+		w.node.renewed.Add(1)
+		w.hangUp()
+		if e := w.open(ctx); e == nil && ctx.Err() == nil {
+			again(anew)
+			_ = w.send(ctx, anew) // it stands in the units
+			w.node.repent(anew)
+		}
+	}
+	if len(elsewhere) > 0 {
+		w.node.pool.redirect(ctx, w, elsewhere)
+	}
+}
+
+// repent renews the connections of n once more where they lead to a replica still.
+func (n *node) repent(units []*unit) {
+	for _, u := range units {
+		if u.err != nil && u.err.code == "READONLY" {
+			n.renewed.Add(1)
+			return
+		}
+	}
+}

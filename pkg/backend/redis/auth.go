@@ -1,0 +1,37 @@
+package redis
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// splitAuth splits user:password at the first colon. What has none is a password.
+func splitAuth(auth string) (user, password string) {
+	if user, password, ok := strings.Cut(auth, ":"); ok {
+		return user, password
+	}
+	return "", auth
+}
+
+// credentials are what a new connection authenticates with.
+func (c *Config) credentials(fromURL string) (user, password string, err error) {
+	switch {
+	case c.AuthFile != "":
+		text, err := os.ReadFile(c.AuthFile)
+		if err != nil {
+			return "", "", fmt.Errorf("reading the password: %w", err)
+		}
+		user, password = splitAuth(strings.TrimRight(string(text), "\r\n"))
+	case c.Auth != "":
+		user, password = splitAuth(c.Auth)
+	default:
+		user, password = splitAuth(fromURL)
+	}
+	return user, password, nil
+}
+
+// TLSFiles says where the parts of a TLS configuration are.
+type TLSFiles = remote.TLSFiles

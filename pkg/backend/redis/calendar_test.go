@@ -1,0 +1,89 @@
+package redis
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
+)
+
+// monthly is a limit of a calendar month.
+func monthly(hits uint64, zone string) engine.Limit {
+	return engine.Limit{
+		Hits: hits, Window: 30 * 24 * 60 * minute, CountRefused: true, Calendar: enginetest.Calendar(zone, engine.CalendarMonth, 1),
+	}
+}
+
+// TestCalendarSkew: replicas whose clocks differ from that of Redis by up to a window, either way, decide as the engine does at
+// the time of Redis.
+func TestCalendarSkew(t *testing.T) {
+	var now, here engine.Micros
+	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
+	p.encoder.clock = func() engine.Micros { return here }
+	random := rand.New(rand.NewPCG(3, 4))
+	units := []engine.CalendarUnit{engine.CalendarDay, engine.CalendarWeek, engine.CalendarMonth, engine.CalendarYear}
+	for i := range 60 {
+		zones := enginetest.Zones()
+		c := enginetest.Calendar(zones[random.IntN(len(zones))], units[random.IntN(len(units))], 1)
+		l := engine.Limits{{Hits: 5, Window: minute, Calendar: c, CountRefused: i%2 == 0}}
+		now = engine.Micros(time.Date(2026, 1, 1+random.IntN(365), random.IntN(24), 0, 0, 0, time.UTC).UnixMicro())
+		var state engine.State
+		for range 40 {
+			e := c.Edges(now)
+			if random.IntN(3) == 0 { // to an edge, or just before it
+				now = e[3] - engine.Micros(random.IntN(2))
+			} else {
+				now += engine.Micros(random.Int64N(int64(e[3]-e[2]) / 4))
+			}
+			e = c.Edges(now)
+			window := int64(e[3] - e[2])
+			here = now + engine.Micros(random.Int64N(2*window+1)-window)
+			if random.IntN(4) == 0 {
+				here = now + []engine.Micros{engine.Micros(window), engine.Micros(-window)}[random.IntN(2)]
+			}
+			take := engine.Take{Cost: 1 + random.Uint64N(3), Count: 1}
+			want := l.Take([]*engine.State{&state}, now, take)
+			if diff := cmp.Diff(want, p.one(t, backend.Op{Key: keyOf(i), Limits: l, Take: take})); diff != "" {
+				t.Fatalf("%s, unit %d, at %v by Redis and %v here: (-engine's +got):\n%s", c.Location(), c.Unit(), now, here, diff)
+			}
+		}
+	}
+}
+
+// TestCalendarClockFarOff: a replica whose clock is years off still has windows of about a month that follow each other, and
+// a limit in each; one that goes right agrees on a window that has begun.
+func TestCalendarClockFarOff(t *testing.T) {
+	var now, here engine.Micros
+	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
+	p.encoder.clock = func() engine.Micros { return here }
+	l := engine.Limits{monthly(3, "Europe/Berlin")}
+	start := engine.Micros(time.Date(2026, 5, 20, 0, 0, 0, 0, time.UTC).UnixMicro())
+	for i, off := range []time.Duration{50 * 365 * 24 * time.Hour, -50 * 365 * 24 * time.Hour, 3 * 366 * 24 * time.Hour, -100 * 24 * time.Hour} {
+		admitted, after := uint64(0), start
+		for now = start; now < start+365*24*60*minute; now += 6 * 60 * minute {
+			here = now + engine.Micros(off/time.Microsecond)
+			if now%(24*60*minute) == 0 {
+				here = now
+			}
+			d := p.one(t, backend.Op{Key: keyOf(i), Limits: l, Take: engine.Take{Cost: 1, Count: 1}})
+			admitted += d.Admitted
+			end := now + engine.Micros(d.ResetAfter/time.Microsecond)
+			if d.ResetAfter <= 0 || d.ResetAfter > 31*24*time.Hour || engine.Micros(d.Window) > now || end-engine.Micros(d.Window) < 28*24*60*minute-60*minute {
+				t.Fatalf("%v off, at %v: %+v, want the window of about a month that it is in", off, now, d)
+			}
+			if d.Admitted > 0 && now < after && d.Left == 3 {
+				t.Fatalf("%v off, at %v: a window has begun before %v, when the last one ends", off, now, after)
+			}
+			after = end
+		}
+		if admitted < 12*3-3 || admitted > 14*3 {
+			t.Errorf("%v off: %d hits in a year, want 3 a month", off, admitted)
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// How often the masters of a cluster are asked for.
+const (
+	refreshEach  = 10 * time.Second
+	refreshFor   = time.Second            // until they are given up to answer
+	refreshAfter = 500 * time.Millisecond // at most, when something is wrong
+)
+
+// cluster knows the masters of a Redis Cluster, each of which is a node with writers of its own. The topology, and what
+// is answered MOVED or ASK, is left to go-redis' client of clusters.
+type cluster struct {
+	pool    *pool
+	client  *redis.ClusterClient
+	nodes   atomic.Pointer[map[string]*node] // by address
+	known   atomic.Pointer[Error]            // why the masters are not known; nil when they are
+	trouble atomic.Bool                      // something points at another topology
+
+	mu    sync.Mutex
+	wg    sync.WaitGroup
+	start func(*node) // nil unless watch runs
+}
+
+func newCluster(p *pool) *cluster {
+	c := &cluster{pool: p}
+	c.nodes.Store(&map[string]*node{})
+	c.known.Store(&Error{Class: ClassRefused, text: "the masters of the cluster are not known yet"})
+	o := p.options("")
+	c.client = redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: p.target.addrs, Protocol: o.Protocol, DisableIdentity: true,
+		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return p.dialer.Dial(ctx, network, addr)
+		},
+		MaxRedirects: 3, MaxRetries: -1, MinRetryBackoff: -1, MaxRetryBackoff: -1,
+		ContextTimeoutEnabled: true, ReadTimeout: refreshFor, WriteTimeout: refreshFor,
+		DialTimeout: o.DialTimeout, DialerRetries: 1, DialerRetryTimeout: dialAgain, PoolTimeout: o.PoolTimeout,
+		PoolSize: p.config.PoolSize, MaxActiveConns: p.config.PoolSize, PipelinePoolSize: -1,
+		ConnMaxLifetime: lifetime, ConnMaxLifetimeJitter: lifeJitter,
+		MaintNotificationsConfig:   o.MaintNotificationsConfig,
+		DisableRoutingPolicies:     true,
+		ClusterStateReloadInterval: refreshEach,
+	})
+	return c
+}
+
+// route is the node of the master that holds key.
+func (c *cluster) route(ctx context.Context, key string) (*node, *Error) {
+	if e := c.known.Load(); e != nil {
+		return nil, e
+	}
+	client, err := c.client.MasterForKey(ctx, key) // which does not ask, as they are known
+	if err != nil {
+		return nil, classify("", err)
+	}
+	addr := client.Options().Addr
+	if n := (*c.nodes.Load())[addr]; n != nil {
+		return n, nil
+	}
+	return c.add(addr), nil
+}
+
+// add makes a node of addr, and starts it.
+func (c *cluster) add(addr string) *node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := *c.nodes.Load()
+	if n := old[addr]; n != nil {
+		return n
+	}
+	n := c.pool.newNode(addr, func(context.Context) (string, error) { return addr, nil })
+	nodes := maps.Clone(old)
+	nodes[addr] = n
+	c.nodes.Store(&nodes)
+	if c.start != nil {
+		c.start(n)
+	}
+	return n
+}
+
+// watch keeps the masters known, and runs the writers of all nodes, until ctx ends.
+func (c *cluster) watch(ctx context.Context) {
+	c.mu.Lock()
+	c.start = func(n *node) {
+		own, cancel := context.WithCancel(ctx)
+		n.end = cancel
+		n.start(own, &c.wg)
+	}
+	for _, n := range *c.nodes.Load() {
+		c.start(n)
+	}
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		c.start = nil
+		c.mu.Unlock()
+		c.wg.Wait()
+	}()
+	var wait remote.Backoff
+	next := time.Duration(0)
+	for last := (time.Time{}); ; {
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		next = idleLook
+		if c.known.Load() == nil && time.Since(last) < refreshEach && (!c.trouble.Load() || time.Since(last) < refreshAfter) {
+			continue
+		}
+		c.trouble.Store(false)
+		last = time.Now()
+		if err := c.refresh(ctx); err == nil {
+			wait.Reset()
+		} else if c.known.Load() != nil {
+			e := classify("", err)
+			c.known.Store(e)
+			c.pool.event(Event{Kind: EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
+			next = wait.Next()
+		}
+	}
+}
+
+// refresh asks for the masters, makes nodes of new ones and ends those that are masters no more.
+func (c *cluster) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, refreshFor)
+	defer cancel()
+	var mu sync.Mutex
+	masters := map[string]bool{}
+	err := c.client.ForEachMaster(ctx, func(_ context.Context, client *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		masters[client.Options().Addr] = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(masters) == 0 {
+		return errors.New("the cluster has no masters")
+	}
+	for addr := range masters {
+		c.add(addr)
+	}
+	c.known.Store(nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	nodes := maps.Clone(*c.nodes.Load())
+	for addr, n := range nodes {
+		if !masters[addr] && c.start != nil {
+			delete(nodes, addr)
+			n.stop(&Error{Class: ClassClusterDown, Node: addr, text: "this node is no master any more"})
+			n.end()
+		}
+	}
+	c.nodes.Store(&nodes)
+	return nil
+}
+
+// tick has idle writers look after their connections.
+func (c *cluster) tick() {
+	for _, n := range *c.nodes.Load() {
+		n.tick()
+		if n.down.Load() != nil || n.breaker.open() {
+			c.trouble.Store(true)
+		}
+	}
+}
+
+func (c *cluster) close() error {
+	for _, n := range *c.nodes.Load() {
+		n.stop(errStopped)
+	}
+	return c.client.Close()
+}
+
+// tryAgainAfter is how long keys that are on their way are given to arrive.
+const tryAgainAfter = 5 * time.Millisecond
+
+// redirect sends units, whose keys are elsewhere or on their way, by the cluster's client, which follows MOVED and ASK. What is
+// answered TRYAGAIN, because some of its keys are here and some there, is sent once more after a while.
+func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
+	if p.cluster == nil {
+		return // a server that is part of a cluster, and should not be: the reply says so
+	}
+	p.cluster.trouble.Store(true)
+	halves := func(u *unit) bool { return u.err != nil && u.err.code == "TRYAGAIN" }
+	late := slices.DeleteFunc(slices.Clone(units), func(u *unit) bool { return !halves(u) })
+	rest := slices.DeleteFunc(units, halves)
+	p.cluster.send(ctx, w, rest)
+	for _, u := range rest {
+		if halves(u) {
+			late = append(late, u)
+		}
+	}
+	if len(late) == 0 {
+		return
+	}
+	timer := time.NewTimer(tryAgainAfter)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		p.cluster.send(ctx, w, late)
+	case <-ctx.Done():
+	}
+}
+
+// send has the cluster's client ask units once more, of which nothing was counted.
+func (c *cluster) send(ctx context.Context, w *writer, units []*unit) {
+	if len(units) == 0 {
+		return
+	}
+	pipe := c.client.Pipeline()
+	for _, u := range units {
+		c.pool.codec.again(u)
+		_ = pipe.BatchProcess(ctx, u.unanswered(nil)...) // only collects
+	}
+	_, _ = pipe.Exec(ctx) // its error is that of a command
+	for _, u := range units {
+		u.replied(w.node.addr)
+	}
+}

@@ -1,0 +1,164 @@
+package redis
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Type is the kind of deployment that counters live in.
+type Type uint8
+
+// The kinds of deployments.
+const (
+	Single   Type = iota // one server
+	Sentinel             // one server and its replicas, watched by Redis Sentinel
+	Cluster              // a Redis Cluster
+)
+
+// KeyFormat says under which keys counters are kept.
+type KeyFormat uint8
+
+// The formats of keys.
+const (
+	OurKeys       KeyFormat = iota // all algorithms, by scripts
+	ReferenceKeys                  // those of envoyproxy/ratelimit, by INCRBY and EXPIRE: fixed windows only
+)
+
+// Defaults of [Config].
+const (
+	DefaultPoolSize    = 10
+	DefaultOpTimeout   = 50 * time.Millisecond
+	DefaultDialTimeout = 250 * time.Millisecond
+)
+
+// NoOpTimeout as [Config.OpTimeout] has callers wait for as long as their own deadlines allow.
+const NoOpTimeout time.Duration = -1
+
+// Config says where Redis is and how it is spoken to. URL is required; the zero value of all else works.
+type Config struct {
+	// Type is the kind of deployment: [Single] by default.
+	Type Type
+	// Network is tcp, the default, or unix. Sentinels, clusters, and a URL that has a host and a port are always reached by TCP.
+	Network string
+	// URL is where Redis is. For a single server: host:port, the path of a socket, redis://[user[:password]@]host:port[/db] or,
+	// with TLS, rediss://…. For a cluster: a list of these, separated by commas, of which one suffices. For sentinels: the
+	// master's name and their host:port, separated by commas.
+	URL string
+	// TLS is how to set up TLS, which is used if this is not nil or the URL says rediss. See [TLSFiles].
+	TLS *tls.Config
+	// Auth is a password, or user:password; empty is none, or what the URL says.
+	Auth string
+	// AuthFile is a file that holds what else Auth would. It is read for each new connection, so that a rotated password
+	// is taken up without a restart.
+	AuthFile string
+	// SentinelAuth is as Auth, for the sentinels.
+	SentinelAuth string
+	// KeyPrefix stands before every key.
+	KeyPrefix string
+	// ExpirationJitter spreads expiry: keys live up to so much longer than they have to. 0 is not at all.
+	ExpirationJitter time.Duration
+	// PoolSize is how many connections are opened to one server at most: 10 if zero. Two are used.
+	PoolSize int
+	// OpTimeout is how long one round trip may take, and a caller without a deadline waits: 50 ms if zero.
+	// [NoOpTimeout] leaves it to the callers' deadlines, the latest one of those that share the round trip.
+	OpTimeout time.Duration
+	// DialTimeout is how long it may take to connect, to authenticate and to learn what is needed of a server: 250 ms if zero.
+	DialTimeout time.Duration
+	// KeyFormat is how counters are named and counted: [OurKeys] by default.
+	KeyFormat KeyFormat
+	// PerSecond is a second Redis, for the descriptors all of whose limits have a window of one second. Its own PerSecond,
+	// KeyPrefix, ExpirationJitter, KeyFormat, Now and Observer are not looked at: those of this Config hold. Nil is none.
+	PerSecond *Config
+	// Observer is told what happens. Nil functions in it are not called.
+	Observer Observer
+	// Now is the time that scripts decide by. Nil is the clock of Redis; tests set it.
+	Now func() engine.Micros
+}
+
+// Observer is told what a [Backend] does. Its functions are called concurrently and must not wait.
+type Observer struct {
+	// Batch is called after each round trip.
+	Batch func(Batch)
+	// Breaker is called when a node's breaker changes: closed, half-open or open.
+	Breaker func(node, state string)
+	// Connections is called with the number of connections that are up, of all nodes together, when it changes.
+	Connections func(active int)
+	// Evicted is called with the number of keys that a node has thrown out for want of memory since it was last asked, and
+	// at first with those since it was started. Each may have been a counter, whose limit it has reset.
+	Evicted func(node string, keys int64)
+	// Event is called for what an operator should know of. It may be called again and again for as long as it holds.
+	Event func(Event)
+}
+
+// Batch is what one round trip did.
+type Batch struct {
+	Node     string        // host:port, or the path of a socket
+	Ops      int           // operations answered by it
+	Merged   int           // takes and looks that others spoke for: Ops less commands
+	Failed   int           // those of Ops that got an error
+	Duration time.Duration // from when the batch was cut to when it was answered
+	Err      *Error        // the worst that happened to one of Ops; nil is nothing
+}
+
+// EventKind is what an [Event] is about.
+type EventKind string
+
+// The kinds of events.
+const (
+	EventConnectFailed EventKind = "connect_failed"  // no connection could be opened; Err says why
+	EventConnected     EventKind = "connected"       // a connection is up
+	EventDataChanged   EventKind = "dataset_changed" // a node is another process than before: counters may be gone
+	EventMaxMemory     EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits
+	EventMasterChanged EventKind = "master_changed"  // the sentinels name another master
+)
+
+// Event is something an operator should know of.
+type Event struct {
+	Kind   EventKind
+	Node   string
+	Detail string // a policy, the id of a process
+	Err    error  // why, where something failed
+}
+
+func (c *Config) defaults() {
+	if c.Network == "" {
+		c.Network = "tcp"
+	}
+	if c.PoolSize == 0 {
+		c.PoolSize = DefaultPoolSize
+	}
+	if c.OpTimeout == 0 {
+		c.OpTimeout = DefaultOpTimeout
+	}
+	if c.DialTimeout == 0 {
+		c.DialTimeout = DefaultDialTimeout
+	}
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.URL == "":
+		return errors.New("redis: the URL is empty; it takes host:port, redis://host:port, rediss://host:port or the path of a socket")
+	case c.Type > Cluster:
+		return fmt.Errorf("redis: type %d is not known; it takes single, sentinel or cluster", c.Type)
+	case c.Network != "tcp" && c.Network != "unix":
+		return fmt.Errorf("redis: socket type %q is not known; it takes tcp or unix", c.Network)
+	case c.PoolSize < 0:
+		return fmt.Errorf("redis: a pool size of %d makes no sense; it takes at least 1", c.PoolSize)
+	case c.OpTimeout < 0 && c.OpTimeout != NoOpTimeout:
+		return fmt.Errorf("redis: a time-out of %v makes no sense; it takes a positive one", c.OpTimeout)
+	case c.DialTimeout < 0:
+		return fmt.Errorf("redis: a time-out of %v to connect makes no sense; it takes a positive one", c.DialTimeout)
+	case c.ExpirationJitter < 0:
+		return fmt.Errorf("redis: an expiration jitter of %v makes no sense; it takes 0 or more", c.ExpirationJitter)
+	case c.KeyFormat > ReferenceKeys:
+		return fmt.Errorf("redis: key format %d is not known; it takes ours or reference", c.KeyFormat)
+	case c.Auth != "" && c.AuthFile != "":
+		return errors.New("redis: both a password and a file with one are given; one of them has to go")
+	}
+	return nil
+}

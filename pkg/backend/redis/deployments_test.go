@@ -1,0 +1,385 @@
+package redis
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+func TestDeployments(t *testing.T) {
+	t.Parallel()
+	certs := redistest.NewCertificates(t, "localhost")
+	other := redistest.NewCertificates(t, "elsewhere")
+	secured := redistest.Start(t, certs.Config()...)
+	misnamed := redistest.Start(t, other.Config()...)
+	plain := redistest.Start(t, "unixsocket {dir}/redis.sock", "user app on >sec:ret ~* &* +@all", "user default on >word ~* &* +@all")
+	file := filepath.Join(t.TempDir(), "auth")
+	if err := os.WriteFile(file, []byte("app:sec:ret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := func(c redistest.Certificates, skip bool) TLSFiles {
+		return TLSFiles{CA: c.CA, Cert: c.Cert, Key: c.Key, SkipHostname: skip}
+	}
+	localhost := fmt.Sprintf("localhost:%d", secured.Port())
+	for _, c := range []struct {
+		name   string
+		config Config
+		files  TLSFiles
+		want   string // of Check's error
+	}{
+		{"password", Config{URL: plain.Addr(), Auth: "word"}, TLSFiles{}, ""},
+		{"user", Config{URL: plain.Addr(), Auth: "app:sec:ret"}, TLSFiles{}, ""},
+		{"file", Config{URL: plain.Addr(), AuthFile: file}, TLSFiles{}, ""},
+		{"no_password", Config{URL: plain.Addr()}, TLSFiles{}, "noauth: "},
+		{"wrong_password", Config{URL: plain.Addr(), Auth: "app:guess"}, TLSFiles{}, "noauth: "},
+		{"no_file", Config{URL: plain.Addr(), AuthFile: file + "x"}, TLSFiles{}, "reading the password"},
+		{"unix", Config{URL: plain.Dir() + "/redis.sock", Network: "unix", Auth: "word"}, TLSFiles{}, ""},
+		{"not_a_socket", Config{URL: plain.Addr(), Network: "unix", Auth: "word"}, TLSFiles{}, ""},
+		{"url_not_of_a_socket", Config{URL: "redis://:word@" + plain.Addr(), Network: "unix"}, TLSFiles{}, ""},
+		{"no_socket", Config{URL: plain.Dir() + "/other.sock", Network: "unix"}, TLSFiles{}, "refused: "},
+		{"unix_url", Config{URL: "unix://app:sec%3Aret@" + plain.Dir() + "/redis.sock?db=2"}, TLSFiles{}, ""},
+		{"url", Config{URL: "redis://app:sec%3Aret@" + plain.Addr() + "/3"}, TLSFiles{}, ""},
+		{"url_password", Config{URL: "redis://:word@" + plain.Addr()}, TLSFiles{}, ""},
+		{"url_query", Config{URL: "redis://" + plain.Addr() + "?username=app&password=sec%3Aret&db=1"}, TLSFiles{}, ""},
+		{"auth_over_url", Config{URL: "redis://:other@" + plain.Addr(), Auth: "word"}, TLSFiles{}, ""},
+		{"tls", Config{URL: localhost}, files(certs, false), ""},
+		{"rediss", Config{URL: "rediss://" + localhost}, files(certs, false), ""},
+		{"tls_no_certificate", Config{URL: localhost}, TLSFiles{CA: certs.CA}, "redis localhost"},
+		{"tls_other_ca", Config{URL: localhost}, TLSFiles{CA: other.CA}, "certificate"},
+		{"tls_other_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, false), "elsewhere"},
+		{"tls_skip_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, true), ""},
+		{"tls_skip_name_other_ca", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, TLSFiles{CA: certs.CA, SkipHostname: true}, "unknown authority"},
+		{"plain_to_tls", Config{URL: localhost}, TLSFiles{}, "reset: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if c.files != (TLSFiles{}) {
+				config, err := c.files.Load()
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.config.TLS = config
+			}
+			c.config.DialTimeout, c.config.OpTimeout = 5*time.Second, 2*time.Second
+			b, err := New(c.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			err = b.Check(t.Context())
+			if c.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if op := one(run(t, c.config, true), 1); op.Err != nil {
+					t.Fatal(op.Err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("got %v, want an error with %q", err, c.want)
+			}
+			for _, secret := range []string{"guess", "sec:ret", "word@"} {
+				if strings.Contains(err.Error(), secret) {
+					t.Errorf("the error tells a password: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestConfigRefused(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]Config{
+		"the URL is empty":             {},
+		"expected master name":         {Type: Sentinel, URL: "localhost:26379"},
+		"address 2 of 2":               {Type: Cluster, URL: "localhost:1,localhost"},
+		"type 7":                       {Type: 7, URL: "x:1"},
+		"socket type \"udp\"":          {Network: "udp", URL: "x:1"},
+		"pool size of -1":              {PoolSize: -1, URL: "x:1"},
+		"time-out of -3ns":             {OpTimeout: -3, URL: "x:1"},
+		"-1ns to connect":              {DialTimeout: -1, URL: "x:1"},
+		"jitter of -1ns":               {ExpirationJitter: -1, URL: "x:1"},
+		"key format 9":                 {KeyFormat: 9, URL: "x:1"},
+		"both a password and a file":   {Auth: "a", AuthFile: "b", URL: "x:1"},
+		"its scheme is not known":      {URL: "http://x:1"},
+		"its database is no number":    {URL: "redis://x:1/two"},
+		"it is no URL":                 {URL: "redis://user:hidden@x:port"},
+		"no databases but 0":           {Type: Cluster, URL: "redis://x:1/2"},
+		"per second: redis: the URL":   {URL: "x:1", PerSecond: &Config{}},
+		"address 1 of 1: it has no po": {URL: "localhost"},
+	} {
+		b, err := New(c)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hidden") {
+			t.Errorf("New(%+v) = %v, want an error with %q", c, err, want)
+		}
+		if err == nil {
+			b.Close()
+		}
+	}
+}
+
+func TestTooOld(t *testing.T) {
+	t.Parallel()
+	for info, want := range map[string]string{
+		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old; it takes Redis 6.2 or later, or Valkey 7.2 or later",
+		"redis_version:5.0.7\r\n":                          "this is Redis 5.0.7",
+		"redis_version:6.2.0\r\n":                          "",
+		"redis_version:8.2.1\r\n":                          "",
+		"redis_version:7.2.4\r\nvalkey_version:7.2.5\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n":  "",
+		"redis_version:7.2.4\r\nvalkey_version:7.1.99\r\n": "this is Valkey 7.1.99",
+		"": "",
+	} {
+		err := checkVersion(info)
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", info, err, want)
+		}
+	}
+}
+
+func TestPerSecond(t *testing.T) {
+	t.Parallel()
+	long, short := redistest.Start(t), redistest.Start(t)
+	b := run(t, Config{URL: long.Addr(), PerSecond: &Config{URL: short.Addr()}, KeyPrefix: "mine:", OpTimeout: time.Second}, true)
+	second := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 1e6}}
+	minute := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 20, Window: 60e6}}
+	long.CLI("FLUSHALL")
+	short.CLI("FLUSHALL")
+	ops := []backend.Op{
+		{Key: keyOf(1), Limits: second, Take: engine.Take{Cost: 1, Count: 1}},
+		{Key: keyOf(2), Limits: minute, Take: engine.Take{Cost: 1, Count: 1}},
+		{Key: keyOf(3), Limits: second, Take: engine.Take{Cost: 1, Count: 1}},
+	}
+	b.Apply(t.Context(), ops)
+	b.Apply(t.Context(), ops[:1])
+	b.Apply(t.Context(), ops[1:2])
+	for i := range ops {
+		if ops[i].Err != nil || ops[i].Decision.Admitted != 1 {
+			t.Errorf("op %d: %+v, %v", i, ops[i].Decision, ops[i].Err)
+		}
+	}
+	if got := long.CLI("DBSIZE"); got != "1" {
+		t.Errorf("the first Redis holds %s keys, want 1", got)
+	}
+	if got := short.CLI("DBSIZE"); got != "2" {
+		t.Errorf("the second Redis holds %s keys, want 2", got)
+	}
+	if got := short.CLI("KEYS", "*"); !strings.HasPrefix(got, "mine:rl:{") {
+		t.Errorf("the second Redis holds %q, want the prefix of the first", got)
+	}
+}
+
+// TestCluster: the whole suite, over a cluster.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr() + ",127.0.0.1:1", OpTimeout: 5 * time.Second}, true)
+	if got := len(*b.main.cluster.nodes.Load()); got != 3 {
+		t.Errorf("%d nodes are known, want the three masters", got)
+	}
+	backendtest.Run(t, backendtest.Harness{Calls: 10, Takes: 2000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+		tb.Helper()
+		for _, s := range nodes[:3] {
+			s.CLI("FLUSHALL")
+		}
+		return run(tb, Config{Type: Cluster, URL: nodes[1].Addr(), Now: now, OpTimeout: 5 * time.Second}, true)
+	}})
+}
+
+// TestClusterReference: the reference's keys have no hash tag, and lie all over the cluster.
+func TestClusterReference(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), KeyFormat: ReferenceKeys, OpTimeout: 5 * time.Second}, true)
+	for round := range uint64(3) {
+		ops := make([]backend.Op, 200)
+		for i := range ops {
+			ops[i] = backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: lasting(10), Take: engine.Take{Cost: 1, Count: 1}}
+		}
+		b.Apply(t.Context(), ops)
+		for i := range ops {
+			if ops[i].Err != nil || ops[i].Decision.Left != 10-round {
+				t.Fatalf("round %d, op %d: %d left, %v; want %d", round, i, ops[i].Decision.Left, ops[i].Err, 10-round)
+			}
+		}
+	}
+	for i, s := range nodes[:3] {
+		if s.CLI("DBSIZE") == "0" {
+			t.Errorf("master %d holds no keys", i)
+		}
+	}
+}
+
+func TestF07_ClusterMigration(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	const patience = 10 * time.Second
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), OpTimeout: patience}, true)
+	l := newLoad(b, 500, patience) // what is late because the machine is busy is no fault of redirects
+	time.Sleep(100 * time.Millisecond)
+	begun := time.Now()
+	out := nodes[0].CLI("--cluster", "reshard", nodes[0].Addr(), "--cluster-from", nodes[0].CLI("CLUSTER", "MYID"),
+		"--cluster-to", nodes[1].CLI("CLUSTER", "MYID"), "--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1")
+	t.Logf("500 slots moved in %v", time.Since(begun))
+	time.Sleep(100 * time.Millisecond)
+	l.end()
+	if f := failed(l.answers); len(f) > 0 {
+		t.Errorf("of %d calls there failed %v\n%s", len(l.answers), f, out[max(0, len(out)-500):])
+	}
+	// Each counter has been hit as often as it was admitted.
+	limit := lasting(1e6)
+	hits := map[int]uint64{}
+	for i := range l.answers {
+		hits[i%1000]++
+	}
+	for key, n := range hits {
+		ops := []backend.Op{{Key: keyOf(key), Limits: limit, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		if ops[0].Err != nil || ops[0].Decision.Left != 1e6-n {
+			t.Errorf("key %d: %d left, %v; want %d", key, ops[0].Decision.Left, ops[0].Err, 1e6-n)
+		}
+	}
+}
+
+// TestF07_HalfMoved: while a slot is on its way, a counter of one key is decided where the key goes; one of several, of which
+// some are here and some there, is asked for once more, counts nothing, and is decided once the slot has arrived.
+func TestF07_HalfMoved(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	from, to := nodes[0], nodes[1]
+	b := run(t, Config{Type: Cluster, URL: from.Addr(), OpTimeout: 5 * time.Second}, true)
+	list := engine.Limits{lasting(20)[0], {Algorithm: engine.SlidingWindow, Hits: 30, Window: 7e13, Precision: 10}}
+	for i := range list {
+		list[i].Listed, list[i].CountRefused = true, false
+	}
+	op := backend.Op{Take: engine.Take{Cost: 1, Count: 1}}
+	slot := int64(1 << 20)
+	for key := 0; slot > 5000; key++ { // the first of three masters has them
+		op.Key = keyOf(key)
+		slot = from.Client().ClusterKeySlot(t.Context(), b.main.codec.route(&op)).Val()
+	}
+	ask := func(limits engine.Limits) backend.Op {
+		ops := []backend.Op{op}
+		ops[0].Limits = limits
+		b.Apply(t.Context(), ops)
+		return ops[0]
+	}
+	there := to.CLI("CLUSTER", "MYID")
+	to.CLI("CLUSTER", "SETSLOT", fmt.Sprint(slot), "IMPORTING", from.CLI("CLUSTER", "MYID"))
+	from.CLI("CLUSTER", "SETSLOT", fmt.Sprint(slot), "MIGRATING", there)
+	for i := range uint64(3) {
+		if got := ask(lasting(10)); got.Err != nil || got.Decision.Left != 10-i {
+			t.Fatalf("a key on its way: %d left, %v; want %d", got.Decision.Left, got.Err, 10-i)
+		}
+	}
+	to.CLI("CONFIG", "RESETSTAT")
+	if got := ask(list); got.Err == nil || !strings.Contains(got.Err.Error(), "TRYAGAIN") {
+		t.Fatalf("keys that are nowhere yet: %+v, %v; want TRYAGAIN", got.Decision, got.Err)
+	}
+	if stats := infoField(to.CLI("INFO", "commandstats"), "cmdstat_eval"); !strings.Contains(stats, "rejected_calls=2,") {
+		t.Errorf("%s, want two calls that were rejected", stats)
+	}
+	for _, s := range nodes[:3] {
+		s.CLI("CLUSTER", "SETSLOT", fmt.Sprint(slot), "NODE", there)
+	}
+	for i := range uint64(3) {
+		if got := ask(list); got.Err != nil || got.Decision.Left != 20-3-i {
+			t.Errorf("after the slot has arrived: %d left, %v; want %d", got.Decision.Left, got.Err, 20-3-i)
+		}
+	}
+}
+
+func TestF07_ClusterMasterKilled(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr()}, true)
+	l := newLoad(b, 500, usual)
+	time.Sleep(300 * time.Millisecond)
+	killed := time.Now()
+	nodes[1].Kill()
+	time.Sleep(100 * time.Millisecond)
+	promoted := within(t, 40*time.Second, "another master", func() bool {
+		return slices.ContainsFunc(nodes[3:], (*redistest.Server).IsMaster)
+	})
+	t.Logf("another master after %v", promoted+100*time.Millisecond)
+	within(t, 40*time.Second, "decisions on all shards", func() bool {
+		for i := range 100 {
+			if oneIn(b, i, usual).Err != nil {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(time.Second)
+	l.end()
+	figure(t, "the gap", recovery(l.answers, killed), 4*time.Second)
+	figure(t, "p99", p99(l.answers), 25*time.Millisecond)
+	// One shard of three is away: the others go on.
+	during := l.between(killed, killed.Add(time.Second/2))
+	bad := 0
+	for _, n := range failed(during) {
+		bad += n
+	}
+	t.Logf("in the first half second %d of %d calls failed", bad, len(during))
+	if 3*bad > 2*len(during) {
+		t.Errorf("in the first half second %d of %d calls failed; two shards of three are up", bad, len(during))
+	}
+}
+
+func TestF06_SentinelFailover(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.Replica(t, master)
+	all := redistest.Sentinels(t, master, "mine", 3)
+	redistest.AwaitSentinels(all, "mine", 1)
+	urls := "mine"
+	for _, s := range all {
+		urls += "," + s.Addr()
+	}
+	var e events
+	b := run(t, Config{Type: Sentinel, URL: urls, Observer: Observer{Event: e.observe}}, true)
+	for round, fault := range []struct {
+		name        string
+		cause, cure func(now, next *redistest.Server)
+	}{
+		{"SENTINEL FAILOVER", func(_, _ *redistest.Server) { all[0].CLI("SENTINEL", "FAILOVER", "mine") }, func(_, _ *redistest.Server) {}},
+		{"SIGSTOP", func(now, _ *redistest.Server) { now.Stop() }, func(now, _ *redistest.Server) { now.Cont() }},
+		{"SIGKILL", func(now, _ *redistest.Server) { now.Kill() }, func(_, _ *redistest.Server) {}},
+	} {
+		l := newLoad(b, 500, usual)
+		time.Sleep(100 * time.Millisecond)
+		begun := time.Now()
+		fault.cause(master, replica)
+		within(t, 40*time.Second, "a failover", replica.IsMaster)
+		t.Logf("%s: another master after %v", fault.name, time.Since(begun))
+		within(t, 20*time.Second, "a decision", func() bool { return one(b, 1).Err == nil })
+		time.Sleep(1500 * time.Millisecond)
+		l.end()
+		figure(t, fault.name+": errors end", recovery(l.answers, begun), 3*time.Second)
+		f := failed(l.answers)
+		t.Logf("%s: of %d calls there failed %v", fault.name, len(l.answers), f)
+		if f[ClassNoScript] > 0 {
+			t.Errorf("%s: NOSCRIPT reached %d callers", fault.name, f[ClassNoScript])
+		}
+		fault.cure(master, replica)
+		master, replica = replica, master
+		if round < 2 {
+			redistest.AwaitSentinels(all, "mine", 1)
+			within(t, 30*time.Second, "the old master to follow the new one", replica.InStep)
+		}
+	}
+	if e.count(EventDataChanged) < 3 || e.count(EventMasterChanged) < 3 {
+		t.Errorf("%d events of another data set and %d of another master, want one at least for each round",
+			e.count(EventDataChanged), e.count(EventMasterChanged))
+	}
+}

@@ -1,0 +1,335 @@
+package redis
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// call is what one op needs from Redis: EVALSHA script.sha len(keys) keys… args…. All of it is valid until the call is
+// encoded again.
+type call struct {
+	script *script
+	keys   []string
+	args   []any // the packed arguments and, in tests, the time
+
+	packed packed
+	key    []byte // scratch
+}
+
+// packed is numbers in the format of Lua's struct library, as scripts unpack them: doubles for all that may not fit a
+// byte. It is written to Redis without being copied.
+type packed struct{ b []byte }
+
+// MarshalBinary is what go-redis writes.
+func (p *packed) MarshalBinary() ([]byte, error) { return p.b, nil }
+
+// num appends integers that a double holds.
+func (p *packed) num(ns ...uint64) {
+	for _, n := range ns {
+		p.float(float64(n))
+	}
+}
+
+func (p *packed) float(f float64) {
+	p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(f))
+}
+
+// words appends integers below 2^32.
+func (p *packed) words(ns ...uint64) {
+	for _, n := range ns {
+		p.b = binary.LittleEndian.AppendUint32(p.b, uint32(n))
+	}
+}
+
+func (p *packed) flag(set bool) {
+	if set {
+		p.b = append(p.b, 1)
+	} else {
+		p.b = append(p.b, 0)
+	}
+}
+
+// encoder turns ops into calls of scripts. It is safe for concurrent use.
+type encoder struct {
+	prefix  string               // before every key
+	jitter  int64                // keys are kept for up to so many ms longer than they are needed, at random
+	now     func() engine.Micros // a clock to inject instead of that of Redis; nil but in tests
+	clock   func() engine.Micros // of this process, by which the edges of calendars are told; nil but in tests
+	scripts *scripts
+}
+
+// here is the time of this process.
+func (e *encoder) here() engine.Micros {
+	switch {
+	case e.clock != nil:
+		return e.clock()
+	case e.now != nil:
+		return e.now()
+	}
+	return engine.Micros(time.Now().UnixMicro())
+}
+
+// injectedSlack is how much longer keys are kept where the clock is injected, in ms: it need not go as fast as the one by
+// which Redis expires keys.
+const injectedSlack = 3_600_000
+
+// encode makes c the call that op needs, and reuses what c holds. What scripts do with it stands at the head of each.
+func (e *encoder) encode(c *call, op *backend.Op) {
+	c.keys, c.packed.b = c.keys[:0], c.packed.b[:0]
+	c.script = e.pick(op)
+	name := e.base(c.key[:0], op)
+	for i := range op.Limits {
+		c.keys = append(c.keys, string(append(name, op.Limits[i].Slot().String()...)))
+	}
+	if op.Penalty != nil {
+		c.keys = append(c.keys, string(append(name, engine.GateSlot.String()...)))
+	}
+	c.key = name
+
+	slack := e.slack()
+	if c.script == e.scripts.limits || !c.packed.quick(op, slack) {
+		c.packed.ask(op, slack)
+		for i := range op.Limits {
+			c.packed.limit(&op.Limits[i], e)
+		}
+		c.packed.owner(op.Take.Owner)
+	}
+	c.args = append(c.args[:0], &c.packed)
+	if e.now != nil {
+		c.args = append(c.args, strconv.FormatInt(int64(min(max(e.now(), 0), latest)), 10))
+	}
+}
+
+// latest is the last time that the engine tells apart.
+const latest engine.Micros = 1 << 52
+
+// route is a key that lies in the slot of all of op's.
+func (e *encoder) route(op *backend.Op) string { return string(e.base(nil, op)) }
+
+// base appends what all keys of op begin with to b. Clients choose nothing of it but a hash.
+func (e *encoder) base(b []byte, op *backend.Op) []byte {
+	b = append(b, e.prefix...)
+	b = append(b, "rl:{"...)
+	b = base64.RawURLEncoding.AppendEncode(b, op.Key[:])
+	return append(b, '}')
+}
+
+// pick is the script that op needs.
+func (e *encoder) pick(op *backend.Op) *script {
+	if len(op.Limits) != 1 || op.Penalty != nil {
+		return e.scripts.limits
+	}
+	switch family(&op.Limits[0]) {
+	case familyFixed, familyCalendar:
+		return e.scripts.fixed
+	case familyBucket:
+		return e.scripts.bucket
+	case familyRuns:
+		return e.scripts.runs
+	case familySlots:
+		return e.scripts.slots
+	}
+	return e.scripts.limits
+}
+
+// slack is how long a key is kept beyond its need, in ms.
+func (e *encoder) slack() uint64 {
+	slack := uint64(0)
+	if e.jitter > 0 {
+		slack = uint64(rand.Int64N(e.jitter + 1))
+	}
+	if e.now != nil {
+		slack += injectedSlack
+	}
+	return slack
+}
+
+// families are the kinds of state, by the numbers that scripts know them by.
+type families uint8
+
+const (
+	familyFixed families = iota
+	familyBucket
+	familyRuns
+	familySlots
+	familyCalendar
+)
+
+func family(l *engine.Limit) families {
+	switch l.Algorithm {
+	case engine.TokenBucket, engine.LeakyBucket:
+		return familyBucket
+	case engine.SlidingWindow, engine.SlidingLog:
+		return familyRuns
+	case engine.Concurrency:
+		return familySlots
+	case engine.FixedWindow:
+		if l.Calendar != nil {
+			return familyCalendar
+		}
+	}
+	return familyFixed
+}
+
+// mode is what scripts know as mode.
+type mode uint8
+
+const (
+	modeTake  mode = iota
+	modeLook       // and write nothing
+	modeProbe      // look whether a cost of 1 would pass, for a cost of 0
+	modeGive
+	modeReset
+	modeForce // reset, also while a penalty runs
+)
+
+func modeOf(op *backend.Op) mode {
+	switch op.Mode {
+	case backend.Give:
+		return modeGive
+	case backend.Reset:
+		if op.Force {
+			return modeForce
+		}
+		return modeReset
+	case backend.Look:
+		if op.Take.Cost > 0 {
+			return modeLook
+		}
+	case backend.Take:
+		if op.Take.Cost > 0 {
+			return modeTake
+		}
+	}
+	return modeProbe
+}
+
+// quick makes p what the short way through a script needs, if op is one for it, and tells whether it is. The bounds keep
+// products in the range of a double.
+func (p *packed) quick(op *backend.Op, slack uint64) bool {
+	t, l := &op.Take, &op.Limits[0]
+	if op.Mode != backend.Take || t.Cost == 0 || t.Cost > math.MaxInt32 || t.Extra != 0 || l.Hits == 0 || slack > math.MaxUint32 {
+		return false
+	}
+	switch l.Algorithm {
+	case engine.FixedWindow:
+		if l.Align != engine.AlignClock || l.Calendar != nil || l.Hits >= uint64(l.Window) ||
+			t.Count == 0 || t.Count > math.MaxInt32/t.Cost {
+			return false
+		}
+		p.words(t.Cost, t.Count, l.Hits, slack)
+		p.num(uint64(l.Window))
+		p.flag(l.CountRefused)
+		return true
+	case engine.TokenBucket, engine.LeakyBucket:
+		leaky := l.Algorithm == engine.LeakyBucket
+		if l.Debt > 0 || l.FillInterval > 0 || l.Initial < l.Burst && !leaky || t.Count != 1 {
+			return false
+		}
+		us, den := l.Rate()
+		p.words(t.Cost, den, l.Burst, slack)
+		p.num(us, uint64(l.Window))
+		p.flag(leaky)
+		p.flag(l.CountRefused)
+		return true
+	case engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
+	}
+	return false
+}
+
+// ask appends what head.lua says, and the penalty if there is one.
+func (p *packed) ask(op *backend.Op, slack uint64) {
+	t, m := &op.Take, modeOf(op)
+	count := min(t.Count, engine.MaxHits)
+	want := count + min(t.Extra, engine.MaxHits-count)
+	if m == modeTake && op.Penalty != nil {
+		want = count
+	}
+	switch m {
+	case modeTake, modeLook:
+		p.num(min(t.Cost, engine.MaxHits), count, want)
+	case modeProbe:
+		p.num(1, count, count)
+	case modeGive:
+		p.num(times(min(t.Cost, engine.MaxHits), count))
+		p.float(float64(min(max(t.Window, -1), engine.MaxHits)))
+		p.num(0)
+	case modeReset, modeForce:
+		p.num(0, 0, 0)
+	}
+	p.num(slack)
+	p.b = append(p.b, byte(m))
+	p.flag(op.Penalty != nil)
+	if x := op.Penalty; x != nil {
+		p.num(uint64(x.For), uint64(x.Max), uint64(x.Escalate))
+		p.flag(x.On == engine.OnReached)
+	}
+}
+
+// times is a·b, at most MaxHits; a and b are no more than that.
+func times(a, b uint64) uint64 {
+	if a != 0 && b > engine.MaxHits/a {
+		return engine.MaxHits
+	}
+	return a * b
+}
+
+// owner appends a hash of the owner's name, which is of one length; nothing for nobody.
+func (p *packed) owner(name string) {
+	if name != "" {
+		sum := sha256.Sum256([]byte(name))
+		p.b = append(p.b, sum[:16]...)
+	}
+}
+
+// limit appends l's family and what its file says of a limit.
+func (p *packed) limit(l *engine.Limit, e *encoder) {
+	kind := family(l)
+	p.b = append(p.b, byte(kind))
+	switch kind {
+	case familyFixed, familyCalendar:
+		p.num(l.Hits, uint64(l.Window))
+		p.flag(l.Align == engine.AlignFirst)
+		p.flag(l.CountRefused)
+		if kind == familyCalendar {
+			for _, edge := range l.Calendar.Edges(e.here()) {
+				p.float(float64(edge))
+			}
+		}
+	case familyBucket:
+		p.bucket(l)
+	case familyRuns:
+		p.num(l.Hits, uint64(l.Window), uint64(l.Precision))
+		p.flag(l.CountRefused)
+	case familySlots:
+		p.num(l.Hits, uint64(l.Window))
+	}
+}
+
+// bucket appends a bucket: den hits in us, where den is 0 for one that never fills; its size, how many hits ahead its
+// timestamp may be, what it may owe, what it starts with; the length of its steps; its window; what it is.
+func (p *packed) bucket(l *engine.Limit) {
+	leaky := l.Algorithm == engine.LeakyBucket
+	us, den := uint64(1), uint64(0)
+	if l.Hits > 0 {
+		us, den = l.Rate()
+	}
+	most, initial := l.Burst+l.Debt, l.Initial
+	switch {
+	case leaky:
+		most, initial = l.Burst+1, l.Burst
+	case l.CountRefused:
+		most = 2 * l.Burst
+	}
+	p.num(us, den, l.Burst, most, l.Debt, initial, uint64(l.FillInterval), uint64(l.Window))
+	p.flag(leaky)
+	p.flag(l.CountRefused)
+}

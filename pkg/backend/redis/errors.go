@@ -1,0 +1,123 @@
+package redis
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// Class is what kind of thing went wrong. There are few, so that it makes a label of metrics.
+type Class = remote.Class
+
+// The classes of errors.
+const (
+	ClassTimeout           = remote.Timeout // no answer in time; whether hits were counted is not known
+	ClassRefused           = remote.Refused // no connection; nothing was counted
+	ClassReset             = remote.Reset   // the connection broke; whether hits were counted is not known
+	ClassReadOnly    Class = "readonly"     // a replica, or a server that refuses writes
+	ClassOOM         Class = "oom"          // no memory left
+	ClassBusy        Class = "busy"         // a script of somebody else runs too long
+	ClassLoading     Class = "loading"      // the server reads its data from disk
+	ClassClusterDown Class = "clusterdown"  // the cluster, the master or enough replicas are missing
+	ClassNoAuth      Class = "noauth"       // wrong or missing password, or missing permission: for an operator to mend
+	ClassNoScript    Class = "noscript"     // the script was gone twice
+	ClassOther             = remote.Other
+)
+
+// Error is why an operation has no decision. Its text holds no key, value or password.
+type Error struct {
+	Class  Class
+	Node   string // host:port or the path of a socket; empty where the operation met none
+	Unsent bool   // the operation was not sent, so that it is certain that nothing was counted
+	text   string
+	code   string // the first word of a reply, else empty
+}
+
+// Error tells what happened, and where.
+func (e *Error) Error() string {
+	if e.Node == "" {
+		return "redis: " + string(e.Class) + ": " + e.text
+	}
+	return "redis " + e.Node + ": " + string(e.Class) + ": " + e.text
+}
+
+// errBehind is that of a reply that belongs to another command.
+var errBehind = errors.New("replies do not match commands")
+
+// classOf is the class of a reply by its first word, empty where that has none of its own.
+func classOf(code string) Class {
+	switch code {
+	case "READONLY", "MISCONF":
+		return ClassReadOnly
+	case "OOM":
+		return ClassOOM
+	case "BUSY", "UNKILLABLE":
+		return ClassBusy
+	case "LOADING":
+		return ClassLoading
+	case "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN":
+		return ClassClusterDown
+	case "NOAUTH", "WRONGPASS", "NOPERM":
+		return ClassNoAuth
+	case "NOSCRIPT":
+		return ClassNoScript
+	}
+	return ""
+}
+
+// classify makes an Error of what go-redis reports.
+func classify(node string, err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	if reply, ok := errors.AsType[redis.Error](err); ok && !errors.Is(err, redis.Nil) {
+		return ofReply(node, reply.Error())
+	}
+	class := remote.ClassOf(err)
+	switch {
+	case class == ClassTimeout:
+		return &Error{Class: ClassTimeout, Node: node, text: "no answer in time"}
+	case errors.Is(err, errBehind):
+		class = ClassReset
+	}
+	return &Error{Class: class, Node: node, text: remote.Clean(err.Error())}
+}
+
+// ofReply makes an Error of an error that a server replied.
+func ofReply(node, text string) *Error {
+	code, _, _ := strings.Cut(text, " ")
+	e := &Error{Class: classOf(code), Node: node, text: remote.Clean(text), code: code}
+	if e.Class != "" {
+		return e
+	}
+	e.Class = ClassOther
+	if strings.HasPrefix(text, "ERR max number of clients") {
+		e.Class = ClassRefused
+		return e
+	}
+	if strings.HasPrefix(text, "ERR The user executing the script") { // NOPERM, as Redis 7 puts it within a script
+		e.Class, e.text = ClassNoAuth, "the user may not run a command that the scripts need"
+		return e
+	}
+	// Redis 6.2 wraps what a command in a script was answered: "ERR Error running script …: -OOM command not allowed …".
+	for word := range strings.FieldsSeq(text) {
+		if inner, ok := strings.CutPrefix(word, "-"); ok && code == "ERR" && classOf(inner) != "" {
+			e.Class, e.code = classOf(inner), inner
+			break
+		}
+	}
+	return e
+}
+
+// trips tells whether e counts against a node: it, and not one operation, cannot go on.
+func (e *Error) trips() bool {
+	switch e.Class {
+	case ClassTimeout, ClassRefused, ClassReset, ClassReadOnly, ClassOOM, ClassBusy, ClassLoading, ClassClusterDown:
+		return e.code != "TRYAGAIN"
+	case ClassNoAuth, ClassNoScript, ClassOther:
+	}
+	return false
+}

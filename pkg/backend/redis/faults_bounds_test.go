@@ -1,0 +1,216 @@
+package redis
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+func TestF15_KeysAreShort(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	for _, limits := range everyAlgorithm() {
+		ops := []backend.Op{{Key: keyOf(7), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		if ops[0].Err != nil {
+			t.Fatal(ops[0].Err)
+		}
+	}
+	for key := range strings.SplitSeq(s.CLI("KEYS", "*"), "\n") {
+		if len(key) > 80 {
+			t.Errorf("key %q has %d bytes, want at most 80", key, len(key))
+		}
+	}
+}
+
+func TestF16_ConnectionStorm(t *testing.T) {
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					if oneIn(b, i, usual).Err != nil {
+						time.Sleep(time.Millisecond)
+					}
+				}
+			}
+		})
+	}
+	time.Sleep(200 * time.Millisecond)
+	before := p.accepted.Load()
+	s.Kill()
+	for range 3 { // dials that hang, and in between some that are refused
+		p.silent.Store(true)
+		p.reset()
+		within(t, 10*time.Second, "the old connections to end", func() bool { return p.open.Load() <= 4 })
+		p.most.Store(0)
+		time.Sleep(time.Second)
+		if most := p.most.Load(); most == 0 || most > 4 {
+			t.Errorf("%d connections were being opened at once, want 1 to 4", most)
+		}
+		p.silent.Store(false)
+		p.reset()
+		time.Sleep(100 * time.Millisecond)
+	}
+	if dials := p.accepted.Load() - before; dials > 150 {
+		t.Errorf("%d connections were tried in three seconds", dials)
+	}
+	s.Restart()
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	close(stop)
+	wg.Wait()
+	if got := infoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
+		t.Errorf("rejected_connections is %s", got)
+	}
+}
+
+// TestF17_EdgeOfWindows: callers in lockstep at the edge of a second are answered about as fast as in its middle.
+func TestF17_EdgeOfWindows(t *testing.T) {
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: time.Second}, true)
+	crowd := func(at time.Time) time.Duration {
+		var wg sync.WaitGroup
+		answers := make([]answer, 1000)
+		for i := range answers {
+			wg.Go(func() {
+				time.Sleep(time.Until(at))
+				begun := time.Now()
+				ops := []backend.Op{{
+					Key: keyOf(i), Take: engine.Take{Cost: 1, Count: 1},
+					Limits: engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 1e6, CountRefused: true}},
+				}}
+				b.Apply(t.Context(), ops)
+				if ops[0].Err != nil {
+					t.Error(ops[0].Err)
+				}
+				answers[i] = answer{took: time.Since(begun)}
+			})
+		}
+		wg.Wait()
+		return p99(answers)
+	}
+	next := time.Now().Truncate(time.Second).Add(time.Second)
+	crowd(next.Add(300 * time.Millisecond)) // to warm up
+	middle := max(crowd(next.Add(1500*time.Millisecond)), time.Millisecond)
+	edge := crowd(next.Add(3 * time.Second))
+	t.Logf("p99 in the middle of a second %v", middle)
+	figure(t, "p99 at its edge", edge, 2*middle)
+}
+
+func TestF22_OneConnection(t *testing.T) {
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), PoolSize: 1}, true)
+	if n := b.Connections(); n != 1 {
+		t.Fatalf("%d connections, want 1", n)
+	}
+	s.CLI("CLIENT", "PAUSE", "300", "ALL")
+	before := runtime.NumGoroutine()
+	var wg sync.WaitGroup
+	var longest atomic.Int64
+	for i := range 200 {
+		wg.Go(func() {
+			begun := time.Now()
+			if oneIn(b, i, usual).Err == nil {
+				t.Error("an op was decided while Redis is paused")
+			}
+			for took := int64(time.Since(begun)); took > longest.Load(); {
+				longest.Store(took)
+			}
+		})
+	}
+	wg.Wait()
+	figure(t, "the longest answer", time.Duration(longest.Load()), 25*time.Millisecond)
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	settled(t, before)
+}
+
+func TestF25_CutConnections(t *testing.T) {
+	t.Parallel()
+	const cuts = 1000
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	p.limit.Store(12_000)
+	p.reset()
+	var failures atomic.Int64
+	var wg sync.WaitGroup
+	end := time.Now().Add(2 * time.Minute)
+	for caller := range 16 {
+		wg.Go(func() {
+			for i := caller; p.accepted.Load() <= cuts && time.Now().Before(end); i += 16 {
+				if oneIn(b, i%10_000, usual).Err != nil {
+					failures.Add(1)
+					time.Sleep(time.Millisecond)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.limit.Store(0)
+	t.Logf("%d connections, %d failed ops", p.accepted.Load(), failures.Load())
+	if p.accepted.Load() < cuts {
+		t.Errorf("only %d connections were cut", p.accepted.Load())
+	}
+	c := s.Client()
+	keys, err := c.Keys(t.Context(), "*").Result()
+	if err != nil || len(keys) < 100 {
+		t.Fatalf("%d keys, %v", len(keys), err)
+	}
+	for _, key := range keys {
+		if ttl := c.TTL(t.Context(), key).Val(); ttl == -1 {
+			t.Errorf("key %s never expires", key)
+		}
+	}
+}
+
+// TestF26_RepliesMatch: with replies that come byte by byte, and callers that leave all the time, each op gets its own.
+func TestF26_RepliesMatch(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr(), OpTimeout: 10 * time.Millisecond}, true)
+	p.slice.Store(true)
+	var wg sync.WaitGroup
+	var decided, left atomic.Int64
+	for caller := range 16 {
+		wg.Go(func() {
+			for i := range 50_000 / 16 {
+				key := caller*100 + i%100
+				limit := uint64(1000 * (key + 1))
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond+time.Duration(i%8)*time.Millisecond)
+				ops := []backend.Op{{Key: keyOf(key), Limits: lasting(limit), Take: engine.Take{Cost: 1, Count: 1}}}
+				b.Apply(ctx, ops)
+				cancel()
+				if ops[0].Err != nil {
+					left.Add(1)
+					continue
+				}
+				decided.Add(1)
+				if got := ops[0].Decision.Left; got > limit || got <= limit-1000 {
+					t.Errorf("%d are left of %d: the reply was another op's", got, limit)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d decided, %d not", decided.Load(), left.Load())
+	if decided.Load() < 50 { // how many there are depends on what else the machine does
+		t.Errorf("only %d ops were decided", decided.Load())
+	}
+}

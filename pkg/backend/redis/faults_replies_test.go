@@ -1,0 +1,227 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+func TestF08_ScriptFlush(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: time.Second}, true)
+	l := newLoad(b, 500, time.Second)
+	for range 20 {
+		s.CLI("SCRIPT", "FLUSH")
+		time.Sleep(10 * time.Millisecond)
+	}
+	l.end()
+	if f := failed(l.answers); len(f) > 0 {
+		t.Errorf("of %d calls there failed %v", len(l.answers), f)
+	}
+}
+
+// broken runs cause, which makes Redis refuse, and for two seconds, until after cure, expects ops of the given class; then
+// decisions.
+func broken(t *testing.T, b *Backend, want Class, cause, cure func()) {
+	t.Helper()
+	cause()
+	within(t, 5*time.Second, "class "+string(want), func() bool { return class(oneIn(b, 1, usual)) == want })
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		begun := time.Now()
+		if c := class(oneIn(b, 1, usual)); c != want && c != ClassTimeout {
+			t.Fatalf("class %q, want %q", c, want)
+		}
+		if took := time.Since(begun); took > 10*usual {
+			t.Errorf("an answer took %v", took)
+		}
+	}
+	cure()
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+}
+
+func TestF09_OutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	broken(t, b, ClassOOM, func() { s.CLI("CONFIG", "SET", "maxmemory", "1") }, func() { s.CLI("CONFIG", "SET", "maxmemory", "0") })
+}
+
+func TestF09b_Evicting(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[string]int{"allkeys-random": 1, "volatile-lru": 1, "noeviction": 0, "volatile-ttl": 0} {
+		var e events
+		s := redistest.Start(t, "maxmemory 2mb", "maxmemory-policy "+policy)
+		run(t, Config{URL: s.Addr(), Observer: Observer{Event: e.observe}}, true)
+		if got := min(e.count(EventMaxMemory), 1); got != want {
+			t.Errorf("maxmemory-policy %s: %d events, want %d", policy, got, want)
+		}
+	}
+}
+
+// TestF09b_Evicted: what Redis throws out is counted.
+func TestF09b_Evicted(t *testing.T) {
+	t.Parallel()
+	var evicted atomic.Int64
+	s := redistest.Start(t, "maxmemory 3mb", "maxmemory-policy allkeys-random")
+	b := run(t, Config{URL: s.Addr(), Observer: Observer{Evicted: func(_ string, n int64) { evicted.Add(n) }}}, true)
+	for i := range 100 {
+		s.CLI("SET", fmt.Sprint("filler", i), strings.Repeat("x", 50_000))
+	}
+	want := infoField(s.CLI("INFO", "stats"), "evicted_keys")
+	if want == "0" {
+		t.Fatal("nothing was evicted")
+	}
+	within(t, 3*lookEach, "the count", func() bool { return fmt.Sprint(evicted.Load()) == want })
+	if op := oneIn(b, 1, usual); op.Err != nil {
+		t.Error(op.Err)
+	}
+}
+
+func TestF10_ReadOnly(t *testing.T) {
+	t.Parallel()
+	s, other := redistest.Start(t), redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	s.CLI("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port()))
+	within(t, 5*time.Second, "a refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassReadOnly })
+	addr := other.Addr()
+	p.target.Store(&addr)
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+}
+
+// TestF10_ReadOnlyHealsAtOnce: where a new connection leads to a master, no caller sees the replica.
+func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
+	t.Parallel()
+	s, other := redistest.Start(t), redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr(), OpTimeout: time.Second}, true)
+	addr := other.Addr()
+	p.target.Store(&addr)
+	s.CLI("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port()))
+	for i := range 10 {
+		if op := one(b, i); op.Err != nil {
+			t.Fatalf("op %d: %v", i, op.Err)
+		}
+	}
+}
+
+func TestF11_RotatedPassword(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "user app on >first ~* +@all", "user default off")
+	admin := []string{"--user", "app", "--pass", "first", "--no-auth-warning"}
+	cli := func(args ...string) { s.CLI(append(slices.Clone(admin), args...)...) }
+	file := filepath.Join(t.TempDir(), "auth")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("app:first\n")
+	b := run(t, Config{URL: s.Addr(), AuthFile: file, OpTimeout: time.Second}, true)
+	// One call at a time: what Redis had read when its connection was killed may have been counted, and is not sent again.
+	calls := func() {
+		t.Helper()
+		for i := range 20 {
+			if op := one(b, i); op.Err != nil {
+				t.Errorf("a call: %v", op.Err)
+			}
+		}
+	}
+	calls()
+	cli("ACL", "SETUSER", "app", ">second") // both are good
+	calls()
+	write("app:second\n")
+	for range 10 {
+		cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		calls()
+	}
+	admin[3] = "second"
+	cli("ACL", "SETUSER", "app", "<first")
+	calls()
+	cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	calls()
+	write("app:wrong\n")
+	cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	var last backend.Op
+	within(t, 5*time.Second, "a refusal", func() bool { last = one(b, 1); return class(last) == ClassNoAuth })
+	if text := last.Err.Error(); strings.Contains(text, "wrong") && strings.Contains(text, "app:") {
+		t.Errorf("the error tells the password: %s", text)
+	}
+	write("app:second\n")
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+}
+
+func TestF14_Busy(t *testing.T) {
+	s := redistest.Start(t, "busy-reply-threshold 50")
+	b := run(t, Config{URL: s.Addr()}, true)
+	c := s.Client()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	l := ride(t, b, 2*time.Second, func() {
+		wg.Go(func() { c.Eval(context.WithoutCancel(t.Context()), "while true do end", nil) }) // ended by the cure
+	}, func() { s.CLI("SCRIPT", "KILL") })
+	if f := failed(l.answers); f[ClassBusy] == 0 {
+		t.Errorf("no call met BUSY: %v", f)
+	}
+}
+
+// TestF21_Refusals: each of what Redis says when it cannot serve has a class, opens the breaker and heals.
+func TestF21_Refusals(t *testing.T) {
+	t.Parallel()
+	t.Run("MASTERDOWN", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t, "replica-serve-stale-data no")
+		b := run(t, Config{URL: s.Addr()}, true)
+		broken(t, b, ClassClusterDown, func() { s.CLI("REPLICAOF", "127.0.0.1", "1") }, func() { s.CLI("REPLICAOF", "NO", "ONE") })
+	})
+	t.Run("NOREPLICAS", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t)
+		b := run(t, Config{URL: s.Addr()}, true)
+		broken(t, b, ClassClusterDown, func() { s.CLI("CONFIG", "SET", "min-replicas-to-write", "1") },
+			func() { s.CLI("CONFIG", "SET", "min-replicas-to-write", "0") })
+	})
+	t.Run("MISCONF", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t, "enable-protected-configs yes")
+		b := run(t, Config{URL: s.Addr()}, true)
+		broken(t, b, ClassReadOnly, func() {
+			dir := filepath.Join(s.Dir(), "gone")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			s.CLI("CONFIG", "SET", "dir", dir)
+			if err := os.Remove(dir); err != nil {
+				t.Fatal(err)
+			}
+			s.CLI("CONFIG", "SET", "save", "1000 1000")
+			s.CLI("BGSAVE")
+		}, func() { s.CLI("CONFIG", "SET", "save", "") })
+	})
+	t.Run("LOADING", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t, "loading-process-events-interval-bytes 1024", "busy-reply-threshold 10")
+		b := run(t, Config{URL: s.Addr()}, true)
+		s.CLI("DEBUG", "POPULATE", "12000", "k", "64")
+		s.CLI("CONFIG", "SET", "key-load-delay", "500")
+		loaded := make(chan struct{})
+		broken(t, b, ClassLoading, func() {
+			c := s.Client()
+			go func() {
+				defer close(loaded)
+				c.Do(context.WithoutCancel(t.Context()), "DEBUG", "RELOAD")
+			}()
+		}, func() { <-loaded })
+	})
+}

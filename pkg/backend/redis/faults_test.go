@@ -1,0 +1,205 @@
+package redis
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// usual is how long Envoy waits.
+const usual = 20 * time.Millisecond
+
+// settled waits until no more goroutines run than before.
+func settled(t *testing.T, before int) {
+	t.Helper()
+	within(t, 10*time.Second, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before+10 })
+}
+
+func TestF01_DownAtStart(t *testing.T) {
+	s := redistest.Start(t)
+	s.Kill()
+	b := run(t, Config{URL: s.Addr()}, false)
+	within(t, time.Second, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassRefused })
+	begun := time.Now()
+	for range 100 {
+		if c := class(oneIn(b, 1, usual)); c != ClassRefused {
+			t.Fatalf("an op with Redis down: class %q, want refused", c)
+		}
+	}
+	figure(t, "a refusal", time.Since(begun)/100, time.Millisecond)
+	s.Restart()
+	figure(t, "the first exact decision", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+}
+
+// ride makes 2,000 calls a second, through a fault that begins with cause and ends with cure, and shows what they met.
+func ride(t *testing.T, b *Backend, lasts time.Duration, cause, cure func()) *load {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	l := newLoad(b, 2000, usual)
+	time.Sleep(500 * time.Millisecond)
+	begun := time.Now()
+	cause()
+	time.Sleep(lasts)
+	end := time.Now()
+	cure()
+	cured := time.Now()
+	time.Sleep(1500 * time.Millisecond)
+	l.end()
+	figure(t, "p99 in the first second", p99(l.between(begun, begun.Add(time.Second))), 25*time.Millisecond)
+	figure(t, "p99 after it", p99(l.between(begun.Add(time.Second), end)), 5*time.Millisecond)
+	figure(t, "recovery", recovery(l.answers, cured), time.Second)
+	healthy := l.between(time.Time{}, begun.Add(-usual))
+	if n := failures(healthy); 2*n > len(healthy) { // other tests share the processors
+		t.Errorf("before the fault %d of %d calls failed: %v", n, len(healthy), failed(healthy))
+	}
+	if l.peak > before+1100 {
+		t.Errorf("%d goroutines, from %d", l.peak, before)
+	}
+	settled(t, before)
+	return l
+}
+
+func TestF02_Killed(t *testing.T) {
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	l := ride(t, b, 2*time.Second, s.Kill, s.Restart)
+	for c := range failed(l.answers) {
+		if c != ClassRefused && c != ClassReset && c != ClassTimeout {
+			t.Errorf("class %q, want refused, reset or timeout", c)
+		}
+	}
+}
+
+func TestF03_RestartedEmpty(t *testing.T) {
+	t.Parallel()
+	const limit = 50
+	var e events
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), Observer: Observer{Event: e.observe}}, true)
+	if n := e.count(EventDataChanged); n != 0 {
+		t.Fatalf("%d times another data set before the restart", n)
+	}
+	admitted := func() (n uint64) {
+		t.Helper()
+		for _, limits := range []engine.Limits{lasting(limit), {{Algorithm: engine.TokenBucket, Hits: limit, Window: 86400e6, Burst: limit, Initial: limit}}} {
+			for range 2 * limit {
+				ops := []backend.Op{{Key: keyOf(len(limits[0].Algorithm.String())), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
+				b.Apply(t.Context(), ops)
+				n += ops[0].Decision.Admitted
+			}
+		}
+		return n
+	}
+	if n := admitted(); n > 2*limit || n < limit { // an answer may come too late
+		t.Errorf("%d were admitted of a window and a bucket of %d", n, limit)
+	}
+	s.Restart()
+	within(t, 10*time.Second, "the event", func() bool { return e.count(EventDataChanged) > 0 })
+	within(t, 10*time.Second, "a decision", func() bool { return one(b, 1).Err == nil })
+	extra := admitted()
+	t.Logf("%d more were admitted after the counters were gone", extra)
+	if extra > 2*limit {
+		t.Errorf("%d more were admitted, want at most %d, once", extra, 2*limit)
+	}
+}
+
+func TestF04_Slow(t *testing.T) {
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	before, memory := runtime.NumGoroutine(), resident(t)
+	l := newLoad(b, 2000, usual)
+	time.Sleep(300 * time.Millisecond)
+	p.latency.Store(int64(time.Second))
+	slow := time.Now()
+	time.Sleep(3 * time.Second)
+	end := time.Now()
+	p.latency.Store(0)
+	time.Sleep(3 * time.Second)
+	l.end()
+	figure(t, "p99 while Redis is slow", p99(l.between(slow, end)), 25*time.Millisecond)
+	figure(t, "recovery", recovery(l.answers, end), time.Second)
+	if l.peak > before+1024 {
+		t.Errorf("%d goroutines, from %d", l.peak, before)
+	}
+	if grown := resident(t) - memory; grown > 50<<20 {
+		t.Errorf("memory grew by %d MB, want at most 50", grown>>20)
+	}
+	settled(t, before)
+}
+
+// resident is the memory of this process, in bytes.
+func resident(t *testing.T) int {
+	t.Helper()
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size, pages int
+	if _, err := fmt.Sscan(string(statm), &size, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
+}
+
+// TestF04_SlowerThanCallers: Redis answers in time for its own deadline, but never for its callers'.
+func TestF04_SlowerThanCallers(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	var mu sync.Mutex
+	states := map[string]bool{}
+	b := run(t, Config{URL: p.addr(), OpTimeout: 500 * time.Millisecond, Observer: Observer{Breaker: func(_, state string) {
+		mu.Lock()
+		defer mu.Unlock()
+		states[state] = true
+	}}}, true)
+	p.latency.Store(int64(50 * time.Millisecond))
+	within(t, 10*time.Second, "the breaker to open", func() bool {
+		oneIn(b, 1, usual)
+		mu.Lock()
+		defer mu.Unlock()
+		return states["open"]
+	})
+}
+
+func TestF05_Stopped(t *testing.T) {
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	l := ride(t, b, 5*time.Second, s.Stop, s.Cont)
+	// A caller that waits for most of its time is one that found out that Redis is silent, or one of those sent before.
+	waited := 0
+	for _, a := range l.answers {
+		if a.class != "" && a.took > usual/2 {
+			waited++
+		}
+	}
+	t.Logf("%d of %d calls failed, %d of them after half of their time", failures(l.answers), len(l.answers), waited)
+	if waited > 500 { // about forty; without the breaker's ear for complaints it is most of them
+		t.Errorf("%d callers waited for more than half of their time", waited)
+	}
+}
+
+func TestF05_Blackhole(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	p.silent.Store(true)
+	begun := time.Now()
+	for range 5 {
+		if c := class(one(b, 1)); c == "" {
+			t.Fatal("an op was decided through a connection that carries nothing")
+		}
+	}
+	figure(t, "noticing that nothing comes back", time.Since(begun)/5, 100*time.Millisecond)
+	p.silent.Store(false)
+	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+}

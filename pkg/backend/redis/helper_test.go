@@ -1,0 +1,141 @@
+package redis
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
+func run(tb testing.TB, c Config, want bool) *Backend {
+	tb.Helper()
+	b, err := New(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := b.Run(context.WithoutCancel(tb.Context())); err != nil {
+			tb.Errorf("Run: %v", err)
+		}
+	})
+	tb.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			tb.Errorf("Close: %v", err)
+		}
+		wg.Wait()
+	})
+	if want {
+		within(tb, 10*time.Second, "a decision", func() bool { return one(b, 1<<60).Err == nil })
+	}
+	return b
+}
+
+// within waits until ok, and returns how long that took.
+func within(tb testing.TB, limit time.Duration, what string, ok func() bool) time.Duration {
+	tb.Helper()
+	begun := time.Now()
+	for !ok() {
+		if time.Since(begun) > limit {
+			tb.Fatalf("%s: not within %v", what, limit)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(begun)
+}
+
+// keyOf returns the i-th key, a hash as those of real counters are.
+func keyOf(i int) (k backend.Key) {
+	binary.BigEndian.PutUint64(k[:8], mix(uint64(2*i)))
+	binary.BigEndian.PutUint64(k[8:], mix(uint64(2*i+1)))
+	return k
+}
+
+// mix is the output function of splitmix64.
+func mix(x uint64) uint64 {
+	x *= 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// lasting is a fixed window of two years and more, whose end no test meets.
+func lasting(hits uint64) engine.Limits {
+	return engine.Limits{{Algorithm: engine.FixedWindow, Hits: hits, Window: 7e13, CountRefused: true}}
+}
+
+// one takes one hit of a million from the key-th counter.
+func one(b *Backend, key int) backend.Op {
+	ops := [1]backend.Op{{Key: keyOf(key), Name: nameOf(key), Limits: lasting(1e6), Take: engine.Take{Cost: 1, Count: 1}}}
+	b.Apply(context.Background(), ops[:])
+	return ops[0]
+}
+
+// oneIn is one, for a caller that waits so long.
+func oneIn(b *Backend, key int, wait time.Duration) backend.Op {
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	ops := [1]backend.Op{{Key: keyOf(key), Name: nameOf(key), Limits: lasting(1e6), Take: engine.Take{Cost: 1, Count: 1}}}
+	b.Apply(ctx, ops[:])
+	return ops[0]
+}
+
+// nameOf names the key-th counter as the reference does.
+func nameOf(key int) []byte { return binary.AppendUvarint([]byte("domain_key_"), uint64(key)) }
+
+// class is the class of op's error, empty where it has none.
+func class(op backend.Op) Class {
+	if e, ok := op.Err.(*Error); ok { //nolint:errorlint // it is never wrapped
+		return e.Class
+	}
+	return ""
+}
+
+// everyAlgorithm has a limit of each algorithm, and a list.
+func everyAlgorithm() []engine.Limits {
+	limits := map[string]engine.Limit{
+		"fixed":  {Algorithm: engine.FixedWindow, Hits: 1e6, Window: 1 << 48},
+		"window": {Algorithm: engine.SlidingWindow, Hits: 1e6, Window: 1 << 48, Precision: 100},
+		"log":    {Algorithm: engine.SlidingLog, Hits: 1e4, Window: 1 << 48},
+		"bucket": {Algorithm: engine.TokenBucket, Hits: 1e6, Window: 1e6, Burst: 1e6, Initial: 1e6},
+		"leaky":  {Algorithm: engine.LeakyBucket, Hits: 1e6, Window: 1e6, Burst: 1e6},
+		"slots":  {Algorithm: engine.Concurrency, Hits: 1e4, Window: 1 << 48},
+	}
+	var all []engine.Limits
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		all = append(all, engine.Limits{limits[name]})
+	}
+	list := engine.Limits{limits["fixed"], limits["window"]}
+	for i := range list {
+		list[i].Listed = true
+	}
+	return append(all, list)
+}
+
+// events remembers which kinds of events there were.
+type events struct {
+	mu   sync.Mutex
+	seen map[EventKind][]Event
+}
+
+func (e *events) observe(ev Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen == nil {
+		e.seen = map[EventKind][]Event{}
+	}
+	e.seen[ev.Kind] = append(e.seen[ev.Kind], ev)
+}
+
+func (e *events) count(k EventKind) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.seen[k])
+}

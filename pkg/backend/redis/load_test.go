@@ -1,0 +1,143 @@
+package redis
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// answer is how one call of a load went.
+type answer struct {
+	at    time.Time
+	took  time.Duration
+	class Class
+}
+
+// load is a stream of calls, each by a goroutine of its own.
+type load struct {
+	mu      sync.Mutex
+	answers []answer
+	peak    int // goroutines
+	stop    chan struct{}
+	wg      sync.WaitGroup
+}
+
+// newLoad makes rate calls a second of b, each by a caller that waits so long.
+func newLoad(b *Backend, rate int, wait time.Duration) *load {
+	l := &load{stop: make(chan struct{})}
+	l.wg.Go(func() {
+		each := time.Second / time.Duration(rate)
+		next := time.Now()
+		for i := 0; ; i++ {
+			select {
+			case <-l.stop:
+				return
+			default:
+			}
+			if d := time.Until(next); d > 0 {
+				time.Sleep(d)
+			}
+			next = next.Add(each)
+			if i%100 == 0 {
+				l.peak = max(l.peak, runtime.NumGoroutine())
+			}
+			l.wg.Go(func() {
+				begun := time.Now()
+				op := oneIn(b, i%1000, wait)
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.answers = append(l.answers, answer{begun, time.Since(begun), class(op)})
+			})
+		}
+	})
+	return l
+}
+
+// end ends the load and waits for what is under way.
+func (l *load) end() {
+	close(l.stop)
+	l.wg.Wait()
+	slices.SortFunc(l.answers, func(a, b answer) int { return a.at.Compare(b.at) })
+}
+
+// between returns the calls made in a span of time.
+func (l *load) between(from, to time.Time) (found []answer) {
+	for _, a := range l.answers {
+		if !a.at.Before(from) && a.at.Before(to) {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// p99 is the 99th percentile of how long calls took.
+func p99(answers []answer) time.Duration {
+	if len(answers) == 0 {
+		return 0
+	}
+	took := make([]time.Duration, len(answers))
+	for i, a := range answers {
+		took[i] = a.took
+	}
+	slices.Sort(took)
+	return took[len(took)*99/100]
+}
+
+// failed counts calls by the class of their error.
+func failed(answers []answer) map[Class]int {
+	found := map[Class]int{}
+	for _, a := range answers {
+		if a.class != "" {
+			found[a.class]++
+		}
+	}
+	return found
+}
+
+// failures is how many calls failed.
+func failures(answers []answer) (n int) {
+	for _, count := range failed(answers) {
+		n += count
+	}
+	return n
+}
+
+// recovery is how long after a moment calls went on to fail: until the last one that failed with at least a tenth of those
+// within its tenth of a second. A single one later is the machine's doing, or that of other tests.
+func recovery(answers []answer, since time.Time) time.Duration {
+	const span = 100 * time.Millisecond
+	type tally struct {
+		calls, failed int
+		last          time.Duration
+	}
+	spans := map[time.Duration]tally{}
+	for _, a := range answers {
+		if after := a.at.Sub(since); after > 0 {
+			n := spans[after/span]
+			n.calls++
+			if a.class != "" {
+				n.failed++
+				n.last = after
+			}
+			spans[after/span] = n
+		}
+	}
+	last := time.Duration(0)
+	for _, n := range spans {
+		if 10*n.failed >= n.calls {
+			last = max(last, n.last)
+		}
+	}
+	return last
+}
+
+// figure prints a figure of time, and fails the test if it is more than ten times what is wanted.
+func figure(t *testing.T, what string, got, want time.Duration) {
+	t.Helper()
+	t.Logf("%s: %v, wanted %v", what, got.Round(10*time.Microsecond), want)
+	if got > 10*want {
+		t.Errorf("%s took %v, which is more than ten times %v", what, got, want)
+	}
+}

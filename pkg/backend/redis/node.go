@@ -1,0 +1,197 @@
+package redis
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// Bounds of what waits.
+const (
+	maxCalls    = 16_384 // under way; what comes then is refused at once
+	manyCalls   = 1024   // under way, above which what comes is refused where the node keeps silent
+	maxCommands = 128    // of a batch
+	maxWriters  = 2      // of a node
+)
+
+// node is one server: a queue, and writers that empty it.
+type node struct {
+	pool    *pool
+	addr    string
+	resolve func(context.Context) (string, error) // where to connect to
+	breaker *breaker
+
+	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or was not tried yet
+	links   atomic.Int32          // connections that are up
+	renewed atomic.Int64          // the times that all connections had to be renewed
+	run     atomic.Pointer[string]
+	end     context.CancelFunc // of the writers of a cluster's node
+	again   chan struct{}      // has writers that wait to connect once more do so now
+
+	mu          sync.Mutex
+	wake        sync.Cond
+	first, last *item
+	ticks       int
+	stopped     bool
+}
+
+func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
+	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
+	n.wake.L = &n.mu
+	n.breaker = newBreaker(addr, p.observer.Breaker)
+	return n
+}
+
+// admit tells whether n takes operations, or why not. Where it takes one as a probe, the caller should not count on it.
+func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
+	if e := n.down.Load(); e != nil {
+		return false, e
+	}
+	return n.breaker.admit(now, budget)
+}
+
+// complain is told of a caller that has waited nearly as long as it can. Where n has been silent for long enough, those who
+// still wait to be sent are answered at once.
+func (n *node) complain(now time.Time, waited time.Duration) {
+	if e := n.breaker.complain(now, waited, &Error{Class: ClassTimeout, Node: n.addr, text: "it does not answer in time"}); e != nil {
+		n.fail(e)
+	}
+}
+
+// push queues it, and wakes a writer that has nothing to do. It tells whether there are writers still.
+func (n *node) push(it *item) bool {
+	n.mu.Lock()
+	if n.stopped {
+		n.mu.Unlock()
+		return false
+	}
+	it.queued = true
+	it.prev, it.next = n.last, nil
+	if n.last == nil {
+		n.first = it
+	} else {
+		n.last.next = it
+	}
+	n.last = it
+	n.mu.Unlock()
+	n.wake.Signal()
+	return true
+}
+
+// drop takes it out of the queue, and tells whether it was there.
+func (n *node) drop(it *item) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !it.queued {
+		return false
+	}
+	n.unlink(it)
+	return true
+}
+
+// unlink takes it out of the queue. n.mu is held.
+func (n *node) unlink(it *item) {
+	if it.prev == nil {
+		n.first = it.next
+	} else {
+		it.prev.next = it.next
+	}
+	if it.next == nil {
+		n.last = it.prev
+	} else {
+		it.next.prev = it.prev
+	}
+	it.prev, it.next, it.queued = nil, nil, false
+}
+
+// await waits until something is queued (true), or there was a tick since the one that the caller knows of.
+func (n *node) await(tick *int) (work, stopped bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.first == nil && n.ticks == *tick && !n.stopped {
+		n.wake.Wait()
+	}
+	*tick = n.ticks
+	return n.first != nil, n.stopped
+}
+
+// tick has writers that have nothing to do look after their connections.
+func (n *node) tick() {
+	n.mu.Lock()
+	n.ticks++
+	n.mu.Unlock()
+	n.wake.Broadcast()
+}
+
+// hurry has writers that wait before they try to connect once more do so now.
+func (n *node) hurry() {
+	for range maxWriters {
+		select {
+		case n.again <- struct{}{}:
+		default:
+			return
+		}
+	}
+}
+
+// stop ends the writers, and fails what waits.
+func (n *node) stop(why *Error) {
+	n.mu.Lock()
+	n.stopped = true
+	n.mu.Unlock()
+	n.wake.Broadcast()
+	n.fail(why)
+}
+
+// fail answers all that waits.
+func (n *node) fail(e *Error) {
+	for it := n.take(); it != nil; it = n.take() {
+		for it != nil {
+			next := it.follow
+			it.fail(e)
+			it = next
+		}
+	}
+}
+
+// take takes the first item out of the queue, nil if there is none. Those that follow it belong to it.
+func (n *node) take() *item {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	it := n.first
+	if it == nil {
+		return nil
+	}
+	n.unlink(it)
+	return it
+}
+
+// cut takes up to so many items out of the queue and appends them to items.
+func (n *node) cut(items []*item, most int) []*item {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for range most {
+		it := n.first
+		if it == nil {
+			break
+		}
+		n.unlink(it)
+		items = append(items, it)
+	}
+	if n.first != nil {
+		n.wake.Signal() // for the other writer
+	}
+	return items
+}
+
+// start runs the writers of n until ctx ends.
+func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
+	context.AfterFunc(ctx, func() { n.stop(errStopped) })
+	for i := range min(maxWriters, n.pool.config.PoolSize) {
+		w := &writer{node: n, keys: map[backend.Key]int{}, watches: i == 0}
+		wg.Go(func() { w.serve(ctx) })
+	}
+}

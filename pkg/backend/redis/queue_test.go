@@ -1,0 +1,347 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// TestSplit: what a merged take is answered equals what the takes would have been answered one after the other.
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	for range 3000 {
+		hits := rand.Uint64N(30)
+		limit := engine.Limit{Algorithm: engine.FixedWindow, Hits: hits, Window: 60e6, CountRefused: rand.IntN(2) == 0}
+		if rand.IntN(2) == 0 && hits > 0 {
+			limit.Algorithm, limit.Burst, limit.Initial = engine.TokenBucket, hits, hits
+		}
+		limits := engine.Limits{limit}
+		const now = engine.Micros(1e15)
+		var merged, single engine.State
+		before := engine.Take{Cost: 1, Count: rand.Uint64N(20)}
+		limits.Take([]*engine.State{&merged}, now, before)
+		limits.Take([]*engine.State{&single}, now, before)
+		w := &waiter{done: make(chan struct{}, 1)}
+		w.items = make([]item, 1+rand.IntN(8))
+		w.users.Store(int32(len(w.items)) + 1)
+		w.pending.Store(int32(len(w.items)))
+		sum := engine.Take{Cost: 1 + rand.Uint64N(4)}
+		for i := range w.items {
+			it := &w.items[i]
+			it.waiter = w
+			it.op = backend.Op{Limits: limits, Take: engine.Take{Cost: sum.Cost, Count: 1 + rand.Uint64N(3)}}
+			sum.Count += it.op.Take.Count
+			if i > 0 {
+				w.items[i-1].merged = it
+			}
+		}
+		op := backend.Op{Limits: limits, Take: sum}
+		split(limits.Take([]*engine.State{&merged}, now, sum), &op, &w.items[0])
+		for i := range w.items {
+			it := &w.items[i]
+			want := limits.Take([]*engine.State{&single}, now, it.op.Take)
+			got := it.op.Decision
+			if !it.done.Load() || got.Admitted != want.Admitted || got.Left != want.Left || (got.RetryAfter == 0) != (want.RetryAfter == 0) {
+				t.Fatalf("%+v after %d: take %d of %+v: got %+v, want %+v", limit, before.Count, i, sum, got, want)
+			}
+		}
+	}
+}
+
+// pause keeps Redis from answering for half a second.
+func pause(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	if err := s.Client().Do(t.Context(), "client", "pause", "500", "all").Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLeaving: who has left before its batch was cut is not sent, and nobody touches what a caller passed after it left.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: 2 * time.Second}, true)
+	one(b, 1)
+	pause(t, s)
+	var wg sync.WaitGroup
+	for i := range 2 { // which both writers are busy with
+		wg.Go(func() { one(b, 100+i) })
+		time.Sleep(50 * time.Millisecond)
+	}
+	for range 50 {
+		wg.Go(func() {
+			ops := make([]backend.Op, 3)
+			for i := range ops {
+				ops[i] = backend.Op{Key: keyOf(1 + i%2), Limits: lasting(1e6), Take: engine.Take{Cost: 1, Count: 1}}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), usual)
+			defer cancel()
+			b.Apply(ctx, ops)
+			for i := range ops {
+				if class(ops[i]) != ClassTimeout {
+					t.Errorf("op %d: %v, want a time-out", i, ops[i].Err)
+				}
+				ops[i].Limits[0] = engine.Limit{} // the race detector sees who reads it
+				ops[i] = backend.Op{}
+			}
+		})
+	}
+	wg.Wait()
+	if got := one(b, 1).Decision.Left; got != 1e6-1 {
+		t.Errorf("%d are left, want all but one: those who left were sent", got)
+	}
+	if got := one(b, 2).Decision.Left; got != 1e6 {
+		t.Errorf("%d are left of another key, want all", got)
+	}
+}
+
+// TestNothingTwice: under resets, what is counted is at least what was admitted, and at most that and what is not known.
+func TestNothingTwice(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr()}, true)
+	var known, unknown atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				switch e, failed := oneIn(b, 1, usual).Err.(*Error); { //nolint:errorlint // it is never wrapped
+				case !failed:
+					known.Add(1)
+				case e.Unsent:
+					time.Sleep(100 * time.Microsecond)
+				default:
+					unknown.Add(1)
+				}
+			}
+		})
+	}
+	for range 50 {
+		time.Sleep(30 * time.Millisecond)
+		p.reset()
+	}
+	close(stop)
+	wg.Wait()
+	var op backend.Op
+	within(t, 5*time.Second, "a decision", func() bool { op = one(b, 1); return op.Err == nil })
+	counted := int64(1e6 - op.Decision.Left)
+	t.Logf("%d counted, %d known, %d unknown", counted, known.Load(), unknown.Load())
+	if counted < known.Load() || counted > known.Load()+unknown.Load()+10 { // ten: of within's own
+		t.Errorf("%d were counted, want from %d to %d", counted, known.Load(), known.Load()+unknown.Load())
+	}
+}
+
+// TestMerging: takes that wait together are one command.
+func TestMerging(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	var merged atomic.Int64
+	b := run(t, Config{URL: s.Addr(), OpTimeout: 2 * time.Second, Observer: Observer{Batch: func(x Batch) { merged.Add(int64(x.Merged)) }}}, true)
+	pause(t, s)
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Go(func() { one(b, 100+i) })
+		time.Sleep(50 * time.Millisecond)
+	}
+	var mu sync.Mutex
+	left := map[uint64]bool{}
+	for range 100 {
+		wg.Go(func() {
+			op := one(b, 1)
+			mu.Lock()
+			defer mu.Unlock()
+			left[op.Decision.Left] = op.Err == nil
+		})
+	}
+	wg.Wait()
+	if len(left) != 100 || merged.Load() < 90 {
+		t.Errorf("100 takes were answered with %d different numbers, and %d were merged", len(left), merged.Load())
+	}
+}
+
+// TestOrder: ops of one call on one key are done in their order, however many calls there are, and although two writers
+// send them.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: 5 * time.Second}, true)
+	var wg sync.WaitGroup
+	for caller := range 32 {
+		wg.Go(func() {
+			for round := range 30 {
+				limits := lasting(1e6)
+				ops := make([]backend.Op, 0, 60)
+				for range 10 {
+					for k := range 2 {
+						key := keyOf(1000 + 2*caller + k)
+						ops = append(ops,
+							backend.Op{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}},
+							backend.Op{Key: key, Limits: limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}},
+							backend.Op{Key: key, Limits: limits, Take: engine.Take{Cost: 2, Count: 1}})
+					}
+				}
+				b.Apply(t.Context(), ops)
+				for i := range ops {
+					want := 1e6 - uint64(30*round+3*(i/6)+[]int{0, 1, 1}[i%3])
+					if ops[i].Err != nil || ops[i].Decision.Left != want {
+						t.Errorf("round %d, op %d: %d left, %v; want %d", round, i, ops[i].Decision.Left, ops[i].Err, want)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestRunning: ops wait for Run, and fail when it has ended.
+func TestRunning(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b, err := New(Config{URL: s.Addr(), OpTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := class(oneIn(b, 1, usual)); c != ClassTimeout {
+		t.Errorf("before Run: class %q, want timeout", c)
+	}
+	answered := make(chan backend.Op)
+	go func() { answered <- one(b, 1) }()
+	time.Sleep(20 * time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	if op := <-answered; op.Err != nil || op.Decision.Left != 1e6 {
+		t.Errorf("queued before Run: %d left, %v; want all", op.Decision.Left, op.Err)
+	}
+	if err := b.Run(ctx); err == nil {
+		t.Error("a second Run is no error")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if c := class(one(b, 1)); c != ClassOther {
+		t.Errorf("after Run: class %q, want other", c)
+	}
+	if n := b.Connections(); n != 0 {
+		t.Errorf("after Run %d connections are up", n)
+	}
+	if err := b.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// TestNoTime: with less than 1 ms to wait nothing is sent.
+func TestNoTime(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	for _, wait := range []time.Duration{-time.Second, 0, time.Microsecond, 2900 * time.Microsecond} {
+		if c := class(oneIn(b, 1, wait)); c != ClassTimeout {
+			t.Errorf("with %v left: class %q, want timeout", wait, c)
+		}
+	}
+	if op := one(b, 1); op.Decision.Left != 1e6 {
+		t.Errorf("%d are left, want all: something was sent", op.Decision.Left)
+	}
+}
+
+// TestNoOpTimeout: without REDIS_OP_TIMEOUT callers wait for as long as they themselves say.
+func TestNoOpTimeout(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: NoOpTimeout}, true)
+	s.CLI("CLIENT", "PAUSE", "300", "ALL")
+	begun := time.Now()
+	if c := class(oneIn(b, 1, 100*time.Millisecond)); c != ClassTimeout || time.Since(begun) < 90*time.Millisecond {
+		t.Errorf("class %q after %v, want timeout after 98 ms", c, time.Since(begun))
+	}
+	if op := one(b, 2); op.Err != nil {
+		t.Errorf("without a deadline: %v", op.Err)
+	}
+}
+
+func TestClasses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{context.DeadlineExceeded, "redis n: timeout: no answer in time"},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, "redis n: refused: dial: connection refused"},
+		{io.EOF, "redis n: reset: EOF"},
+		{fmt.Errorf("writing: %w", syscall.ECONNRESET), "redis n: reset: writing: connection reset by peer"},
+		{reply("READONLY You can't write against a read only replica."), "redis n: readonly: READONLY You can…"},
+		{reply("OOM command not allowed when used memory > 'maxmemory'."), "redis n: oom: OOM command not allowed when used memory > …"},
+		{reply("ERR Error running script (call to f_0): @user_script:1: -OOM command not allowed"), "oom"},
+		{reply("BUSY Redis is busy running a script."), "redis n: busy: BUSY Redis is busy running a script."},
+		{reply("LOADING Redis is loading the dataset in memory"), "loading"},
+		{reply("CLUSTERDOWN The cluster is down"), "clusterdown"},
+		{reply("MASTERDOWN Link with MASTER is down"), "clusterdown"},
+		{reply("NOREPLICAS Not enough good replicas to write."), "clusterdown"},
+		{reply("MISCONF Redis is configured to save RDB snapshots"), "readonly"},
+		{reply("NOAUTH Authentication required."), "noauth"},
+		{fmt.Errorf("failed to authenticate: %w", reply("WRONGPASS invalid username-password pair")), "noauth"},
+		{reply("NOPERM this user has no permissions to run the 'evalsha' command"), "redis n: noauth: NOPERM this user has no permissions to run the …"},
+		{reply("NOSCRIPT No matching script."), "noscript"},
+		{reply("ERR unknown command `EVALSHA`, with args beginning with: `secret`"), "redis n: other: ERR unknown command …"},
+		{reply("ERR max number of clients reached"), "refused"},
+		{errors.New("line\nbreak"), "redis n: other: line break"},
+		{errors.New(strings.Repeat("é", 150)), "redis n: other: " + strings.Repeat("é", 100) + "…"},
+	} {
+		e := classify("n", c.err)
+		if got := e.Error(); got != c.want && string(e.Class) != c.want {
+			t.Errorf("%v: %q of class %s, want %q", c.err, got, e.Class, c.want)
+		}
+		if again := classify("other", e); again != e {
+			t.Errorf("%v: classified twice it is another error", c.err)
+		}
+	}
+}
+
+// reply is an error as go-redis reports it.
+type reply string
+
+func (r reply) Error() string { return string(r) }
+
+// RedisError makes it one of go-redis' errors.
+func (reply) RedisError() {}
+
+func FuzzURL(f *testing.F) {
+	for _, s := range []string{"localhost:6379", "redis://user:hunter2@host:1/2", "rediss://:hunter2@[::1]", "m,a:1,redis://hunter2@b:2", "unix:///x?db=1&password=hunter2", "redis://hunter2%"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, kind := range []Type{Single, Sentinel, Cluster} {
+			c := Config{URL: s, Type: kind, Network: "tcp"}
+			target, err := c.parse()
+			if err == nil && len(target.addrs) == 0 {
+				t.Errorf("%q names no server, and is accepted", s)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("%q: the error tells the password: %v", s, err)
+			}
+		}
+	})
+}

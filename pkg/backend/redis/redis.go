@@ -1,0 +1,434 @@
+// Package redis keeps counters in Redis, where any number of replicas share them.
+//
+// Operations queue for the node that holds their key. Whenever one of a node's two writers is free it cuts all that waits
+// and sends it as one pipeline: an idle server adds no delay, a busy one shares system calls, and there is no timer and no
+// window to tune. Takes of one key that wait together are one take with a count, answered in order of arrival.
+//
+// A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow, and leave; who has left
+// before the batch was cut is not sent. Nothing that may have been counted is sent a second time. A breaker for each node
+// keeps calls from one that does not answer, and connections are opened in the background, so that a call never waits
+// for one that cannot be had.
+//
+// What ops of one call do to one key is done in their order. Where a script was lost by the server (NOSCRIPT), or a key
+// is on its way to another node, an operation may be done after one that follows it.
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Backend is a [backend.Backend] in Redis.
+type Backend struct {
+	main   *pool
+	second *pool // for windows of one second, else nil
+	active atomic.Int64
+
+	life backend.Life
+}
+
+// pool is one deployment: a server, a master that sentinels know, or the masters of a cluster.
+type pool struct {
+	config   *Config
+	target   target
+	dialer   *remote.Dialer
+	codec    codec
+	scripts  []string // to load on each new connection
+	observer *Observer
+	count    func(delta int) // of connections
+	waiters  waiters
+	opened   atomic.Uint64 // connections
+	closed   atomic.Uint64
+	calls    atomic.Int64 // of Apply that are under way
+
+	one       *node      // of a server or a master, else nil
+	sentinels *sentinels // else nil
+	cluster   *cluster   // else nil
+}
+
+// New makes a backend of c. It opens no connection: Run does.
+func New(c Config) (*Backend, error) {
+	b := new(Backend)
+	permits := remote.NewPermits()
+	var err error
+	if b.main, err = b.newPool(c, permits); err != nil {
+		return nil, err
+	}
+	if second := c.PerSecond; second != nil {
+		s := *second
+		s.KeyPrefix, s.ExpirationJitter, s.KeyFormat, s.Observer, s.Now = c.KeyPrefix, c.ExpirationJitter, c.KeyFormat, c.Observer, c.Now
+		if b.second, err = b.newPool(s, permits); err != nil {
+			return nil, fmt.Errorf("per second: %w", err)
+		}
+	}
+	return b, nil
+}
+
+func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
+	c.defaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	t, err := c.parse()
+	if err != nil {
+		return nil, err
+	}
+	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
+	p.count = func(delta int) {
+		n := b.active.Add(int64(delta))
+		if f := c.Observer.Connections; f != nil {
+			f(int(n))
+		}
+	}
+	if c.KeyFormat == ReferenceKeys {
+		p.codec = newReferenceCodec(&c)
+	} else {
+		codec, err := newScriptCodec(&c)
+		if err != nil {
+			return nil, err
+		}
+		p.codec, p.scripts = codec, codec.texts()
+	}
+	switch c.Type {
+	case Cluster:
+		p.cluster = newCluster(p)
+	case Sentinel:
+		p.sentinels = newSentinels(p)
+		p.one = p.newNode(t.master, p.sentinels.master)
+	case Single:
+		addr := t.addrs[0]
+		p.one = p.newNode(addr, func(context.Context) (string, error) { return addr, nil })
+	}
+	return p, nil
+}
+
+// Run opens connections, and sends what Apply queues, until ctx ends or b is closed. Operations that were queued before
+// wait for it, for as long as their callers do.
+func (b *Backend) Run(ctx context.Context) error {
+	return b.life.Run(ctx, func(ctx context.Context) {
+		var wg sync.WaitGroup
+		for _, p := range b.pools() {
+			wg.Go(func() { p.run(ctx) })
+		}
+		wg.Wait()
+	})
+}
+
+// String names the task.
+func (b *Backend) String() string { return "redis" }
+
+func (b *Backend) pools() []*pool {
+	if b.second == nil {
+		return []*pool{b.main}
+	}
+	return []*pool{b.main, b.second}
+}
+
+// Close ends Run, waits for its end, and closes all connections.
+func (b *Backend) Close() error {
+	b.life.End()
+	var err error
+	for _, p := range b.pools() {
+		if p.one != nil {
+			p.one.stop(errStopped)
+		}
+		if p.cluster != nil {
+			err = errors.Join(err, p.cluster.close())
+		}
+	}
+	return err
+}
+
+// Check connects to Redis, once, and says what is wrong with the address, the password or the server.
+func (b *Backend) Check(ctx context.Context) error {
+	for _, p := range b.pools() {
+		addr := p.target.addrs[0]
+		if p.one != nil {
+			found, err := p.one.resolve(ctx)
+			if err != nil {
+				return classify(p.one.addr, err)
+			}
+			addr = found
+		}
+		l, err := p.open(ctx, addr)
+		if err != nil {
+			return classify(addr, err)
+		}
+		l.close()
+	}
+	return nil
+}
+
+// Connections is how many connections are up.
+func (b *Backend) Connections() int { return int(b.active.Load()) }
+
+// Pool counts the connections to one deployment that were up, and those of them that no longer are.
+type Pool struct{ Opened, Closed uint64 }
+
+// Pools are the counts of the deployment, and then of the one for limits per second, if there is one.
+func (b *Backend) Pools() []Pool {
+	var all []Pool
+	for _, p := range []*pool{b.main, b.second} {
+		if p != nil {
+			closed := p.closed.Load() // first, so that it is never the larger
+			all = append(all, Pool{Opened: p.opened.Load(), Closed: closed})
+		}
+	}
+	return all
+}
+
+// idleLook is how often writers that have nothing to do look after their connections.
+const idleLook = 250 * time.Millisecond
+
+// run runs the writers of p until ctx ends.
+func (p *pool) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if p.one != nil {
+		p.one.start(ctx, &wg)
+		if p.sentinels != nil {
+			wg.Go(func() { p.sentinels.watch(ctx, p.one) })
+		}
+	} else {
+		wg.Go(func() { p.cluster.watch(ctx) })
+	}
+	ticker := time.NewTicker(idleLook)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if p.one != nil {
+			p.one.tick()
+		} else {
+			p.cluster.tick()
+		}
+	}
+}
+
+func (p *pool) connected(delta int) {
+	if delta > 0 {
+		p.opened.Add(uint64(delta))
+	} else {
+		p.closed.Add(uint64(-delta))
+	}
+	p.count(delta)
+}
+
+func (p *pool) event(e Event) {
+	if f := p.observer.Event; f != nil {
+		f(e)
+	}
+}
+
+// opTimeout is how long a round trip may take.
+func (p *pool) opTimeout() time.Duration {
+	if t := p.config.OpTimeout; t > 0 {
+		return t
+	}
+	return patience
+}
+
+// Apply decides every op, in one round trip to each node that holds a key of theirs. It waits until ctx's deadline less
+// 2 ms, and no longer than [Config.OpTimeout]; an op that has no answer by then gets an [*Error], and may have been
+// counted unless the error says Unsent, or its class is one of what Redis replies. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait
+// for it; after it has ended they fail at once.
+func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
+	if b.second == nil {
+		b.main.apply(ctx, ops, nil)
+		return
+	}
+	seconds := 0
+	for i := range ops {
+		if perSecond(&ops[i]) {
+			seconds++
+		}
+	}
+	switch seconds {
+	case 0:
+		b.main.apply(ctx, ops, nil)
+	case len(ops):
+		b.second.apply(ctx, ops, nil)
+	default:
+		var wg sync.WaitGroup
+		wg.Go(func() { b.second.apply(ctx, ops, perSecond) })
+		b.main.apply(ctx, ops, func(op *backend.Op) bool { return !perSecond(op) })
+		wg.Wait()
+	}
+}
+
+// perSecond tells whether op belongs to the second Redis.
+func perSecond(op *backend.Op) bool {
+	for i := range op.Limits {
+		if op.Limits[i].Window != 1e6 {
+			return false
+		}
+	}
+	return len(op.Limits) > 0
+}
+
+// What a caller keeps of its time.
+const (
+	margin = 2 * time.Millisecond // for the way back
+	least  = time.Millisecond     // below which nothing is sent
+)
+
+// budget is how long a caller can wait, and until when; 0 and the zero time are for as long as it takes.
+func (p *pool) budget(ctx context.Context, now time.Time) (time.Duration, time.Time) {
+	budget := p.config.OpTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		left := deadline.Sub(now) - margin
+		if budget < 0 || left < budget {
+			return left, now.Add(left)
+		}
+	}
+	if budget < 0 {
+		return patience, time.Time{}
+	}
+	return budget, now.Add(budget)
+}
+
+// apply decides the ops that belong to p, all if mine is nil.
+func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.Op) bool) {
+	if len(ops) == 0 {
+		return
+	}
+	now := time.Now()
+	w := p.waiters.get(len(ops))
+	w.budget, w.ends = p.budget(ctx, now)
+	w.leaves, w.complains = w.ends, time.Time{}
+	if !w.ends.IsZero() {
+		w.complains = w.ends.Add(-w.budget / 4)
+	}
+	var refused *Error
+	if w.budget < least || ctx.Err() != nil {
+		refused = errLate
+	}
+	defer p.calls.Add(-1)
+	if p.calls.Add(1) > maxCalls {
+		refused = errFull
+	}
+	for i := range ops {
+		op := &ops[i]
+		if mine != nil && !mine(op) {
+			continue
+		}
+		op.Decision, op.Err = engine.Decision{}, nil
+		if refused != nil {
+			op.Err = refused
+			continue
+		}
+		n, e := p.enter(ctx, w, op, now)
+		if e != nil {
+			op.Err = e
+			continue
+		}
+		w.add(i, op, n)
+	}
+	if len(w.items) == 0 {
+		p.waiters.pool.Put(w)
+		return
+	}
+	w.queue()
+	w.await(ctx)
+	for i := range w.items {
+		it, op := &w.items[i], &ops[w.at[i]]
+		if it.done.Load() {
+			op.Decision, op.Err = it.op.Decision, it.op.Err
+		} else {
+			op.Err = &Error{Class: ClassTimeout, Node: it.node.addr, Unsent: it.dropped, text: "no answer in time"}
+		}
+	}
+	w.release(1)
+}
+
+// Errors of ops that are not sent.
+var (
+	errLate    = &Error{Class: ClassTimeout, Unsent: true, text: "less than 1 ms is left to ask"}
+	errStopped = &Error{Class: ClassOther, Unsent: true, text: "this server is stopping"}
+	errFull    = &Error{Class: ClassTimeout, Unsent: true, text: "too many calls wait already"}
+)
+
+// enter is the node that op is to be queued for, or why it is not. The caller of a probe waits for half of its time only.
+func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time) (*node, *Error) {
+	n, e := p.route(ctx, op)
+	if e != nil {
+		return nil, e
+	}
+	if p.calls.Load() > manyCalls && n.breaker.quiet(now) {
+		return nil, errFull
+	}
+	probe, e := n.admit(now, w.budget)
+	if probe && !w.ends.IsZero() {
+		w.leaves, w.complains = now.Add(w.budget/2), time.Time{}
+	}
+	return n, e
+}
+
+// route is the node that holds op's counters.
+func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *Error) {
+	if p.one != nil {
+		return p.one, nil
+	}
+	return p.cluster.route(ctx, p.codec.route(op))
+}
+
+// queue queues the items of w. Those on one key follow the first of them.
+func (w *waiter) queue() {
+	n := int32(len(w.items))
+	w.pending.Store(n)
+	w.users.Store(n + 1)
+	if n == 1 {
+		w.push(&w.items[0])
+		return
+	}
+	var heads map[backend.Key]*item
+	if n > 16 {
+		heads = make(map[backend.Key]*item, n)
+	}
+	for i := range w.items {
+		it := &w.items[i]
+		var last *item
+		if heads != nil {
+			last = heads[it.op.Key]
+			heads[it.op.Key] = it
+		} else {
+			for j := i - 1; j >= 0 && last == nil; j-- {
+				if w.items[j].op.Key == it.op.Key && w.items[j].node == it.node {
+					last = &w.items[j]
+				}
+			}
+		}
+		it.queued = last == nil
+		if last != nil {
+			last.follow = it
+		}
+	}
+	for i := range w.items {
+		if it := &w.items[i]; it.queued {
+			w.push(it)
+		}
+	}
+}
+
+// push queues it and what follows it, or fails them.
+func (w *waiter) push(it *item) {
+	if it.node.push(it) {
+		return
+	}
+	for it != nil {
+		next := it.follow
+		it.fail(errStopped)
+		it = next
+	}
+}

@@ -1,0 +1,29 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // go-redis would tell of each fault that tests make
+	goleak.VerifyTestMain(m)
+}
+
+func TestBackend(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	backendtest.Run(t, backendtest.Harness{Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
+		tb.Helper()
+		s.CLI("FLUSHALL")
+		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: 5 * time.Second}, true)
+	}})
+}

@@ -1,0 +1,102 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Replica starts a server that replicates master, and waits until it has what the master has.
+func Replica(tb testing.TB, master *Server, config ...string) *Server {
+	tb.Helper()
+	s := Start(tb, append([]string{fmt.Sprintf("replicaof 127.0.0.1 %d", master.Port())}, config...)...)
+	s.until("a replica is not in step", s.InStep)
+	return s
+}
+
+// Sentinels starts so many sentinels that watch master by the given name, notice after half a second that it is down, and
+// waits until they know each other and its replicas.
+func Sentinels(tb testing.TB, master *Server, name string, n int, config ...string) []*Server {
+	tb.Helper()
+	return SentinelsAt(tb, master.Addr(), name, n, config...)
+}
+
+// SentinelsAt is [Sentinels] for a master that is reached by another address than its own.
+func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*Server {
+	tb.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		tb.Fatalf("redistest: %v", err)
+	}
+	all := make([]*Server, n)
+	for i := range all {
+		all[i] = start(&Server{t: tb, dir: tb.TempDir(), args: []string{"--sentinel"}, ready: "+monitor master"}, append([]string{
+			fmt.Sprintf("sentinel monitor %s %s %s %d", name, host, port, n/2+1),
+			fmt.Sprintf("sentinel down-after-milliseconds %s 500", name),
+			fmt.Sprintf("sentinel failover-timeout %s 2000", name),
+		}, config...))
+	}
+	return all
+}
+
+// AwaitSentinels waits until each of the sentinels of a master knows the others and so many replicas.
+func AwaitSentinels(all []*Server, name string, replicas int) {
+	for _, s := range all {
+		s.t.Helper()
+		s.until("the sentinels do not know each other", func() bool {
+			says := strings.Split(s.CLI("SENTINEL", "MASTER", name), "\n")
+			return field(says, "num-slaves") == fmt.Sprint(replicas) && field(says, "num-other-sentinels") == fmt.Sprint(len(all)-1)
+		})
+	}
+}
+
+// field is the line after that which is name.
+func field(lines []string, name string) string {
+	for i := 0; i+1 < len(lines); i++ {
+		if lines[i] == name {
+			return lines[i+1]
+		}
+	}
+	return ""
+}
+
+// Cluster starts a cluster of so many masters, with a replica each, that notices after half a second that a node is
+// down. The masters come first, in the order of their slots, then the replicas.
+func Cluster(tb testing.TB, masters int, config ...string) []*Server {
+	tb.Helper()
+	config = append([]string{"cluster-enabled yes", "cluster-node-timeout 500", "cluster-replica-validity-factor 0"}, config...)
+	args := []string{"--cluster", "create"}
+	all := make([]*Server, 2*masters)
+	for i := range all {
+		all[i] = Start(tb, config...)
+		args = append(args, all[i].Addr())
+	}
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "redis-cli", append(args, "--cluster-replicas", "1", "--cluster-yes")...).CombinedOutput()
+	if err != nil {
+		tb.Fatalf("redistest: creating a cluster: %v\n%s", err, out)
+	}
+	for i, s := range all {
+		s.until("a cluster is not complete", func() bool {
+			return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") &&
+				(i < masters || s.InStep()) &&
+				strings.Count(s.CLI("CLUSTER", "NODES"), "connected") == len(all)
+		})
+	}
+	return all
+}
+
+// until waits until ok.
+func (s *Server) until(what string, ok func() bool) {
+	s.t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("redistest: %s after %v", what, patience)
+		}
+	}
+}

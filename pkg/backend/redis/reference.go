@@ -1,0 +1,204 @@
+package redis
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Errors of ops that cannot be done with the reference's keys.
+var (
+	errFixedOnly = &Error{Class: ClassOther, text: "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; " +
+		"other algorithms, rate_limits and penalties are there without REDIS_KEY_FORMAT"}
+	errNoName = &Error{Class: ClassOther, text: "REDIS_KEY_FORMAT=reference takes the name of the counter, and got none"}
+	errNumber = errors.New("a counter is no number")
+)
+
+// referenceCodec counts as envoyproxy/ratelimit does, on its keys: INCRBY and, each time, EXPIRE, without scripts. The
+// window is that of this process' clock and begins at a whole second, and refused hits count, whatever the rule says.
+//
+// Giving back takes two steps, since it must not leave less than nothing: what is there is read first. Another replica that
+// gives back in between may make a counter fall below zero, which counts as zero.
+type referenceCodec struct {
+	prefix string
+	jitter int64 // seconds
+	now    func() engine.Micros
+}
+
+func newReferenceCodec(c *Config) *referenceCodec {
+	r := &referenceCodec{prefix: c.KeyPrefix, jitter: int64(c.ExpirationJitter / time.Second), now: c.Now}
+	if r.now == nil {
+		r.now = func() engine.Micros { return engine.Micros(time.Now().UnixMicro()) }
+	}
+	return r
+}
+
+// fits says what is wrong with op for this format.
+func (r *referenceCodec) fits(op *backend.Op) *Error {
+	switch {
+	case len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow || op.Limits[0].Align != engine.AlignClock ||
+		op.Limits[0].Window%1e6 != 0 || op.Limits[0].Window == 0 || op.Penalty != nil:
+		return errFixedOnly
+	case len(op.Name) == 0:
+		return errNoName
+	}
+	return nil
+}
+
+// window is the window that op is about, in seconds.
+func (r *referenceCodec) window(op *backend.Op, now engine.Micros) (start, end int64) {
+	first, last := op.Limits[0].WindowAt(now)
+	return int64(first / 1e6), int64(last / 1e6)
+}
+
+// expiry is for how many seconds a counter is kept: for a window's length from its last hit on, and where windows follow a
+// calendar until the window ends.
+func (r *referenceCodec) expiry(op *backend.Op, now engine.Micros) int64 {
+	start, end := r.window(op, now)
+	if op.Limits[0].Calendar != nil {
+		start = int64(now / 1e6)
+	}
+	if r.jitter > 0 {
+		end += rand.Int64N(r.jitter)
+	}
+	return end - start
+}
+
+func (r *referenceCodec) key(op *backend.Op, start int64) string {
+	b := make([]byte, 0, len(r.prefix)+len(op.Name)+20)
+	b = append(append(b, r.prefix...), op.Name...)
+	return string(strconv.AppendInt(b, start, 10))
+}
+
+func (r *referenceCodec) encode(u *unit) {
+	u.refused = r.fits(u.op)
+	if u.refused != nil {
+		u.sent = u.sent[:0]
+		return
+	}
+	u.at = r.now()
+	start, _ := r.window(u.op, u.at)
+	key := r.key(u.op, start)
+	hits := min(min(u.op.Take.Cost, engine.MaxHits)*min(u.op.Take.Count, 1), engine.MaxHits)
+	if n := u.op.Take.Count; hits > 0 && n > 1 {
+		hits = min(n, engine.MaxHits/hits) * hits
+	}
+	switch {
+	case u.op.Mode == backend.Reset:
+		u.sent = append(u.sent[:0], newCommand("del", key))
+	case spends(u.op) && hits > 0:
+		u.sent = append(u.sent[:0], newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
+	default: // a look, and the first step of giving back
+		u.sent = append(u.sent[:0], newCommand("get", key))
+	}
+	u.hits = hits
+}
+
+// more sets u.sent to the second step of giving back, where there is one: what was given back is never more than what
+// was there.
+func (r *referenceCodec) more(u *unit) bool {
+	if u.op.Mode != backend.Give || u.refused != nil || u.err != nil {
+		return false
+	}
+	if start, _ := r.window(u.op, u.at); u.op.Take.Window > 0 && u.op.Take.Window/1e6 < start {
+		return false // the hits were another window's, which has ended
+	}
+	count, err := count(u.sent[0])
+	if err != nil || count == 0 || u.hits == 0 {
+		return false
+	}
+	key := u.sent[0].Args()[1]
+	u.sent = append(u.sent[:0], newCommand("decrby", key, min(count, u.hits)))
+	return true
+}
+
+// again keeps the commands, of which those are sent that were refused: there is no script that could be unknown.
+func (r *referenceCodec) again(u *unit) {
+	for _, c := range u.sent {
+		if c := c.(*command); c.Err() != nil {
+			c.reset()
+		}
+	}
+}
+
+func (r *referenceCodec) decode(u *unit) error {
+	if u.refused != nil {
+		return u.refused
+	}
+	// An INCRBY that would overflow is of a counter far above every limit.
+	full := u.err != nil && strings.Contains(u.err.text, "would overflow")
+	if u.err != nil && !full {
+		return u.err
+	}
+	op := u.op
+	var after uint64
+	var err error
+	if full {
+		after = math.MaxInt64
+	} else if op.Mode != backend.Reset {
+		if after, err = count(u.sent[0]); err != nil {
+			return err
+		}
+	}
+	limit := op.Limits[0].Hits
+	start, end := r.window(op, u.at)
+	d := engine.Decision{Window: start * 1e6, ResetAfter: time.Duration(end*1e6-int64(u.at)) * time.Microsecond}
+	before := after
+	if spends(op) && !full {
+		before -= min(before, u.hits)
+	}
+	if before < limit {
+		d.Left = limit - before
+	}
+	switch op.Mode {
+	case backend.Give:
+		d.Admitted = op.Take.Count
+	case backend.Reset:
+		d.Admitted = 1
+	case backend.Take, backend.Look:
+		cost := max(op.Take.Cost, 1)
+		d.Admitted = min(op.Take.Count, d.Left/cost)
+		if op.Take.Cost == 0 && before <= limit { // as the reference: at the limit, and not above it
+			d.Admitted = op.Take.Count
+		} else if op.Take.Cost == 0 {
+			d.Admitted = 0
+		}
+		if d.Admitted < op.Take.Count {
+			d.RetryAfter = d.ResetAfter
+		}
+	}
+	op.Decision = d
+	return nil
+}
+
+// count is what a counter holds, according to the reply to c.
+func count(c redis.Cmder) (uint64, error) {
+	var n int64
+	switch v := c.(*command).Val().(type) {
+	case nil:
+	case int64:
+		n = v
+	case string:
+		parsed, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			return 0, errNumber
+		}
+		n = parsed
+	default:
+		return 0, errNumber
+	}
+	return uint64(max(n, 0)), nil
+}
+
+func (r *referenceCodec) route(op *backend.Op) string {
+	start, _ := r.window(op, r.now())
+	return r.key(op, start)
+}

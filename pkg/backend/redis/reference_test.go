@@ -1,0 +1,237 @@
+package redis
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// reference runs a backend with the reference's keys, whose clock stands at now.
+func reference(t *testing.T, s *redistest.Server, now *atomic.Int64) *Backend {
+	t.Helper()
+	c := Config{URL: s.Addr(), KeyFormat: ReferenceKeys, KeyPrefix: "pre_", ExpirationJitter: 300 * time.Second, OpTimeout: 2 * time.Second}
+	if now != nil {
+		c.Now = func() engine.Micros { return engine.Micros(now.Load()) }
+	}
+	b := run(t, c, true)
+	s.CLI("FLUSHALL")
+	return b
+}
+
+// TestReferenceGoesOn: a counter begun with the reference's commands goes on with ours, and the other way round.
+func TestReferenceGoesOn(t *testing.T) {
+	t.Parallel()
+	var now atomic.Int64
+	now.Store(1234_000_000)
+	s := redistest.Start(t)
+	b := reference(t, s, &now)
+	const key = "pre_mongo_cps_database_users_1200" // of the minute that holds second 1234
+	s.CLI("INCRBY", key, "3")
+	s.CLI("EXPIRE", key, "60")
+	op := []backend.Op{{
+		Key: keyOf(1), Name: []byte("mongo_cps_database_users_"), Take: engine.Take{Cost: 2, Count: 1},
+		Limits: engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 60e6, CountRefused: true}},
+	}}
+	b.Apply(t.Context(), op)
+	want := engine.Decision{Admitted: 1, Left: 7, Window: 1200e6, ResetAfter: 26 * time.Second}
+	if diff := cmp.Diff(want, op[0].Decision); diff != "" || op[0].Err != nil {
+		t.Fatalf("%v (-want +got):\n%s", op[0].Err, diff)
+	}
+	if got := s.CLI("INCRBY", key, "1"); got != "6" {
+		t.Errorf("the reference goes on with %s, want 6", got)
+	}
+	if ttl := s.Client().TTL(t.Context(), key).Val(); ttl < 59*time.Second || ttl > 360*time.Second {
+		t.Errorf("the key lives for %v, want 60 s and up to 300 s more", ttl)
+	}
+	if got := s.CLI("KEYS", "*"); got != key {
+		t.Errorf("keys %q, want this one only", got)
+	}
+	s.CLI("SET", key, "x")
+	b.Apply(t.Context(), op)
+	if op[0].Err == nil || !strings.Contains(op[0].Err.Error(), "not an integer") {
+		t.Errorf("a key that is no counter: %v", op[0].Err)
+	}
+}
+
+// TestReferenceCalendar: months of the calendar have the keys of USE_CALENDAR_MONTH_RATE_LIMIT=true, the start of the month in UTC,
+// and live until it ends.
+func TestReferenceCalendar(t *testing.T) {
+	t.Parallel()
+	var now atomic.Int64
+	s := redistest.Start(t)
+	b := reference(t, s, &now)
+	for _, c := range []struct {
+		at, zone, key string
+		reset         time.Duration
+	}{
+		{"2028-02-29T23:59:00Z", "UTC", "pre_k_1832976000", time.Minute},                                           // 2028-02-01T00:00:00Z
+		{"2028-03-01T00:00:00.5Z", "UTC", "pre_k_1835481600", 31*24*time.Hour - time.Second/2},                     // 2028-03-01
+		{"2028-02-29T23:59:00Z", "Europe/Berlin", "pre_k_1835478000", 31*24*time.Hour - 2*time.Hour + time.Minute}, // 2028-03-01T00:00:00+01:00
+	} {
+		at, err := time.Parse(time.RFC3339Nano, c.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now.Store(at.UnixMicro())
+		ops := []backend.Op{{Key: keyOf(1), Name: []byte("k_"), Take: engine.Take{Cost: 1, Count: 1}, Limits: engine.Limits{monthly(10, c.zone)}}}
+		b.Apply(t.Context(), ops)
+		if d := ops[0].Decision; ops[0].Err != nil || d.Left != 10 || d.ResetAfter != c.reset {
+			t.Errorf("%s in %s: %+v, %v, want 10 left and %v until it resets", c.at, c.zone, d, ops[0].Err, c.reset)
+		}
+		if ttl := s.Client().TTL(t.Context(), c.key).Val(); ttl < c.reset-2*time.Second || ttl > c.reset+300*time.Second {
+			t.Errorf("%s in %s: %s is kept for %v, want %v and up to 300 s more; there are %q", c.at, c.zone, c.key, ttl, c.reset, s.CLI("KEYS", "*"))
+		}
+	}
+}
+
+// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count refused hits, as all do here.
+func TestReferenceEqualsEngine(t *testing.T) {
+	t.Parallel()
+	var now atomic.Int64
+	now.Store(1e15)
+	s := redistest.Start(t)
+	b := reference(t, s, &now)
+	for range 30 {
+		limit := engine.Limit{Algorithm: engine.FixedWindow, Hits: rand.Uint64N(12), Window: engine.Micros(1+rand.IntN(90)) * 1e6, CountRefused: true}
+		if rand.IntN(4) == 0 {
+			limit.Calendar = monthly(1, "Europe/Berlin").Calendar
+		}
+		key := rand.Int()
+		state := new(engine.State)
+		for range 60 {
+			at := engine.Micros(now.Add(rand.Int64N(4e6)))
+			op := backend.Op{
+				Key: keyOf(key), Name: nameOf(key), Limits: engine.Limits{limit}, Mode: backend.Mode(rand.IntN(4)),
+				Take: engine.Take{Cost: rand.Uint64N(5), Count: 1 + rand.Uint64N(3)},
+			}
+			if rand.IntN(20) == 0 {
+				op.Take.Cost = 1 << 40
+			}
+			if op.Mode == backend.Give {
+				op.Take.Window = int64(at - at%1e6 - engine.Micros(rand.IntN(2))*limit.Window)
+			}
+			ops, states := []backend.Op{op}, []*engine.State{state}
+			b.Apply(t.Context(), ops)
+			var want engine.Decision
+			switch op.Mode {
+			case backend.Take:
+				want = op.Limits.Take(states, at, op.Take)
+			case backend.Look:
+				want = op.Limits.Look(states, at, op.Take)
+			case backend.Give:
+				want = op.Limits.Give(states, at, op.Take)
+			case backend.Reset:
+				want = op.Limits.Reset(states, at)
+			}
+			ignore := cmpopts.IgnoreFields(engine.Decision{}, "Window", "ResetAfter", "RetryAfter")
+			if op.Mode == backend.Take || op.Mode == backend.Look {
+				ignore = cmpopts.EquateEmpty() // nothing
+			}
+			if diff := cmp.Diff(want, ops[0].Decision, ignore); diff != "" || ops[0].Err != nil {
+				t.Fatalf("mode %d, %+v of %+v: %v (-engine's +got):\n%s", op.Mode, op.Take, limit, ops[0].Err, diff)
+			}
+		}
+	}
+}
+
+// TestReferenceOverflow: a counter that can hold no more refuses, and is no error.
+func TestReferenceOverflow(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := reference(t, s, nil)
+	for i := range 1100 {
+		ops := []backend.Op{{Key: keyOf(1), Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: math.MaxUint64, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		if d := ops[0].Decision; ops[0].Err != nil || d.Admitted != 0 || d.RetryAfter == 0 || (i > 0) != (d.Left == 0) {
+			t.Fatalf("take %d of 2^64-1: %+v, %v", i, d, ops[0].Err)
+		}
+	}
+}
+
+func TestReferenceRefuses(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := reference(t, s, nil)
+	ops := []backend.Op{{Name: nameOf(1), Limits: lasting(5)}, {Limits: lasting(5)}, {Name: nameOf(1), Limits: lasting(5), Penalty: &engine.Penalty{For: 1, Max: 1}}}
+	for _, limits := range everyAlgorithm() {
+		ops = append(ops, backend.Op{Name: nameOf(2), Limits: limits})
+	}
+	for i := range ops {
+		ops[i].Key, ops[i].Take = keyOf(i), engine.Take{Cost: 1, Count: 1}
+	}
+	b.Apply(t.Context(), ops)
+	if ops[0].Err != nil || ops[0].Decision.Admitted != 1 {
+		t.Errorf("a fixed window among what cannot be done: %+v, %v", ops[0].Decision, ops[0].Err)
+	}
+	if !errors.Is(ops[1].Err, errNoName) {
+		t.Errorf("without a name: %v", ops[1].Err)
+	}
+	for i := range ops[2:] {
+		if !errors.Is(ops[2+i].Err, errFixedOnly) {
+			t.Errorf("op %d: %v, want that it takes our keys", 2+i, ops[2+i].Err)
+		}
+	}
+	if got := s.CLI("DBSIZE"); got != "1" {
+		t.Errorf("%s keys, want 1", got)
+	}
+}
+
+// TestReferenceAgain: of an INCRBY that was answered and an EXPIRE that was not, only the EXPIRE is sent once more.
+func TestReferenceAgain(t *testing.T) {
+	t.Parallel()
+	r := newReferenceCodec(&Config{})
+	u := &unit{op: &backend.Op{Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}}
+	r.encode(u)
+	if got := u.unanswered(nil); len(got) != 2 {
+		t.Fatalf("%d commands, want two", len(got))
+	}
+	u.sent[0].(*command).SetVal(int64(1))
+	u.sent[1].(*command).SetErr(reply("MOVED 1 127.0.0.1:1"))
+	u.replied("node")
+	if u.err == nil || u.err.code != "MOVED" {
+		t.Fatalf("err is %v, want MOVED", u.err)
+	}
+	r.again(u)
+	if got := u.unanswered(nil); len(got) != 1 || got[0].Name() != "expire" {
+		t.Fatalf("sent once more: %v, want the EXPIRE", got)
+	}
+}
+
+// TestReferenceLadder: many callers at once, merged into INCRBYs.
+func TestReferenceLadder(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := reference(t, s, nil)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	rungs := map[uint64]int{}
+	for range 32 {
+		wg.Go(func() {
+			for range 100 {
+				ops := []backend.Op{{Key: keyOf(1), Name: nameOf(1), Limits: lasting(1000), Take: engine.Take{Cost: 1, Count: 1}}}
+				b.Apply(t.Context(), ops)
+				mu.Lock()
+				if ops[0].Decision.Admitted == 1 {
+					rungs[ops[0].Decision.Left]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if len(rungs) != 1000 || rungs[1] != 1 || rungs[1000] != 1 {
+		t.Errorf("%d rungs of the ladder, want each of 1000 once", len(rungs))
+	}
+}

@@ -1,0 +1,74 @@
+
+-- What is asked, as families know it. Mirrors pkg/engine/take.go.
+--
+-- ARGV[1]  packed, numbers as doubles and flags as bytes:
+--            cost   hits that each request spends, at least 1; the hits to give back
+--            count  requests that wait for an answer; to give back, the start of the window that the hits go into, or 0
+--            want   those, and the ones that are wanted in advance
+--            slack  how long keys are kept beyond their need, in ms
+--            mode   0 take, 1 look, 2 look for a cost of 0, 3 give back, 4 reset, 5 reset by force
+--            gated  1 with a penalty, else 0
+--          then the penalty, if there is one, as limits.lua says; for each limit a byte for its family and the limit, as the
+--          family's file says; and 16 bytes that stand for the owner, if there is one
+--
+-- probe is set where the cost was 0, write where something may be spent; most is what the other limits of a list admit,
+-- and listed says that there are any; owner is '' for nobody.
+local MAX = 9007199254740991
+local a = {
+  cost = 0, count = 0, want = 0, slack = 0, mode = 0, gated = 0, pos = 0,
+  probe = false, write = false, most = MAX, listed = false, owner = '',
+}
+a.cost, a.count, a.want, a.slack, a.mode, a.gated, a.pos = struct.unpack('<ddddBB', asked)
+a.probe, a.write = a.mode == 2, a.mode == 0
+
+-- fit is how many of the hits that are wanted fit into left.
+local function fit(left)
+  if left < a.cost then return 0 end
+  if a.probe then return a.want end
+  return math.min(a.want, math.floor(left / a.cost))
+end
+
+-- spends is the hits that are spent where so many are admitted: theirs, and with counts, those of the refused ones of count.
+local function spends(admitted, counts)
+  if not a.write then return 0 end
+  if counts and admitted < a.count and not a.listed then admitted = a.count end
+  return math.min(admitted * a.cost, MAX)
+end
+
+-- judge is how many are admitted where a limit has room for so many, and whether it is this limit that refuses.
+local function judge(room)
+  return math.min(room, a.most), room < a.count and room <= a.most
+end
+
+-- ttl is how long to keep a state that says nothing from a time on, in ms.
+local function ttl(expires)
+  return string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)) + a.slack)
+end
+
+-- families are the kinds of state, by the byte before a limit. Each is a function that returns a table of
+--   format  of a limit, for struct.unpack
+--   limit   (key, …) → a limit, of what was unpacked
+--   view    (limit) → what its state says now
+--   room    (limit, view) → how many the limit alone would admit
+--   take    (limit, view) → a decision, and whether the limit refuses; updates state and view
+--   give    (limit, view) → a decision
+-- A decision is a list of what stands in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
+-- renewed, strictest (from 0), penalty (µs).
+--
+-- Names are local and tables are made whole, because a script is run from its top in each call, and what it sets up is paid
+-- for each time.
+local families = {}
+
+-- limit_at is the i-th limit, which is the next in asked, and its family.
+local function limit_at(i)
+  local kind
+  kind, a.pos = struct.unpack('B', asked, a.pos)
+  local family = families[kind]
+  if type(family) == 'function' then
+    family = family()
+    families[kind] = family
+  end
+  local limit = family.limit(KEYS[i], struct.unpack(family.format, asked, a.pos))
+  a.pos = a.pos + struct.size(family.format)
+  return limit, family
+end

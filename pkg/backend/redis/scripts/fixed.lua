@@ -1,0 +1,115 @@
+
+-- Fixed windows. Mirrors pkg/engine/fixedwindow.go, and with edges calendar.go.
+--
+-- state  start + hits, where the window starts at a multiple of its length and the hits are fewer than its µs; else '=' and
+--        packed: start, hits. It ends a window's length after its start. With edges always '=' and packed: start, hits, end.
+-- limit  hits, window, flags: first (begins with its first hit), counts (refused hits); with edges, those where windows
+--        begin and end around the time at which the limit was packed, by another clock
+local function fixed(format, calendar)
+  local function limit(key, hits, window, first, counts, ...)
+    return {key = key, hits = hits, window = window, first = first == 1, counts = counts == 1, edges = calendar and {...}}
+  end
+
+  -- window_at is the window that now is in, or the one that a hit at now would begin. Before the first edge and behind the
+  -- last, windows are as long as the one that is next to them: there is always one, now is in it, and none is in two.
+  local function window_at(l)
+    local start, window = now, l.window
+    local e = l.edges
+    if e then
+      local i = 1
+      while i < #e - 1 and now >= e[i + 1] do i = i + 1 end
+      window = e[i + 1] - e[i]
+      start = e[i] + math.floor((now - e[i]) / window) * window
+    elseif not l.first then
+      start = now - now % window
+    end
+    return start, start + window
+  end
+
+  -- view.known tells whether the state is of the present window; if not, moved tells whether it is from the future.
+  local function view(l)
+    local state = redis.call('GET', l.key)
+    local v = {start = 0, stop = 0, used = 0, begun = not l.first, known = false, moved = false}
+    if state then
+      local start, used, stop = tonumber(state), 0, 0
+      if start then
+        used = start % l.window
+        start = start - used
+        stop = start + l.window
+      elseif calendar then
+        start, used, stop = struct.unpack('<ddd', state, 2)
+      else
+        start, used = struct.unpack('<dd', state, 2)
+        stop = start + l.window
+      end
+      if now < stop then
+        v.used, v.begun = used, true
+        if start <= now then
+          v.start, v.stop, v.known = start, stop, true
+          return v
+        end
+        v.moved = true
+      end
+    end
+    v.start, v.stop = window_at(l)
+    return v
+  end
+
+  local function left(l, v) return math.max(0, l.hits - v.used) end
+
+  -- A look for nothing passes at exactly the limit where refused hits count, as in envoyproxy/ratelimit.
+  local function room(l, v)
+    if a.probe and l.counts and not a.listed and v.used <= l.hits then return a.want end
+    return fit(left(l, v))
+  end
+
+  local function write(l, v)
+    local state
+    if calendar then
+      state = '=' .. struct.pack('<ddd', v.start, v.used, v.stop)
+    elseif v.used < l.window and v.start % l.window == 0 then
+      state = string.format('%.0f', v.start + v.used)
+    else
+      state = '=' .. struct.pack('<dd', v.start, v.used)
+    end
+    if v.known then
+      redis.call('SET', l.key, state, 'KEEPTTL')
+    else
+      redis.call('SET', l.key, state, 'PX', ttl(v.stop))
+    end
+    v.begun, v.known = true, true
+  end
+
+  local function decision(l, v, admitted, left)
+    if v.begun then return {admitted, left, v.stop - now, 0, v.start, 0, 0, 0, 0} end
+    return {admitted, left, 0, 0, 0, 0, 0, 0, 0}
+  end
+
+  local function take(l, v)
+    local left = left(l, v)
+    local admitted, refuses = judge(room(l, v))
+    local spent = spends(admitted, l.counts)
+    if spent > 0 or v.moved then
+      v.used = math.min(v.used + spent, MAX)
+      write(l, v)
+    end
+    local d = decision(l, v, admitted, left)
+    if refuses then d[4] = d[3] end
+    return d, refuses
+  end
+
+  -- Hits that were spent before the present window began are not given back.
+  local function give(l, v)
+    local hits = a.cost
+    if a.count ~= 0 and a.count < v.start then hits = 0 end
+    if v.moved or v.known and hits > 0 then
+      v.used = math.max(0, v.used - hits)
+      write(l, v)
+    end
+    return decision(l, v, 0, left(l, v))
+  end
+
+  return {format = format, limit = limit, view = view, room = room, take = take, give = give}
+end
+families[0] = function() return fixed('<ddBB', false) end
+families[4] = function() return fixed('<ddBBdddddd', true) end

@@ -1,0 +1,79 @@
+
+-- Several limits that admit together; mirrors pkg/engine/list.go.
+--
+-- KEYS    the state of each limit, then that of the penalty's gate, if there is one
+-- result  packed doubles: a decision
+local penalty
+if a.gated == 1 then
+  penalty = {}
+  penalty.lasts, penalty.max, penalty.escalate, penalty.reached, a.pos = struct.unpack('<dddB', asked, a.pos)
+end
+
+local limits, family = {}, {}
+for i = 1, #KEYS - a.gated do limits[i], family[i] = limit_at(i) end
+a.listed = #limits > 1
+if a.pos <= #asked then a.owner = string.sub(asked, a.pos) end
+
+-- merge makes a decision say what is said of all limits: the latest window, the longest wait, the most that was renewed.
+local function merge(d, e)
+  for field = 5, 7 do d[field] = math.max(d[field], e[field]) end
+  return d
+end
+
+-- stricter tells whether d is stricter than e, which stands before it.
+local function stricter(d, d_refuses, e, e_refuses)
+  if d_refuses ~= e_refuses then return d_refuses end
+  if d_refuses then return d[4] > e[4] end
+  return d[2] < e[2]
+end
+
+local function take()
+  local views, d, over = {}, nil, false
+  for i = 1, #limits do views[i] = family[i].view(limits[i]) end
+  if a.listed then
+    for i = 1, #limits do a.most = math.min(a.most, family[i].room(limits[i], views[i])) end
+  end
+  for i = 1, #limits do
+    local e, refuses = family[i].take(limits[i], views[i])
+    e[8] = i - 1
+    if i == 1 then
+      d, over = e, refuses
+    elseif stricter(e, refuses, d, over) then
+      d, over = merge(e, d), refuses
+    else
+      merge(d, e)
+    end
+  end
+  return d
+end
+
+local function give()
+  local d
+  for i = 1, #limits do
+    local e = family[i].give(limits[i], family[i].view(limits[i]))
+    e[8] = i - 1
+    if i == 1 then
+      d = e
+    elseif e[2] < d[2] then
+      d = merge(e, d)
+    else
+      merge(d, e)
+    end
+  end
+  return d
+end
+
+local function reset()
+  for i = 1, #KEYS do redis.call('DEL', KEYS[i]) end
+  local d = give()
+  d[1] = 1
+  return d
+end
+
+local function reply(d) return struct.pack('<ddddddddd', unpack(d)) end
+
+if not penalty then
+  if a.mode < 3 then return reply(take()) end
+  if a.mode == 3 then return reply(give()) end
+  return reply(reset())
+end

@@ -1,0 +1,97 @@
+
+-- What happens behind the gate of a penalty; mirrors pkg/engine/penalty.go.
+--
+-- state  packed: at: the penalty's end; n: how long it lasts; expires: from when it says nothing
+local gate = {key = KEYS[#KEYS], at = 0, n = 0, expires = 0}
+local state = redis.call('GET', gate.key)
+if state then gate.at, gate.n, gate.expires = struct.unpack('<ddd', state) end
+
+local function write_gate()
+  redis.call('SET', gate.key, struct.pack('<ddd', gate.at, gate.n, gate.expires), 'PX', ttl(gate.expires))
+end
+
+-- left is what is left of a penalty that runs, else 0. One that ends later than it lasts is from the future, and is moved to
+-- now.
+local function left()
+  if now >= gate.expires then return 0 end
+  if gate.at - now > gate.n then
+    gate.expires, gate.at = gate.expires - (gate.at - now - gate.n), now + gate.n
+    write_gate()
+  end
+  return math.max(0, gate.at - now)
+end
+
+-- refuse makes of a counter's decision one by a penalty: nothing is left while it runs.
+local function refuse(d, runs)
+  d[1], d[2], d[6], d[7] = 0, 0, 0, 0
+  d[4], d[9] = math.max(d[4], runs), runs
+  return d
+end
+
+-- ask takes so many, or looks what they would meet.
+local function ask(write, count)
+  a.write, a.count, a.want = write, count, count
+  a.most = MAX
+  return take()
+end
+
+-- first is how many of so many reach the counter: those up to the one that starts the penalty.
+local function first(count)
+  if count <= 1 then return count end
+  local admitted = ask(false, count)[1]
+  if penalty.reached == 0 then return math.min(count, admitted + 1) end
+  local last = math.max(1, math.ceil(ask(false, 1)[2] / a.cost)) -- leaves nothing
+  if last > admitted or last > 1 and a.owner ~= '' then return count end
+  return last
+end
+
+-- starts tells whether the answer to so many starts a penalty.
+local function starts(d, count)
+  local admitted = d[1]
+  if penalty.reached == 0 then return admitted < count end
+  if a.owner ~= '' then admitted = math.min(admitted, 1) end
+  return admitted > 0 and admitted * a.cost >= d[2]
+end
+
+local function start()
+  local n, max = penalty.lasts, penalty.max
+  if penalty.escalate > 1 and now < gate.expires then
+    n = gate.n * penalty.escalate
+    n = n < max and math.max(penalty.lasts, n) or max
+  end
+  gate.at, gate.n, gate.expires = now + n, n, now + n
+  if penalty.escalate > 1 then gate.expires = gate.expires + max end
+  write_gate()
+  return n
+end
+
+local function take_gated()
+  local count, runs = a.count, left()
+  if runs > 0 then
+    return refuse(ask(false, math.min(count, 1)), runs)
+  end
+  local part = first(count)
+  local d = ask(true, part)
+  if not starts(d, part) then return d end
+  d[9] = start()
+  if d[1] < count then d[4] = math.max(d[4], d[9]) end
+  if d[1] == part and part < count then -- the rest meets the gate, not the counter
+    d[4] = math.max(d[4], ask(false, 1)[4])
+  end
+  return d
+end
+
+if a.mode == 0 then return reply(take_gated()) end
+local runs = left()
+if a.mode == 3 then
+  local d = give()
+  d[9] = runs
+  return reply(d)
+end
+if a.mode > 3 then
+  if a.mode == 5 or runs == 0 then return reply(reset()) end
+  return reply(refuse(give(), runs))
+end
+local d = take()
+if runs > 0 then refuse(d, runs) end
+return reply(d)

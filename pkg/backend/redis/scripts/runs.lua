@@ -1,0 +1,159 @@
+
+-- Sliding windows and logs. Mirrors pkg/engine/runs.go and slidingwindow.go.
+--
+-- state  a list, the oldest run first. Each is packed: at: its tick; n: hits in it; sum: hits in it and in all before it that
+--        there ever were; gone: when its hits do not count any more, by the limit that wrote it. The hits of the list are the
+--        last sum less the first, and the first n, so that only its ends are read.
+-- limit  hits, window, precision (0 for a log), flag: counts (refused hits)
+families[2] = function()
+  -- limit.span is how many ticks count, the present one included.
+  local function limit(key, hits, window, precision, counts)
+    local span = precision == 0 and window or precision + 1
+    return {key = key, hits = hits, window = window, precision = precision, span = span, counts = counts == 1}
+  end
+
+  local function str(n) return n == 0 and '0' or string.format('%.0f', n) end
+
+  -- run is at, n, sum, gone of the i-th run.
+  local function run(l, i)
+    return struct.unpack('<dddd', redis.call('LINDEX', l.key, str(i)))
+  end
+
+  -- tick is the tick that now is in. Windows that are over are counted first, so that the rest seldom needs muldiv's long
+  -- way.
+  local function tick(l)
+    if l.precision == 0 then return now end
+    local over = now % l.window
+    return (now - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
+  end
+
+  -- gone is the time from which hits of a tick do not count.
+  local function gone(l, at)
+    if l.precision == 0 then return at + l.window end
+    at = at + l.span
+    local over = at % l.precision
+    local quo, rem = muldiv(over, l.window, l.precision)
+    if rem > 0 then quo = quo + 1 end
+    return (at - over) / l.precision * l.window + quo
+  end
+
+  -- find is the index of the first run from low on for which is(at, n, sum) is true, as it is for all that follow, or of the
+  -- last run. Runs near low are looked at first, for there it mostly is.
+  local function find(l, low, is)
+    local high, stride, last = low, 1, nil
+    while not is(run(l, high)) do
+      last = last or redis.call('LLEN', l.key) - 1
+      if high >= last then return last end
+      low, high, stride = high + 1, math.min(high + stride, last), stride * 2
+    end
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if is(run(l, middle)) then high = middle else low = middle + 1 end
+    end
+    return low
+  end
+
+  -- The first view.dead runs do not count any more. The others hold view.used hits, at least one each, and their sums begin
+  -- at view.before. at, n, sum and gone are those of the newest run, dead or not; any tells whether there is one.
+  local function view(l)
+    local v = {tick = tick(l), any = false, dead = 0, used = 0, before = 0, at = -1, n = 0, sum = 0, gone = 0}
+    local newest = redis.call('LINDEX', l.key, '-1')
+    if not newest then return v end
+    v.any = true
+    v.at, v.n, v.sum, v.gone = struct.unpack('<dddd', newest)
+    if now >= v.gone or v.tick - v.at >= l.span then return v end
+    local at, n, sum = run(l, 0)
+    if v.tick - at >= l.span then
+      v.dead = find(l, 1, function(t) return v.tick - t < l.span end)
+      at, n, sum = run(l, v.dead)
+    end
+    v.before = sum - n
+    v.used = v.sum - v.before
+    return v
+  end
+
+  -- write_last writes the newest run, over the one that is it so far or after it.
+  local function write_last(l, v, over)
+    local ends = gone(l, v.at)
+    local packed = struct.pack('<dddd', v.at, v.n, v.sum, ends)
+    if over then redis.call('LSET', l.key, '-1', packed) else redis.call('RPUSH', l.key, packed) end
+    if not over or ends ~= v.gone then redis.call('PEXPIRE', l.key, ttl(ends)) end
+    v.any, v.gone = true, ends
+  end
+
+  -- settle drops what does not count any more and moves to now what is from the future.
+  local function settle(l, v)
+    if not v.any then return end
+    if v.used == 0 then
+      redis.call('DEL', l.key)
+      v.any, v.at, v.n, v.sum = false, -1, 0, 0
+      return
+    end
+    if v.dead > 0 then redis.call('LTRIM', l.key, str(v.dead), '-1') end
+    v.dead = 0
+    if v.at <= v.tick then
+      if v.gone ~= gone(l, v.at) then write_last(l, v, true) end
+      return
+    end
+    local past, sum, _ = find(l, 0, function(at) return at > v.tick end), v.before, nil
+    if past > 0 then
+      _, _, sum = run(l, past - 1)
+      redis.call('LTRIM', l.key, '0', str(past - 1))
+    else
+      redis.call('DEL', l.key)
+    end
+    v.at, v.n = v.tick, v.sum - sum
+    write_last(l, v, false)
+  end
+
+  local function left(l, v) return math.max(0, l.hits - v.used) end
+
+  local function room(l, v) return fit(left(l, v)) end
+
+  -- whole is how long it takes until nothing counts any more.
+  local function whole(l, v)
+    if v.used == 0 then return 0 end
+    return math.max(0, gone(l, math.min(v.at, v.tick)) - now)
+  end
+
+  -- free is how long it takes until the oldest n hits do not count any more.
+  local function free(l, v, n)
+    if n <= 0 then return 0 end
+    local i = find(l, v.dead, function(_, _, sum) return sum - v.before >= n end)
+    return math.max(0, gone(l, math.min(run(l, i), v.tick)) - now)
+  end
+
+  local function take(l, v)
+    if a.write or v.used > 0 and v.at > v.tick then settle(l, v) end
+    local left = left(l, v)
+    local admitted, refuses = judge(fit(left))
+    local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- stops a limit beyond the limit
+    if spent > 0 then
+      local over = v.at == v.tick
+      v.used, v.at, v.n, v.sum = v.used + spent, v.tick, (over and v.n or 0) + spent, v.sum + spent
+      write_last(l, v, over)
+    end
+    local reset, retry = whole(l, v), 0
+    if refuses then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
+    return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
+  end
+
+  -- give takes the oldest hits away, which never admits more than if they had not been spent.
+  local function give(l, v)
+    settle(l, v)
+    local given = math.min(a.cost, v.used)
+    v.used = v.used - given
+    if given > 0 and v.used == 0 then
+      redis.call('DEL', l.key)
+    elseif given > 0 then
+      v.before = v.before + given
+      local first = find(l, 0, function(_, _, sum) return sum > v.before end)
+      if first > 0 then redis.call('LTRIM', l.key, str(first), '-1') end
+      local at, _, sum, ends = run(l, 0)
+      redis.call('LSET', l.key, '0', struct.pack('<dddd', at, sum - v.before, sum, ends))
+    end
+    return {0, left(l, v), whole(l, v), 0, 0, 0, 0, 0, 0}
+  end
+
+  return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give}
+end

@@ -1,0 +1,113 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// How often sentinels are asked for the master.
+const (
+	masterEach  = time.Second
+	masterAfter = 250 * time.Millisecond // while it does not answer
+)
+
+// sentinels know where the master is.
+type sentinels struct {
+	pool *pool
+
+	mu     sync.Mutex
+	first  int // index of the one that answered last
+	before string
+}
+
+func newSentinels(p *pool) *sentinels { return &sentinels{pool: p} }
+
+// master asks the sentinels, one after the other, for the address of the master.
+func (s *sentinels) master(ctx context.Context) (string, error) {
+	s.mu.Lock()
+	first := s.first
+	s.mu.Unlock()
+	addrs := s.pool.target.addrs
+	var failed error
+	for i := range addrs {
+		at := (first + i) % len(addrs)
+		master, err := s.ask(ctx, addrs[at])
+		if err == nil {
+			s.found(at, master)
+			return master, nil
+		}
+		failed = errors.Join(failed, fmt.Errorf("asking sentinel %s: %w", addrs[at], err))
+	}
+	return "", failed
+}
+
+// found remembers which sentinel answered, and tells of a new master.
+func (s *sentinels) found(at int, master string) {
+	s.mu.Lock()
+	before := s.before
+	s.first, s.before = at, master
+	s.mu.Unlock()
+	if before != "" && before != master {
+		s.pool.event(Event{Kind: EventMasterChanged, Node: s.pool.target.master, Detail: master})
+	}
+}
+
+// watch renews the connections of n when the sentinels name another master: the old one may still answer.
+func (s *sentinels) watch(ctx context.Context, n *node) {
+	ticker := time.NewTicker(masterAfter)
+	defer ticker.Stop()
+	last, asked := "", time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if time.Since(asked) < masterEach && n.links.Load() > 0 && !n.breaker.open() {
+			continue
+		}
+		asked = time.Now()
+		master, err := s.master(ctx)
+		if err != nil {
+			continue // writers that want to connect report it
+		}
+		if last != "" && master != last {
+			n.renewed.Add(1)
+			n.tick()
+			n.hurry()
+		}
+		last = master
+	}
+}
+
+func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
+	p := s.pool
+	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
+	defer cancel()
+	o := p.options(addr)
+	o.DB = 0
+	o.Username, o.Password = splitAuth(p.config.SentinelAuth)
+	o.PoolSize, o.PipelinePoolSize = 1, -1
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return p.dialer.Dial(ctx, network, addr)
+	}
+	c := redis.NewSentinelClient(o)
+	defer func() { _ = c.Close() }() // nothing is unanswered
+	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
+	if errors.Is(err, redis.Nil) {
+		return "", errors.New("it knows no master of this name")
+	}
+	if err != nil {
+		return "", err
+	}
+	if len(found) != 2 {
+		return "", errors.New("it did not answer with an address")
+	}
+	return net.JoinHostPort(found[0], found[1]), nil
+}

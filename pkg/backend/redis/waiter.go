@@ -1,0 +1,253 @@
+package redis
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// item is one operation on its way. It holds a copy of all it needs, because its caller may leave, and use what it
+// passed for something else, while a writer is still at work on it.
+type item struct {
+	waiter     *waiter
+	node       *node
+	prev, next *item // in the node's queue
+	follow     *item // the next operation of the same call on the same key, which goes in the same batch
+	merged     *item // the next one that the same command speaks for
+	queued     bool  // guarded by node.mu
+	dropped    bool  // by its caller, before it was sent
+
+	op      backend.Op // Decision and Err are the answer, once done is set
+	one     [1]engine.Limit
+	penalty engine.Penalty
+	done    atomic.Bool
+}
+
+// waiter is a call of Apply. It is used again once its caller and all of its items are through with it.
+type waiter struct {
+	items   []item
+	at      []int         // the index in ops of each item
+	users   atomic.Int32  // the caller, and each item that is not answered yet
+	pending atomic.Int32  // items that are not answered yet
+	done    chan struct{} // receives when all are
+	left    atomic.Bool   // the caller has gone because its time was over
+	budget  time.Duration
+	ends    time.Time // of the budget; zero is never
+	leaves  time.Time // when the caller leaves: at the end of its budget, or, as a probe, when half of it is over; zero is never
+
+	complains time.Time // when the caller finds the nodes late; zero is never
+	timer     *time.Timer
+}
+
+// waiters are those that nobody uses.
+type waiters struct{ pool sync.Pool }
+
+func (ws *waiters) get(n int) *waiter {
+	w, ok := ws.pool.Get().(*waiter)
+	if !ok {
+		w = &waiter{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+		w.timer.Stop()
+	}
+	if cap(w.items) < n {
+		w.items = make([]item, n)
+	}
+	w.items, w.at = w.items[:0], w.at[:0]
+	w.left.Store(false)
+	return w
+}
+
+// add copies op to an item of w, which has room for it.
+func (w *waiter) add(index int, op *backend.Op, n *node) *item {
+	w.items = w.items[:len(w.items)+1]
+	w.at = append(w.at, index)
+	it := &w.items[len(w.items)-1]
+	it.waiter, it.node = w, n
+	it.prev, it.next, it.follow, it.merged = nil, nil, nil, nil
+	it.done.Store(false)
+	it.dropped = false
+	name := it.op.Name[:0]
+	it.op = *op
+	it.op.Decision, it.op.Err = engine.Decision{}, nil
+	it.op.Name = append(name, op.Name...)
+	if len(op.Limits) == 1 {
+		it.one[0] = op.Limits[0]
+		it.op.Limits = it.one[:]
+	} else {
+		it.op.Limits = slices.Clone(op.Limits)
+	}
+	if op.Take.Owner != "" {
+		it.op.Take.Owner = strings.Clone(op.Take.Owner)
+	}
+	if op.Penalty != nil {
+		it.penalty = *op.Penalty
+		it.op.Penalty = &it.penalty
+	}
+	return it
+}
+
+// await waits until all items are answered or the time is over, and takes what is not sent yet out of its queue.
+func (w *waiter) await(ctx context.Context) {
+	if w.wait(ctx) {
+		return
+	}
+	for i := range w.items {
+		if it := &w.items[i]; it.node.drop(it) {
+			n := int32(0)
+			for ; it != nil; it = it.follow {
+				it.dropped = true
+				n++
+			}
+			w.release(n)
+		}
+	}
+}
+
+// impatience is how often a caller that has complained looks whether there is still something to wait for.
+const impatience = time.Millisecond
+
+// wait waits until all items are answered, or the time is over. When most of the time is over it complains; where its nodes
+// are given up then it does not wait for the end.
+func (w *waiter) wait(ctx context.Context) (answered bool) {
+	if w.leaves.IsZero() {
+		select {
+		case <-w.done:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	defer w.timer.Stop()
+	next := w.leaves
+	if !w.complains.IsZero() {
+		next = w.complains
+	}
+	for complained := false; ; {
+		w.timer.Reset(time.Until(next))
+		select {
+		case <-w.done:
+			return true
+		case <-ctx.Done():
+			w.left.Store(ctx.Err() == context.DeadlineExceeded)
+			return false
+		case <-w.timer.C:
+		}
+		now := time.Now()
+		if !complained {
+			w.complain(now)
+		}
+		if !now.Before(w.leaves) || complained && w.hopeless() {
+			w.left.Store(true)
+			return false
+		}
+		complained = true
+		next = now.Add(min(impatience, w.leaves.Sub(now)))
+	}
+}
+
+// complain tells each node whose answer the caller has waited for in vain so far.
+func (w *waiter) complain(now time.Time) {
+	if w.complains.IsZero() {
+		return
+	}
+	waited := now.Sub(w.ends) + w.budget
+	var told []*node
+	for i := range w.items {
+		if it := &w.items[i]; !it.done.Load() && !slices.Contains(told, it.node) {
+			told = append(told, it.node)
+			it.node.complain(now, waited)
+		}
+	}
+}
+
+// hopeless tells whether all nodes that have not answered are given up.
+func (w *waiter) hopeless() bool {
+	for i := range w.items {
+		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.open() {
+			return false
+		}
+	}
+	return true
+}
+
+// answer tells the caller that it is answered. it must not be touched afterwards.
+func (it *item) answer() {
+	w := it.waiter
+	it.done.Store(true)
+	if w.pending.Add(-1) == 0 {
+		w.done <- struct{}{}
+	}
+	w.release(1)
+}
+
+// fail answers it with an error.
+func (it *item) fail(e *Error) {
+	it.op.Decision, it.op.Err = engine.Decision{}, e
+	it.answer()
+}
+
+// release gives up n uses of w. The last one makes it ready to be used again.
+func (w *waiter) release(n int32) {
+	if w.users.Add(-n) > 0 {
+		return
+	}
+	select {
+	case <-w.done: // nobody waited for it
+	default:
+	}
+	w.items[0].node.pool.waiters.pool.Put(w)
+}
+
+// sameTake tells whether two takes or looks on one key may be one command. Those of lists are not: which limit is the
+// strictest, and so what is reported, may be another one after each take.
+func sameTake(a, b *backend.Op) bool {
+	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil ||
+		a.Take.Owner != "" || b.Take.Owner != "" || a.Take.Extra != 0 || b.Take.Extra != 0 || len(a.Limits) != 1 || len(b.Limits) != 1 {
+		return false
+	}
+	switch a.Mode {
+	case backend.Take:
+		if a.Take.Cost == 0 && a.Take.Count != b.Take.Count { // a look
+			return false
+		}
+	case backend.Look:
+		if a.Take.Count != b.Take.Count {
+			return false
+		}
+	case backend.Give, backend.Reset:
+		return false
+	}
+	return a.Limits[0].Algorithm != engine.LeakyBucket && a.Limits[0].Equal(b.Limits[0])
+}
+
+// spends tells whether an operation is a take of something.
+func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
+
+// split answers the operations that one take stood for, in order of arrival: the first ones get what was admitted.
+func split(d engine.Decision, op *backend.Op, first *item) {
+	refusedCount := op.Limits[0].CountRefused && !op.Limits[0].Listed
+	admitted, left, retry := d.Admitted, d.Left, d.RetryAfter
+	for it := first; it != nil; {
+		next := it.merged
+		count := it.op.Take.Count
+		got := min(count, admitted)
+		d.Admitted, d.Left, d.RetryAfter = got, left, retry
+		if got == count {
+			d.RetryAfter = 0
+		}
+		spent := got
+		if refusedCount {
+			spent = count
+		}
+		admitted -= got
+		left -= min(left, spent*min(op.Take.Cost, engine.MaxHits))
+		it.op.Decision = d
+		it.answer()
+		it = next
+	}
+}

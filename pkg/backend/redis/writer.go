@@ -1,0 +1,349 @@
+package redis
+
+import (
+	"context"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// writer sends batches over one connection. Whenever it is free it sends all that waits: an idle server adds no delay,
+// and a busy one shares system calls.
+type writer struct {
+	node    *node
+	link    *link
+	renewed int64 // of node, when link was opened
+	backoff remote.Backoff
+	heard   time.Time // when a batch or a ping ended
+	watches bool      // this one of the node's writers looks for evictions
+	looked  time.Time // when it did last
+	evicted int64     // what it saw
+
+	items []*item
+	units []*unit // those in use, then those that were used
+	used  int
+	keys  map[backend.Key]int // the last unit of each key in the batch, and one
+	cmds  []redis.Cmder
+}
+
+// serve sends batches until ctx ends.
+func (w *writer) serve(ctx context.Context) {
+	defer w.hangUp()
+	tick := 0
+	for {
+		if w.link == nil && !w.connect(ctx) {
+			if ctx.Err() != nil {
+				return
+			}
+			continue
+		}
+		work, stopped := w.node.await(&tick)
+		switch {
+		case stopped:
+			return
+		case !w.ready():
+			w.node.wake.Signal() // what woke this writer may be for the other one
+		case work:
+			w.batch(ctx)
+		case w.node.breaker.silent.Load() != nil, !w.node.breaker.open() && time.Since(w.heard) > pingAfter:
+			w.ping(ctx)
+		}
+		if w.watches && w.link != nil && time.Since(w.looked) > lookEach {
+			w.look(ctx)
+		}
+	}
+}
+
+// lookEach is how often a node is asked how many keys it has evicted.
+const lookEach = 5 * time.Second
+
+// look asks how many keys the node has evicted, and tells how many more these are than the last time.
+func (w *writer) look(ctx context.Context) {
+	w.looked = time.Now()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
+	defer cancel()
+	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
+	if err := w.link.exec(ctx, []redis.Cmder{info}); err != nil {
+		w.hangUp()
+		return
+	}
+	text, _ := info.Val().(string)
+	n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64)
+	if err != nil {
+		return // it may not be asked, or does not say
+	}
+	if n < w.evicted { // it was started anew
+		w.evicted = 0
+	}
+	if f := w.node.pool.observer.Evicted; f != nil && n > w.evicted {
+		f(w.node.addr, n-w.evicted)
+	}
+	w.evicted = n
+}
+
+// ready tells whether w has a connection that is fit for a batch. One that is not is closed.
+func (w *writer) ready() bool {
+	if w.link == nil {
+		return false
+	}
+	if w.renewed == w.node.renewed.Load() && time.Now().Before(w.link.ends) && remote.Alive(w.link.net) == nil {
+		return true
+	}
+	w.hangUp()
+	return false
+}
+
+// hangUp closes the connection of w, if it has one.
+func (w *writer) hangUp() {
+	if w.link == nil {
+		return
+	}
+	w.link.close()
+	w.link = nil
+	w.node.links.Add(-1)
+	w.node.pool.connected(-1)
+}
+
+// connect opens a connection. Where that fails it waits before it returns, longer each time.
+func (w *writer) connect(ctx context.Context) bool {
+	err := w.open(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err == nil
+	}
+	n := w.node
+	err.Unsent = true
+	if n.links.Load() == 0 {
+		n.down.Store(err)
+		if n.links.Load() > 0 { // the other writer was quicker
+			n.down.Store(nil)
+		} else {
+			n.fail(err)
+		}
+	}
+	n.pool.event(Event{Kind: EventConnectFailed, Node: n.addr, Err: err})
+	timer := time.NewTimer(w.backoff.Next())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-n.again:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// open opens a connection, once.
+func (w *writer) open(ctx context.Context) *Error {
+	n := w.node
+	renewed := n.renewed.Load()
+	addr, err := n.resolve(ctx)
+	if err != nil {
+		return classify(n.addr, err)
+	}
+	l, err := n.pool.open(ctx, addr)
+	if err != nil {
+		return classify(addr, err)
+	}
+	w.link, w.renewed = l, renewed
+	n.breaker.hear(time.Now())
+	w.backoff.Reset()
+	n.links.Add(1)
+	n.down.Store(nil)
+	n.met(addr, l.server)
+	n.pool.connected(+1)
+	n.pool.event(Event{Kind: EventConnected, Node: addr, Detail: l.server.version})
+	return nil
+}
+
+// met compares the process at the other end with the one that was there before.
+func (n *node) met(addr string, s server) {
+	if s.run != "" {
+		before := n.run.Swap(&s.run)
+		if before != nil && *before != s.run {
+			n.pool.event(Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
+		}
+	}
+	switch s.policy {
+	case "", "noeviction", "volatile-ttl":
+	default:
+		n.pool.event(Event{Kind: EventMaxMemory, Node: addr, Detail: s.policy})
+	}
+}
+
+// pingAfter is how long a connection may be idle.
+const pingAfter = time.Second
+
+// ping finds out whether a connection that has nothing to do still works.
+func (w *writer) ping(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
+	defer cancel()
+	err := w.link.exec(ctx, nil)
+	w.heard = time.Now()
+	if err != nil {
+		w.hangUp()
+		return
+	}
+	w.node.breaker.hear(w.heard)
+}
+
+// batch sends what waits, and answers it.
+func (w *writer) batch(ctx context.Context) {
+	n := w.node
+	runtime.Gosched() // let those who are ready queue first: costs nothing when nobody is, and makes batches a third longer
+	now := time.Now()
+	w.items = n.cut(w.items[:0], maxCommands)
+	if len(w.items) == 0 {
+		return
+	}
+	done, refused := n.breaker.batches.Begin()
+	if refused != nil {
+		for _, it := range w.items {
+			for it != nil {
+				next := it.follow
+				it.fail(refused)
+				it = next
+			}
+		}
+		return
+	}
+	n.breaker.ask(now)
+	n.breaker.waits(w.items[len(w.items)/2].waiter.budget)
+	ops := w.merge()
+	deadline := w.deadline(now)
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	worst := w.ask(ctx)
+	cancel()
+	w.heard = time.Now()
+	took := w.heard.Sub(now)
+	verdict := worst
+	if verdict == nil && w.slow(took) {
+		verdict = &Error{Class: ClassTimeout, Node: n.addr, text: "answers come later than callers wait"}
+	}
+	if verdict != nil && !verdict.trips() {
+		verdict = nil
+	}
+	done(verdict)
+	if verdict != nil && n.breaker.batches.Shut() {
+		n.fail(kept(verdict))
+	}
+	report := Batch{Node: n.addr, Ops: ops, Merged: ops - w.used, Duration: took, Err: worst}
+	for _, u := range w.units[:w.used] {
+		if u.err != nil {
+			report.Failed += u.items
+		}
+	}
+	w.answer()
+	if f := n.pool.observer.Batch; f != nil {
+		f(report)
+	}
+}
+
+// deadline is the end of a batch that is cut now.
+func (w *writer) deadline(now time.Time) time.Time {
+	if t := w.node.pool.config.OpTimeout; t > 0 {
+		return now.Add(t)
+	}
+	latest := now
+	for _, it := range w.items {
+		ends := it.waiter.ends
+		if ends.IsZero() {
+			return now.Add(patience)
+		}
+		if ends.After(latest) {
+			latest = ends
+		}
+	}
+	return latest
+}
+
+// patience is how long a round trip may take where neither the configuration nor a caller says so.
+const patience = 5 * time.Second
+
+// slow tells whether a batch took longer than half of its callers wait.
+func (w *writer) slow(took time.Duration) bool {
+	late := 0
+	for _, it := range w.items {
+		if it.waiter.left.Load() && took > max(it.waiter.budget, shortest) {
+			late++
+		}
+	}
+	return 2*late > len(w.items)
+}
+
+// merge makes units of items and returns how many operations there are. Only the last unit of a key takes further
+// operations on it, so that operations on one key stay in order. Operations that follow another one of their own call are
+// units of their own, because their caller could tell: what a merged take says of time is true after all of it.
+func (w *writer) merge() (ops int) {
+	clear(w.keys)
+	w.used = 0
+	for _, it := range w.items {
+		for head := it; it != nil; it = it.follow {
+			ops++
+			if i := w.keys[it.op.Key]; i > 0 && it == head {
+				if u := w.units[i-1]; sameTake(u.op, &it.op) {
+					u.join(it)
+					continue
+				}
+			}
+			w.unit(it)
+			w.keys[it.op.Key] = w.used
+		}
+	}
+	return ops
+}
+
+// unit makes a unit of it.
+func (w *writer) unit(it *item) {
+	if w.used == len(w.units) {
+		w.units = append(w.units, new(unit))
+	}
+	u := w.units[w.used]
+	w.used++
+	u.op, u.first, u.last, u.items, u.err = &it.op, it, it, 1, nil
+	it.merged = nil
+}
+
+// join adds it to u.
+func (u *unit) join(it *item) {
+	if u.items == 1 {
+		u.merged = u.first.op
+		u.op = &u.merged
+	}
+	it.merged = nil
+	u.last.merged, u.last = it, it
+	u.items++
+	if spends(u.op) {
+		u.merged.Take.Count += it.op.Take.Count
+	}
+}
+
+// answer answers all items of the batch. The units must not be looked at afterwards.
+func (w *writer) answer() {
+	for _, u := range w.units[:w.used] {
+		switch {
+		case u.err != nil:
+			for it := u.first; it != nil; {
+				next := it.merged
+				it.fail(u.err)
+				it = next
+			}
+		case u.items == 1:
+			u.first.answer()
+		case spends(u.op):
+			split(u.op.Decision, u.op, u.first)
+		default:
+			d := u.op.Decision
+			for it := u.first; it != nil; {
+				next := it.merged
+				it.op.Decision = d
+				it.answer()
+				it = next
+			}
+		}
+		u.op, u.first, u.last = nil, nil, nil
+	}
+}

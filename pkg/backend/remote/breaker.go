@@ -1,0 +1,102 @@
+package remote
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+)
+
+// When a breaker opens and closes.
+const (
+	failuresInARow = 5
+	ratioOf        = 20 // calls in a second, from which on half of them suffice
+	ratioWindow    = time.Second
+	ratioBucket    = 100 * time.Millisecond
+	probeEach      = 250 * time.Millisecond // ± 20 %
+	goodProbes     = 2
+)
+
+// Breaker keeps calls from a server that does not answer, or not in time. It opens on five failed calls in a row, or on
+// half of at least twenty in a second, or at once where a failure says so; then one call is let through every quarter of
+// a second, and two good ones close it. E is the store's type of errors. Its methods are safe for concurrent use.
+type Breaker[E any] struct {
+	cb     *gobreaker.TwoStepCircuitBreaker[struct{}]
+	how    How[E]
+	shut   atomic.Bool       // not closed: calls have to ask
+	last   atomic.Pointer[E] // what calls that are kept away are told
+	atOnce atomic.Bool       // the next failure opens it
+	begun  time.Time         // when b was made
+	probe  atomic.Int64      // until when, in nanoseconds since begun by the monotonic clock, a probe is under way
+}
+
+// How says what a [Breaker] makes of a store's errors.
+type How[E any] struct {
+	Kept    func(*E) *E              // the error of calls that are kept away because of the given one
+	AtOnce  func(*E) bool            // tells whether one such failure is enough; nil: never
+	Changed func(node, state string) // is called when the state changes: closed, half-open or open; nil: not
+}
+
+// NewBreaker makes the breaker of a server, closed.
+func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
+	b := &Breaker[E]{how: how, begun: time.Now()}
+	b.cb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		Name: node, MaxRequests: goodProbes, Interval: ratioWindow, BucketPeriod: ratioBucket,
+		Timeout: probeEach*4/5 + rand.N(probeEach*2/5),
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return c.ConsecutiveFailures >= failuresInARow || c.Requests >= ratioOf && 2*c.TotalFailures >= c.Requests ||
+				b.atOnce.Swap(false)
+		},
+		OnStateChange: func(name string, _, to gobreaker.State) {
+			b.shut.Store(to != gobreaker.StateClosed)
+			if how.Changed != nil {
+				how.Changed(name, to.String())
+			}
+		},
+	})
+	return b
+}
+
+// Shut tells whether b is not closed.
+func (b *Breaker[E]) Shut() bool { return b.shut.Load() }
+
+// Admit tells whether a call may be queued (nil), or why not. In the half-open state it lets one through at a time, for
+// as long as the budget of the last.
+func (b *Breaker[E]) Admit(now time.Time, budget time.Duration) *E {
+	if !b.shut.Load() {
+		return nil
+	}
+	if b.cb.State() == gobreaker.StateHalfOpen {
+		until := b.probe.Load()
+		if n := int64(now.Sub(b.begun)); n > until && b.probe.CompareAndSwap(until, n+int64(budget)) {
+			return nil
+		}
+	} else if !b.shut.Load() {
+		return nil
+	}
+	return b.last.Load()
+}
+
+// Begin is to be called before a call is sent, and done after it with how it went: nil, or what makes it a failure. Where
+// refused is not nil the call must not be sent, and there is no done.
+func (b *Breaker[E]) Begin() (done func(*E), refused *E) {
+	end, err := b.cb.Allow()
+	if err != nil {
+		return nil, b.last.Load()
+	}
+	return func(e *E) {
+		if e == nil {
+			end(nil)
+		} else {
+			b.last.Store(b.how.Kept(e))
+			b.atOnce.Store(b.how.AtOnce != nil && b.how.AtOnce(e))
+			end(errFailed)
+		}
+		b.probe.Store(0)
+	}, nil
+}
+
+// errFailed tells gobreaker of a failure, whatever it was.
+var errFailed = errors.New("failed")

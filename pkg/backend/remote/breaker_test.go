@@ -1,0 +1,109 @@
+package remote
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// failure is an error of a store of tests.
+type failure struct{ atOnce, kept bool }
+
+func newTestBreaker(states *[]string) *Breaker[failure] {
+	return NewBreaker("node", How[failure]{
+		Kept:   func(f *failure) *failure { return &failure{atOnce: f.atOnce, kept: true} },
+		AtOnce: func(f *failure) bool { return f.atOnce },
+		Changed: func(_, state string) {
+			if states != nil {
+				*states = append(*states, state)
+			}
+		},
+	})
+}
+
+// play makes a call for each mark, an x of which fails.
+func play(t *testing.T, b *Breaker[failure], outcomes string) {
+	t.Helper()
+	for _, o := range outcomes {
+		done, refused := b.Begin()
+		if refused != nil {
+			t.Fatalf("refused within %q: %v", outcomes, refused)
+		}
+		if o == 'x' {
+			done(new(failure))
+		} else {
+			done(nil)
+		}
+	}
+}
+
+func TestBreakerOpens(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // in which no time passes: a second is what counts
+		for outcomes, opens := range map[string]bool{
+			"xxxx": false, "xxxx.xxxx": false, "xxxxx": true, "....xxxxx": true,
+			"x.x.x.x.x.x.x.x.x.": false, ".x.x.x.x.x.x.x.x.x.x": true, "..x..x..x..x..x..x..x..x": false,
+		} {
+			b := newTestBreaker(nil)
+			play(t, b, outcomes)
+			if got := b.Admit(time.Now(), time.Second) != nil; got != opens || b.Shut() != opens {
+				t.Errorf("after %q open is %t", outcomes, got)
+			}
+		}
+		b := newTestBreaker(nil)
+		done, _ := b.Begin()
+		done(&failure{atOnce: true})
+		if b.Admit(time.Now(), time.Second) == nil {
+			t.Error("a failure that opens at once did not")
+		}
+	})
+}
+
+// TestBreakerProbes follows an open breaker until it is closed.
+func TestBreakerProbes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var states []string
+		b := newTestBreaker(&states)
+		play(t, b, "xxxxx")
+		if _, refused := b.Begin(); refused == nil || !refused.kept {
+			t.Fatalf("an open breaker let a call through: %v", refused)
+		}
+		begun := time.Now()
+		for b.Admit(time.Now(), time.Second) != nil {
+			time.Sleep(time.Millisecond)
+		}
+		if after := time.Since(begun); after < 200*time.Millisecond || after > 301*time.Millisecond {
+			t.Errorf("a probe after %v, want 200 to 300 ms", after)
+		}
+		if b.Admit(time.Now(), time.Second) == nil {
+			t.Error("two probes at once")
+		}
+		play(t, b, ".")
+		if b.Admit(time.Now(), time.Second) != nil {
+			t.Error("no second probe after a good one")
+		}
+		play(t, b, ".")
+		if got := strings.Join(states, " "); got != "open half-open closed" {
+			t.Errorf("states %s", got)
+		}
+	})
+}
+
+// TestBreakerForgetsAProbe: a probe of which nothing is heard keeps the next one away for as long as its budget.
+func TestBreakerForgetsAProbe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBreaker(nil)
+		play(t, b, "xxxxx")
+		time.Sleep(time.Second)
+		if b.Admit(time.Now(), time.Second) != nil {
+			t.Fatal("no probe after a second")
+		}
+		time.Sleep(time.Second + 1)
+		if b.Admit(time.Now(), time.Second) != nil {
+			t.Error("no probe after the budget of the last")
+		}
+	})
+}

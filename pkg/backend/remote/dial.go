@@ -1,0 +1,80 @@
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"time"
+)
+
+// How connections are kept, and how many are opened at once.
+const (
+	maxDials     = 4
+	firstBackoff = 50 * time.Millisecond
+	lastBackoff  = time.Second
+	keepAlive    = 5 * time.Second
+	unanswered   = time.Second // until a connection whose packets nobody acknowledges is given up (TCP_USER_TIMEOUT)
+)
+
+// Dialer opens connections, few at a time.
+type Dialer struct {
+	// TLS is how to set up TLS; nil is none.
+	TLS *tls.Config
+	// Timeout is how long it may take to connect, the handshake of TLS included.
+	Timeout time.Duration
+	// Permits are shared by dialers that together open only so many connections at once; see [NewPermits].
+	Permits chan struct{}
+	// Resolver looks names up; nil is net.DefaultResolver.
+	Resolver *net.Resolver
+}
+
+// NewPermits lets four connections be opened at once.
+func NewPermits() chan struct{} { return make(chan struct{}, maxDials) }
+
+// Dial opens a connection, with TLS where that is wanted.
+func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	select {
+	case d.Permits <- struct{}{}:
+		defer func() { <-d.Permits }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	nd := net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3},
+		Control:         control,
+		Resolver:        d.Resolver,
+	}
+	conn, err := nd.DialContext(ctx, network, addr)
+	if err != nil || d.TLS == nil {
+		return conn, err
+	}
+	config := d.TLS.Clone()
+	if config.ServerName == "" {
+		if host, _, err := net.SplitHostPort(addr); err == nil {
+			config.ServerName = strings.TrimSuffix(host, ".")
+		}
+	}
+	secured := tls.Client(conn, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		_ = conn.Close() // it is of no use
+		return nil, err
+	}
+	return secured, nil
+}
+
+// Backoff is how long to wait before the next attempt to connect: 50 ms, then up to a second, with full jitter. The zero
+// value is ready.
+type Backoff struct{ most time.Duration }
+
+// Next is the wait after one more failure.
+func (b *Backoff) Next() time.Duration {
+	b.most = min(max(2*b.most, firstBackoff), lastBackoff)
+	return time.Millisecond + rand.N(b.most)
+}
+
+// Reset is to be called when an attempt was good.
+func (b *Backoff) Reset() { b.most = 0 }

@@ -1,0 +1,56 @@
+package remote
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// control sets TCP_USER_TIMEOUT.
+func control(network, _ string, c syscall.RawConn) error {
+	if !strings.HasPrefix(network, "tcp") {
+		return nil
+	}
+	var err error
+	if e := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered/time.Millisecond))
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+// Alive looks whether the other side has closed a connection on which nothing is awaited, and does not wait.
+func Alive(conn net.Conn) error {
+	if t, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = t.NetConn() // below TLS, where there may be a message of TLS itself, which is no harm
+	}
+	s, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var found error
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		switch {
+		case err == nil && n == 0:
+			found = io.EOF
+		case err != nil && !errors.Is(err, syscall.EAGAIN):
+			found = err
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return found
+}
