@@ -1,0 +1,127 @@
+package nearcache_test
+
+import (
+	"context"
+	"encoding/binary"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+const (
+	second engine.Micros = 1_000_000
+	minute               = 60 * second
+	hour                 = 60 * minute
+)
+
+// store is memory that counts what it is asked, takes a while to answer, and fails when told to.
+type store struct {
+	backend.Backend
+
+	mu    sync.Mutex
+	asked int
+	late  time.Duration // before it decides
+	took  time.Duration // after it decided
+	err   error
+}
+
+func newStore() *store { return &store{Backend: memory.New(memory.Config{})} }
+
+// count is how many ops it was asked for.
+func (s *store) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+// delay has it take so long to answer.
+func (s *store) delay(took time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.took = took
+}
+
+func (s *store) Apply(ctx context.Context, ops []backend.Op) {
+	s.mu.Lock()
+	s.asked += len(ops)
+	late, took, err := s.late, s.took, s.err
+	s.mu.Unlock()
+	time.Sleep(late)
+	s.Backend.Apply(ctx, ops)
+	time.Sleep(took)
+	for i := range ops {
+		ops[i].Err = err
+	}
+}
+
+// replica is a near cache over a store.
+type replica struct {
+	*testing.T
+	*nearcache.Backend
+	store   *store
+	limits  engine.Limits
+	penalty *engine.Penalty
+}
+
+func newReplica(t *testing.T, s *store, c nearcache.Config, limits ...engine.Limit) *replica {
+	t.Helper()
+	for _, l := range limits {
+		if err := l.Validate(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &replica{T: t, Backend: nearcache.New(s, c), store: s, limits: limits}
+}
+
+// do applies one op, and checks whether the store was asked.
+func (r *replica) do(m backend.Mode, cost uint64, asks bool) engine.Decision {
+	r.Helper()
+	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Penalty: r.penalty, Mode: m, Take: engine.Take{Cost: cost, Count: 1}}}
+	before := r.store.asked
+	r.Apply(context.Background(), ops)
+	if got := r.store.asked > before; got != asks {
+		r.Fatalf("mode %d, cost %d: the store was asked: %t, want %t", m, cost, got, asks)
+	}
+	if ops[0].Remembered == asks {
+		r.Fatalf("mode %d, cost %d: remembered is %t", m, cost, ops[0].Remembered)
+	}
+	return ops[0].Decision
+}
+
+// takes takes, and checks the verdict and whether the store was asked.
+func (r *replica) takes(cost uint64, admitted, asks bool) engine.Decision {
+	r.Helper()
+	d := r.do(backend.Take, cost, asks)
+	if got := d.Admitted == 1; got != admitted {
+		r.Fatalf("cost %d: admitted is %t, want %t: %+v", cost, got, admitted, d)
+	}
+	return d
+}
+
+// drain takes until nothing is left, and is refused once.
+func (r *replica) drain(hits int) {
+	r.Helper()
+	for range hits {
+		r.takes(1, true, true)
+	}
+	r.takes(1, false, true)
+}
+
+func keyOf(i uint64) (k backend.Key) {
+	binary.BigEndian.PutUint64(k[:8], i*0x9e3779b97f4a7c15)
+	binary.BigEndian.PutUint64(k[8:], i)
+	return k
+}
+
+func window(hits uint64, w engine.Micros) engine.Limit {
+	return engine.Limit{Algorithm: engine.FixedWindow, CountRefused: true, Hits: hits, Window: w}
+}
+
+func bucket(hits uint64, w engine.Micros) engine.Limit {
+	return engine.Limit{Algorithm: engine.TokenBucket, Hits: hits, Window: w, Burst: hits, Initial: hits}
+}

@@ -1,0 +1,391 @@
+package nearcache_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// lessor is a replica that leases.
+type lessor struct {
+	*testing.T
+	*nearcache.Backend
+
+	store  *store
+	limits engine.Limits
+	lease  backend.Lease
+	stop   func()
+}
+
+func newLessor(t *testing.T, s *store, c nearcache.Config, l engine.Limit) *lessor {
+	t.Helper()
+	r := &lessor{T: t, Backend: nearcache.New(s, c), store: s, limits: engine.Limits{l}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := r.Backend.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	r.stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(r.stop)
+	synctest.Wait()
+	return r
+}
+
+func (r *lessor) do(m backend.Mode, cost uint64) engine.Decision {
+	r.Helper()
+	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: m, Lease: r.lease, Take: engine.Take{Cost: cost, Count: 1}}}
+	if r.Apply(r.Context(), ops); ops[0].Err != nil {
+		r.Fatal(ops[0].Err)
+	}
+	return ops[0].Decision
+}
+
+// hits takes so often, at an even rate, and returns what was left after each that was admitted.
+func (r *lessor) hits(n int, each time.Duration) (rungs []uint64) {
+	r.Helper()
+	for range n {
+		if d := r.do(backend.Take, 1); d.Admitted == 1 {
+			rungs = append(rungs, d.Left-1)
+		}
+		time.Sleep(each)
+	}
+	return rungs
+}
+
+// leased is how many hits are leased now.
+func (r *lessor) leased() uint64 {
+	s := r.Stats()
+	return s.Leased - s.Spent - s.Returned - s.Unspent
+}
+
+// left is what the store has left.
+func (r *lessor) left() uint64 {
+	ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Count: 1}}}
+	r.store.Backend.Apply(r.Context(), ops)
+	return ops[0].Decision.Left
+}
+
+// A steady hot key is served by leases all but always, and never waits for a refill that takes as long as one does.
+func TestHotKey(t *testing.T) {
+	for _, l := range []engine.Limit{window(1_000_000, hour), bucket(1_000_000, hour)} {
+		t.Run(l.Algorithm.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStore()
+				r := newLessor(t, s, nearcache.Config{}, l)
+				r.hits(200, time.Millisecond)
+				s.delay(5 * time.Millisecond)
+				asked, begin := s.count(), time.Now()
+				if n := len(r.hits(5000, time.Millisecond)); n != 5000 {
+					t.Errorf("%d of 5000 were admitted", n)
+				}
+				if n := s.count() - asked; n > 50 {
+					t.Errorf("the store was asked %d times for 5000 requests, want at most 50", n)
+				}
+				if took := time.Since(begin); took > 5001*time.Millisecond {
+					t.Errorf("5000 requests a millisecond apart took %v: some waited", took)
+				}
+				s.delay(0)
+				time.Sleep(time.Second) // it cools down
+				synctest.Wait()
+				if n := r.leased(); n != 0 {
+					t.Errorf("%d hits are leased still", n)
+				}
+				if l.Algorithm == engine.FixedWindow && r.left() != 1_000_000-5200 {
+					t.Errorf("the store has %d left, want what 5200 admitted leave", r.left())
+				}
+				t.Logf("%+v", r.Stats())
+			})
+		})
+	}
+}
+
+// Each of a limit's hits is admitted once, and is told another number that remains, and what each replica tells goes down.
+func TestLeaseLadder(t *testing.T) {
+	for _, lease := range []backend.Lease{backend.LeaseAuto, 100} {
+		synctest.Test(t, func(t *testing.T) {
+			const limit = 5000
+			s := newStore()
+			s.took = 300 * time.Microsecond
+			var mu sync.Mutex
+			var all []uint64
+			var wg sync.WaitGroup
+			var replicas []*lessor
+			for range 3 {
+				r := newLessor(t, s, nearcache.Config{}, window(limit, hour))
+				r.lease = lease
+				replicas = append(replicas, r)
+				wg.Go(func() {
+					rungs := r.hits(3000, 100*time.Microsecond)
+					if !slices.IsSortedFunc(rungs, func(a, b uint64) int { return int(b) - int(a) }) {
+						t.Error("what remains goes up")
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					all = append(all, rungs...)
+				})
+			}
+			wg.Wait()
+			slices.Sort(all)
+			if len(slices.Compact(all)) != limit || len(all) != limit {
+				t.Fatalf("%d were admitted, want %d, each with another number that remains", len(all), limit)
+			}
+			spent := uint64(0)
+			for _, r := range replicas {
+				spent += r.Stats().Spent
+			}
+			t.Logf("leases served %d of %d; the store was asked %d times", spent, limit, s.count())
+			if spent < limit/2 {
+				t.Errorf("leases served %d of %d", spent, limit)
+			}
+		})
+	}
+}
+
+// Keys that come once cost one call and no lease, and keep nobody else from leasing.
+func TestOneOffKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 1000
+		s := newStore()
+		r := newLessor(t, s, nearcache.Config{Keys: keys}, window(1_000_000, hour))
+		take := func(i uint64) {
+			r.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: r.limits, Take: engine.Take{Cost: 1, Count: 1}}})
+		}
+		for i := range uint64(50_000) {
+			take(1000 + i)
+		}
+		synctest.Wait()
+		if st := r.Stats(); s.count() != 50_000 || st.Leased != 0 || st.Entries != 0 {
+			t.Errorf("50,000 keys cost %d calls, and %+v", s.count(), st)
+		}
+		// Twenty hot keys in the middle of a scan, and a Zipf stream beside it.
+		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.3, 1, 300_000)
+		next := uint64(1 << 40)
+		for i := range 100_000 {
+			if i == 50_000 {
+				s.mu.Lock()
+				s.asked = 0
+				s.mu.Unlock()
+			}
+			for _, key := range []uint64{uint64(i % 20), next, 1 << 20 * (1 + zipf.Uint64())} {
+				take(key)
+			}
+			next++
+			time.Sleep(100 * time.Microsecond)
+		}
+		st := r.Stats()
+		t.Logf("half of 150,000 requests, a third of them of keys that come once, cost %d calls; %+v", s.count(), st)
+		if s.count() > 90_000 { // the scan's 50,000, and what of the Zipf stream is not hot
+			t.Errorf("%d calls for 150,000 requests", s.count())
+		}
+		if st.Entries > 2*keys {
+			t.Errorf("%d keys are known, want at most %d", st.Entries, 2*keys)
+		}
+	})
+}
+
+// A lease of a window ends with it, and one of a bucket after two seconds, though nobody gives it back.
+func TestLeaseEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
+		r := newLessor(t, s, nearcache.Config{}, window(10_000, second))
+		r.hits(400, time.Millisecond)
+		if r.leased() == 0 {
+			t.Fatal("nothing is leased")
+		}
+		s.mu.Lock()
+		s.err = errors.New("down")
+		s.mu.Unlock()
+		time.Sleep(600*time.Millisecond - 500*time.Microsecond) // before the end, in which this clock may be off
+		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 1, Count: 1}}}
+		if r.Apply(t.Context(), ops); ops[0].Err == nil {
+			t.Errorf("a hit of a window that may have ended was spent: %+v", ops[0].Decision)
+		}
+	})
+}
+
+// What this replica does to a counter applies to what it has leased of it.
+func TestLeaseMeets(t *testing.T) {
+	for name, show := range map[string]func(r *lessor){
+		"Reset": func(r *lessor) {
+			r.do(backend.Reset, 0)
+			if n := r.leased(); n != 0 || r.left() != 10_000 {
+				r.Errorf("%d hits are leased, and %d left after a reset", n, r.left())
+			}
+		},
+		"Reload": func(r *lessor) {
+			used := 10_000 - r.left() - r.leased()
+			r.limits = engine.Limits{window(used, hour)}
+			if d := r.do(backend.Take, 1); d.Admitted != 0 {
+				r.Errorf("admitted above a limit that has become smaller: %+v", d)
+			}
+		},
+		"Off": func(r *lessor) {
+			r.lease = backend.LeaseOff
+			r.do(backend.Take, 1)
+			if n := r.leased(); n != 0 {
+				r.Errorf("%d hits are leased though the rule says off", n)
+			}
+		},
+		"LargeCost": func(r *lessor) {
+			all := r.left() + r.leased()
+			if d := r.do(backend.Take, all); d.Admitted != 1 || d.Left != all {
+				r.Errorf("a cost of all there is was told %+v", d)
+			}
+		},
+		"Look": func(r *lessor) {
+			asked, all := r.store.count(), r.left()+r.leased()
+			if d := r.do(backend.Look, 1); d.Admitted != 1 || d.Left != all {
+				r.Errorf("a look was told %+v, want %d left", d, all)
+			}
+			if d := r.do(backend.Look, 0); d.Admitted != 1 || r.store.count() != asked {
+				r.Errorf("a look for nothing was told %+v, and the store was asked", d)
+			}
+			if d := r.do(backend.Look, all); d.Admitted != 1 || d.Left != all || d.RetryAfter != 0 {
+				r.Errorf("a look at all there is was told %+v", d)
+			}
+			if d := r.do(backend.Look, all+1); d.Admitted != 0 || d.Left != all {
+				r.Errorf("a look at more than there is was told %+v", d)
+			}
+		},
+		"Give": func(r *lessor) {
+			all := r.left() + r.leased()
+			if d := r.do(backend.Give, 10); d.Left != all+10 {
+				r.Errorf("after giving 10 back %d are left, want %d", d.Left, all+10)
+			}
+		},
+		"Stop": func(r *lessor) {
+			all := r.left() + r.leased()
+			r.stop()
+			if s := r.Stats(); s.Returned == 0 || s.Unspent != 0 || r.left() != all {
+				r.Errorf("at the end %d are left, want %d; %+v", r.left(), all, s)
+			}
+			if d := r.do(backend.Take, 1); d.Admitted != 1 {
+				r.Errorf("afterwards a take is told %+v", d)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newLessor(t, newStore(), nearcache.Config{}, window(10_000, hour))
+				r.hits(500, time.Millisecond)
+				synctest.Wait()
+				if r.leased() == 0 {
+					t.Fatal("nothing is leased")
+				}
+				show(r)
+			})
+		})
+	}
+}
+
+// Small limits, keys that are cold and rules that say so stay exact.
+func TestNoLease(t *testing.T) {
+	list := bucket(100_000, hour)
+	list.Listed = true
+	owes := bucket(100_000, hour)
+	owes.Debt = 10
+	slide := engine.Limit{Algorithm: engine.SlidingWindow, Precision: 10, Hits: 100_000, Window: hour}
+	for name, c := range map[string]struct {
+		limit engine.Limit
+		lease backend.Lease
+		each  time.Duration
+	}{
+		"Small":    {window(199, hour), backend.LeaseAuto, time.Millisecond},
+		"Cold":     {window(100_000, hour), backend.LeaseAuto, 100 * time.Millisecond},
+		"Off":      {window(100_000, hour), backend.LeaseOff, time.Millisecond},
+		"List":     {list, backend.LeaseAuto, time.Millisecond},
+		"Debt":     {owes, backend.LeaseAuto, time.Millisecond},
+		"Sliding":  {slide, backend.LeaseAuto, time.Millisecond},
+		"NoLeases": {window(100_000, hour), backend.LeaseAuto, time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newLessor(t, newStore(), nearcache.Config{NoLeases: name == "NoLeases"}, c.limit)
+				r.lease = c.lease
+				r.hits(150, c.each)
+				if s := r.Stats(); s.Leased != 0 || r.store.count() != 150 {
+					t.Errorf("the store was asked %d times for 150 requests; %+v", r.store.count(), s)
+				}
+			})
+		})
+	}
+}
+
+// Who comes while hits are on their way waits for them, but not for long.
+func TestWaitsForRefill(t *testing.T) {
+	for _, slow := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore()
+			r := newLessor(t, s, nearcache.Config{Budget: time.Second}, window(1_000_000, hour))
+			r.lease = 1000
+			r.hits(2, 0)
+			took := 2 * time.Millisecond
+			if slow {
+				took = 100 * time.Millisecond
+			}
+			s.delay(took)
+			s.mu.Lock()
+			s.asked = 0
+			s.mu.Unlock()
+			var wg sync.WaitGroup
+			begin := time.Now()
+			for range 50 {
+				wg.Go(func() {
+					if d := r.do(backend.Take, 1); d.Admitted != 1 {
+						t.Errorf("refused: %+v", d)
+					}
+				})
+			}
+			wg.Wait()
+			gone, want := time.Since(begin), 2*time.Millisecond
+			if slow {
+				want = 110 * time.Millisecond // the wait, and then the store
+			}
+			if gone > want {
+				t.Errorf("50 requests were answered after %v, want %v", gone, want)
+			}
+			if !slow && s.count() > 2 {
+				t.Errorf("the store was asked %d times, want for the first of 50 and for a refill", s.count())
+			}
+		})
+	}
+}
+
+// After a call that fails, and a reply that is lost, the store is asked again; what it may have debited is not used.
+func TestRefillFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		r := newLessor(t, s, nearcache.Config{}, window(100_000, hour))
+		s.err = errors.New("reply lost")
+		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Lease: 100, Take: engine.Take{Cost: 1, Count: 1}}}
+		for range 100 {
+			if r.Apply(t.Context(), ops); ops[0].Err == nil {
+				t.Fatal("an error is not passed on")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if st := r.Stats(); st.Leased != 0 || st.Hits != 0 {
+			t.Errorf("after lost replies: %+v", st)
+		}
+		s.mu.Lock()
+		s.err = nil
+		s.mu.Unlock()
+		time.Sleep(time.Second)
+		r.hits(500, time.Millisecond)
+		if st := r.Stats(); st.Spent == 0 {
+			t.Errorf("nothing is leased once the store answers: %+v", st)
+		}
+	})
+}

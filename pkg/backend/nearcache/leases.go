@@ -1,0 +1,407 @@
+package nearcache
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Times of leases.
+const (
+	millisecond engine.Micros = 1_000
+	horizon                   = 500 * millisecond // for which a refill should last
+	ttl                       = 4 * horizon       // of a grant
+	cool                      = 500 * millisecond // without a take, after which hits go back
+	shortest                  = 50 * millisecond  // over which a rate is measured
+	lastMoment                = 5 * millisecond   // of a window, in which nothing is leased any more
+	pause                     = 100 * millisecond // after a refill that brought nothing
+	changed                   = 1000 * millisecond
+)
+
+// Takes within a tick or two that make a key hot.
+const (
+	hotAuto   = 8
+	hotForced = 2 // where the rule says how much to lease
+)
+
+// leases holds what is leased here. Shards keep apart what is done under a lock.
+type leases struct {
+	store    backend.Backend
+	now      func() engine.Micros
+	refusals *refusals // of the same keys; nil: none are remembered
+	mask     uint64
+	shards   []leaseShard
+	backs    backs
+	flights  flights
+}
+
+// leaseShard holds the leases of some keys.
+type leaseShard struct {
+	mu    sync.Mutex
+	known *simplelru.LRU[backend.Key, *entry] // keys that are hot
+	heat  heat
+	stats leaseStats
+
+	_ [64]byte // of the next one
+}
+
+type leaseStats struct {
+	served, leased, spent, unspent, evicted uint64
+}
+
+// entry is what is known of a hot key. It is guarded by its shard's mu.
+type entry struct {
+	lease
+	hash   uint64
+	limits [1]engine.Limit
+	size   uint64        // of the last grant
+	left   uint64        // what the store had left when it was last told
+	whole  engine.Micros // when that was a window which has then ended; 0 where it was none
+	known  bool          // left is known
+
+	since, touched engine.Micros // measured since; last take
+	hits           uint64        // wanted since
+	calm           engine.Micros // no refill before
+	wait           chan struct{} // closed when the refill that is under way has ended; nil: none is
+}
+
+// verdict is what the leases say to an op.
+type verdict uint8
+
+const (
+	asks   verdict = iota // the store is to be asked
+	served                // decided
+	waits                 // a refill is under way that may serve it
+)
+
+func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
+	n := shardsFor(keys)
+	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n)}
+	ls.backs.wake = make(chan struct{}, 1)
+	for i := range ls.shards {
+		sh := &ls.shards[i]
+		known, err := simplelru.NewLRU(max(keys/n, 1), func(k backend.Key, e *entry) { ls.evicted(sh, k, e) })
+		if err != nil {
+			panic("nearcache: a cache of at least one key was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
+		}
+		sh.known, sh.heat = known, newHeat(heatPlaces)
+	}
+	return ls
+}
+
+// heatPlaces is how many places a shard has to count keys.
+const heatPlaces = 1024
+
+func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&ls.mask] }
+
+// leasable is how many hits of op's counter may be leased at most; 0 where none may. Counters that have envoyproxy/ratelimit's
+// names are shared with servers of its, and have no scripts.
+func leasable(op *backend.Op) uint64 {
+	if len(op.Limits) != 1 || op.Penalty != nil || op.Lease < 0 || op.Take.Owner != "" || len(op.Name) > 0 {
+		return 0
+	}
+	l := &op.Limits[0]
+	if l.Listed || l.Debt > 0 || l.Algorithm != engine.FixedWindow && l.Algorithm != engine.TokenBucket {
+		return 0
+	}
+	return most(l, op.Lease, max(op.Take.Cost, 1))
+}
+
+// visit is an op that meets the leases. The shard is locked.
+type visit struct {
+	*leases
+
+	shard *leaseShard
+	op    *backend.Op
+	note  *note
+	most  uint64 // hits of op's counter that may be leased; see leasable
+	now   engine.Micros
+}
+
+// answer decides op by what is leased, or notes in n what is to be done with the store's answer. Where waiting may help,
+// n.wait is what to wait for; op may not where ops, those of the call, is nil, or has others of the key, which it would be
+// decided after.
+func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
+	sh := ls.shard(n.hash)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	e, ok := sh.known.Get(op.Key)
+	switch op.Mode {
+	case backend.Reset:
+		if ok {
+			ls.forget(sh, op.Key, e)
+		}
+		n.resets = true
+		return asks
+	case backend.Give:
+		n.adds = ok
+		return asks
+	case backend.Take, backend.Look:
+	}
+	v := &visit{ls, sh, op, n, leasable(op), now}
+	if ok && (len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) || v.most == 0 && op.Mode == backend.Take) {
+		v.change(e)
+		return asks
+	}
+	if op.Mode == backend.Look || op.Take.Cost == 0 {
+		return v.look(e)
+	}
+	if v.most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.flights.open.Load() {
+		return asks
+	}
+	if !ok {
+		if e = v.meet(); e == nil {
+			return asks
+		}
+	}
+	return v.take(e, ops)
+}
+
+// meet counts a take of a key that is not known, and makes it known if it is hot.
+func (v *visit) meet() *entry {
+	count := v.shard.heat.touch(v.note.hash, v.now)
+	if count < hotForced || count < hotAuto && v.op.Lease == backend.LeaseAuto {
+		return nil
+	}
+	e := &entry{
+		hash: v.note.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now - 2*tick, hits: times(uint64(count), v.op.Take.Cost),
+	}
+	if v.shard.known.Add(v.op.Key, e) {
+		v.shard.stats.evicted++
+	}
+	return e
+}
+
+// take decides a take of a known key.
+func (v *visit) take(e *entry, ops []backend.Op) verdict {
+	op, n := v.op, v.note
+	hits := times(op.Take.Cost, op.Take.Count)
+	if e.touched = v.now; !n.counted {
+		e.hits, n.counted = e.hits+hits, true
+	}
+	var over [2]grant
+	e.lease, over = e.expire(v.now)
+	v.giveBack(v.shard, op.Key, e, over)
+	var from grant
+	var ok bool
+	if e.lease, from, ok = e.spend(hits, v.now); ok {
+		op.Decision, op.Err, op.Remembered = from.decide(op, v.now), nil, false
+		v.shard.stats.served++
+		v.shard.stats.spent += hits
+		if e.mayAsk() && e.now.left <= e.size/4 {
+			v.refill(e)
+		}
+		return served
+	}
+	n.learns = true
+	if v.refill(e); e.wait != nil && hits <= v.most && ops != nil && alone(ops, n.index) {
+		n.wait = e.wait
+		return waits
+	}
+	if e.has(v.now) > 0 { // too few for this one: the store shall decide on all there are
+		n.ends, n.holds = true, true
+		n.back = &returning{limit: e.limits[0]}
+		e.lease, n.back.grants = e.empty()
+	}
+	return asks
+}
+
+// decide is what op is told that spends hits of g.
+func (g grant) decide(op *backend.Op, now engine.Micros) engine.Decision {
+	return engine.Decision{
+		Admitted:   op.Take.Count,
+		Left:       g.rest + g.left,
+		ResetAfter: time.Duration(max(g.reset-now, 0)) * time.Microsecond,
+		Window:     g.window,
+	}
+}
+
+// look answers a look that what is leased covers.
+func (v *visit) look(e *entry) verdict {
+	if e == nil {
+		return asks
+	}
+	op := v.op
+	hits := times(op.Take.Cost, op.Take.Count)
+	if op.Take.Cost == 0 {
+		hits = min(op.Take.Count, 1)
+	}
+	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
+		op.Decision, op.Err, op.Remembered = from.decide(op, v.now), nil, false
+		v.shard.stats.served++
+		return served
+	}
+	v.note.adds, v.note.holds = true, e.has(v.now) > 0
+	return asks
+}
+
+// change ends the lease of a key that has come with another rule. Where rules take turns nothing is leased for a while.
+func (v *visit) change(e *entry) {
+	if v.op.Mode == backend.Look {
+		return // of an operator, or of a request that takes next
+	}
+	n := v.note
+	n.ends, n.holds = true, true
+	n.back = &returning{limit: e.limits[0]}
+	e.lease, n.back.grants = e.end()
+	if v.most == 0 {
+		v.shard.known.Remove(v.op.Key)
+		return
+	}
+	*e = entry{
+		lease: e.lease, wait: e.wait,
+		hash: e.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now, touched: v.now, calm: v.now + changed,
+	}
+}
+
+// forget drops what is known of a key, and what is leased with it: after a reset there is nothing to give it back to.
+func (ls *leases) forget(sh *leaseShard, key backend.Key, e *entry) {
+	var over [2]grant
+	e.lease, over = e.end()
+	for _, g := range over {
+		sh.stats.unspent += g.left
+	}
+	sh.known.Remove(key)
+}
+
+// learn notes what the store answered to op, having been asked at the given time or later, and adds to what it tells of
+// the counter what is leased of it. It reports whether a refusal may be remembered.
+func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts bool) {
+	if !n.learns && !n.adds && !n.resets {
+		return true
+	}
+	sh := ls.shard(n.hash)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	e, ok := sh.known.Peek(op.Key)
+	if !ok {
+		return true
+	}
+	switch d := &op.Decision; {
+	case n.resets:
+		ls.forget(sh, op.Key, e)
+	case op.Err != nil || !e.limits[0].Equal(op.Limits[0]):
+	case n.adds:
+		has := e.has(now)
+		e.add(op, has)
+		return has == 0
+	default:
+		e.told(d, times(d.Admitted, op.Take.Cost), at)
+	}
+	return true
+}
+
+// add adds to what the store tells of the counter the hits that are leased of it.
+func (e *entry) add(op *backend.Op, has uint64) {
+	d, l := &op.Decision, &e.limits[0]
+	d.Left = min(d.Left+has, max(l.Hits, l.Burst))
+	if op.Mode == backend.Give || d.Admitted >= op.Take.Count {
+		return
+	}
+	admitted := op.Take.Count
+	if op.Take.Cost > 0 {
+		admitted = min(admitted, d.Left/op.Take.Cost)
+	} else if d.Left == 0 {
+		admitted = 0
+	}
+	if d.Admitted = max(d.Admitted, admitted); d.Admitted == op.Take.Count {
+		d.RetryAfter = 0
+	}
+}
+
+// told notes what the store has left after so many hits of what it told.
+func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
+	e.left, e.known, e.whole = left(d.Left, spent), true, 0
+	if d.Window != 0 {
+		e.whole = at + micros(d.ResetAfter)
+	}
+}
+
+// count adds to s what ls did.
+func (ls *leases) count(s *Stats) {
+	for i := range ls.shards {
+		sh := &ls.shards[i]
+		sh.mu.Lock()
+		s.Entries += sh.known.Len()
+		s.Evictions += sh.stats.evicted
+		s.Hits += sh.stats.served
+		s.Leased += sh.stats.leased
+		s.Spent += sh.stats.spent
+		s.Unspent += sh.stats.unspent
+		sh.mu.Unlock()
+	}
+	ls.backs.mu.Lock()
+	defer ls.backs.mu.Unlock()
+	s.Returned += ls.backs.returned
+	s.Unspent += ls.backs.lost
+}
+
+// evicted gives back what a key that goes had left. The shard is locked.
+func (ls *leases) evicted(sh *leaseShard, key backend.Key, e *entry) {
+	var over [2]grant
+	e.lease, over = e.end()
+	ls.giveBack(sh, key, e, over)
+}
+
+// giveBack has grants given back that may still be, by [leases.run].
+func (ls *leases) giveBack(sh *leaseShard, key backend.Key, e *entry, over [2]grant) {
+	for _, g := range over {
+		if g.left == 0 {
+			continue
+		}
+		if !ls.backs.add(back{key: key, hash: e.hash, limit: e.limits[0], grant: g}) {
+			sh.stats.unspent += g.left
+		}
+	}
+}
+
+// times is a·b, at most MaxHits.
+func times(a, b uint64) uint64 {
+	a, b = min(a, engine.MaxHits), min(b, engine.MaxHits)
+	if a != 0 && b > engine.MaxHits/a {
+		return engine.MaxHits
+	}
+	return a * b
+}
+
+// flights bounds the refills that are under way, and waits for them.
+type flights struct {
+	open atomic.Bool // some may begin
+	mu   sync.Mutex  // guards open where it changes, and n
+	n    int
+	wg   sync.WaitGroup
+}
+
+// maxFlights is how many refills may be under way at once.
+const maxFlights = 256
+
+// begin tells whether a refill may begin, which then is to end with done.
+func (f *flights) begin() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.open.Load() || f.n >= maxFlights {
+		return false
+	}
+	f.n++
+	f.wg.Add(1)
+	return true
+}
+
+func (f *flights) done() {
+	f.mu.Lock()
+	f.n--
+	f.mu.Unlock()
+	f.wg.Done()
+}
+
+// set opens or closes.
+func (f *flights) set(open bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open.Store(open)
+}

@@ -1,0 +1,53 @@
+package nearcache_test
+
+import (
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// The suite over memory, remembering for a second, until when the store said, and next to nothing.
+func TestBackend(t *testing.T) {
+	for name, c := range map[string]nearcache.Config{
+		"Second": {},
+		"Until":  {Refusal: 1<<63 - 1},
+		"Few":    {Keys: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var caches []*nearcache.Backend
+			backendtest.Run(t, backendtest.Harness{Calls: nearcache.SuiteCalls, Takes: 4000, Open: func(_ testing.TB, now func() engine.Micros) backend.Backend {
+				c.Now = now
+				b := nearcache.New(memory.New(memory.Config{Now: now}), c)
+				caches = append(caches, b)
+				return b
+			}})
+			var served uint64
+			for _, b := range caches {
+				served += b.Stats().Refusals
+			}
+			t.Logf("%d refusals were remembered ones", served)
+			if served == 0 {
+				t.Error("no refusal was a remembered one")
+			}
+		})
+	}
+}
+
+func TestOff(t *testing.T) {
+	for _, c := range []nearcache.Config{{Keys: -1}, {Refusal: -1}} {
+		b := nearcache.New(memory.New(memory.Config{}), c)
+		for range 3 {
+			ops := []backend.Op{{Key: keyOf(1), Limits: engine.Limits{bucket(1, hour)}, Take: engine.Take{Cost: 1, Count: 2}}}
+			if b.Apply(t.Context(), ops); ops[0].Remembered || ops[0].Decision.RetryAfter == 0 {
+				t.Errorf("%+v: got %+v", c, ops[0])
+			}
+		}
+		if s := b.Stats(); s != (nearcache.Stats{}) {
+			t.Errorf("%+v: counted %+v", c, s)
+		}
+	}
+}

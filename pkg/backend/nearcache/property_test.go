@@ -1,0 +1,395 @@
+package nearcache_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// wire is a replica's way to the store they share: slow, and of calls and replies it loses some and doubles others. What
+// gives hits back comes once or not at all, as stores send nothing twice.
+type wire struct {
+	*fleet
+
+	dead bool // guarded by fleet.mu: the replica's process has died
+}
+
+// trace is what became of a request; its context holds it.
+type trace struct {
+	asked bool
+	moment
+}
+
+// moment is when hits were admitted, by the store's clock, as the how manieth event, and how many were leased then.
+type moment struct {
+	at          engine.Micros
+	nth         int
+	hits        uint64
+	outstanding uint64
+}
+
+type traceKey struct{}
+
+var errLost = errors.New("lost")
+
+// Apply decides ops, some of which get an error instead of an answer.
+func (w *wire) Apply(ctx context.Context, ops []backend.Op) {
+	before, after, fate := w.weather()
+	time.Sleep(before)
+	w.mu.Lock()
+	if w.dead || fate == 0 {
+		w.mu.Unlock()
+		lose(ops)
+		return
+	}
+	twice := append([]backend.Op(nil), ops...)
+	w.apply(ctx, ops)
+	if fate == 1 {
+		for i := range twice {
+			if twice[i].Mode == backend.Take {
+				w.apply(ctx, twice[i:i+1])
+			}
+		}
+	}
+	if tr, ok := ctx.Value(traceKey{}).(*trace); ok {
+		tr.asked, tr.moment = true, w.moment(ops[len(ops)-1].Key)
+	}
+	w.mu.Unlock()
+	time.Sleep(after)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead || fate == 2 {
+		lose(ops)
+	}
+}
+
+func (*wire) Close() error { return nil }
+
+func lose(ops []backend.Op) {
+	for i := range ops {
+		ops[i].Decision, ops[i].Err = engine.Decision{}, errLost
+	}
+}
+
+// fleet is replicas and what they share.
+type fleet struct {
+	store backend.Backend
+
+	mu       sync.Mutex
+	rand     *rand.Rand
+	debited  map[backend.Key]uint64 // hits for leases, less those that came back
+	events   int
+	calm     bool // nothing goes wrong, so that hits that are lost do not hide such as come twice
+	replicas []*member
+	running  sync.WaitGroup
+}
+
+// member is a replica.
+type member struct {
+	*nearcache.Backend
+
+	wire *wire
+	stop context.CancelFunc
+}
+
+// moment is now. f.mu is held.
+func (f *fleet) moment(key backend.Key) moment {
+	f.events++
+	return moment{at: now(), nth: f.events, outstanding: f.debited[key]}
+}
+
+// fine is what becomes of most calls; what is less is bad.
+const fine = 100
+
+// weather draws how long a call is on its way, how long its reply, and what becomes of it: the call is lost, comes twice, or
+// its reply is lost; mostly nothing.
+func (f *fleet) weather() (before, after time.Duration, fate int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.calm {
+		return time.Duration(f.rand.Int64N(int64(time.Millisecond))), 0, fine
+	}
+	delay := func() time.Duration {
+		switch f.rand.IntN(40) {
+		case 0:
+			return time.Duration(f.rand.Int64N(int64(3 * time.Second)))
+		case 1, 2, 3, 4:
+			return time.Duration(f.rand.Int64N(int64(20 * time.Millisecond)))
+		}
+		return time.Duration(f.rand.Int64N(int64(time.Millisecond)))
+	}
+	return delay(), delay(), f.rand.IntN(fine + 1)
+}
+
+// apply decides ops, and keeps the sum of what is debited for leases. f.mu is held.
+func (f *fleet) apply(ctx context.Context, ops []backend.Op) {
+	f.store.Apply(ctx, ops)
+	for i := range ops {
+		switch op := &ops[i]; {
+		case op.Take.Extra > 0:
+			f.debited[op.Key] += op.Decision.Admitted * op.Take.Cost
+		case op.Mode == backend.Give && op.Lease == backend.LeaseOff: // from a lease
+			f.debited[op.Key] -= min(op.Take.Cost, f.debited[op.Key])
+		}
+	}
+}
+
+// now is the store's time.
+func now() engine.Micros { return engine.Micros(time.Now().UnixMicro()) }
+
+// start starts a replica, whose clock has an origin of its own and loses or gains up to 200 µs a second.
+func (f *fleet) start(keys int) *member {
+	f.mu.Lock()
+	offset, drift := f.rand.Int64N(1e12), f.rand.Int64N(401)-200
+	w := &wire{fleet: f}
+	f.mu.Unlock()
+	begin := time.Now()
+	m := &member{wire: w, Backend: nearcache.New(w, nearcache.Config{Keys: keys, Now: func() engine.Micros {
+		gone := time.Since(begin).Microseconds()
+		return engine.Micros(offset + gone + gone*drift/1_000_000)
+	}})}
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	f.running.Go(func() { _ = m.Run(ctx) })
+	return m
+}
+
+// bound checks that what is admitted on a counter stays within what its algorithm promises.
+type bound struct {
+	limit    engine.Limit
+	most     uint64 // the greatest limit of all that were in force
+	given    uint64 // hits
+	admitted []moment
+}
+
+// wrong says what is wrong with what was admitted; empty is nothing.
+func (b *bound) wrong() string {
+	slices.SortFunc(b.admitted, func(x, y moment) int { return cmp.Or(cmp.Compare(x.at, y.at), cmp.Compare(x.nth, y.nth)) })
+	if b.limit.Algorithm == engine.FixedWindow {
+		return b.wrongWindow()
+	}
+	rate, start := float64(b.limit.Hits)/float64(b.limit.Window), engine.Micros(0)
+	sum, worst := 0.0, math.Inf(-1) // the greatest of rate·t − (admitted before) − outstanding, over all t
+	for i, m := range b.admitted {
+		if i == 0 {
+			start = m.at
+		}
+		brought := rate * float64(m.at-start)
+		worst = max(worst, brought-sum-float64(m.outstanding))
+		sum += float64(m.hits)
+		if over := sum - brought + worst - float64(b.limit.Burst+b.given); over > 0.01 {
+			return fmt.Sprintf("with the hit at %d µs %.2f more than B + r·t and what was leased", m.at, over)
+		}
+	}
+	return ""
+}
+
+func (b *bound) wrongWindow() string {
+	windows := map[engine.Micros]uint64{}
+	for _, m := range b.admitted {
+		w := m.at - m.at%b.limit.Window
+		if windows[w] += m.hits; windows[w] > b.most+b.given {
+			return fmt.Sprintf("%d hits in a window of %d, and %d were given back in all", windows[w], b.most, b.given)
+		}
+	}
+	return ""
+}
+
+// TestLeaseBound: whatever the order of requests, clocks, evictions, reloads, deaths, and of calls and replies that are
+// lost, late or doubled, no more is admitted than the bound says.
+func TestLeaseBound(t *testing.T) {
+	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.TokenBucket} {
+		t.Run(a.String(), func(t *testing.T) {
+			var leased, admitted, refused, failed uint64
+			rapid.Check(t, func(r *rapid.T) {
+				g := play(t, r, a)
+				for _, b := range g.bounds {
+					if wrong := b.wrong(); wrong != "" {
+						r.Fatal(wrong)
+					}
+				}
+				leased, admitted, refused, failed = leased+g.leased, admitted+g.admitted, refused+g.refused, failed+g.failed
+			})
+			t.Logf("leases served %.1f %% of %d admitted; %d were refused, %d not answered",
+				100*float64(leased)/float64(admitted), admitted, refused, failed)
+			if leased < admitted/50 {
+				t.Error("leases served next to nothing, so that this shows next to nothing")
+			}
+		})
+	}
+}
+
+// play plays a sequence in a bubble of its own. What r throws in there, to end a sequence early, it gets back out here.
+func play(t *testing.T, r *rapid.T, a engine.Algorithm) (g *game) {
+	t.Helper()
+	var thrown any
+	synctest.Test(t, func(*testing.T) {
+		defer func() { thrown = recover() }()
+		g = newGame(r, a)
+		defer g.end()
+		for range rapid.IntRange(5, 25).Draw(r, "steps") {
+			g.step(r)
+		}
+	})
+	if thrown != nil {
+		panic(thrown)
+	}
+	return g
+}
+
+// game is a random sequence under way.
+type game struct {
+	*fleet
+
+	limit  engine.Limit
+	lease  backend.Lease
+	keys   int
+	bounds []*bound
+	asking sync.WaitGroup
+
+	leased, admitted, refused, failed uint64 // guarded by mu
+}
+
+func newGame(t *rapid.T, a engine.Algorithm) *game {
+	hits := rapid.SampledFrom([]uint64{100, 300, 300, 2000, 20_000}).Draw(t, "hits")
+	l := engine.Limit{Algorithm: a, Hits: hits, Window: rapid.SampledFrom([]engine.Micros{second, second, 2500_000, minute}).Draw(t, "window")}
+	if a == engine.TokenBucket {
+		l.Burst = max(hits/rapid.SampledFrom([]uint64{1, 2, 10}).Draw(t, "burst"), 10)
+		l.Initial = l.Burst
+	} else {
+		l.CountRefused = rapid.Bool().Draw(t, "count refused")
+	}
+	seed := rapid.Uint64().Draw(t, "weather")
+	g := &game{
+		fleet: &fleet{
+			store: memory.New(memory.Config{Now: now}), rand: rand.New(rand.NewPCG(seed, 1)), debited: map[backend.Key]uint64{},
+			calm: rapid.Bool().Draw(t, "calm"),
+		},
+		limit: l,
+		lease: rapid.SampledFrom([]backend.Lease{backend.LeaseAuto, 20, 1000}).Draw(t, "lease"),
+		keys:  rapid.IntRange(1, 4).Draw(t, "keys"),
+	}
+	for range g.keys {
+		g.bounds = append(g.bounds, &bound{limit: l, most: hits})
+	}
+	capacity := rapid.SampledFrom([]int{2, 1000}).Draw(t, "capacity")
+	for range 3 {
+		g.replicas = append(g.replicas, g.start(capacity))
+	}
+	return g
+}
+
+// step sends a burst of requests to a replica, or does something else to it, and lets time pass.
+func (g *game) step(t *rapid.T) {
+	i := rapid.IntRange(0, len(g.replicas)-1).Draw(t, "replica")
+	m := g.replicas[i]
+	switch rapid.SampledFrom([]string{"burst", "burst", "burst", "burst", "burst", "burst", "burst", "burst", "reload", "die", "stop"}).Draw(t, "step") {
+	case "burst":
+		b := burst{
+			key: rapid.IntRange(0, g.keys-1).Draw(t, "key"), n: rapid.IntRange(1, 1000).Draw(t, "requests"),
+			cost: rapid.SampledFrom([]uint64{1, 1, 1, 1, 1, 1, 3, 7}).Draw(t, "cost"), mode: backend.Take, limit: g.limit, lease: g.lease,
+			each: time.Duration(rapid.SampledFrom([]int{0, 200, 1000, 1000, 3000}).Draw(t, "µs between")) * time.Microsecond,
+		}
+		if rapid.IntRange(0, 40).Draw(t, "gives") == 40 {
+			b.mode, b.n = backend.Give, 1
+		}
+		g.asking.Go(func() { g.ask(m, b) })
+	case "reload": // one replica sees it before the others do
+		if g.limit.Algorithm == engine.FixedWindow && rapid.IntRange(0, 3).Draw(t, "another limit") == 3 {
+			g.limit.Hits = rapid.SampledFrom([]uint64{100, 300, 2000}).Draw(t, "new hits")
+		}
+		g.lease = rapid.SampledFrom([]backend.Lease{backend.LeaseOff, backend.LeaseAuto, 20, 1000}).Draw(t, "new lease")
+		g.mu.Lock()
+		for _, b := range g.bounds {
+			b.most = max(b.most, g.limit.Hits)
+		}
+		g.mu.Unlock()
+	case "die":
+		g.mu.Lock()
+		m.wire.dead = true
+		g.mu.Unlock()
+		m.stop()
+		g.replicas[i] = g.start(1000)
+	case "stop":
+		m.stop()
+		g.replicas[i] = g.start(1000)
+	}
+	time.Sleep(time.Duration(rapid.SampledFrom([]int{0, 1, 30, 200, 1000, 5000}).Draw(t, "ms")) * time.Millisecond)
+}
+
+// burst is requests of one kind, one after the other.
+type burst struct {
+	key, n int
+	cost   uint64
+	mode   backend.Mode
+	each   time.Duration
+	limit  engine.Limit
+	lease  backend.Lease
+}
+
+// ask sends a burst, each of its requests in a goroutine of its own.
+func (g *game) ask(m *member, b burst) {
+	for range b.n {
+		g.asking.Go(func() { g.one(m, b) })
+		time.Sleep(b.each)
+	}
+}
+
+func (g *game) one(m *member, b burst) {
+	key := keyOf(uint64(b.key))
+	if b.mode == backend.Give {
+		g.mu.Lock()
+		g.bounds[b.key].given += b.cost
+		g.mu.Unlock()
+	}
+	tr := new(trace)
+	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), traceKey{}, tr), time.Second)
+	defer cancel()
+	ops := []backend.Op{{Key: key, Limits: engine.Limits{b.limit}, Mode: b.mode, Lease: b.lease, Take: engine.Take{Cost: b.cost, Count: 1}}}
+	m.Apply(ctx, ops)
+	if b.mode == backend.Give {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case ops[0].Err != nil:
+		g.failed++
+		return
+	case ops[0].Decision.Admitted == 0:
+		g.refused++
+		return
+	}
+	if !tr.asked {
+		tr.moment = g.moment(key)
+		g.debited[key] -= min(b.cost, g.debited[key])
+		g.leased++
+	}
+	tr.hits = b.cost
+	g.admitted++
+	g.bounds[b.key].admitted = append(g.bounds[b.key].admitted, tr.moment)
+}
+
+// end waits for all that is under way.
+func (g *game) end() {
+	g.asking.Wait()
+	for _, m := range g.replicas {
+		m.stop()
+	}
+	g.running.Wait()
+}

@@ -1,0 +1,270 @@
+package nearcache
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// patience is how long a refill, or giving back a batch, may take where the store has no bound of its own; and how long
+// all that is left may take to go back at the end.
+const patience = time.Second
+
+// refill is one that is under way.
+type refill struct {
+	key    backend.Key
+	entry  *entry
+	number uint32
+	limits [1]engine.Limit
+	wait   chan struct{} // to close at its end
+	cost   uint64
+	count  uint64 // of requests of that cost
+}
+
+// refill begins a refill of e, if it is worth it.
+func (v *visit) refill(e *entry) {
+	op, now := v.op, v.now
+	if e.wait != nil || !e.mayAsk() || now < e.calm || !e.known {
+		return
+	}
+	span := horizon
+	if e.whole != 0 {
+		if now >= e.whole {
+			e.left, e.whole = e.limits[0].Hits, 0
+		} else if span = min(span, e.whole-now); span < lastMoment {
+			return
+		}
+	}
+	lasts := uint64(engine.MaxHits)
+	if op.Lease == backend.LeaseAuto {
+		lasts = uint64(min(float64(e.hits)*float64(span)/float64(max(now-e.since, shortest)), engine.MaxHits))
+	}
+	cost := op.Take.Cost
+	hits := wants(v.most, e.left, lasts, cost)
+	if hits == 0 || !v.flights.begin() {
+		return
+	}
+	f := &refill{key: op.Key, entry: e, limits: e.limits, wait: make(chan struct{}), cost: cost, count: hits / cost}
+	e.since, e.hits, e.wait = now, 0, f.wait
+	e.lease, f.number = e.ask()
+	go v.fetch(f) // on a deadline of its own: it is not for this caller alone
+}
+
+// fetch asks the store for f. [leases.flights] waits for it.
+func (ls *leases) fetch(f *refill) {
+	defer ls.flights.done()
+	ops := []backend.Op{{
+		Key: f.key, Limits: f.limits[:], Lease: backend.LeaseOff,
+		Take: engine.Take{Cost: f.cost, Extra: f.count},
+	}}
+	n := note{hash: f.entry.hash}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	at := ls.now()
+	if r := ls.refusals; r != nil {
+		r.epoch(n.hash).ask(&ops[0], &n)
+	}
+	ls.store.Apply(ctx, ops)
+	if r := ls.refusals; r != nil {
+		r.learn(&ops[0], &n, at)
+	}
+	ls.land(f, &ops[0], at)
+}
+
+// land takes what the store answered to f, having been asked at the given time or later.
+func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
+	e, d := f.entry, &op.Decision
+	sh := ls.shard(e.hash)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	defer close(f.wait)
+	e.wait = nil
+	hits := times(d.Admitted, f.cost)
+	if op.Err != nil || hits == 0 {
+		if e.lease = e.lose(f.number); op.Err == nil && d.Left >= f.cost {
+			e.calm = ls.now() + changed // a store that leases nothing
+		} else {
+			e.calm = ls.now() + pause
+		}
+		return
+	}
+	sh.stats.leased += hits
+	keep := keeps(hits, d.Left)
+	g := granted(d, keep, at, ttl)
+	var ok bool
+	if e.lease, ok = e.receive(f.number, g); !ok { // the lease has ended meanwhile
+		sh.stats.unspent += hits
+		return
+	}
+	e.told(d, keep, at)
+	e.size = keep
+	if g.left = hits - keep; g.left > 0 {
+		ls.giveBack(sh, f.key, e, [2]grant{g})
+		e.calm = ls.now() + pause
+	}
+}
+
+// back is hits that go back to the store.
+type back struct {
+	key   backend.Key
+	hash  uint64
+	limit engine.Limit
+	grant grant
+}
+
+// op is the operation that gives b back.
+func (b *back) op() backend.Op {
+	return backend.Op{
+		Key: b.key, Limits: engine.Limits{b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
+		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
+	}
+}
+
+// late tells whether the window that b belongs to has ended, so that there is nothing to give it back to.
+func (b *back) late(now engine.Micros) bool { return b.grant.window != 0 && now >= b.grant.reset }
+
+// backs are those that wait for [leases.run] to send them.
+type backs struct {
+	mu             sync.Mutex
+	all            []back
+	returned, lost uint64        // hits, so far
+	wake           chan struct{} // receives when there are some
+}
+
+// maxBacks bounds what waits; what does not fit is lost.
+const maxBacks = 4096
+
+func (bs *backs) add(b back) bool {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	if len(bs.all) >= maxBacks {
+		return false
+	}
+	bs.all = append(bs.all, b)
+	select {
+	case bs.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// cut takes out up to so many.
+func (bs *backs) cut(most int) []back {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	n := min(most, len(bs.all))
+	cut := append([]back(nil), bs.all[:n]...)
+	bs.all = append(bs.all[:0], bs.all[n:]...)
+	return cut
+}
+
+// gone counts hits that went back, or were lost on their way.
+func (bs *backs) gone(hits uint64, err error) {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	if err != nil {
+		bs.lost += hits
+	} else {
+		bs.returned += hits
+	}
+}
+
+// Most hits that go back in one call come from so many keys; and how often keys that have cooled down are looked for.
+const (
+	maxGives = 128
+	sweeps   = 100 * time.Millisecond
+)
+
+// run lets leases be taken and gives back what has cooled down, until ctx ends; then it gives back everything.
+func (ls *leases) run(ctx context.Context) {
+	ls.flights.set(true)
+	ticker := time.NewTicker(sweeps)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ls.backs.wake:
+		case <-ticker.C:
+			ls.sweep()
+		}
+		if ctx.Err() == nil {
+			ls.flush(ctx)
+		}
+	}
+	ls.flights.set(false)
+	ls.flights.wg.Wait()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	ls.flush(ctx)
+	for i := range ls.shards {
+		sh := &ls.shards[i]
+		sh.mu.Lock()
+		sh.known.Purge()
+		sh.mu.Unlock()
+		ls.flush(ctx)
+	}
+}
+
+// sweep gives back what keys hold that were not taken from for a while.
+func (ls *leases) sweep() {
+	for i := range ls.shards {
+		sh := &ls.shards[i]
+		sh.mu.Lock()
+		now := ls.now()
+		for {
+			_, e, ok := sh.known.GetOldest()
+			if !ok || now-e.touched < cool || e.wait != nil {
+				break
+			}
+			sh.known.RemoveOldest()
+		}
+		sh.mu.Unlock()
+	}
+}
+
+// flush gives back all that waits to be.
+func (ls *leases) flush(ctx context.Context) {
+	for {
+		cut := ls.backs.cut(maxGives)
+		if len(cut) == 0 {
+			return
+		}
+		ls.give(ctx, cut)
+	}
+}
+
+// give gives cut back in one call.
+func (ls *leases) give(ctx context.Context, cut []back) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	now := ls.now()
+	ops, notes := make([]backend.Op, 0, len(cut)), make([]note, 0, len(cut))
+	for i := range cut {
+		b := &cut[i]
+		if b.late(now) || ctx.Err() != nil {
+			ls.backs.gone(b.grant.left, context.DeadlineExceeded)
+			continue
+		}
+		n := note{hash: b.hash}
+		ops, notes = append(ops, b.op()), append(notes, n)
+		ls.lifts(&notes[len(notes)-1])
+	}
+	if len(ops) == 0 {
+		return
+	}
+	ls.store.Apply(ctx, ops)
+	for i := range ops {
+		ls.lifts(&notes[i])
+		ls.backs.gone(ops[i].Take.Cost, ops[i].Err)
+	}
+}
+
+// lifts ends what is remembered of a key that hits go back to.
+func (ls *leases) lifts(n *note) {
+	if r := ls.refusals; r != nil {
+		r.epoch(n.hash).next()
+	}
+}

@@ -1,0 +1,426 @@
+package nearcache_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+func TestRefusalLastsASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplica(t, newStore(), nearcache.Config{}, bucket(3, hour))
+		r.drain(3)
+		d := r.takes(1, false, false)
+		time.Sleep(999 * time.Millisecond)
+		later := r.takes(1, false, false)
+		if got := d.RetryAfter - later.RetryAfter; got != 999*time.Millisecond {
+			t.Errorf("RetryAfter went down by %v in 999 ms", got)
+		}
+		if got := d.ResetAfter - later.ResetAfter; got != 999*time.Millisecond {
+			t.Errorf("ResetAfter went down by %v in 999 ms", got)
+		}
+		time.Sleep(time.Millisecond)
+		r.takes(1, false, true)
+		r.takes(1, false, false)
+		if s := r.Stats(); s.Refusals != 3 || s.Hits != 3 || s.Entries != 1 || s.Evictions != 0 {
+			t.Errorf("counted %+v", s)
+		}
+	})
+}
+
+// A second, or whatever it is, is counted from before the store was asked, and T is the store's.
+func TestRefusalUntilT(t *testing.T) {
+	for _, longest := range []time.Duration{0, 1<<63 - 1} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newReplica(t, newStore(), nearcache.Config{Refusal: longest}, bucket(5, second))
+			r.drain(5)
+			const drift = 40 * time.Microsecond
+			time.Sleep(200*time.Millisecond - drift - time.Microsecond)
+			r.takes(1, false, false)
+			time.Sleep(time.Microsecond)
+			r.do(backend.Look, 1, true) // this clock may be behind the store's
+			time.Sleep(drift)
+			r.takes(1, true, true)
+		})
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore()
+			r := newReplica(t, s, nearcache.Config{Refusal: longest}, bucket(1, minute))
+			r.takes(1, true, true)
+			s.took = 300 * time.Millisecond
+			r.takes(1, false, true)
+			s.took = 0
+			time.Sleep(700*time.Millisecond - time.Microsecond)
+			r.takes(1, false, false)
+			time.Sleep(time.Microsecond)
+			r.takes(1, false, longest == 0)
+		})
+	}
+}
+
+// A crowd over its limit costs the store one call a second, also where the answer takes a while.
+func TestRefusedCrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		r := newReplica(t, s, nearcache.Config{}, window(3, hour))
+		r.drain(3)
+		s.delay(2 * time.Millisecond)
+		before := s.count()
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Take: engine.Take{Cost: 1, Count: 1}}}
+				for range 5000 {
+					if r.Apply(t.Context(), ops); ops[0].Decision.Admitted != 0 || !ops[0].Remembered && ops[0].Decision.RetryAfter == 0 {
+						t.Errorf("a crowd over its limit was told %+v", ops[0])
+					}
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		if n := s.count() - before; n > 5 {
+			t.Errorf("the store was asked %d times in 5 s", n)
+		}
+	})
+}
+
+func TestRefusalOfCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplica(t, newStore(), nearcache.Config{}, bucket(10, hour))
+		r.takes(8, true, true)
+		r.takes(5, false, true)
+		r.takes(5, false, false)
+		r.takes(7, false, false)
+		r.do(backend.Look, 5, false)
+		if d := r.takes(11, false, false); d.RetryAfter != d.ResetAfter {
+			t.Errorf("a cost that can never pass may be repeated after %v, want what ResetAfter is, %v", d.RetryAfter, d.ResetAfter)
+		}
+		r.takes(1, true, true)
+		r.do(backend.Look, 0, true)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplica(t, newStore(), nearcache.Config{}, bucket(10, hour))
+		for range 3 {
+			r.takes(11, false, true) // can never pass
+		}
+		r.limits = engine.Limits{bucket(0, hour)}
+		for range 3 {
+			r.takes(1, false, true)
+		}
+	})
+}
+
+// What this replica knows ends a refusal at once.
+func TestRefusalEnds(t *testing.T) {
+	for name, end := range map[string]func(r *replica){
+		"Give":     func(r *replica) { r.do(backend.Give, 1, true) },
+		"Reset":    func(r *replica) { r.do(backend.Reset, 0, true) },
+		"Reload":   func(r *replica) { r.limits = engine.Limits{window(4, hour)} },
+		"Override": func(r *replica) { r.limits = engine.Limits{window(9, hour)}; r.takes(1, true, true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := window(3, hour)
+				l.CountRefused = false
+				r := newReplica(t, newStore(), nearcache.Config{}, l)
+				r.drain(3)
+				r.takes(1, false, false)
+				end(r)
+				r.takes(1, true, true)
+			})
+		})
+	}
+}
+
+// What another replica does is seen within a second.
+func TestOtherReplica(t *testing.T) {
+	for name, end := range map[string]func(r *replica){
+		"Give":   func(r *replica) { r.do(backend.Give, 1, true) },
+		"Reset":  func(r *replica) { r.do(backend.Reset, 0, true) },
+		"Reload": func(r *replica) { r.limits = engine.Limits{window(9, hour)}; r.takes(1, true, true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStore()
+				a, b := newReplica(t, s, nearcache.Config{}, window(3, hour)), newReplica(t, s, nearcache.Config{}, window(3, hour))
+				a.drain(3)
+				b.limits = a.limits
+				end(b)
+				if name == "Reload" {
+					a.takes(1, false, false)
+					a.limits = b.limits // which reaches a a moment later
+				} else {
+					a.takes(1, false, false)
+					b.do(backend.Give, 2, true)
+					time.Sleep(time.Second)
+				}
+				a.takes(1, true, true)
+			})
+		})
+	}
+}
+
+// A refusal that comes while something is given back says nothing about what is left afterwards, whichever of the two
+// answers comes first.
+func TestRefusalMeetsGive(t *testing.T) {
+	for _, gives := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore()
+			r := newReplica(t, s, nearcache.Config{}, bucket(1, hour))
+			r.takes(1, true, true)
+			var wg sync.WaitGroup
+			ask := func(m backend.Mode, took time.Duration) {
+				s.mu.Lock()
+				s.took = took
+				s.mu.Unlock()
+				wg.Go(func() {
+					r.Apply(t.Context(), []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: m, Take: engine.Take{Cost: 1, Count: 1}}})
+				})
+				time.Sleep(time.Millisecond)
+			}
+			ask(backend.Take, 100*time.Millisecond) // refused, but the answer is on its way when the hit is given back
+			ask(backend.Give, gives)
+			wg.Wait()
+			r.takes(1, true, true)
+		})
+	}
+}
+
+// Nor does one that the store decided on before what was given back first reached it.
+func TestRefusalOvertakesGive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		r := newReplica(t, s, nearcache.Config{}, bucket(1, hour))
+		r.takes(1, true, true)
+		s.late = 100 * time.Millisecond
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			r.Apply(t.Context(), []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Give, Take: engine.Take{Cost: 1, Count: 1}}})
+		})
+		synctest.Wait()
+		s.late = 0
+		r.takes(1, false, true)
+		r.takes(1, false, false)
+		wg.Wait()
+		r.takes(1, true, true)
+	})
+}
+
+// Two limits of one key are on their way at once, as when rules are loaded. What the later one writes lifts what the
+// earlier one refused, so that is not remembered, whichever answer comes first.
+func TestRefusalMeetsAnotherLimit(t *testing.T) {
+	for _, first := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStore()
+			r := newReplica(t, s, nearcache.Config{}, bucket(100, hour))
+			r.takes(100, true, true)
+			small := engine.Limits{bucket(100, hour)}
+			small[0].Burst, small[0].Initial = 10, 10
+			var wg sync.WaitGroup
+			ask := func(limits engine.Limits, took time.Duration) {
+				s.mu.Lock()
+				s.took = took
+				s.mu.Unlock()
+				wg.Go(func() {
+					r.Apply(t.Context(), []backend.Op{{Key: keyOf(1), Limits: limits, Take: engine.Take{Cost: 50, Count: 1}}})
+				})
+				time.Sleep(time.Millisecond)
+			}
+			ask(r.limits, 100*time.Millisecond) // refused
+			ask(small, first)                   // a state so far in the future is none of its own: it moves it back
+			wg.Wait()
+			s.took = 0
+			r.takes(50, true, true)
+		})
+	}
+}
+
+func TestCountRefused(t *testing.T) {
+	l := bucket(3, hour)
+	l.CountRefused = true
+	first := window(3, hour)
+	first.Align = engine.AlignFirst
+	for _, c := range []struct {
+		name   string
+		limit  engine.Limit
+		counts bool
+	}{{"Bucket", l, true}, {"First", first, true}, {"Clock", window(3, hour), false}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newReplica(t, newStore(), nearcache.Config{}, c.limit)
+				r.drain(3)
+				r.do(backend.Look, 1, false)
+				r.takes(1, false, c.counts)
+				r.do(backend.Look, 1, false)
+			})
+		})
+	}
+	t.Run("AtTheLimit", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			r := newReplica(t, newStore(), nearcache.Config{}, window(3, hour))
+			for range 3 {
+				r.takes(1, true, true)
+			}
+			r.do(backend.Look, 1, true)
+			r.do(backend.Look, 1, false)
+			if d := r.do(backend.Look, 0, true); d.Admitted != 1 {
+				t.Errorf("a look for nothing is refused at the limit: %+v", d)
+			}
+			r.takes(1, false, true) // is the first that counts
+			r.takes(1, false, false)
+			r.do(backend.Look, 0, false)
+		})
+	})
+}
+
+func TestNeverForConcurrency(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slots := engine.Limit{Algorithm: engine.Concurrency, Hits: 2, Window: hour}
+		r := newReplica(t, newStore(), nearcache.Config{}, slots)
+		r.drain(2)
+		r.takes(1, false, true)
+		slots.Listed = true
+		wide := bucket(1, hour)
+		wide.Listed = true
+		r.limits = engine.Limits{wide, slots}
+		r.drain(1)
+		r.takes(1, false, true)
+		r.limits = engine.Limits{wide}
+		r.takes(1, false, true)
+		r.takes(1, false, false)
+	})
+}
+
+func TestPenalty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := window(2, hour)
+		l.CountRefused = false
+		r := newReplica(t, newStore(), nearcache.Config{Refusal: 1<<63 - 1}, l)
+		r.penalty = &engine.Penalty{For: minute, Max: hour, On: engine.OnExceeded, Escalate: 2}
+		r.takes(1, true, true)
+		r.takes(1, true, true)
+		r.do(backend.Look, 1, true)
+		r.do(backend.Look, 1, true) // must not keep a take from starting the penalty
+		r.takes(1, false, true)
+		const drift = 12 * time.Millisecond
+		time.Sleep(time.Minute - drift - time.Microsecond)
+		if d := r.takes(1, false, false); d.Penalty != drift+time.Microsecond {
+			t.Errorf("the penalty lasts for %v more, want %v", d.Penalty, drift+time.Microsecond)
+		}
+		time.Sleep(drift + time.Microsecond)
+		if d := r.takes(1, false, true); d.Penalty != 2*time.Minute {
+			t.Errorf("the next penalty lasts %v, want 2 minutes", d.Penalty)
+		}
+		r.penalty = nil
+		r.takes(1, false, true) // another rule
+	})
+}
+
+func TestErrorsAreNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		r := newReplica(t, s, nearcache.Config{}, bucket(1, hour))
+		r.takes(1, true, true)
+		s.err = errors.New("reset by peer")
+		for range 2 {
+			r.do(backend.Take, 1, true)
+		}
+	})
+}
+
+// Of one call the store is asked only for what is not remembered, and answers find their ops.
+func TestSomeOfACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		r := newReplica(t, s, nearcache.Config{}, bucket(1, hour))
+		ask := func() (admitted, remembered string) {
+			ops := make([]backend.Op, 4)
+			for i := range ops {
+				ops[i] = backend.Op{Key: keyOf(uint64(i)), Limits: engine.Limits{bucket(uint64(i%2)*5+1, hour)}, Take: engine.Take{Cost: 1, Count: 1}}
+			}
+			r.Apply(t.Context(), ops)
+			for i := range ops {
+				admitted += string('0' + rune(ops[i].Decision.Admitted))
+				remembered += map[bool]string{true: "1", false: "0"}[ops[i].Remembered]
+			}
+			return admitted, remembered
+		}
+		for _, want := range [][2]string{{"1111", "0000"}, {"0101", "0000"}, {"0101", "1010"}} {
+			if a, m := ask(); a != want[0] || m != want[1] {
+				t.Errorf("admitted %s, remembered %s, want %s", a, m, want)
+			}
+		}
+		if s.asked != 10 {
+			t.Errorf("the store was asked for %d ops, want 10", s.asked)
+		}
+	})
+}
+
+// Whatever clients send, no more keys are remembered than Keys; and keys that come once do not push out those that come
+// often, neither mixed with them (a Zipf stream) nor in a row (a scan).
+func TestBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 3000
+		s := newStore()
+		r := newReplica(t, s, nearcache.Config{Keys: keys, Refusal: 1<<63 - 1}, bucket(1, hour))
+		refuse := func(i uint64) {
+			r.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: r.limits, Mode: backend.Take, Take: engine.Take{Cost: 1, Count: 2}}})
+		}
+		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, 300_000)
+		share := func(stream func()) float64 {
+			const n = 60_000
+			before := r.Stats()
+			for range n {
+				stream()
+			}
+			after := r.Stats()
+			if after.Entries > keys {
+				t.Fatalf("%d keys are remembered, want at most %d", after.Entries, keys)
+			}
+			return float64(after.Refusals-before.Refusals) / n
+		}
+		share(func() { refuse(zipf.Uint64()) }) // warm
+		alone := share(func() { refuse(zipf.Uint64()) })
+		next := uint64(1 << 40)
+		scan := func() { next++; refuse(next) }
+		if n := share(scan); n != 0 {
+			t.Errorf("%.3f of a scan was remembered", n)
+		}
+		after := share(func() { refuse(zipf.Uint64()) })
+		mixed := 2 * share(func() {
+			if next%2 == 0 {
+				scan()
+				return
+			}
+			next++
+			refuse(zipf.Uint64())
+		})
+		t.Logf("of a Zipf stream %.3f are remembered, after a scan %.3f, with one %.3f; %+v", alone, after, mixed, r.Stats())
+		if after < alone-0.05 || mixed < alone-0.05 {
+			t.Errorf("a scan pushes out what comes often: %.3f alone, %.3f after, %.3f with it", alone, after, mixed)
+		}
+		if alone < 0.5 {
+			t.Errorf("%.3f of a Zipf stream was remembered", alone)
+		}
+	})
+}
+
+func TestSmallest(t *testing.T) {
+	for _, keys := range []int{1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 255, 256, 300} {
+		b := nearcache.New(newStore(), nearcache.Config{Keys: keys})
+		for i := range uint64(2000) {
+			b.Apply(t.Context(), []backend.Op{{Key: keyOf(i), Limits: engine.Limits{bucket(1, hour)}, Take: engine.Take{Cost: 1, Count: 2}}})
+		}
+		s := b.Stats()
+		if most := max(keys, 2); s.Entries > most || s.Entries < most/2 || s.Entries+int(s.Evictions) != 2000 {
+			t.Fatalf("Keys %d: %+v", keys, s)
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package nearcache
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// The number of shards is a power of two: up to maxShards, as long as each remembers minShard keys, so that there is
+// something to choose from when one has to go.
+const (
+	maxShards = 64
+	minShard  = 64
+	minKeys   = 2       // what a TwoQueueCache needs
+	epochs    = 1 << 16 // a power of two
+)
+
+// refusals remembers refusals.
+//
+// What ends them is told by epochs: a give-back, a reset or another limit begins the next epoch of its key, before the
+// store is asked and again when it has answered, and a refusal says nothing unless the epoch in which the store was asked
+// lasts. So no refusal outlives what this replica did, in whatever order answers come. Keys share epochs, of which there
+// are so many that it is rare; where they do, a refusal is forgotten early.
+type refusals struct {
+	longest engine.Micros
+	mask    uint64
+	shards  []shard
+	epochs  []epoch
+}
+
+// epoch is the epoch of some keys, and what the store is asked about them meanwhile. Two rules may lead to one key, when
+// rules are loaded or requests bring limits of their own; what the one writes may lift what the other refused, and which
+// of the two the store decided first is not known.
+type epoch struct {
+	now    atomic.Uint32
+	mu     sync.Mutex
+	asked  uint32 // takes and looks that are under way
+	rule   uint32 // a hash of what they are decided by
+	differ bool   // not all of them by that; true until none is under way
+}
+
+// next begins the next epoch.
+func (e *epoch) next() { e.now.Add(1) }
+
+// ask notes in n that the store is asked for op, a take or a look.
+func (e *epoch) ask(op *backend.Op, n *note) {
+	rule := ruleOf(op)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.asked == 0 {
+		e.rule, e.differ = rule, false
+	}
+	if e.rule != rule && !e.differ {
+		e.differ = true
+		e.next()
+	}
+	n.ends = n.ends || e.differ
+	n.epoch = e.now.Load()
+	e.asked++
+}
+
+// answered notes that the store has answered what it was asked.
+func (e *epoch) answered() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.asked--
+}
+
+// ruleOf is a hash of the rule that op is decided by.
+func ruleOf(op *backend.Op) uint32 {
+	const odd = 0x9e3779b97f4a7c15
+	h := uint64(len(op.Limits))
+	add := func(n uint64) { h = bits.RotateLeft64((h^n)*odd, 29) }
+	for i := range op.Limits {
+		l := &op.Limits[i]
+		kind := uint64(l.Algorithm) | uint64(l.Align)<<8 | uint64(l.Precision)<<16
+		if l.CountRefused {
+			kind |= 1 << 48
+		}
+		if l.Listed {
+			kind |= 1 << 49
+		}
+		add(kind)
+		add(l.Hits)
+		add(uint64(l.Window))
+		if l.Calendar != nil {
+			add(uint64(l.Slot()))
+		}
+		add(l.Burst)
+		add(l.Debt<<32 ^ l.Initial)
+		add(uint64(l.FillInterval))
+	}
+	if p := op.Penalty; p != nil {
+		add(uint64(p.For))
+		add(uint64(p.Max)<<8 ^ uint64(p.On))
+		add(uint64(p.Escalate))
+	}
+	return uint32(h >> 32)
+}
+
+// shard remembers the refusals of some keys.
+type shard struct {
+	adding sync.Mutex // held while something is added, so that what is new is counted once
+	added  uint64     // new keys; guarded by adding
+	cache  *lru.TwoQueueCache[backend.Key, *memory]
+	served tally
+
+	misses, expired tally
+}
+
+// memory is a refusal and what has become of it.
+type memory struct {
+	refusal
+
+	epoch uint32
+	ended atomic.Bool // found expired, so that a clock that jumps back does not bring it back
+	again atomic.Pointer[renewal]
+}
+
+// renewal is the first op that asks the store again, once a refusal is not remembered any more though it lasts. Others
+// wait for what it is told, so that a crowd asks once.
+type renewal struct {
+	over atomic.Bool
+	wait chan struct{} // closed then
+}
+
+// renew has the op of n ask for all others if it is the first, and tells whether it may wait for the one that is.
+func (m *memory) renew(n *note) (waits bool) {
+	again := m.again.Load()
+	if again == nil {
+		again = &renewal{wait: make(chan struct{})}
+		if m.again.CompareAndSwap(nil, again) {
+			n.renews = again
+			return false
+		}
+		again = m.again.Load()
+	}
+	n.wait = again.wait
+	return !again.over.Load()
+}
+
+// end lets go those who wait.
+func (r *renewal) end() {
+	if r != nil {
+		r.over.Store(true)
+		close(r.wait)
+	}
+}
+
+// shardsFor is how many shards there are for so many keys.
+func shardsFor(keys int) int {
+	n := 1
+	for n < maxShards && 2*n*minShard <= keys {
+		n *= 2
+	}
+	return n
+}
+
+func newRefusals(keys int, longest engine.Micros) *refusals {
+	n := shardsFor(keys)
+	r := &refusals{
+		longest: longest,
+		mask:    uint64(n - 1),
+		shards:  make([]shard, n),
+		epochs:  make([]epoch, epochs),
+	}
+	for i := range r.shards {
+		cache, err := lru.New2Q[backend.Key, *memory](max(keys/n, minKeys))
+		if err != nil {
+			panic("nearcache: a cache of at least two keys was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
+		}
+		r.shards[i].cache = cache
+	}
+	return r
+}
+
+func (r *refusals) shard(hash uint64) *shard { return &r.shards[hash&r.mask] }
+
+func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
+
+// answer decides op by what is remembered, or notes in n that the store is asked, or what to wait for, which it may not if
+// ops, those of the call, is nil.
+func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
+	e := r.epoch(n.hash)
+	if op.Mode != backend.Take && op.Mode != backend.Look {
+		n.ends = true
+		e.next()
+		return asks
+	}
+	sh := r.shard(n.hash)
+	m, ok := sh.cache.Get(op.Key)
+	if ok && !n.holds && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
+		switch {
+		case m.ended.Load() || !m.live(now):
+			if !m.ended.Swap(true) {
+				sh.expired.Add(1)
+			}
+			if m.lasts && m.speaks(op) && m.answers(op) && m.renew(n) && ops != nil && alone(ops, n.index) {
+				return waits
+			}
+		case !m.speaks(op):
+			n.ends = true
+			e.next()
+		case m.answers(op):
+			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
+			sh.served.Add(1)
+			return served
+		}
+	}
+	sh.misses.Add(1)
+	e.ask(op, n)
+	return asks
+}
+
+// learn remembers what the store answered to op, having been asked at the given time or later.
+func (r *refusals) learn(op *backend.Op, n *note, at engine.Micros) {
+	defer n.renews.end()
+	e := r.epoch(n.hash)
+	if n.ends {
+		e.next()
+	}
+	if op.Mode == backend.Take || op.Mode == backend.Look {
+		e.answered()
+	}
+	if n.ends {
+		return
+	}
+	refused := refusalOf(op, at, r.longest)
+	if refused == nil || e.now.Load() != n.epoch {
+		return
+	}
+	sh := r.shard(n.hash)
+	sh.adding.Lock()
+	defer sh.adding.Unlock()
+	if !sh.cache.Contains(op.Key) {
+		sh.added++
+	}
+	sh.cache.Add(op.Key, &memory{refusal: *refused, epoch: n.epoch})
+}
+
+// count adds to s what r did.
+func (r *refusals) count(s *Stats) {
+	for i := range r.shards {
+		sh := &r.shards[i]
+		sh.adding.Lock()
+		n := sh.cache.Len()
+		s.Entries += n
+		s.Evictions += sh.added - uint64(n) // nothing is ever removed but to make room
+		sh.adding.Unlock()
+		s.Refusals += sh.served.Load()
+		s.Misses += sh.misses.Load()
+		s.Expired += sh.expired.Load()
+	}
+	s.Hits += s.Refusals
+}
