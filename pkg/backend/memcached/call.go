@@ -1,0 +1,228 @@
+package memcached
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// call is one call of Apply.
+type call struct {
+	backend *Backend
+	ops     []backend.Op
+	items   []item
+	lanes   []*lane
+	ends    time.Time // the caller's time
+	budget  time.Duration
+}
+
+// lane is what goes over one connection, one after the other. All that a call does to one key is in one lane.
+type lane struct {
+	server *server
+	items  []*item
+	ends   time.Time     // the caller's time
+	budget time.Duration // of the caller
+	done   chan struct{} // closed when all is decided
+	use    atomic.Pointer[use]
+}
+
+// use is one use of a connection, of which the breaker is told once: how it went, or, before that, that its caller has left.
+type use struct {
+	begun time.Time
+	tell  func(*Error)
+	once  sync.Once
+}
+
+func (u *use) end(e *Error) { u.once.Do(func() { u.tell(e) }) }
+
+// plan makes items of ops and puts them into lanes. Looks share the first one of their server, and takes spread.
+func (c *call) plan(f *fleet) {
+	b := c.backend
+	now := b.config.Now()
+	c.items = make([]item, 0, len(c.ops))
+	for i := range c.ops {
+		op := &c.ops[i]
+		op.Decision, op.Err = engine.Decision{}, nil
+		if e := b.fits(op); e != nil {
+			op.Err = e
+			continue
+		}
+		c.items = c.items[:len(c.items)+1]
+		it := &c.items[len(c.items)-1]
+		b.set(it, i, op, now)
+		c.put(it, f.servers[shard(it.key, len(f.servers))])
+	}
+}
+
+// put puts it into a lane.
+func (c *call) put(it *item, s *server) {
+	var first, shortest *lane
+	lanes := 0
+	for _, l := range c.lanes {
+		if l.server != s {
+			continue
+		}
+		lanes++
+		for _, other := range l.items {
+			if other.key == it.key {
+				l.items = append(l.items, it)
+				return
+			}
+		}
+		if first == nil {
+			first = l
+		}
+		if shortest == nil || len(l.items) < len(shortest.items) {
+			shortest = l
+		}
+	}
+	to := shortest
+	switch {
+	case first != nil && it.looks():
+		to = first
+	case lanes < maxLanes:
+		to = &lane{server: s, ends: c.ends, budget: c.budget, done: make(chan struct{})}
+		c.lanes = append(c.lanes, to)
+	}
+	to.items = append(to.items, it)
+}
+
+// send gives each lane a connection. Who finds none in time has sent nothing.
+func (c *call) send(ctx context.Context) {
+	for _, l := range c.lanes {
+		link, e := l.server.acquire(ctx, time.Until(c.ends))
+		if e != nil {
+			l.fail(l.items, e)
+			close(l.done)
+			continue
+		}
+		go l.run(context.WithoutCancel(ctx), link)
+	}
+}
+
+// await waits for the lanes, as long as the caller can, and fills in what became of the ops.
+func (c *call) await(ctx context.Context) {
+	enough := time.NewTimer(time.Until(c.ends))
+	defer enough.Stop()
+	late := false
+	for _, l := range c.lanes {
+		if !late {
+			select {
+			case <-l.done:
+			case <-enough.C:
+				late = true
+			case <-ctx.Done():
+				late = true
+			}
+		}
+		select {
+		case <-l.done:
+			for _, it := range l.items {
+				c.ops[it.at].Decision = it.result
+				if it.err != nil {
+					c.ops[it.at].Decision, c.ops[it.at].Err = engine.Decision{}, it.err
+				}
+			}
+		default:
+			e := &Error{Class: ClassTimeout, Node: l.server.name, text: "no answer in time"}
+			l.leave(e)
+			for _, it := range l.items {
+				c.ops[it.at].Err = e
+			}
+		}
+	}
+}
+
+// leave has the breaker know that the caller waited in vain, if that says something about the server.
+func (l *lane) leave(e *Error) {
+	if u := l.use.Load(); u != nil && l.server.silent(u.begun, l.ends, l.budget) {
+		u.end(e)
+	}
+}
+
+// run does what l is for. The caller may leave meanwhile.
+func (l *lane) run(ctx context.Context, link *link) {
+	defer close(l.done)
+	s := l.server
+	begun := time.Now()
+	until := l.ends
+	if t := s.backend.config.OpTimeout; t > 0 {
+		until = begun.Add(t)
+	}
+	for rest := l.items; len(rest) > 0; {
+		worst, n := l.exchange(link, rest, until)
+		rest = rest[n:]
+		if len(rest) == 0 {
+			break
+		}
+		if worst == nil || worst.trips() { // or gomemcache had to close the connection because of one counter
+			l.fail(rest, &Error{Class: ClassReset, Node: s.name, Unsent: true, text: errBroken.Error()})
+			break
+		}
+		var e *Error
+		if link, e = s.acquire(ctx, time.Until(until)); e != nil {
+			l.fail(rest, e)
+			break
+		}
+	}
+	l.report(time.Since(begun))
+}
+
+// exchange does as many of items as link lasts for, gives it back, and tells the breaker.
+func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Error, n int) {
+	s := l.server
+	tell, refused := s.breaker.Begin()
+	if refused != nil {
+		s.release(link)
+		l.fail(items, refused)
+		return nil, len(items)
+	}
+	u := &use{begun: time.Now(), tell: tell}
+	l.use.Store(u)
+	n = link.exchange(items, until)
+	worst = worstOf(items[:n])
+	if worst != nil && worst.trips() {
+		u.end(worst)
+	} else {
+		s.heard.Store(time.Now().UnixNano())
+		u.end(nil)
+	}
+	s.release(link)
+	return worst, n
+}
+
+// fail fails items.
+func (l *lane) fail(items []*item, e *Error) {
+	for _, it := range items {
+		it.err = e
+	}
+}
+
+// worstOf is the error of items that says most about the server; nil is none.
+func worstOf(items []*item) (worst *Error) {
+	for _, it := range items {
+		if it.err != nil && (worst == nil || it.err.trips()) {
+			worst = it.err
+		}
+	}
+	return worst
+}
+
+// report tells the observer.
+func (l *lane) report(took time.Duration) {
+	f := l.server.backend.config.Observer.Exchange
+	if f == nil {
+		return
+	}
+	e := Exchange{Node: l.server.name, Ops: len(l.items), Duration: took, Err: worstOf(l.items)}
+	for _, it := range l.items {
+		if it.err != nil {
+			e.Failed++
+		}
+	}
+	f(e)
+}

@@ -1,0 +1,427 @@
+package memcached
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// slow is the time-out of tests that are not about time.
+const slow = 5 * time.Second
+
+// TestKilled: while one of two servers is dead its counters fail at once, those of the other do not, and it heals.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	dead, well := memcachedtest.Start(t), memcachedtest.Start(t)
+	var events sync.Map
+	b := run(t, Config{Servers: []string{dead.Addr(), well.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: Observer{
+		Event: func(e Event) { events.Store(string(e.Kind)+" "+e.Node, true) },
+	}}, false)
+	onDead, onWell := namesOn(t, 0), namesOn(t, 1)
+	for _, name := range []string{onDead, onWell} {
+		within(t, 10*time.Second, "a decision", func() bool { return one(b, name).Err == nil })
+	}
+	dead.Kill()
+	for range 200 {
+		op, other := one(b, onDead), one(b, onWell)
+		if c := class(op); c != ClassReset && c != ClassRefused {
+			t.Fatalf("on a dead server: %+v, %v", op.Decision, op.Err)
+		}
+		if other.Err != nil {
+			t.Fatalf("on the other: %v", other.Err)
+		}
+	}
+	both := []backend.Op{opOn(onDead), opOn(onWell)}
+	b.Apply(t.Context(), both)
+	if both[0].Err == nil || both[1].Err != nil {
+		t.Errorf("of one call: %v and %v", both[0].Err, both[1].Err)
+	}
+	dead.Restart()
+	took := within(t, 10*time.Second, "a decision by the server that came back", func() bool { return one(b, onDead).Err == nil })
+	t.Logf("exact again after %v", took)
+	for _, e := range []string{"connected " + dead.Addr(), "connect_failed " + dead.Addr(), "connected " + well.Addr()} {
+		if _, ok := events.Load(e); !ok {
+			t.Errorf("nobody was told %q", e)
+		}
+	}
+}
+
+// namesOn is a name whose counter at second 7200 lives on the i-th of two servers.
+func namesOn(t *testing.T, i int) string {
+	t.Helper()
+	for n := range 100 {
+		if name := fmt.Sprint("user", n); shard(name+"_7200", 2) == i {
+			return name
+		}
+	}
+	t.Fatal("no name for a server")
+	return ""
+}
+
+// TestRestartedWhileIdle: connections that died unused fail nobody.
+func TestRestartedWhileIdle(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, DialTimeout: slow}, true)
+	var wg sync.WaitGroup
+	for range 8 { // so that there are several
+		wg.Go(func() { one(b, "a") })
+	}
+	wg.Wait()
+	for range 5 {
+		s.Restart()
+		within(t, 10*time.Second, "a decision", func() bool {
+			op := one(b, "a")
+			if op.Err != nil && class(op) != ClassRefused { // it may be known to be down for a while
+				t.Errorf("after a restart: %v", op.Err)
+			}
+			return op.Err == nil
+		})
+	}
+}
+
+// TestStopped: a server that hangs costs a few callers their budget, and the others nothing, and it heals.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	b := run(t, Config{Servers: []string{s.Addr()}}, true)
+	s.Stop()
+	begun := time.Now()
+	if op := one(b, "a"); class(op) != ClassTimeout || time.Since(begun) > 2*time.Second {
+		t.Errorf("a server that hangs: %v after %v", op.Err, time.Since(begun))
+	}
+	within(t, 10*time.Second, "calls to be kept away", func() bool {
+		e, ok := errors.AsType[*Error](one(b, "a").Err)
+		return ok && e.Class == ClassTimeout && e.Unsent
+	})
+	begun = time.Now()
+	for range 1000 {
+		if op := one(b, "a"); op.Err == nil {
+			t.Fatal("a server that hangs has answered")
+		}
+	}
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("1000 calls to a server that hangs took %v", took)
+	}
+	s.Cont()
+	t.Logf("exact again after %v", within(t, 10*time.Second, "a decision", func() bool { return one(b, "a").Err == nil }))
+}
+
+// TestBreaker: a server that takes connections and answers nothing else in time opens its breaker, which closes when it does.
+func TestBreaker(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var well atomic.Bool
+	serve(t, l, func(c net.Conn) {
+		for r := bufio.NewReader(c); ; {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				return
+			}
+			answer := "5\r\n"
+			if line == "version\r\n" {
+				answer = "VERSION 1\r\n"
+			} else if !well.Load() {
+				continue
+			}
+			if _, err := io.WriteString(c, answer); err != nil {
+				return
+			}
+		}
+	})
+	var mu sync.Mutex
+	var states []string
+	b := run(t, Config{Servers: []string{l.Addr().String()}, DialTimeout: slow, Observer: Observer{Breaker: func(_, state string) {
+		mu.Lock()
+		defer mu.Unlock()
+		states = append(states, state)
+	}}}, false)
+	told := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Join(states, " ")
+	}
+	within(t, 10*time.Second, "the breaker to open", func() bool {
+		if op := one(b, "a"); class(op) != ClassTimeout {
+			t.Fatalf("%+v, %v", op.Decision, op.Err)
+		}
+		return strings.HasPrefix(told(), "open")
+	})
+	begun := time.Now()
+	for range 1000 {
+		one(b, "a")
+	}
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("with an open breaker 1000 calls took %v", took)
+	}
+	well.Store(true)
+	within(t, 10*time.Second, "the breaker to close", func() bool { return one(b, "a").Err == nil && strings.HasSuffix(told(), "closed") })
+}
+
+// TestDeadlines: a caller leaves in time, and what was sent counts all the same; with too little time nothing is sent.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: 20 * time.Second, Now: at(7200)}, true)
+	in := func(d time.Duration, name string) (backend.Op, time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		defer cancel()
+		ops, begun := []backend.Op{opOn(name)}, time.Now()
+		b.Apply(ctx, ops)
+		return ops[0], time.Since(begun)
+	}
+	if op, _ := in(2*time.Millisecond, "late"); !errors.Is(op.Err, errLate) {
+		t.Errorf("with 2 ms: %v", op.Err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ops := []backend.Op{opOn("late")}
+	if b.Apply(ctx, ops); !errors.Is(ops[0].Err, errLate) {
+		t.Errorf("of a caller that has gone: %v", ops[0].Err)
+	}
+	s.Stop()
+	op, took := in(500*time.Millisecond, "left")
+	if e, ok := errors.AsType[*Error](op.Err); !ok || e.Class != ClassTimeout || e.Unsent || took > 5*time.Second {
+		t.Errorf("a server that hangs: %v after %v", op.Err, took)
+	}
+	s.Cont()
+	within(t, 10*time.Second, "the hit of who has left", func() bool { return s.Say("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
+	if got := s.Say("get late_7200"); got != "END" {
+		t.Errorf("what was not sent is there: %q", got)
+	}
+}
+
+// TestNoOpTimeout: without a time-out of its own a call lasts as long as its caller says.
+func TestNoOpTimeout(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: NoOpTimeout}, true)
+	s.Stop()
+	ops, begun := []backend.Op{opOn("a")}, time.Now() // before the deadline is set: what is between makes it no shorter
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	b.Apply(ctx, ops)
+	if took := time.Since(begun); class(ops[0]) != ClassTimeout || took < 190*time.Millisecond {
+		t.Errorf("%v after %v", ops[0].Err, took)
+	}
+	s.Cont()
+}
+
+// TestFewConnections: many callers share two connections, in turn, and none is lost.
+func TestFewConnections(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	var most atomic.Int64
+	b := run(t, Config{Servers: []string{s.Addr()}, MaxConns: 2, OpTimeout: 20 * time.Second, Observer: Observer{Connections: func(n int) {
+		most.Store(max(most.Load(), int64(n)))
+	}}}, true)
+	var wg sync.WaitGroup
+	var admitted atomic.Uint64
+	for range 200 {
+		wg.Go(func() {
+			for range 5 {
+				op := opOn("a")
+				op.Limits = perHour(500)
+				op = apply(b, op)
+				if op.Err != nil {
+					t.Error(op.Err)
+				}
+				admitted.Add(op.Decision.Admitted)
+			}
+		})
+	}
+	wg.Wait()
+	if admitted.Load() != 500 || most.Load() > 2 {
+		t.Errorf("%d of 500 were admitted over %d connections", admitted.Load(), most.Load())
+	}
+}
+
+// TestOutOfMemory: memcached -M says when it can hold no more, and that is no lost count.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t, "-M", "-m", "2", "-I", "512k")
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow}, true)
+	for i := range 200_000 {
+		if op := one(b, fmt.Sprint(i)); op.Err != nil {
+			if class(op) != ClassOOM {
+				t.Errorf("counter %d: %v", i, op.Err)
+			}
+			return
+		}
+	}
+	t.Error("it never is full")
+}
+
+// TestOverTLS speaks TLS to a memcached that asks for certificates, and to no other.
+func TestOverTLS(t *testing.T) {
+	t.Parallel()
+	certs, other := redistest.NewCertificates(t, "localhost"), redistest.NewCertificates(t, "localhost")
+	s := memcachedtest.Start(t, "-Z", "-o", "ssl_chain_cert="+certs.Cert, "-o", "ssl_key="+certs.Key, "-o", "ssl_ca_cert="+certs.CA, "-o", "ssl_verify_mode=2")
+	load := func(f remote.TLSFiles) *tls.Config {
+		c, err := f.Load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	servers := []string{fmt.Sprintf("localhost:%d", s.Port())}
+	b := run(t, Config{Servers: servers, TLS: load(remote.TLSFiles{CA: certs.CA, Cert: certs.Cert, Key: certs.Key}), OpTimeout: slow}, true)
+	for want := range uint64(3) {
+		if op := one(b, "a"); op.Err != nil || op.Decision.Left != 1e6-want {
+			t.Fatalf("%+v, %v", op.Decision, op.Err)
+		}
+	}
+	for name, c := range map[string]*tls.Config{
+		"no certificate": load(remote.TLSFiles{CA: certs.CA}),
+		"another CA":     load(remote.TLSFiles{CA: other.CA, Cert: certs.Cert, Key: certs.Key}),
+		"no TLS":         nil,
+	} {
+		if op := one(run(t, Config{Servers: servers, TLS: c, OpTimeout: slow}, false), "a"); op.Err == nil {
+			t.Errorf("%s: %+v", name, op.Decision)
+		}
+	}
+}
+
+// TestUnresolvable: a name that DNS does not know is a server that is down.
+func TestUnresolvable(t *testing.T) {
+	t.Parallel()
+	b := run(t, Config{Servers: []string{"memcached.invalid:11211"}, OpTimeout: slow, DialTimeout: slow}, false)
+	op := one(b, "a")
+	if c := class(op); c != ClassRefused && c != ClassTimeout { // where there is no DNS at all it may not answer in time
+		t.Errorf("%v", op.Err)
+	}
+}
+
+// TestStrangeServers: whatever a server sends ends in an error, of which none tells a key.
+func TestStrangeServers(t *testing.T) {
+	t.Parallel()
+	for _, reply := range []string{
+		"\n", "\r\n", "ERROR\r\n", "SERVER_ERROR busy\r\n", "HTTP/1.1 400 Bad Request\r\n\r\n", "-1\r\n", "99999999999999999999999\r\n",
+		"VALUE \r\n", "VALUE x 0 0\r\n\r\nEND\r\n", "ERROR Too many open connections\r\n", strings.Repeat("9", 10_000) + "\r\n", "", "1",
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		serve(t, l, func(c net.Conn) {
+			for r := bufio.NewReader(c); ; {
+				line, err := r.ReadString('\n')
+				if err != nil {
+					return
+				}
+				answer := reply
+				if line == "version\r\n" {
+					answer = "VERSION 1\r\n"
+				}
+				if _, err := io.WriteString(c, answer); err != nil || answer == "" || answer == "1" {
+					return
+				}
+			}
+		})
+		b := run(t, Config{Servers: []string{l.Addr().String()}, OpTimeout: slow}, false)
+		for _, mode := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
+			op := opOn("secret")
+			op.Mode = mode
+			if op = apply(b, op); op.Err == nil || strings.Contains(op.Err.Error(), "secret") {
+				t.Errorf("%.30q, mode %d: %+v, %v", reply, mode, op.Decision, op.Err)
+			}
+		}
+		looks := []backend.Op{opOn("secret"), opOn("secret2")}
+		looks[0].Mode, looks[1].Mode = backend.Look, backend.Look
+		b.Apply(t.Context(), looks)
+		if err := looks[0].Err; err == nil && !strings.Contains(reply, "END") || err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%.30q, looks: %+v, %v", reply, looks[0].Decision, err)
+		}
+	}
+}
+
+// TestRefuses: what memcached cannot do is an error of its op alone.
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow}, true)
+	ops := []backend.Op{opOn("a"), opOn("b"), opOn("c"), opOn("d"), opOn("e"), opOn("f"), opOn("g")}
+	ops[1].Penalty = &engine.Penalty{For: 1, Max: 1}
+	ops[2].Limits[0].Algorithm = engine.TokenBucket
+	ops[3].Limits[0].Align = engine.AlignFirst
+	ops[4].Limits[0].CountRefused = false
+	ops[5].Limits = append(ops[5].Limits, ops[5].Limits[0])
+	ops[6].Limits = nil
+	b.Apply(t.Context(), ops)
+	for i := range ops {
+		if want := i > 0; errors.Is(ops[i].Err, errFixedOnly) != want || (ops[i].Err != nil) != want {
+			t.Errorf("op %d: %v", i, ops[i].Err)
+		}
+	}
+}
+
+// TestObserver counts the commands as the reference does.
+func TestObserver(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	var mu sync.Mutex
+	got := map[Command]int{}
+	ops := 0
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, Observer: Observer{
+		Command: func(c Command) {
+			mu.Lock()
+			defer mu.Unlock()
+			got[c]++
+		},
+		Exchange: func(e Exchange) {
+			mu.Lock()
+			defer mu.Unlock()
+			ops += e.Ops
+			if e.Node != s.Addr() || e.Err != nil || e.Failed != 0 || e.Duration <= 0 {
+				t.Errorf("%+v", e)
+			}
+		},
+	}}, true)
+	within(t, 10*time.Second, "the first take to be told", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return ops > 0
+	})
+	mu.Lock()
+	clear(got)
+	ops = 0
+	mu.Unlock()
+	one(b, "a")
+	one(b, "a")
+	looks := []backend.Op{opOn("a"), opOn("b"), opOn("c")}
+	for i := range looks {
+		looks[i].Mode = backend.Look
+	}
+	b.Apply(t.Context(), looks)
+	mu.Lock()
+	defer mu.Unlock()
+	for want, n := range map[Command]int{
+		{Name: CommandIncrement, Code: CodeMiss}: 1, {Name: CommandAdd, Code: CodeSuccess}: 1, {Name: CommandIncrement, Code: CodeSuccess}: 1,
+		{Name: CommandMultiGet, Code: CodeSuccess, Keys: 3, Found: 1}: 1,
+	} {
+		if got[want] != n {
+			t.Errorf("%+v %d times, want %d; all are %v", want, got[want], n, got)
+		}
+	}
+	if ops != 5 {
+		t.Errorf("%d ops, want 5", ops)
+	}
+}

@@ -1,0 +1,137 @@
+package memcached
+
+import (
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// item is one operation on its way: what is sent for it, and what comes of it. It holds copies of what it needs, because
+// the caller may leave before it is done.
+type item struct {
+	at     int // the index of its op
+	mode   backend.Mode
+	take   engine.Take
+	limit  [1]engine.Limit
+	now    engine.Micros
+	key    string
+	hits   uint64        // that are added, or taken away; 0 only looks
+	lasts  time.Duration // from when a new counter is written
+	result engine.Decision
+	err    *Error
+}
+
+// fits says what is wrong with op for memcached; nil is nothing.
+func (b *Backend) fits(op *backend.Op) *Error {
+	if len(op.Limits) != 1 || op.Penalty != nil {
+		return errFixedOnly
+	}
+	switch l := &op.Limits[0]; {
+	case l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock || !l.CountRefused || l.Listed || l.Window <= 0:
+		return errFixedOnly
+	case b.config.KeyFormat == ReferenceKeys && l.Window%1e6 != 0:
+		return errWhole
+	case b.config.KeyFormat == ReferenceKeys && len(op.Name) == 0:
+		return errNoName
+	}
+	return nil
+}
+
+// set makes it of op, which fits.
+func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
+	it.at, it.mode, it.take, it.now = at, op.Mode, op.Take, now
+	it.limit[0] = op.Limits[0]
+	d := windowOf(it.limits(), now)
+	start := engine.Micros(d.Window)
+	it.key = b.config.keyOf(op, start)
+	length := time.Duration(now-start)*time.Microsecond + d.ResetAfter
+	it.lasts = length + granularity
+	if j := b.config.ExpirationJitter; j > 0 {
+		it.lasts += rand.N(j)
+	}
+	switch it.mode {
+	case backend.Take:
+		it.hits = times(it.take.Cost, wanted(&it.take))
+	case backend.Give:
+		if it.take.Window == 0 || it.take.Window >= d.Window {
+			it.hits = times(it.take.Cost, it.take.Count)
+		}
+	case backend.Look, backend.Reset:
+	}
+}
+
+// windowOf tells in which window now is, and when it ends, which is pkg/engine's to say.
+func windowOf(l engine.Limits, now engine.Micros) engine.Decision {
+	return l.Look(states(new(engine.State)), now, engine.Take{})
+}
+
+// granularity is what memcached may drop a key too early: its clock ticks once a second, and it counts from the last tick.
+const granularity = 2 * time.Second
+
+// expiration is when a key that is written now and lasts so long expires, as memcached wants it: in seconds from now, up to
+// thirty days, and else in seconds since the epoch. The latter is by the clock of memcached's machine, which may be ahead.
+func expiration(now time.Time, lasts time.Duration) int32 {
+	const (
+		longest = 30 * 24 * time.Hour
+		ahead   = time.Minute
+	)
+	if lasts <= longest {
+		return int32((lasts + time.Second - 1) / time.Second)
+	}
+	return int32(min(now.Add(lasts+ahead).Unix()+1, math.MaxInt32))
+}
+
+func (it *item) limits() engine.Limits { return it.limit[:] }
+
+func states(s *engine.State) []*engine.State { return []*engine.State{s} }
+
+// counted is the state of a counter that has counted so many hits in the present window.
+func (it *item) counted(hits uint64) []*engine.State {
+	s := states(new(engine.State))
+	it.limits().Take(s, it.now, engine.Take{Cost: min(hits, engine.MaxHits), Count: 1}) // refused ones count, so that all do
+	return s
+}
+
+// took decides a take whose hits were added to the before that were there. It returns how many of them are to be taken away
+// again: those of Extra that were not admitted, and what a counter cannot hold.
+func (it *item) took(before uint64) (undo uint64) {
+	it.result = it.limits().Take(it.counted(before), it.now, it.take)
+	spent := times(it.take.Cost, it.take.Count)
+	if it.result.Admitted > min(it.take.Count, engine.MaxHits) {
+		spent = times(it.take.Cost, it.result.Admitted)
+	}
+	spent = min(spent, it.hits)
+	had := min(before, engine.MaxHits)
+	return it.hits - min(spent, engine.MaxHits-had)
+}
+
+// found decides an op that adds nothing, of a counter that now stands at count.
+func (it *item) found(count uint64) {
+	l, s := it.limits(), it.counted(count)
+	switch it.mode {
+	case backend.Take, backend.Look:
+		it.result = l.Look(s, it.now, it.take)
+	case backend.Give: // what is to be given back was
+		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
+	case backend.Reset:
+		it.result = l.Reset(s, it.now)
+	}
+}
+
+// wanted is how many times a take is to be done.
+func wanted(t *engine.Take) uint64 {
+	n := min(t.Count, engine.MaxHits)
+	return n + min(t.Extra, engine.MaxHits-n)
+}
+
+// times is a·b, at most [engine.MaxHits].
+func times(a, b uint64) uint64 {
+	if hi, lo := bits.Mul64(a, b); hi == 0 {
+		return min(lo, engine.MaxHits)
+	}
+	return engine.MaxHits
+}

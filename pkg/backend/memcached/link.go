@@ -1,0 +1,247 @@
+package memcached
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bradfitz/gomemcache/memcache"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// link is one connection, with a client of gomemcache around it that never opens another one. Who has it has it alone. So
+// each use has a deadline of its own, which gomemcache does not know, and nobody but the server's pool decides when to
+// connect.
+type link struct {
+	node    string // the server's name
+	conn    *conn
+	client  *memcache.Client
+	tell    func(Command) // nil: nobody wants to know
+	used    time.Time     // when it was last given back
+	present bool          // the client was given the connection
+}
+
+// conn is a connection whose deadline is that of its present use, whatever gomemcache asks for.
+type conn struct {
+	net.Conn
+	until  time.Time
+	closed bool
+}
+
+// SetDeadline sets the deadline of the present use.
+func (c *conn) SetDeadline(time.Time) error { return c.Conn.SetDeadline(c.until) }
+
+// Close closes the connection, which gomemcache does where it does not know what comes next on it.
+func (c *conn) Close() error {
+	c.closed = true
+	return c.Conn.Close()
+}
+
+func newLink(node string, nc net.Conn, tell func(Command)) *link {
+	l := &link{node: node, conn: &conn{Conn: nc}, tell: tell, used: time.Now()}
+	l.client = memcache.NewFromSelector(only{nc.RemoteAddr()})
+	l.client.MaxIdleConns = 1
+	l.client.Timeout = time.Hour // conn knows better
+	l.client.DialContext = func(context.Context, string, string) (net.Conn, error) {
+		if l.present {
+			return nil, errBroken
+		}
+		l.present = true
+		return l.conn, nil
+	}
+	return l
+}
+
+// only selects the one server that there is.
+type only struct{ addr net.Addr }
+
+// PickServer is the server.
+func (o only) PickServer(string) (net.Addr, error) { return o.addr, nil }
+
+// Each calls f with the server.
+func (o only) Each(f func(net.Addr) error) error { return f(o.addr) }
+
+// broken tells whether the link is of no use any more.
+func (l *link) broken() bool { return l.conn.closed }
+
+// ping waits until the server says its version.
+func (l *link) ping(until time.Time) error {
+	l.conn.until = until
+	return l.guard(l.client.Ping)
+}
+
+// guard calls f. gomemcache has a panic in store for a reply of nothing but a line feed, and what a server sends must not
+// end this process.
+func (l *link) guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // the bug is gomemcache's
+			_ = l.conn.Close() // who knows what comes next on it
+			err = fmt.Errorf("reading what the server sent: %v", p)
+		}
+	}()
+	return f()
+}
+
+// exchange does items until the given time, in order, and returns how many: fewer than there are where the link broke.
+func (l *link) exchange(items []*item, until time.Time) int {
+	l.conn.until = until
+	done := 0
+	for done < len(items) && !l.broken() {
+		n := 1
+		for items[done].looks() && done+n < len(items) && items[done+n].looks() {
+			n++
+		}
+		some := items[done : done+n]
+		if err := l.guard(func() error { return l.do(some) }); err != nil {
+			e := classify(l.node, err)
+			for _, it := range some {
+				it.err = e
+			}
+		}
+		done += n
+	}
+	return done
+}
+
+// looks tells whether it only asks how a counter stands.
+func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
+
+// do does items, which are one, or looks.
+func (l *link) do(items []*item) error {
+	it := items[0]
+	switch {
+	case it.looks():
+		return l.look(items)
+	case it.mode == backend.Take:
+		return l.take(it)
+	case it.mode == backend.Give:
+		count, err := l.client.Decrement(it.key, it.hits)
+		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
+			return err
+		}
+		it.found(count)
+		return nil
+	default:
+		if err := l.client.Delete(it.key); err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
+			return err
+		}
+		it.found(0)
+		return nil
+	}
+}
+
+// look asks how counters stand, all at once.
+func (l *link) look(items []*item) error {
+	if len(items) == 1 {
+		got, err := l.client.Get(items[0].key)
+		miss := errors.Is(err, memcache.ErrCacheMiss)
+		if err != nil && !miss {
+			l.told(Command{CommandMultiGet, CodeError, 1, 0})
+			return err
+		}
+		if miss {
+			l.told(Command{CommandMultiGet, CodeSuccess, 1, 0})
+			items[0].found(0)
+			return nil
+		}
+		l.told(Command{CommandMultiGet, CodeSuccess, 1, 1})
+		return items[0].read(got)
+	}
+	keys := make([]string, 0, len(items))
+	for _, it := range items {
+		keys = append(keys, it.key)
+	}
+	got, err := l.client.GetMulti(keys)
+	if err != nil {
+		l.told(Command{CommandMultiGet, CodeError, len(keys), 0})
+		return err
+	}
+	l.told(Command{CommandMultiGet, CodeSuccess, len(keys), len(got)})
+	for _, it := range items {
+		if err := it.read(got[it.key]); err != nil { // which is this counter's trouble alone
+			it.err = classify(l.node, err)
+		}
+	}
+	return nil
+}
+
+var errNumber = errors.New("a counter is no number")
+
+// read decides it on what is stored; nil is nothing.
+func (it *item) read(stored *memcache.Item) error {
+	if stored == nil {
+		it.found(0)
+		return nil
+	}
+	// A decr that leaves fewer digits fills up with blanks.
+	count, err := strconv.ParseUint(strings.TrimRight(string(stored.Value), " "), 10, 64)
+	if err != nil {
+		return errNumber
+	}
+	it.found(count)
+	return nil
+}
+
+// attempts bounds how often a counter may come and go between an incr and an add.
+const attempts = 8
+
+var errRestless = errors.New("the counter comes and goes")
+
+// take adds the hits of it and decides on what was there before: memcached does one thing after the other, so that of any
+// number of takes each finds another number. A counter that is not there is added, unless somebody else did so meanwhile.
+func (l *link) take(it *item) error {
+	for range attempts {
+		after, err := l.client.Increment(it.key, it.hits)
+		if err == nil {
+			l.told(Command{Name: CommandIncrement, Code: CodeSuccess})
+			return l.settle(it, after)
+		}
+		if !errors.Is(err, memcache.ErrCacheMiss) {
+			l.told(Command{Name: CommandIncrement, Code: CodeError})
+			return err
+		}
+		l.told(Command{Name: CommandIncrement, Code: CodeMiss})
+		err = l.client.Add(it.stored(it.hits))
+		if err == nil {
+			l.told(Command{Name: CommandAdd, Code: CodeSuccess})
+			return l.settle(it, it.hits)
+		}
+		if !errors.Is(err, memcache.ErrNotStored) {
+			l.told(Command{Name: CommandAdd, Code: CodeError})
+			return err
+		}
+		l.told(Command{Name: CommandAdd, Code: CodeNotStored})
+	}
+	return errRestless
+}
+
+// stored is a counter that stands at count.
+func (it *item) stored(count uint64) *memcache.Item {
+	return &memcache.Item{Key: it.key, Value: strconv.AppendUint(nil, count, 10), Expiration: expiration(time.Now(), it.lasts)}
+}
+
+// settle decides it, whose hits have made the counter what it is now, and takes away what was added in vain. If that
+// fails the decision stands, and the counter refuses more than it must.
+func (l *link) settle(it *item, after uint64) error {
+	undo := it.took(after - it.hits)
+	if after < it.hits { // beyond 64 bits memcached begins anew: somebody has put something huge there
+		_ = l.client.Set(it.stored(engine.MaxHits)) // see above
+		return nil
+	}
+	if undo > 0 {
+		_, _ = l.client.Decrement(it.key, undo) // see above
+	}
+	return nil
+}
+
+func (l *link) told(c Command) {
+	if l.tell != nil {
+		l.tell(c)
+	}
+}

@@ -1,0 +1,340 @@
+package memcached
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// How a server's connections are looked after.
+const (
+	lookEach  = 250 * time.Millisecond
+	idleAfter = 10 * time.Second // connections beyond MaxIdleConns are closed that have not been used for so long
+	patience  = 5 * time.Second  // of an exchange where neither the configuration nor a caller says so
+)
+
+// server is one of the servers, with its connections.
+type server struct {
+	backend *Backend
+	name    string // as the configuration has it
+	network string
+	breaker *breaker
+	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or was not tried yet
+	heard   atomic.Int64          // when it answered last, in ns since the epoch
+	wake    chan struct{}         // of run: something has changed
+	cancel  context.CancelFunc    // of run; nil before. It belongs to who starts and stops servers
+
+	mu      sync.Mutex
+	idle    []*link      // the last used last
+	waiting []chan *link // those who want one, the first come first; a closed channel means that there is none to be had
+	open    int          // links that are up, idle or in use
+	dialing int
+	dial    func() // opens one more; nil before run and after it
+	stopped bool
+	empty   chan struct{} // closed once it is stopped and open is 0
+}
+
+func (b *Backend) newServer(name string) *server {
+	s := &server{backend: b, name: name, network: "tcp", wake: make(chan struct{}, 1), empty: make(chan struct{})}
+	if strings.Contains(name, "/") {
+		s.network = "unix"
+	}
+	s.breaker = newBreaker(name, b.config.Observer.Breaker)
+	return s
+}
+
+// acquire returns a link, for the caller alone, or why there is none. It waits for one for as long as the budget.
+func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Error) {
+	if e := s.down.Load(); e != nil {
+		return nil, e
+	}
+	if e := s.breaker.Admit(time.Now(), budget); e != nil {
+		return nil, e
+	}
+	l, wait, e := s.take()
+	if l != nil || e != nil {
+		return l, e
+	}
+	begun := time.Now()
+	enough := time.NewTimer(budget)
+	defer enough.Stop()
+	select {
+	case l, ok := <-wait:
+		if !ok {
+			return nil, s.none()
+		}
+		return l, nil
+	case <-enough.C:
+	case <-ctx.Done():
+	}
+	s.leave(wait)
+	late := &Error{Class: ClassTimeout, Node: s.name, Unsent: true, text: "no connection was free in time"}
+	if s.connected() && s.silent(begun, begun.Add(budget), budget) {
+		if tell, refused := s.breaker.Begin(); refused == nil {
+			tell(late) // all connections are with others who wait in vain
+		}
+	}
+	return nil, late
+}
+
+// connected tells whether a connection is up.
+func (s *server) connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open > 0
+}
+
+// silent tells whether a caller that has waited since begun, until its time was up, says something about the server by leaving:
+// not where that has answered others meanwhile, the time was very short, the caller itself has gone, or this process
+// stood still.
+func (s *server) silent(begun, ends time.Time, budget time.Duration) bool {
+	late := time.Since(ends)
+	return budget >= shortest && late >= 0 && late < budget && s.heard.Load() < begun.UnixNano()
+}
+
+// take returns an idle link, or where to wait for one.
+func (s *server) take() (*link, chan *link, *Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return nil, nil, errStopped
+	}
+	for len(s.idle) > 0 {
+		l := s.idle[len(s.idle)-1]
+		s.idle = s.idle[:len(s.idle)-1]
+		if remote.Alive(l.conn.Conn) == nil {
+			return l, nil, nil
+		}
+		s.discard(l)
+	}
+	wait := make(chan *link, 1)
+	s.waiting = append(s.waiting, wait)
+	s.grow()
+	return nil, wait, nil
+}
+
+// leave ends the wait of somebody who got nothing in time; what came at the last moment goes back.
+func (s *server) leave(wait chan *link) {
+	s.mu.Lock()
+	i := slices.Index(s.waiting, wait)
+	if i >= 0 {
+		s.waiting = slices.Delete(s.waiting, i, i+1)
+	}
+	s.mu.Unlock()
+	if i < 0 {
+		if l, ok := <-wait; ok {
+			s.release(l)
+		}
+	}
+}
+
+// none is why there is no connection.
+func (s *server) none() *Error {
+	if e := s.down.Load(); e != nil {
+		return e
+	}
+	return errStopped
+}
+
+// grow has connections opened for those who wait. s.mu is held.
+func (s *server) grow() {
+	for s.dial != nil && s.dialing < len(s.waiting) && s.open+s.dialing < s.backend.config.MaxConns {
+		s.dialing++
+		s.dial()
+	}
+}
+
+// release takes a link back.
+func (s *server) release(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.broken() {
+		s.discard(l)
+		s.sweep() // where one has broken others may have
+		s.grow()
+		return
+	}
+	l.used = time.Now()
+	s.hand(l)
+}
+
+// hand gives l to who waits for one. s.mu is held.
+func (s *server) hand(l *link) {
+	switch {
+	case s.stopped:
+		s.discard(l)
+	case len(s.waiting) > 0:
+		s.waiting[0] <- l
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+	default:
+		s.idle = append(s.idle, l)
+	}
+}
+
+// discard closes l, which is nobody's any more. s.mu is held.
+func (s *server) discard(l *link) {
+	_ = l.conn.Conn.Close() // it may be closed already
+	s.open--
+	s.backend.connected(-1)
+	if s.open == 0 {
+		s.poke()
+		if s.stopped {
+			close(s.empty)
+		}
+	}
+}
+
+func (s *server) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// sweep drops idle links that are dead, or too many and unused for long. s.mu is held.
+func (s *server) sweep() {
+	now := time.Now()
+	spare := len(s.idle) - max(s.backend.config.MaxIdleConns, 1) // the first were used longest ago
+	kept := s.idle[:0]
+	for i, l := range s.idle {
+		if i < spare && now.Sub(l.used) > idleAfter || remote.Alive(l.conn.Conn) != nil {
+			s.discard(l)
+			continue
+		}
+		kept = append(kept, l)
+	}
+	clear(s.idle[len(kept):])
+	s.idle = kept
+}
+
+// run keeps at least one connection up, until ctx ends. It returns when the last is closed.
+func (s *server) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	s.mu.Lock()
+	s.dial = func() { wg.Go(func() { s.connect(ctx) }) }
+	s.grow()
+	s.mu.Unlock()
+	var wait remote.Backoff
+	for ctx.Err() == nil {
+		if !s.missing() {
+			pause(ctx, lookEach, s.wake)
+		} else if s.connect(ctx) {
+			wait.Reset()
+		} else {
+			pause(ctx, wait.Next(), nil)
+		}
+	}
+	s.stop()
+}
+
+// missing looks after the idle links, and tells whether there is neither a link nor one on its way. Where it is so the
+// caller has to connect.
+func (s *server) missing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweep()
+	if s.open+s.dialing > 0 {
+		return false
+	}
+	s.dialing++
+	return true
+}
+
+// pause waits for a while, until ctx ends or wake is sent to.
+func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-wake:
+	}
+}
+
+// connect opens a connection and waits until the server answers on it. It tells whether it did. It was counted in
+// s.dialing before.
+func (s *server) connect(ctx context.Context) bool {
+	l, err := s.openLink(ctx)
+	if err != nil {
+		s.unconnected(ctx, err)
+		return false
+	}
+	s.mu.Lock()
+	s.dialing--
+	first := s.open == 0
+	if s.stopped {
+		_ = l.conn.Close() // nobody wants it any more
+		s.mu.Unlock()
+		return false
+	}
+	s.open++
+	s.backend.connected(1)
+	s.down.Store(nil)
+	s.hand(l)
+	s.mu.Unlock()
+	if first {
+		s.backend.event(Event{Kind: EventConnected, Node: s.name})
+	}
+	return true
+}
+
+func (s *server) openLink(ctx context.Context) (*link, error) {
+	c := &s.backend.config
+	nc, err := s.backend.dialer.Dial(ctx, s.network, s.name)
+	if err != nil {
+		return nil, err
+	}
+	l := newLink(s.name, nc, c.Observer.Command)
+	if err := l.ping(time.Now().Add(c.DialTimeout)); err != nil {
+		_ = nc.Close() // it may be closed already
+		return nil, err
+	}
+	return l, nil
+}
+
+// unconnected turns away who waits, where no connection could be opened and none is left.
+func (s *server) unconnected(ctx context.Context, err error) {
+	e := classify(s.name, err)
+	s.mu.Lock()
+	s.dialing--
+	if s.open+s.dialing == 0 {
+		s.down.Store(&Error{Class: e.Class, Node: s.name, Unsent: true, text: e.text})
+		s.turnAway()
+		s.poke()
+	}
+	s.mu.Unlock()
+	if ctx.Err() == nil {
+		s.backend.event(Event{Kind: EventConnectFailed, Node: s.name, Err: e})
+	}
+}
+
+// turnAway fails all who wait. s.mu is held.
+func (s *server) turnAway() {
+	for _, wait := range s.waiting {
+		close(wait)
+	}
+	s.waiting = nil
+}
+
+// stop closes what is idle, and waits for what is in use.
+func (s *server) stop() {
+	s.mu.Lock()
+	s.stopped, s.dial = true, nil
+	s.turnAway()
+	busy := s.open > 0
+	idle := s.idle
+	s.idle = nil
+	for _, l := range idle {
+		s.discard(l)
+	}
+	s.mu.Unlock()
+	if busy {
+		<-s.empty
+	}
+}
