@@ -1,0 +1,208 @@
+package configwatch_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// fixture is a Watch with what it told.
+type fixture struct {
+	*configwatch.Watch
+
+	log     bytes.Buffer
+	outcome []string
+}
+
+func newFixture(o descriptors.Options) *fixture {
+	f := &fixture{}
+	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), configwatch.Config{
+		Options: o,
+		Loaded: func(set *descriptors.Set, warnings int) {
+			f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
+		},
+		Refused: func(error) { f.outcome = append(f.outcome, "refused") },
+	})
+	return f
+}
+
+func (f *fixture) logged() string {
+	defer f.log.Reset()
+	return f.log.String()
+}
+
+func source(name, text string) descriptors.Source {
+	return descriptors.Source{Name: name, Data: []byte(text)}
+}
+
+func login(limit string) descriptors.Source {
+	return source("a.yaml", "domain: shop\ndescriptors:\n  - key: login\n    rate_limit: {unit: minute, requests_per_unit: "+limit+"}\n")
+}
+
+func TestTheLastGoodSetStays(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	if f.Rules() != nil {
+		t.Fatal("rules before the first update")
+	}
+	if err := f.Update(nil, nil); !errors.Is(err, configwatch.ErrNoSources) {
+		t.Errorf("nothing: %v, want ErrNoSources", err)
+	}
+	if err := f.Update([]descriptors.Source{login("x")}, nil); err == nil || f.Rules() != nil {
+		t.Errorf("bad first set: %v, rules %v", err, f.Rules())
+	}
+	f.logged()
+	if err := f.Update([]descriptors.Source{login("3")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if log := f.logged(); !strings.Contains(log, "rules loaded") || !strings.Contains(log, "rules=1 files=1") {
+		t.Errorf("first set: log\n%s", log)
+	}
+	good := f.Rules()
+	for name, update := range map[string]func() error{
+		"one bad file of two": func() error {
+			return f.Update([]descriptors.Source{login("5"), source("b.yaml", "domain: [")}, nil)
+		},
+		"one unreadable file of two": func() error {
+			return f.Update([]descriptors.Source{login("5")}, descriptors.Problems{{File: "b.yaml", Text: "permission denied"}})
+		},
+		"nothing": func() error { return f.Update(nil, nil) },
+		"only something to warn of": func() error {
+			return f.Update(nil, descriptors.Problems{{File: "b.yaml", Text: "a symbolic link", Warning: true}})
+		},
+	} {
+		if err := update(); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+		if f.Rules() != good {
+			t.Errorf("%s: the last good set is gone", name)
+		}
+		if log := f.logged(); !strings.Contains(log, "rules refused") || !strings.Contains(log, "the last good ones") {
+			t.Errorf("%s: log\n%s", name, log)
+		}
+	}
+	want := []string{"refused", "refused", "a.yaml", "refused", "refused", "refused", "refused"}
+	if d := cmp.Diff(want, f.outcome); d != "" {
+		t.Errorf("outcomes (-want +got):\n%s", d)
+	}
+}
+
+func TestEveryProblemIsLogged(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	err := f.Update([]descriptors.Source{login("x"), source("b.yaml", "domain: [")}, descriptors.Problems{{File: "c.yaml", Text: "permission denied"}})
+	if err == nil {
+		t.Fatal("taken")
+	}
+	log := f.logged()
+	for _, part := range []string{"c.yaml: permission denied", "a.yaml:4", "b.yaml:", "problems=3", "serving=none"} {
+		if !strings.Contains(log, part) {
+			t.Errorf("the log lacks %q:\n%s", part, log)
+		}
+	}
+}
+
+func TestChangesAreTold(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	update := func(sources ...descriptors.Source) {
+		t.Helper()
+		if err := f.Update(sources, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update(login("3"))
+	f.logged()
+	update(login("5"))
+	log := f.logged()
+	for _, part := range []string{"rules changed", "login", "3", "→", "5", "per minute"} {
+		if !strings.Contains(log, part) {
+			t.Errorf("the log lacks %q:\n%s", part, log)
+		}
+	}
+	update(login("5"))
+	if log := f.logged(); !strings.Contains(log, "level=INFO") || !strings.Contains(log, "nothing changed") {
+		t.Errorf("the same again: log\n%s", log)
+	}
+	var many strings.Builder
+	many.WriteString("domain: shop\ndescriptors:\n")
+	for _, c := range "abcdefghijklmnopqrstuvwxyz" {
+		many.WriteString("  - {key: " + string(c) + ", rate_limit: {unit: day, requests_per_unit: 1}}\n")
+	}
+	update(source("a.yaml", many.String()))
+	if log := f.logged(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "; and 7 more") { // 26 come, one goes
+		t.Errorf("many changes: log\n%s", log)
+	}
+}
+
+func TestWarningsAreLoggedAndCounted(t *testing.T) {
+	t.Parallel()
+	twice := source("a.yaml", "domain: shop\ndescriptors:\n  - key: a\n    key: login\n")
+	f := newFixture(descriptors.Options{})
+	if err := f.Update([]descriptors.Source{twice}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if log := f.logged(); !strings.Contains(log, "doubtful rules") || !strings.Contains(log, "a.yaml:4") {
+		t.Errorf("log\n%s", log)
+	}
+	if d := cmp.Diff([]string{"a.yaml warning"}, f.outcome); d != "" {
+		t.Errorf("outcome (-want +got):\n%s", d)
+	}
+	if err := newFixture(descriptors.Options{Strict: true}).Update([]descriptors.Source{twice}, nil); err == nil {
+		t.Error("strict: taken")
+	}
+}
+
+func TestAPanicIsARefusal(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	if err := f.Update([]descriptors.Source{login("3")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	good := f.Rules()
+	f.PanicOnLoad()
+	err := f.Update([]descriptors.Source{login("5")}, nil)
+	if err == nil || !strings.Contains(err.Error(), "index out of range") {
+		t.Errorf("Update = %v, want an error with the panic", err)
+	}
+	if f.Rules() != good {
+		t.Error("the last good set is gone")
+	}
+	if d := cmp.Diff([]string{"a.yaml", "refused"}, f.outcome); d != "" {
+		t.Errorf("outcomes (-want +got):\n%s", d)
+	}
+}
+
+func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	w := configwatch.New(slog.New(slog.NewTextHandler(&log, nil)), configwatch.Config{
+		Check: func(set *descriptors.Set) (all descriptors.Problems) {
+			for r := range set.Rules() {
+				if r.Items[0].RequestsPerUnit > 5 {
+					all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: "too many for this store"})
+				}
+			}
+			return all
+		},
+	})
+	if err := w.Update([]descriptors.Source{login("5")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	good := w.Rules()
+	err := w.Update([]descriptors.Source{login("6")}, nil)
+	const want = "a.yaml:3: shop.login: too many for this store"
+	if err == nil || err.Error() != want || !strings.Contains(log.String(), want) {
+		t.Errorf("Update = %v, want %q, and in the log:\n%s", err, want, log.String())
+	}
+	if w.Rules() != good {
+		t.Error("the last good set is gone")
+	}
+}

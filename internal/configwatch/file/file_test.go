@@ -1,0 +1,313 @@
+package file_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rules are a file with one domain.
+func rules(domain string) string {
+	return "domain: " + domain + "\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: 1}}\n"
+}
+
+// watched is a directory that is watched, and what came of it.
+type watched struct {
+	*file.Watcher
+
+	rules *configwatch.Watch
+	mu    sync.Mutex
+	loads []string // the domains of each set that was taken, or "refused"
+	at    []time.Time
+	news  chan struct{}
+	seen  int // how many loads the test has waited for
+}
+
+// watch watches a layout until the test ends. Where the events of the kernel have to do, looking at everything is left
+// to an hour from now.
+func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
+	t.Helper()
+	w := &watched{news: make(chan struct{}, 1)}
+	note := func(outcome string) {
+		w.mu.Lock()
+		w.loads, w.at = append(w.loads, outcome), append(w.at, time.Now())
+		w.mu.Unlock()
+		select {
+		case w.news <- struct{}{}:
+		default:
+		}
+	}
+	log := slog.New(slog.DiscardHandler)
+	w.rules = configwatch.New(log, configwatch.Config{
+		Loaded: func(set *descriptors.Set, _ int) {
+			var domains []string
+			for d := range set.Domains() {
+				domains = append(domains, d.Name)
+			}
+			note(strings.Join(domains, " "))
+		},
+		Refused: func(error) { note("refused") },
+	})
+	w.Watcher = file.New(log, file.Config{Layout: l, Rescan: rescan}, w.rules)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	<-w.First()
+	return w
+}
+
+// outcomes is what came of the loads so far.
+func (w *watched) outcomes() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]string{}, w.loads...)
+}
+
+// wants waits for one more load with this outcome, after any others.
+func (w *watched) wants(t *testing.T, want string) {
+	t.Helper()
+	late := time.After(5 * time.Second)
+	for {
+		all := w.outcomes()
+		if i := slices.Index(all[w.seen:], want); i >= 0 {
+			w.seen += i + 1
+			return
+		}
+		select {
+		case <-w.news:
+		case <-late:
+			t.Fatalf("loads %q; want %q after the first %d", all, want, w.seen)
+		}
+	}
+}
+
+// stays checks that no load comes for a while, though something happened.
+func (w *watched) stays(t *testing.T, want string) {
+	t.Helper()
+	before := len(w.outcomes())
+	<-time.After(700 * time.Millisecond)
+	if all := w.outcomes(); len(all) != before || all[before-1] != want {
+		t.Errorf("loads %q; want none after %q", all, want)
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestY25FilesComeChangeAndGo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", rules("one"))
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	w.wants(t, "one")
+	write(t, dir, "a.yaml", rules("two"))
+	w.wants(t, "two")
+	write(t, dir, "sub/deep/b.yaml", rules("three"))
+	w.wants(t, "two three")
+	write(t, dir, "sub/deep/b.yaml", rules("four"))
+	w.wants(t, "two four")
+	must(t, os.RemoveAll(filepath.Join(dir, "sub")))
+	w.wants(t, "two")
+	write(t, dir, "sub/c.yaml", rules("five"))
+	w.wants(t, "two five")
+	must(t, os.Rename(filepath.Join(dir, "sub"), filepath.Join(dir, "bus")))
+	w.wants(t, "two five") // now from another file
+	write(t, dir, "bus/c.yaml", rules("six"))
+	w.wants(t, "two six")
+}
+
+func TestY25HalfWrittenFileAndRenameSwap(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", rules("one"))
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	w.wants(t, "one")
+	good := w.rules.Rules()
+	write(t, dir, "a.yaml", rules("two")[:40])
+	w.wants(t, "refused")
+	if w.rules.Rules() != good {
+		t.Error("the last good set is gone")
+	}
+	outside := t.TempDir()
+	write(t, outside, "a.yaml", rules("two"))
+	must(t, os.Rename(filepath.Join(outside, "a.yaml"), filepath.Join(dir, "a.yaml")))
+	w.wants(t, "two")
+}
+
+// configMap lays a directory out as Kubernetes does, and updates it as Kubernetes does.
+func configMap(t *testing.T, dir, version, domain string) {
+	t.Helper()
+	write(t, dir, version+"/rules.yaml", rules(domain))
+	link(t, dir, "..data_tmp", version)
+	must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	if _, err := os.Lstat(filepath.Join(dir, "rules.yaml")); err != nil {
+		link(t, dir, "rules.yaml", "..data/rules.yaml")
+	}
+}
+
+func TestY25ConfigMap(t *testing.T) {
+	t.Parallel()
+	for i := range 4 {
+		l := file.Layout{Subdirectory: "ratelimit", AppDirectory: "config", WatchRoot: i&1 > 0, IgnoreDotFiles: i&2 > 0}
+		t.Run(fmt.Sprintf("watch_root=%t,ignore_dot_files=%t", l.WatchRoot, l.IgnoreDotFiles), func(t *testing.T) {
+			t.Parallel()
+			l.Root = t.TempDir()
+			dir := filepath.Join(l.Root, "ratelimit", "config")
+			configMap(t, dir, "..2026_01", "one")
+			w := watch(t, l, time.Hour)
+			w.wants(t, "one")
+			configMap(t, dir, "..2026_02", "two")
+			must(t, os.RemoveAll(filepath.Join(dir, "..2026_01")))
+			w.wants(t, "two")
+			configMap(t, dir, "..2026_03", "three")
+			w.wants(t, "three")
+		})
+	}
+}
+
+func TestY25SwapOfTheRoot(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "v1/app/config/a.yaml", rules("one"))
+	write(t, dir, "v2/app/config/a.yaml", rules("two"))
+	link(t, dir, "current", "v1")
+	w := watch(t, file.Layout{Root: filepath.Join(dir, "current"), Subdirectory: "app", AppDirectory: "config", WatchRoot: true}, time.Hour)
+	w.wants(t, "one")
+	link(t, dir, "next", "v2")
+	must(t, os.Rename(filepath.Join(dir, "next"), filepath.Join(dir, "current")))
+	w.wants(t, "two")
+	write(t, dir, "v2/app/config/a.yaml", rules("three"))
+	w.wants(t, "three")
+	write(t, dir, "v1/app/config/a.yaml", rules("four")) // nobody's business any more
+	w.stays(t, "three")
+}
+
+func TestY25DeletedDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "root/config/a.yaml", rules("one"))
+	w := watch(t, file.Layout{Root: filepath.Join(dir, "root"), AppDirectory: "config"}, time.Hour)
+	w.wants(t, "one")
+	good := w.rules.Rules()
+	must(t, os.RemoveAll(filepath.Join(dir, "root")))
+	w.wants(t, "refused")
+	if w.rules.Rules() != good {
+		t.Error("the last good set is gone")
+	}
+	write(t, dir, "root/config/a.yaml", rules("two"))
+	w.wants(t, "two")
+}
+
+func TestY25TargetOfALink(t *testing.T) {
+	t.Parallel()
+	dir, outside := t.TempDir(), t.TempDir()
+	write(t, outside, "a.yaml", rules("one"))
+	link(t, dir, "a.yaml", filepath.Join(outside, "a.yaml"))
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	w.wants(t, "one")
+	write(t, outside, "a.yaml", rules("two"))
+	w.wants(t, "two")
+	write(t, outside, "b.yaml", rules("three"))
+	w.stays(t, "two")
+}
+
+func TestY25HundredWritesPerSecond(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", rules("d"))
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	begin := time.Now()
+	for i := range 150 {
+		write(t, dir, "a.yaml", rules(fmt.Sprintf("d%d", i)))
+		time.Sleep(10 * time.Millisecond)
+	}
+	took := time.Since(begin)
+	w.wants(t, "d149")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n := len(w.at); n < 3 || float64(n) > 2+10*(took+time.Second).Seconds() {
+		t.Errorf("%d loads in %v: want some, and at most 10 a second", n, took)
+	}
+	for i := 2; i < len(w.at); i++ {
+		if gap := w.at[i].Sub(w.at[i-1]); gap < 90*time.Millisecond {
+			t.Errorf("two loads within %v", gap)
+		}
+	}
+}
+
+func TestY25LostEventsAreMadeUpFor(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "v1/config/a.yaml", rules("one"))
+	write(t, dir, "v2/config/a.yaml", rules("two"))
+	link(t, dir, "current", "v1")
+	link(t, dir, "root", "current") // the swap of a link behind the link is told by no event
+	w := watch(t, file.Layout{Root: filepath.Join(dir, "root", "config")}, 50*time.Millisecond)
+	w.wants(t, "one")
+	must(t, os.Remove(filepath.Join(dir, "current")))
+	link(t, dir, "current", "v2")
+	w.wants(t, "two")
+}
+
+func TestReloadOnRequest(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", rules("one"))
+	w := watch(t, file.Layout{Root: dir}, 20*time.Millisecond)
+	w.wants(t, "one")
+	w.stays(t, "one")
+	w.Reload()
+	w.wants(t, "one")
+}
+
+func TestY26EmptyAndBadSets(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	w.wants(t, "refused")
+	if w.rules.Rules() != nil {
+		t.Error("rules from an empty directory")
+	}
+	write(t, dir, "a.yaml", "domain: [")
+	w.wants(t, "refused")
+	write(t, dir, "b.yaml", rules("good"))
+	w.wants(t, "refused")
+	if w.rules.Rules() != nil {
+		t.Error("rules from one good and one bad file")
+	}
+	must(t, os.Remove(filepath.Join(dir, "a.yaml")))
+	w.wants(t, "good")
+	good := w.rules.Rules()
+	must(t, os.Remove(filepath.Join(dir, "b.yaml")))
+	w.wants(t, "refused")
+	if w.rules.Rules() != good {
+		t.Error("the last good set is gone with the directory's files")
+	}
+}

@@ -1,0 +1,45 @@
+package xds
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+func TestBackoff(t *testing.T) {
+	t.Parallel()
+	const s = time.Second
+	for _, tt := range []struct {
+		name string
+		b    Backoff
+		want []time.Duration
+	}{
+		{"defaults", Backoff{}, []time.Duration{3 * s, 10 * s, 20 * s, 40 * s, 60 * s, 60 * s}},
+		{"a factor that shrinks", Backoff{Factor: 0.5}, []time.Duration{3 * s, 10 * s, 20 * s}},
+		{"no number", Backoff{Factor: math.NaN()}, []time.Duration{3 * s, 10 * s, 20 * s}},
+		{"threefold", Backoff{First: 1, Initial: s, Max: 5 * s, Factor: 3}, []time.Duration{leastWait, s, 3 * s, 5 * s}},
+		{"short", Backoff{Max: s}, []time.Duration{s, s, s}},
+		{"enormous", Backoff{Initial: math.MaxInt64, Max: math.MaxInt64, Factor: math.MaxFloat64}, []time.Duration{3 * s, math.MaxInt64, math.MaxInt64}},
+	} {
+		for failed, want := range tt.want {
+			tt.b.NoJitter = true
+			if got := tt.b.wait(failed); got != want {
+				t.Errorf("%s: wait %d is %v, want %v", tt.name, failed, got, want)
+			}
+			tt.b.NoJitter = false
+			below := 0
+			for range 200 {
+				got := tt.b.wait(failed)
+				if got < leastWait || got > want {
+					t.Errorf("%s: wait %d is %v, want at most %v", tt.name, failed, got, want)
+				}
+				if got < want/2 {
+					below++
+				}
+			}
+			if want > s/2 && (below < 40 || below > 160) { // in 10^-17 of all runs
+				t.Errorf("%s: %d of 200 waits are in the lower half", tt.name, below)
+			}
+		}
+	}
+}

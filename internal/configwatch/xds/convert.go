@@ -1,0 +1,122 @@
+package xds
+
+import (
+	"strconv"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
+)
+
+// convert is the message as descriptors take it. Nothing is checked yet.
+func convert(m *configv1.RateLimitConfig) *descriptors.Tree {
+	return &descriptors.Tree{
+		Domain:             m.GetDomain(),
+		Charge:             m.GetCharge(),
+		AllowLimitOverride: m.AllowLimitOverride,
+		Descriptors:        convertNodes(m.GetDescriptors()),
+	}
+}
+
+func convertNodes(all []*configv1.RateLimitDescriptor) []descriptors.TreeNode {
+	out := make([]descriptors.TreeNode, len(all))
+	for i, m := range all {
+		n := &out[i]
+		*n = descriptors.TreeNode{
+			Key: m.GetKey(), Value: m.GetValue(),
+			Descriptors:    convertNodes(m.GetDescriptors()),
+			Policy:         convertPolicy(m),
+			ShadowMode:     m.GetShadowMode(),
+			QuotaMode:      m.GetQuotaMode(),
+			DetailedMetric: m.GetDetailedMetric(),
+			ValueToMetric:  m.GetValueToMetric(),
+			ShareThreshold: m.GetShareThreshold(),
+		}
+		if m.GetRateLimit() != nil {
+			l := convertLimit(m.GetRateLimit())
+			n.RateLimit = &l
+		}
+		for _, item := range m.GetRateLimits() {
+			n.RateLimits = append(n.RateLimits, convertLimit(item))
+		}
+		if m.GetMetadata() != nil {
+			n.Metadata = convertStruct(m.GetMetadata())
+		}
+	}
+	return out
+}
+
+func convertLimit(m *configv1.RateLimitPolicy) descriptors.TreeLimit {
+	l := descriptors.TreeLimit{
+		Unit:            unitText(m),
+		RequestsPerUnit: m.GetRequestsPerUnit(),
+		Unlimited:       m.GetUnlimited(),
+		Name:            m.GetName(),
+		Policy:          convertPolicy(m),
+		Algorithm:       m.GetAlgorithm(), Align: m.GetAlign(), FillInterval: m.GetFillInterval(),
+		UnitMultiplier: m.UnitMultiplier, Burst: m.Burst, Precision: m.Precision, Debt: m.Debt, Initial: m.Initial,
+		CountRefused: m.CountRefused, Calendar: m.Calendar, Timezone: m.GetTimezone(),
+	}
+	for _, r := range m.GetReplaces() {
+		l.Replaces = append(l.Replaces, r.GetName())
+	}
+	return l
+}
+
+// unitText is the unit as files spell it; one that is none is spelled so that it is refused.
+func unitText(m *configv1.RateLimitPolicy) string {
+	u := m.GetUnit()
+	switch {
+	case u == configv1.RateLimitUnit_RATE_LIMIT_UNIT_UNSPECIFIED && m.GetUnlimited():
+		return ""
+	case u < 0 || int(u) > int(descriptors.Week):
+		return strconv.Itoa(int(u))
+	}
+	return descriptors.Unit(u).String()
+}
+
+// policy is a message with the fields that belong to a descriptor.
+type policy interface {
+	GetOnFailure() string
+	GetHolder() string
+	GetLease() string
+	GetPenalty() *configv1.Penalty
+}
+
+func convertPolicy(m policy) descriptors.TreePolicy {
+	p := descriptors.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease()}
+	if q := m.GetPenalty(); q != nil {
+		p.Penalty = &descriptors.TreePenalty{For: q.GetFor(), On: q.GetOn(), Max: q.GetMax(), Escalate: q.Escalate}
+	}
+	return p
+}
+
+// convertStruct is what Struct.AsMap makes, but for numbers that JSON does not have, of which that makes text.
+func convertStruct(m *structpb.Struct) map[string]any {
+	out := make(map[string]any, len(m.GetFields()))
+	for k, v := range m.GetFields() {
+		out[k] = convertValue(v)
+	}
+	return out
+}
+
+func convertValue(m *structpb.Value) any { //nolint:ireturn // metadata is anything
+	switch v := m.GetKind().(type) {
+	case *structpb.Value_NumberValue:
+		return v.NumberValue
+	case *structpb.Value_StringValue:
+		return v.StringValue
+	case *structpb.Value_BoolValue:
+		return v.BoolValue
+	case *structpb.Value_StructValue:
+		return convertStruct(v.StructValue)
+	case *structpb.Value_ListValue:
+		out := make([]any, len(v.ListValue.GetValues()))
+		for i, e := range v.ListValue.GetValues() {
+			out[i] = convertValue(e)
+		}
+		return out
+	}
+	return nil
+}

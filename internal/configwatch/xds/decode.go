@@ -1,0 +1,152 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
+)
+
+// Bounds of what is decoded, so that a few bytes do not become much memory.
+const (
+	maxMessages = 1_000_000 // descriptors, limits and values of metadata, of all resources together
+	maxNesting  = 500       // of messages; descriptors and metadata have tighter bounds, told with their place
+	maxText     = 512 << 10 // bytes of a text
+	maxName     = 200       // bytes of a name in messages
+)
+
+// decode reads resources. What cannot be read is among the problems.
+func decode(all []resource) (sources []descriptors.Source, problems descriptors.Problems) {
+	if len(all) > maxResources {
+		return nil, descriptors.Problems{{File: "the response", Text: errTooMuch.Error()}}
+	}
+	budget := maxMessages
+	for i, res := range all {
+		label := res.label(i)
+		if i > 0 && res.name != "" && res.name == all[i-1].name {
+			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource of this name: give each its own", Warning: true})
+		}
+		tree, err := res.decode(&budget)
+		if err != nil {
+			problems = append(problems, descriptors.Problem{File: label, Text: err.Error()})
+			continue
+		}
+		sources = append(sources, descriptors.Source{Name: label, Tree: tree})
+	}
+	return sources, problems
+}
+
+// label is what messages call the resource.
+func (r *resource) label(position int) string {
+	name := strings.ToValidUTF8(r.name, "\uFFFD")
+	switch {
+	case name == "":
+		return fmt.Sprintf("resource %d", position+1)
+	case len(name) > maxName:
+		return strings.ToValidUTF8(name[:maxName], "") + "…"
+	}
+	return name
+}
+
+func (r *resource) decode(budget *int) (*descriptors.Tree, error) {
+	switch {
+	case r.typeURL != TypeURL:
+		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
+	case len(r.value) > descriptors.MaxFileSize:
+		return nil, fmt.Errorf("it has %d bytes: want at most %d", len(r.value), descriptors.MaxFileSize)
+	}
+	var m configv1.RateLimitConfig
+	if err := survey(r.value, m.ProtoReflect().Descriptor(), budget, 0); err != nil {
+		return nil, fmt.Errorf("it cannot be decoded: %w", err)
+	}
+	if err := proto.Unmarshal(r.value, &m); err != nil {
+		return nil, fmt.Errorf("it cannot be decoded: %w", err)
+	}
+	return convert(&m), nil
+}
+
+// nameIn is the name that stands in a resource, which may be damaged.
+func nameIn(value []byte) (name string) {
+	for len(value) > 0 {
+		num, kind, n := protowire.ConsumeField(value)
+		if n < 0 {
+			return name
+		}
+		if num == nameField && kind == protowire.BytesType {
+			_, _, tag := protowire.ConsumeTag(value)
+			b, _ := protowire.ConsumeBytes(value[tag:])
+			name = string(b)
+		}
+		value = value[n:]
+	}
+	return name
+}
+
+// nameField is the number of RateLimitConfig.name.
+const nameField = 1
+
+var (
+	errTooMany = fmt.Errorf("there are more than %d descriptors, limits and values of metadata", maxMessages)
+	errTooDeep = fmt.Errorf("messages are nested more than %d deep", maxNesting)
+	errDamaged = errors.New("it is damaged, or no protobuf")
+)
+
+// survey looks at an encoded message before any memory is spent on it, and takes what it holds out of the budget.
+func survey(b []byte, of protoreflect.MessageDescriptor, budget *int, depth int) error {
+	if *budget--; *budget < 0 {
+		return errTooMany
+	}
+	if depth > maxNesting {
+		return errTooDeep
+	}
+	for len(b) > 0 {
+		num, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return errDamaged
+		}
+		b = b[n:]
+		if n = protowire.ConsumeFieldValue(num, kind, b); n < 0 {
+			return errDamaged
+		}
+		field := of.Fields().ByNumber(num)
+		if field != nil && kind == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(b)
+			if err := surveyField(value, field, budget, depth); err != nil {
+				return err
+			}
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+func surveyField(value []byte, field protoreflect.FieldDescriptor, budget *int, depth int) error {
+	switch {
+	case field.Message() != nil:
+		return survey(value, field.Message(), budget, depth+1)
+	case field.Kind() != protoreflect.StringKind:
+		return nil
+	case len(value) > maxText:
+		return fmt.Errorf("the text of %s has %d bytes: want at most %d", readable(field), len(value), maxText)
+	case !utf8.Valid(value):
+		return fmt.Errorf("the text of %s is no UTF-8: %.40q", readable(field), value)
+	}
+	return nil
+}
+
+// readable is the name of a field without that of our package.
+func readable(field protoreflect.FieldDescriptor) string {
+	name := string(field.FullName())
+	if i := strings.IndexFunc(name, unicode.IsUpper); i > 0 {
+		name = name[i:]
+	}
+	return name
+}

@@ -1,0 +1,87 @@
+package xds
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+// How long a connection may take, and how one is found out that no longer is one. Servers of grpc-go end connections that
+// are asked more often than every 5 minutes; the kernel asks the other one more often.
+const (
+	connectTimeout   = 10 * time.Second
+	keepaliveTime    = 5*time.Minute + 10*time.Second
+	keepaliveTimeout = 20 * time.Second
+)
+
+// TLS says how the control plane is spoken to. Its files are read anew for each connection.
+type TLS struct {
+	On         bool
+	Cert, Key  string // files of this server's certificate and its key; both or none
+	CA         string // file of the CA that the control plane's certificate comes from; without it those of the system
+	ServerName string // what its certificate has to be for; empty is the host of the target
+}
+
+// dial prepares a connection; it is made with the first stream.
+func (c *Client) dial() (*grpc.ClientConn, error) {
+	creds, err := c.config.TLS.credentials()
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient(c.config.Server,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(connect),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.config.Keepalive, Timeout: c.config.KeepaliveTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.config.MaxMessage)),
+		grpc.WithDisableServiceConfig(),
+	)
+}
+
+// connect dials with probes of the kernel, which find a machine that is gone within half a minute.
+func connect(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {
+		return d.DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+	}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // gRPC's own
+	if !t.On {
+		return insecure.NewCredentials(), nil
+	}
+	c := &tls.Config{ServerName: t.ServerName, MinVersion: tls.VersionTLS12}
+	if t.Cert != "" || t.Key != "" {
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("loading the certificate %q and key %q for the control plane: %w", t.Cert, t.Key, err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, fmt.Errorf("loading the CA of the control plane: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("loading the CA of the control plane: %q: %w", t.CA, errNoCertificate)
+		}
+	}
+	return credentials.NewTLS(c), nil
+}
+
+var errNoCertificate = errors.New("there is no certificate in it: want PEM")

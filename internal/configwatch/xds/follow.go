@@ -1,0 +1,181 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+)
+
+// following is what is known of the stream that is followed.
+type following struct {
+	*Client
+
+	responses  chan response
+	out        *outbox
+	unanswered []response
+	accepted   string // the version of the last response that was not refused
+}
+
+// run takes in what comes, and compiles and answers it as often as is allowed, until ctx ends or the stream has failed.
+func (f *following) run(ctx context.Context, failed <-chan error) error {
+	due, quiet := time.NewTimer(time.Hour), time.NewTimer(silence)
+	due.Stop()
+	defer due.Stop()
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.force:
+			return errReload
+		case <-quiet.C:
+			f.log.Warn("the control plane has sent nothing yet; does it know this node?", "server", f.config.Server, "node", f.config.NodeID)
+		case err := <-failed:
+			if f.dirty && f.pause(ctx) { // the newest set is worth having though nobody waits for the answer
+				_ = f.apply() // told by those who are told of every set
+			}
+			return err
+		case r := <-f.responses:
+			quiet.Stop()
+			if len(f.unanswered) == 0 {
+				due.Reset(time.Until(f.notBefore))
+			}
+			if err := f.accept(r); err != nil {
+				return err
+			}
+		case <-due.C:
+			f.settle()
+		}
+	}
+}
+
+// accept takes a response in. Of several in the state of the world only the last one wants an answer.
+func (f *following) accept(r response) error {
+	if !f.connected.Swap(true) {
+		f.log.Info("following the control plane", "server", f.config.Server, "node", f.config.NodeID)
+		f.config.Hooks.Event(EventConnected)
+	}
+	if len(f.unanswered) > 0 {
+		f.config.Hooks.Event(EventCoalesced)
+	}
+	if r.whole {
+		f.unanswered = nil
+	}
+	f.unanswered = append(f.unanswered, r)
+	if r.typeURL != TypeURL {
+		return nil
+	}
+	err := f.held.merge(r)
+	f.dirty = err == nil // what could not be held is nothing, and nothing would be no rules
+	return err
+}
+
+// settle decides what came and answers it.
+func (f *following) settle() {
+	var refusal string
+	if f.dirty {
+		refusal = f.apply()
+	}
+	for _, r := range f.unanswered {
+		why := refusal
+		if r.typeURL != TypeURL {
+			why = f.foreign(r)
+		}
+		if why == "" {
+			f.accepted = r.version
+		}
+		f.out.put(answer{nonce: r.nonce, refusal: why, accepted: f.accepted}, r.whole)
+	}
+	f.unanswered = nil
+	f.tried()
+}
+
+// pause waits until the next set may be compiled. It is false where ctx has ended before.
+func (c *Client) pause(ctx context.Context) bool {
+	wait := time.NewTimer(time.Until(c.notBefore))
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// read passes on what comes until the stream or ctx ends.
+func read(ctx context.Context, s session, to chan<- response) error {
+	for {
+		r, err := s.receive()
+		switch {
+		case errors.Is(err, io.EOF):
+			return errors.New("the control plane ended the stream")
+		case err != nil:
+			return err
+		}
+		select {
+		case to <- r:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// maxAnswers bounds how many answers wait for a control plane that does not read them.
+const maxAnswers = 1000
+
+// outbox holds answers until they are sent, so that a control plane which sends and does not read holds up nothing.
+type outbox struct {
+	mu      sync.Mutex
+	answers []answer
+	ready   chan struct{} // has one element while there may be answers
+}
+
+func newOutbox() *outbox { return &outbox{ready: make(chan struct{}, 1)} }
+
+// put adds an answer. One that is the last word takes the place of those that were not sent yet.
+func (o *outbox) put(a answer, last bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if last {
+		o.answers = nil
+	}
+	o.answers = append(o.answers, a)
+	if more := len(o.answers) - maxAnswers; more > 0 {
+		o.answers = slices.Delete(o.answers, 0, more)
+	}
+	select {
+	case o.ready <- struct{}{}:
+	default:
+	}
+}
+
+func (o *outbox) take() []answer {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.answers
+	o.answers = nil
+	return all
+}
+
+// send sends answers until the stream or ctx ends. That the stream has ended is told better by who reads it.
+func (o *outbox) send(ctx context.Context, s session) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-o.ready:
+		}
+		for _, a := range o.take() {
+			if err := s.answer(a); errors.Is(err, io.EOF) {
+				<-ctx.Done()
+				return ctx.Err()
+			} else if err != nil {
+				return fmt.Errorf("answering the control plane: %w", err)
+			}
+		}
+	}
+}

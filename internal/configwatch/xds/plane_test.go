@@ -1,0 +1,316 @@
+package xds_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a test waits for what should take milliseconds.
+const patience = time.Minute
+
+// eventually waits until something is true.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	late := time.After(patience)
+	for !is() {
+		select {
+		case <-late:
+			t.Fatalf("it is still not true that %s", what)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// plane is a control plane as Envoy Gateway runs it: a snapshot cache of go-control-plane that is asked by node id, behind
+// its server.
+type plane struct {
+	cache   cachev3.SnapshotCache
+	server  *grpc.Server
+	address string
+	stop    context.CancelFunc
+
+	mu      sync.Mutex
+	answers []answer
+}
+
+// answer is what a client answered to a response.
+type answer struct{ nonce, version, refusal string }
+
+// newPlane serves on address, or on a free port, until the test ends.
+func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	p := &plane{cache: cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil), server: grpc.NewServer(options...), stop: stop}
+	note := func(nonce, version, refusal string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.answers = append(p.answers, answer{nonce, version, refusal})
+	}
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(p.server, serverv3.NewServer(ctx, p.cache, serverv3.CallbackFuncs{
+		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error {
+			note(r.GetResponseNonce(), r.GetVersionInfo(), r.GetErrorDetail().GetMessage())
+			return nil
+		},
+		StreamDeltaRequestFunc: func(_ int64, r *discoveryv3.DeltaDiscoveryRequest) error {
+			note(r.GetResponseNonce(), "", r.GetErrorDetail().GetMessage())
+			return nil
+		},
+	}))
+	p.address = serve(t, p.server, address)
+	t.Cleanup(p.end)
+	return p
+}
+
+// end ends the control plane, and all streams with it.
+func (p *plane) end() {
+	p.stop()
+	p.server.Stop()
+}
+
+// serve serves on address, or on a free port, until the server is stopped, which the caller does.
+func serve(t *testing.T, s *grpc.Server, address string) string {
+	t.Helper()
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	var l net.Listener
+	eventually(t, "the port is free", func() (free bool) {
+		var err error
+		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+		return err == nil
+	})
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() { // runs after the caller's Stop
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Errorf("serving: %v", err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// set makes resources those of a version.
+func (p *plane) set(t *testing.T, version string, resources ...types.Resource) {
+	t.Helper()
+	p.setFor(t, "default", version, resources...)
+}
+
+func (p *plane) setFor(t *testing.T, node, version string, resources ...types.Resource) {
+	t.Helper()
+	s, err := cachev3.NewSnapshot(version, map[resourcev3.Type][]types.Resource{resourcev3.RateLimitConfigType: resources})
+	if err == nil {
+		err = p.cache.SetSnapshot(t.Context(), node, s)
+	}
+	if err != nil {
+		t.Error(err) // also where others than the test itself send
+	}
+}
+
+// all are the answers so far, first requests included.
+func (p *plane) all() []answer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.answers)
+}
+
+// refusal waits for a refusal, and forgets all answers.
+func (p *plane) refusal(t *testing.T) (text string) {
+	t.Helper()
+	eventually(t, "there is a refusal", func() bool {
+		for _, a := range p.all() {
+			if a.refusal != "" {
+				text = a.refusal
+			}
+		}
+		return text != ""
+	})
+	return text
+}
+
+// config is what a control plane sends for a domain: one key, and a limit per day.
+func config(name, domain string, limit uint32) *ratelimitv3.RateLimitConfig {
+	return &ratelimitv3.RateLimitConfig{Name: name, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
+		Key: "k", RateLimit: &ratelimitv3.RateLimitPolicy{Unit: ratelimitv3.RateLimitUnit_DAY, RequestsPerUnit: limit},
+	}}}
+}
+
+// follower is a client that follows a control plane, and what came of it.
+type follower struct {
+	*xds.Client
+
+	rules  *configwatch.Watch
+	cancel context.CancelFunc
+	done   chan error
+
+	mu      sync.Mutex
+	log     bytes.Buffer
+	loads   []string // of each set its domains and limits, or "refused"
+	loadsAt []time.Time
+	events  map[xds.Event]int
+	current bool
+	waiting string
+}
+
+// quick makes a client come back at once.
+func quick() xds.Backoff {
+	return xds.Backoff{First: 20 * time.Millisecond, Initial: 20 * time.Millisecond, Max: 50 * time.Millisecond}
+}
+
+// follow follows a control plane until the test ends.
+func follow(t *testing.T, c xds.Config) *follower {
+	t.Helper()
+	return followWith(t, c, descriptors.Options{})
+}
+
+func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
+	t.Helper()
+	f := &follower{events: map[xds.Event]int{}, done: make(chan error, 1)}
+	log := slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	f.rules = configwatch.New(log, configwatch.Config{
+		Options: o,
+		Empty:   true,
+		Loaded:  func(set *descriptors.Set, _ int) { f.loaded(text(set)) },
+		Refused: func(error) { f.loaded("refused") },
+	})
+	if c.Backoff == (xds.Backoff{}) {
+		c.Backoff = quick()
+	}
+	c.Hooks = xds.Hooks{
+		Event:   func(e xds.Event) { f.mu.Lock(); f.events[e]++; f.mu.Unlock() },
+		Current: func(yes bool) { f.mu.Lock(); f.current = yes; f.mu.Unlock() },
+		Waiting: func(why string) { f.mu.Lock(); f.waiting = why; f.mu.Unlock() },
+	}
+	f.Client = xds.New(log, c, f.rules)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	f.cancel = cancel
+	go func() { f.done <- f.Run(ctx) }()
+	t.Cleanup(func() { f.end(t) })
+	return f
+}
+
+// end ends the client; it may be called again.
+func (f *follower) end(t *testing.T) {
+	t.Helper()
+	f.cancel()
+	select {
+	case err := <-f.done:
+		f.done <- nil
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run does not end")
+	}
+}
+
+// text is a set for comparing: each domain with the numbers of its limits. Of a large set it is how many rules there are.
+func text(set *descriptors.Set) string {
+	rules := slices.Collect(set.Rules())
+	if len(rules) > 100 {
+		return strconv.Itoa(len(rules)) + " rules"
+	}
+	var words []string
+	for d := range set.Domains() {
+		word := d.Name
+		for _, r := range rules {
+			if strings.HasPrefix(r.Path, d.Name+".") && len(r.Items) > 0 {
+				word += "=" + strconv.Itoa(int(r.Items[0].RequestsPerUnit))
+			}
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " ")
+}
+
+func (f *follower) loaded(what string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.loads, f.loadsAt = append(f.loads, what), append(f.loadsAt, time.Now())
+}
+
+// Write takes in what is logged.
+func (f *follower) Write(b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.log.Write(b)
+}
+
+func (f *follower) logged() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.log.String()
+}
+
+func (f *follower) outcomes() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.loads)
+}
+
+func (f *follower) count(e xds.Event) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.events[e]
+}
+
+func (f *follower) isCurrent() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current
+}
+
+// wants waits until the last load is what it should be.
+func (f *follower) wants(t *testing.T, want string) {
+	t.Helper()
+	late := time.After(patience)
+	for {
+		all := f.outcomes()
+		if len(all) > 0 && all[len(all)-1] == want {
+			return
+		}
+		select {
+		case <-late:
+			t.Fatalf("loads %q; want %q at last\n%s", all, want, f.logged())
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// serves checks what the rules are now.
+func (f *follower) serves(t *testing.T, want string) {
+	t.Helper()
+	set := f.rules.Rules()
+	if set == nil {
+		t.Fatalf("no rules; want %q", want)
+	}
+	if got := text(set); got != want {
+		t.Errorf("the rules are %q; want %q", got, want)
+	}
+}
+
+// protocols names both, and tells whether each is delta.
+func protocols() map[string]bool { return map[string]bool{"sotw": false, "delta": true} }

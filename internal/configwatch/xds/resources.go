@@ -1,0 +1,192 @@
+package xds
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Bounds of what is held; more is not taken. They are those of a directory of files.
+const (
+	maxResources = 10_000
+	maxTotal     = 256 << 20 // bytes
+)
+
+var errTooMuch = fmt.Errorf("the control plane has more than %d resources, or %d bytes of them", maxResources, maxTotal)
+
+// maxRefusal bounds the text of a refusal, in bytes.
+const maxRefusal = 8 << 10
+
+// resource is one resource as it came.
+type resource struct {
+	name    string // in a stream of changes; else it stands inside
+	typeURL string
+	value   []byte
+}
+
+// held is what the control plane has said: the last state of the world, until it has been looked at, or what the changes
+// have come to.
+type held struct {
+	list   []resource
+	byName map[string]resource
+}
+
+// merge takes a response in. Where that would be more than can be held nothing is held any more, and the stream is not to
+// be followed any further.
+func (h *held) merge(r response) error {
+	if r.whole {
+		h.list = r.resources
+		return nil
+	}
+	if h.byName == nil {
+		h.byName = map[string]resource{}
+	}
+	for _, name := range r.removed {
+		delete(h.byName, name)
+	}
+	for _, res := range r.resources {
+		h.byName[res.name] = res
+	}
+	total := 0
+	for _, res := range h.byName {
+		total += len(res.value)
+	}
+	if len(h.byName) > maxResources || total > maxTotal {
+		*h = held{}
+		return errTooMuch
+	}
+	return nil
+}
+
+// names are those of what is held, as the versions of a first request for changes.
+func (h *held) names() map[string]string {
+	versions := make(map[string]string, len(h.byName))
+	for name := range h.byName {
+		versions[name] = ""
+	}
+	return versions
+}
+
+// sorted is what is held in an order that depends on nothing else: control planes keep it in maps.
+func (h *held) sorted() []resource {
+	all := slices.Collect(maps.Values(h.byName))
+	for _, res := range h.list {
+		res.name = nameIn(res.value)
+		all = append(all, res)
+	}
+	slices.SortFunc(all, func(a, b resource) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.typeURL, b.typeURL), bytes.Compare(a.value, b.value))
+	})
+	return all
+}
+
+func digest(all []resource) (sum [sha256.Size]byte) {
+	h := sha256.New()
+	add := func(b []byte) {
+		var length [8]byte
+		binary.BigEndian.PutUint64(length[:], uint64(len(b)))
+		_, _ = h.Write(length[:]) // a hash takes everything
+		_, _ = h.Write(b)
+	}
+	for _, res := range all {
+		add([]byte(res.name))
+		add([]byte(res.typeURL))
+		add(res.value)
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// outcome is what came of a set.
+type outcome struct {
+	known   bool
+	digest  [sha256.Size]byte
+	refusal string // empty where the set was taken
+}
+
+// apply makes rules of what is held, unless it has done so with the same already, and says why they are refused; empty
+// where they are not. Afterwards the next set has to wait.
+func (c *Client) apply() (refusal string) {
+	c.dirty, c.strange = false, ""
+	begin := time.Now()
+	all := c.held.sorted()
+	c.held.list = nil
+	next := outcome{known: true, digest: digest(all)}
+	again := c.last.known && c.last.digest == next.digest
+	if again {
+		next.refusal = c.last.refusal
+	} else {
+		next.refusal = c.compile(all)
+	}
+	c.last = next
+	switch {
+	case next.refusal == "":
+		c.hold = 0
+		c.config.Hooks.Current(true)
+		if again {
+			c.config.Hooks.Event(EventUnchanged)
+		} else {
+			c.config.Hooks.Event(EventTaken)
+		}
+	case again:
+		c.hold = min(max(2*c.hold, pace), maxHold)
+		c.config.Hooks.Event(EventRefused)
+	default:
+		c.hold = 0
+		c.config.Hooks.Current(false)
+		c.config.Hooks.Event(EventRefused)
+	}
+	c.notBefore = time.Now().Add(max(pace, time.Since(begin), c.hold))
+	return next.refusal
+}
+
+// compile hands a set over.
+func (c *Client) compile(all []resource) (refusal string) {
+	if len(all) == 0 {
+		c.config.Hooks.Event(EventEmpty)
+		if rules := c.rules.Rules(); c.config.KeepOnEmpty && rules != nil && len(rules.Files()) > 0 {
+			c.log.Warn("the control plane has no rules; those before it serve on", "server", c.config.Server)
+			return ""
+		}
+		c.log.Warn("the control plane has no rules: nothing is limited", "server", c.config.Server)
+	}
+	sources, problems := decode(all)
+	if err := c.rules.Update(sources, problems); err != nil {
+		return shorten(err.Error())
+	}
+	return ""
+}
+
+// foreign refuses a response that is of another type, and says why. It is told of once, until something else comes.
+func (c *Client) foreign(r response) (refusal string) {
+	c.config.Hooks.Current(false)
+	c.config.Hooks.Event(EventRefused)
+	c.hold = min(max(2*c.hold, pace), maxHold)
+	c.notBefore = time.Now().Add(c.hold)
+	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("it is of the type %.200q: want %s", r.typeURL, TypeURL)}
+	refusal = shorten(p.String())
+	if refusal != c.strange {
+		c.strange = refusal
+		if err := c.rules.Update(nil, descriptors.Problems{p}); err != nil {
+			return shorten(err.Error())
+		}
+	}
+	return refusal
+}
+
+// shorten makes a text fit for an answer.
+func shorten(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= maxRefusal {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxRefusal], "") + " …"
+}
