@@ -1,0 +1,182 @@
+// Package tracing sends spans of requests over OTLP, where that is asked for.
+//
+// A request is a span of the gRPC server, or of /json; in it lies one for deciding, and in that one for each time the store of
+// the counters is asked. All of it is put around what does the work, at the edges: where tracing is off nothing stands there,
+// so that nothing is paid for it, and nothing below knows of it. No span holds a value of a descriptor unless it is
+// asked for.
+//
+// Where spans go, and with which headers and certificates, is said by the variables OTEL_EXPORTER_OTLP_…, which the exporters
+// read themselves. A collector that is away or does not answer costs spans, and never time.
+package tracing
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	"go.opentelemetry.io/contrib/propagators/b3"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/stats"
+)
+
+// scope names what makes the spans of this package.
+const scope = "github.com/ratelimitd/ratelimitd"
+
+// sayAgain is how long the log keeps silent about what went wrong with sending spans.
+const sayAgain = 10 * time.Second
+
+// Config says what is sent, and how.
+type Config struct {
+	Service   string  // TRACING_SERVICE_NAME; the others are left out where they are empty, but for Instance
+	Namespace string  // TRACING_SERVICE_NAMESPACE
+	Instance  string  // TRACING_SERVICE_INSTANCE_ID; a random one where it is empty
+	Protocol  string  // TRACING_EXPORTER_PROTOCOL, http or grpc; empty is http
+	Rate      float64 // TRACING_SAMPLING_RATE, of the requests whose caller has not decided it; from 0 to 1
+	Values    bool    // TRACING_VALUES: spans hold what descriptors hold, which is data of end users
+
+	Flush time.Duration // how long to go on sending at the end; 0 is 5 s
+	Log   *slog.Logger  // nil discards
+}
+
+// Tracer makes spans and sends them. It is safe for concurrent use, and it is a task: [Tracer.Run] sends what is left when its
+// context ends.
+type Tracer struct {
+	config      Config
+	provider    *sdk.TracerProvider
+	tracer      trace.Tracer
+	propagators propagation.TextMapPropagator
+	now         func() time.Time
+
+	mu      sync.Mutex // guards what follows
+	said    time.Time
+	omitted int
+}
+
+// New makes a Tracer, which begins to send at once, so that [Tracer.Run] must be called to end it. It waits for no collector.
+func New(ctx context.Context, c Config) (*Tracer, error) {
+	if c.Flush == 0 {
+		c.Flush = 5 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	exporter, err := newExporter(ctx, c.Protocol)
+	if err != nil {
+		return nil, fmt.Errorf("preparing to send traces over %s: %w", c.Protocol, err)
+	}
+	t := &Tracer{
+		config: c,
+		provider: sdk.NewTracerProvider(
+			sdk.WithBatcher(exporter),
+			sdk.WithResource(c.resource()),
+			sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(c.Rate))),
+		),
+		propagators: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New(), propagation.Baggage{}),
+		now:         time.Now,
+	}
+	t.tracer = t.provider.Tracer(scope)
+	return t, nil
+}
+
+//nolint:ireturn // the exporters of both protocols are of one type that has no other name
+func newExporter(ctx context.Context, protocol string) (sdk.SpanExporter, error) {
+	switch protocol {
+	case "", "http":
+		return otlptracehttp.New(ctx)
+	case "grpc":
+		return otlptracegrpc.New(ctx)
+	default:
+		return nil, fmt.Errorf("protocol %q: takes http or grpc", protocol)
+	}
+}
+
+// resource says who sends the spans.
+func (c *Config) resource() *resource.Resource {
+	instance := c.Instance
+	if instance == "" {
+		instance = randomID()
+	}
+	attributes := []attribute.KeyValue{attribute.String("service.instance.id", instance)}
+	if c.Service != "" {
+		attributes = append(attributes, attribute.String("service.name", c.Service))
+	}
+	if c.Namespace != "" {
+		attributes = append(attributes, attribute.String("service.namespace", c.Namespace))
+	}
+	return resource.NewSchemaless(attributes...)
+}
+
+// randomID is a random UUID, version 4.
+func randomID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// String is the name of the task.
+func (t *Tracer) String() string { return "tracing" }
+
+// Run waits until ctx ends, and then sends the spans that are left, for as long as Config.Flush at most. What could not be sent by then is lost and said in the log.
+func (t *Tracer) Run(ctx context.Context) error {
+	<-ctx.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		t.config.Log.WarnContext(ctx, "spans are lost: they could not be sent before the end", "error", err)
+	}
+	return nil
+}
+
+// Handle implements otel.ErrorHandler: it logs what went wrong with sending spans, at most every ten seconds, with how often
+// it kept silent since.
+func (t *Tracer) Handle(err error) {
+	t.mu.Lock()
+	now := t.now()
+	if !t.said.IsZero() && now.Sub(t.said) < sayAgain {
+		t.omitted++
+		t.mu.Unlock()
+		return
+	}
+	omitted := t.omitted
+	t.said, t.omitted = now, 0
+	t.mu.Unlock()
+	t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
+}
+
+// Server makes spans of the calls of a gRPC server but health checks, within the caller's trace, if it has one.
+//
+//nolint:ireturn // grpc and OpenTelemetry have no other type for it
+func (t *Tracer) Server() stats.Handler {
+	return otelgrpc.NewServerHandler(append(t.options(), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())))...)
+}
+
+// Client makes spans of the calls of a gRPC client.
+//
+//nolint:ireturn // as above
+func (t *Tracer) Client() stats.Handler { return otelgrpc.NewClientHandler(t.options()...) }
+
+func (t *Tracer) options() []otelgrpc.Option {
+	return []otelgrpc.Option{otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagators)}
+}
+
+// short is s as the value of an attribute: valid UTF-8, and no longer than a domain should be.
+func short(s []byte) string {
+	const longest = 256
+	if len(s) > longest {
+		return strings.ToValidUTF8(string(s[:longest]), "\uFFFD") + "…"
+	}
+	return strings.ToValidUTF8(string(s), "\uFFFD")
+}
