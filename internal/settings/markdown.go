@@ -1,0 +1,31 @@
+package settings
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Markdown prints the table of variables, as it stands in the README.
+func Markdown() string {
+	var b strings.Builder
+	for _, s := range sections() {
+		fmt.Fprintf(&b, "**%s**\n\n| Variable | Default | Meaning |\n| --- | --- | --- |\n", s.title)
+		for _, v := range s.rows {
+			def := "–"
+			if v.def != "" {
+				def = "`" + v.def + "`"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s%s |\n", v.name, def, v.text, v.remark())
+		}
+		b.WriteString("\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// remark says what the reader of the table has to know of a variable that is not honoured.
+func (v variable) remark() string {
+	if v.state == honoured {
+		return ""
+	}
+	return " (taken, no effect)"
+}

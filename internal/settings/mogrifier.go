@@ -1,0 +1,59 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Mogrifier says how one rewriter of names for DogStatsD works, as its variables say it. Tags are in their order.
+type Mogrifier struct {
+	Key, Pattern, Name string
+	Tags               [][2]string // name and value
+}
+
+// mogrifiers reads the variables of each mogrifier. As in the reference, they have the name in capitals.
+func mogrifiers(given map[string]string, names []string) []Mogrifier {
+	var all []Mogrifier
+	for _, key := range names {
+		prefix := mogrifierPrefix(key)
+		m := Mogrifier{Key: key, Pattern: given[prefix+"PATTERN"], Name: given[prefix+"NAME"]}
+		if tags := given[prefix+"TAGS"]; tags != "" {
+			for pair := range strings.SplitSeq(tags, ",") {
+				name, value, _ := strings.Cut(pair, ":")
+				m.Tags = append(m.Tags, [2]string{name, value})
+			}
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+func mogrifierPrefix(key string) string { return "DOG_STATSD_MOGRIFIER_" + strings.ToUpper(key) + "_" }
+
+// checkSinks says what is wrong with where statistics go.
+func checkSinks(given, values map[string]string) []error {
+	on := func(name string) bool { return boolean.same(given[name], "true") }
+	if on("DISABLE_STATS") {
+		return nil
+	}
+	var problems []error
+	sinks := 0
+	for _, sink := range []string{"USE_DOG_STATSD", "USE_STATSD", "USE_PROMETHEUS"} {
+		if on(sink) {
+			sinks++
+		}
+	}
+	if sinks > 1 {
+		problems = append(problems, errors.New("Error: unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS.")) //nolint:revive,staticcheck // the reference's text
+	}
+	if names := values["USE_DOG_STATSD_MOGRIFIERS"]; on("USE_DOG_STATSD") && names != "" {
+		for key := range strings.SplitSeq(names, ",") {
+			tags := mogrifierPrefix(key) + "TAGS"
+			if v := given[tags]; v != "" && pairs.check(v) != nil {
+				problems = append(problems, fmt.Errorf("failed to load mogrifier %s: %w", key, wrong(tags, v, pairs.takes())))
+			}
+		}
+	}
+	return problems
+}

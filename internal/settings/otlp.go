@@ -1,0 +1,58 @@
+package settings
+
+import (
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// checkOTLP says what is wrong with the variables that the exporters of traces read themselves, which pass over what they do
+// not understand, and print it. What they hold may be secret, so nothing here repeats it.
+func checkOTLP(given map[string]string, protocol string) []error {
+	endpoint, urls := httpEndpoint, "a URL such as http://collector:4318"
+	if strings.EqualFold(protocol, "grpc") {
+		endpoint, urls = grpcEndpoint, "a URL such as http://collector:4317, or a target of gRPC such as dns:///collector:4317"
+	}
+	var problems []error
+	for _, prefix := range []string{"OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"} {
+		for _, check := range []struct {
+			name, takes string
+			ok          func(string) bool
+		}{
+			{"ENDPOINT", urls, endpoint},
+			{"HEADERS", "headers such as name=value,name2=value2, with values written as in URLs", headers},
+			{"TIMEOUT", "a whole number of milliseconds", func(v string) bool { n, err := strconv.Atoi(v); return err == nil && n >= 0 }},
+		} {
+			if v := strings.TrimSpace(given[prefix+check.name]); v != "" && !check.ok(v) {
+				problems = append(problems, fmt.Errorf("%s%s: takes %s", prefix, check.name, check.takes))
+			}
+		}
+	}
+	return problems
+}
+
+func httpEndpoint(v string) bool {
+	u, err := url.Parse(v)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+}
+
+// grpcEndpoint takes what the exporter takes: anything that parses as a URL, be it only host:port.
+func grpcEndpoint(v string) bool {
+	_, err := url.Parse(v)
+	return err == nil
+}
+
+func headers(v string) bool {
+	for pair := range strings.SplitSeq(v, ",") {
+		name, value, found := strings.Cut(pair, "=")
+		name = strings.TrimSpace(name)
+		if !found || name == "" || checkHeader(name) != nil {
+			return false
+		}
+		if _, err := url.PathUnescape(value); err != nil {
+			return false
+		}
+	}
+	return true
+}

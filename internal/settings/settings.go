@@ -1,0 +1,341 @@
+// Package settings turns the environment into typed values, once, at the start.
+//
+// One table, in table.go, lists every variable that envoyproxy/ratelimit reads, and ours, with its default, what it takes
+// and what this release does with it. The table in the README is printed from it. A variable that is set but empty counts
+// as not set. What is wrong is reported all at once, each with the variable, its value and what it takes.
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/caarlos0/env/v11"
+)
+
+//go:generate go test -run ^TestREADME$ . -update
+
+// Settings are the values of the variables that are honoured. Defaults are filled in.
+type Settings struct {
+	GRPC struct {
+		Host       string        `env:"GRPC_HOST"`
+		Port       string        `env:"GRPC_PORT"`
+		UDS        string        `env:"GRPC_UDS"`
+		MaxAge     time.Duration `env:"GRPC_MAX_CONNECTION_AGE"`
+		Grace      time.Duration `env:"GRPC_MAX_CONNECTION_AGE_GRACE"`
+		Reflection bool          `env:"GRPC_REFLECTION"`
+		UseTLS     bool          `env:"GRPC_SERVER_USE_TLS"`
+		Cert       string        `env:"GRPC_SERVER_TLS_CERT"`
+		Key        string        `env:"GRPC_SERVER_TLS_KEY"`
+		MinTLS     string        `env:"GRPC_SERVER_TLS_MIN_VERSION"`
+		ClientCA   string        `env:"GRPC_CLIENT_TLS_CACERT"`
+		ClientSANs []string      `env:"GRPC_CLIENT_TLS_SAN"`
+	}
+	HTTP struct {
+		Host string `env:"HOST"`
+		Port string `env:"PORT"`
+	}
+	Debug struct {
+		Host string `env:"DEBUG_HOST"`
+		Port string `env:"DEBUG_PORT"`
+	}
+	Rules struct {
+		Source         string `env:"CONFIG_TYPE"`
+		Root           string `env:"RUNTIME_ROOT"`
+		Subdirectory   string `env:"RUNTIME_SUBDIRECTORY"`
+		AppDirectory   string `env:"RUNTIME_APPDIRECTORY"`
+		IgnoreDotFiles bool   `env:"RUNTIME_IGNOREDOTFILES"`
+		WatchRoot      bool   `env:"RUNTIME_WATCH_ROOT"`
+		MergeDomains   bool   `env:"MERGE_DOMAIN_CONFIG"`
+		Strict         bool   `env:"RULES_STRICT"`
+		ForceStart     bool   `env:"FORCE_START_WITHOUT_INITIAL_CONFIG"`
+		HealthyWithOne bool   `env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"`
+	}
+	XDS    XDS
+	Decide struct {
+		Shadow         bool    `env:"SHADOW_MODE"`
+		Quota          bool    `env:"QUOTA_MODE"`
+		StopWhenOver   bool    `env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"`
+		NearLimitRatio float32 `env:"NEAR_LIMIT_RATIO"`
+		CalendarMonths bool    `env:"USE_CALENDAR_MONTH_RATE_LIMIT"`
+	}
+	Answer struct {
+		Headers          bool   `env:"LIMIT_RESPONSE_HEADERS_ENABLED"`
+		LimitHeader      string `env:"LIMIT_LIMIT_HEADER"`
+		RemainingHeader  string `env:"LIMIT_REMAINING_HEADER"`
+		ResetHeader      string `env:"LIMIT_RESET_HEADER"`
+		RetryAfterHeader string `env:"LIMIT_RETRY_AFTER_HEADER"`
+		RuleHeader       string `env:"LIMIT_RULE_HEADER"`
+		Body             string `env:"LIMIT_BODY"`
+		DynamicMetadata  bool   `env:"RESPONSE_DYNAMIC_METADATA"`
+		DecisionMetadata bool   `env:"DECISION_METADATA"`
+	}
+	Backend struct {
+		Type          string `env:"BACKEND_TYPE"`
+		MemoryMaxKeys int    `env:"MEMORY_MAX_KEYS"`
+		LocalCache    int    `env:"LOCAL_CACHE_SIZE_IN_BYTES"` // 0 is off
+		OnFailure     string `env:"DEFAULT_ON_FAILURE"`
+		KeyPrefix     string `env:"CACHE_KEY_PREFIX"`
+		JitterSeconds int    `env:"EXPIRATION_JITTER_MAX_SECONDS"`
+		Assumed       bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
+	}
+	NearCache struct {
+		Keys    int           `env:"NEAR_CACHE_KEYS"`    // 0 is off
+		Refusal time.Duration `env:"NEAR_CACHE_REFUSAL"` // 0 is off
+		Leases  bool          `env:"NEAR_CACHE_LEASES"`
+	}
+	Redis          Redis
+	RedisPerSecond RedisPerSecond
+	Memcache       Memcache
+	Admin          struct {
+		On        bool   `env:"ADMIN"`
+		TokenFile string `env:"ADMIN_TOKEN_FILE"`
+	}
+	DrainDelay time.Duration `env:"DRAIN_DELAY"`
+	Log        struct {
+		Level         Level  `env:"LOG_LEVEL"`
+		Format        string `env:"LOG_FORMAT"`
+		Refused       bool   `env:"LOG_REFUSED"`
+		RefusedValues bool   `env:"LOG_REFUSED_VALUES"`
+	}
+	Tracing struct {
+		On        bool    `env:"TRACING_ENABLED"`
+		Service   string  `env:"TRACING_SERVICE_NAME"`
+		Namespace string  `env:"TRACING_SERVICE_NAMESPACE"`
+		Instance  string  `env:"TRACING_SERVICE_INSTANCE_ID"`
+		Protocol  string  `env:"TRACING_EXPORTER_PROTOCOL"`
+		Rate      float64 `env:"TRACING_SAMPLING_RATE"`
+		Values    bool    `env:"TRACING_VALUES"`
+	}
+	Stats struct {
+		Disable          bool          `env:"DISABLE_STATS"`
+		MaxSeries        int           `env:"METRIC_MAX_SERIES"`
+		Statsd           bool          `env:"USE_STATSD"` // at most one of Statsd, DogStatsd and Prometheus is on, unless Disable is
+		DogStatsd        bool          `env:"USE_DOG_STATSD"`
+		StatsdHost       string        `env:"STATSD_HOST"`
+		StatsdPort       string        `env:"STATSD_PORT"`
+		StatsdProtocol   string        `env:"STATSD_PROTOCOL"`
+		MogrifierNames   []string      `env:"USE_DOG_STATSD_MOGRIFIERS"`
+		Mogrifiers       []Mogrifier   // one for each of the names, in their order
+		FlushInterval    time.Duration `env:"STATS_FLUSH_INTERVAL"`
+		Prometheus       bool          `env:"USE_PROMETHEUS"`
+		PrometheusAddr   string        `env:"PROMETHEUS_ADDR"`
+		PrometheusPath   string        `env:"PROMETHEUS_PATH"`
+		PrometheusMapper string        `env:"PROMETHEUS_MAPPER_YAML"`
+		Milliseconds     bool          `env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS"`
+
+		ExtraTags map[string]string `env:"EXTRA_TAGS"`
+		Datadog   Datadog
+	}
+}
+
+// Datadog holds what Datadog's client reads: tags for everything that is sent to DogStatsD.
+type Datadog struct {
+	EntityID string `env:"DD_ENTITY_ID"`
+	Env      string `env:"DD_ENV"`
+	Service  string `env:"DD_SERVICE"`
+	Version  string `env:"DD_VERSION"`
+}
+
+// Redis says where counters in Redis are.
+type Redis struct {
+	Type         string        `env:"REDIS_TYPE"`
+	Socket       string        `env:"REDIS_SOCKET_TYPE"`
+	URL          string        `env:"REDIS_URL"`
+	Auth         string        `env:"REDIS_AUTH"`
+	AuthFile     string        `env:"REDIS_AUTH_FILE"`
+	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH"`
+	TLS          bool          `env:"REDIS_TLS"`
+	PoolSize     int           `env:"REDIS_POOL_SIZE"`
+	DialTimeout  time.Duration `env:"REDIS_TIMEOUT"`
+	OpTimeout    time.Duration `env:"REDIS_OP_TIMEOUT"`
+
+	// What follows holds for the Redis of limits per second too.
+
+	Cert         string `env:"REDIS_TLS_CLIENT_CERT"`
+	Key          string `env:"REDIS_TLS_CLIENT_KEY"`
+	CA           string `env:"REDIS_TLS_CACERT"`
+	SkipHostname bool   `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"`
+	KeyFormat    string `env:"REDIS_KEY_FORMAT"`
+	HealthActive bool   `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"`
+}
+
+// RedisPerSecond says where the counters of limits per second are, if they have a Redis of their own.
+type RedisPerSecond struct {
+	On           bool          `env:"REDIS_PERSECOND"`
+	Type         string        `env:"REDIS_PERSECOND_TYPE"`
+	Socket       string        `env:"REDIS_PERSECOND_SOCKET_TYPE"`
+	URL          string        `env:"REDIS_PERSECOND_URL"`
+	Auth         string        `env:"REDIS_PERSECOND_AUTH"`
+	AuthFile     string        `env:"REDIS_PERSECOND_AUTH_FILE"`
+	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH"`
+	TLS          bool          `env:"REDIS_PERSECOND_TLS"`
+	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE"`
+	DialTimeout  time.Duration `env:"REDIS_PERSECOND_TIMEOUT"`
+	OpTimeout    time.Duration `env:"REDIS_PERSECOND_OP_TIMEOUT"`
+}
+
+// Memcache says where counters in memcached are.
+type Memcache struct {
+	Servers      []string      `env:"MEMCACHE_HOST_PORT"`
+	SRV          string        `env:"MEMCACHE_SRV"`
+	SRVRefresh   time.Duration `env:"MEMCACHE_SRV_REFRESH"`
+	MaxIdleConns int           `env:"MEMCACHE_MAX_IDLE_CONNS"`
+	OpTimeout    time.Duration `env:"MEMCACHE_OP_TIMEOUT"`
+	KeyFormat    string        `env:"MEMCACHE_KEY_FORMAT"`
+	TLS          bool          `env:"MEMCACHE_TLS"`
+	Cert         string        `env:"MEMCACHE_TLS_CLIENT_CERT"`
+	Key          string        `env:"MEMCACHE_TLS_CLIENT_KEY"`
+	CA           string        `env:"MEMCACHE_TLS_CACERT"`
+	SkipHostname bool          `env:"MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION"`
+}
+
+// Level is how much is logged, under the reference's names. Panic and fatal log errors alone, as nothing here is worse;
+// trace is below debug.
+type Level slog.Level
+
+// UnmarshalText reads one of the reference's names, in any case.
+func (l *Level) UnmarshalText(name []byte) error {
+	switch strings.ToLower(string(name)) {
+	case "panic", "fatal", "error":
+		*l = Level(slog.LevelError)
+	case "warn", "warning":
+		*l = Level(slog.LevelWarn)
+	case "info":
+		*l = Level(slog.LevelInfo)
+	case "debug":
+		*l = Level(slog.LevelDebug)
+	case "trace":
+		*l = Level(slog.LevelDebug - 4)
+	default:
+		return errors.New(level.takes())
+	}
+	return nil
+}
+
+// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices are what is
+// taken but has no effect, each a sentence for the log. The error holds everything that is wrong, one line each.
+func Parse(environ []string) (s Settings, notices []string, err error) {
+	given := map[string]string{}
+	for _, pair := range environ {
+		if name, value, _ := strings.Cut(pair, "="); value != "" {
+			given[name] = value
+		}
+	}
+	values, notices, problems := lookUp(given)
+	problems = append(problems, relations(given, values)...)
+	if len(problems) > 0 {
+		return Settings{}, nil, errors.Join(problems...)
+	}
+	err = env.ParseWithOptions(&s, env.Options{Environment: values, FuncMap: map[reflect.Type]env.ParserFunc{
+		reflect.TypeFor[int](): func(v string) (any, error) { return parseInt(v) },
+	}})
+	if err != nil {
+		return Settings{}, nil, fmt.Errorf("reading the environment: %w", err)
+	}
+	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
+	s.Log.Format = strings.ToLower(s.Log.Format)
+	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
+	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
+	return s, notices, nil
+}
+
+// lookUp fills in the defaults, and says what is wrong with each variable for itself.
+func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
+	chosen := given["BACKEND_TYPE"]
+	if chosen == "" {
+		chosen = redis
+	}
+	values = map[string]string{}
+	for _, v := range variables() {
+		values[v.name] = v.def
+		value, set := given[v.name]
+		if !set || !v.of(chosen) {
+			continue
+		}
+		values[v.name] = value
+		switch {
+		case v.kind.same(value, v.def):
+		case v.kind.check(value) != nil && v.kind == secretPairs:
+			problems = append(problems, fmt.Errorf("%s takes %s", v.name, v.kind.takes()))
+		case v.kind.check(value) != nil:
+			problems = append(problems, wrong(v.name, value, v.kind.takes()))
+		case v.state == tuning:
+			notices = append(notices, fmt.Sprintf("%s=%s has no effect: this server needs no such tuning", v.name, value))
+		}
+	}
+	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
+		values["USE_STATSD"] = "false" // who chose another sink need not say that it is not this one
+	}
+	if !boolean.same(values["GRPC_SERVER_USE_TLS"], "true") && given["GRPC_CLIENT_TLS_CACERT"] != "" {
+		notices = append(notices, noClientTLS)
+	}
+	return values, notices, problems
+}
+
+// noClientTLS is said where somebody may believe that clients are verified, and they are not.
+const noClientTLS = "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true: clients are asked for no certificate"
+
+func wrong(name, value, takes string) error {
+	return fmt.Errorf("%s=%q: takes %s", name, value, takes)
+}
+
+// relations says what is wrong with values that must be one of a few, or that do not go together.
+func relations(given, values map[string]string) []error {
+	var problems []error
+	problems = append(problems, checkBackend(given, values["BACKEND_TYPE"])...)
+	if boolean.same(values["TRACING_ENABLED"], "true") {
+		problems = append(problems, checkOTLP(given, values["TRACING_EXPORTER_PROTOCOL"])...)
+	}
+	switch v := values["CONFIG_TYPE"]; v {
+	case "FILE":
+	case "GRPC_XDS_SOTW", "GRPC_XDS_DELTA":
+		problems = append(problems, checkXDS(given)...)
+	default:
+		problems = append(problems, wrong("CONFIG_TYPE", v, "FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA"))
+	}
+	if v := values["LOG_FORMAT"]; !strings.EqualFold(v, "text") && !strings.EqualFold(v, "json") {
+		problems = append(problems, wrong("LOG_FORMAT", v, "text or json"))
+	}
+	problems = append(problems, checkTLS(given)...)
+	for _, prefix := range []string{"REDIS_", "REDIS_PERSECOND_"} {
+		if given[prefix+"AUTH"] != "" && given[prefix+"AUTH_FILE"] != "" && values["BACKEND_TYPE"] == redis {
+			problems = append(problems, fmt.Errorf("%sAUTH and %[1]sAUTH_FILE are both set: unset one of them", prefix))
+		}
+	}
+	problems = append(problems, checkSinks(given, values)...)
+	return problems
+}
+
+// checkTLS says what is missing for TLS on the gRPC listener.
+func checkTLS(given map[string]string) []error {
+	if !boolean.same(given["GRPC_SERVER_USE_TLS"], "true") {
+		return nil
+	}
+	var problems []error
+	for _, file := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"} {
+		if given[file] == "" {
+			problems = append(problems, fmt.Errorf("GRPC_SERVER_USE_TLS=true needs %s: the path of a PEM file", file))
+		}
+	}
+	if given["GRPC_CLIENT_TLS_SAN"] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {
+		problems = append(problems, errors.New("GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT: "+
+			"the path of a PEM file of the CA that vouches for these names; without it clients are asked for no certificate"))
+	}
+	return problems
+}
+
+// checkBackend says why the counters cannot live where BACKEND_TYPE says.
+func checkBackend(given map[string]string, v string) []error {
+	switch v {
+	case memory, redis:
+		return nil
+	case memcache:
+		return checkMemcache(given)
+	default:
+		return []error{wrong("BACKEND_TYPE", v, "memory, redis or memcache")}
+	}
+}

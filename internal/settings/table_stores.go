@@ -1,0 +1,82 @@
+package settings
+
+import "errors"
+
+// redisRows are looked at with BACKEND_TYPE=redis alone.
+func redisRows() []variable {
+	return []variable{
+		{"REDIS_TYPE", "SINGLE", deployment, honoured, redis, "`single`, `sentinel` or `cluster`"},
+		{"REDIS_SOCKET_TYPE", "unix", socket, honoured, redis, "`unix` or `tcp`, for `single`; what has a host and a port is reached by TCP in any case"},
+		{"REDIS_URL", "/var/run/nutcracker/ratelimit.sock", text, honoured, redis, "where Redis is: `host:port`, the path of a socket, `redis://` or, with TLS, `rediss://`; seeds of a cluster separated by commas; for sentinels `master,host:port,…`"},
+		{"REDIS_AUTH", "", text, honoured, redis, "`password` or `user:password`"},
+		{"REDIS_AUTH_FILE", "", text, honoured, redis, "file of the same, read again for each connection (ours)"},
+		{"REDIS_SENTINEL_AUTH", "", text, honoured, redis, "the same for sentinels"},
+		{"REDIS_TLS", "false", boolean, honoured, redis, "TLS to Redis and its sentinels"},
+		{"REDIS_TLS_CLIENT_CERT", "", text, honoured, redis, "file of the client's certificate"},
+		{"REDIS_TLS_CLIENT_KEY", "", text, honoured, redis, "file of its key"},
+		{"REDIS_TLS_CACERT", "", text, honoured, redis, "file of a CA that is trusted beside the system's"},
+		{"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false", boolean, honoured, redis, "take a certificate of any name; its chain is verified all the same"},
+		{"REDIS_POOL_SIZE", "10", positive, honoured, redis, "most connections per node; two are used"},
+		{"REDIS_TIMEOUT", "250ms", duration, honoured, redis, "time to connect (the reference's default is 10s)"},
+		{"REDIS_OP_TIMEOUT", "50ms", duration, honoured, redis, "time for a round trip; the caller's deadline may be earlier, and with 0 it alone holds (ours)"},
+		{"REDIS_KEY_FORMAT", "", keyFormat, honoured, redis, "`reference` keeps counters under the keys of envoyproxy/ratelimit, with INCRBY and EXPIRE: fixed windows only (ours)"},
+		{"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", boolean, honoured, redis, "be healthy only while connected"},
+		{"REDIS_PIPELINE_WINDOW", "0", duration, tuning, redis, "how long to wait for company"},
+		{"REDIS_PIPELINE_LIMIT", "0", integer, tuning, redis, "no effect in the reference either"},
+		{"REDIS_CLUSTER_PIPELINE_PARALLELISM", "1", integer, tuning, redis, "groups sent at once"},
+		{"REDIS_POOL_ON_EMPTY_BEHAVIOR", "WAIT", text, tuning, redis, "what to do when all connections are in use"},
+		{"REDIS_STARTUP_INITIAL_INTERVAL", "1s", duration, tuning, redis, "first wait before connecting again"},
+		{"REDIS_STARTUP_MAX_INTERVAL", "30s", duration, tuning, redis, "longest wait"},
+		{"REDIS_STARTUP_MAX_ELAPSED_TIME", "0", duration, tuning, redis, "when to give up; here never, because nothing waits for Redis"},
+		{"REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "false", boolean, accepted, redis, "connect again where Redis says READONLY, as after a failover; always done"},
+		{"REDIS_PERSECOND", "false", boolean, honoured, redis, "a Redis of its own for limits per second"},
+		{"REDIS_PERSECOND_TYPE", "SINGLE", deployment, honoured, redis, "`single`, `sentinel` or `cluster`"},
+		{"REDIS_PERSECOND_SOCKET_TYPE", "unix", socket, honoured, redis, "`unix` or `tcp`, as REDIS_SOCKET_TYPE"},
+		{"REDIS_PERSECOND_URL", "/var/run/nutcracker/ratelimitpersecond.sock", text, honoured, redis, "where it is, as REDIS_URL"},
+		{"REDIS_PERSECOND_AUTH", "", text, honoured, redis, "`password` or `user:password`"},
+		{"REDIS_PERSECOND_AUTH_FILE", "", text, honoured, redis, "file of the same, read again for each connection (ours)"},
+		{"REDIS_PERSECOND_SENTINEL_AUTH", "", text, honoured, redis, "the same for sentinels"},
+		{"REDIS_PERSECOND_TLS", "false", boolean, honoured, redis, "TLS to it, with the files of REDIS_TLS_"},
+		{"REDIS_PERSECOND_POOL_SIZE", "10", positive, honoured, redis, "most connections per node; two are used"},
+		{"REDIS_PERSECOND_TIMEOUT", "250ms", duration, honoured, redis, "time to connect (the reference's default is 10s)"},
+		{"REDIS_PERSECOND_OP_TIMEOUT", "50ms", duration, honoured, redis, "time for a round trip (ours)"},
+		{"REDIS_PERSECOND_PIPELINE_WINDOW", "0", duration, tuning, redis, "how long to wait for company"},
+		{"REDIS_PERSECOND_PIPELINE_LIMIT", "0", integer, tuning, redis, "no effect in the reference either"},
+		{"REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "1", integer, tuning, redis, "groups sent at once"},
+		{"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "WAIT", text, tuning, redis, "what to do when all connections are in use"},
+	}
+}
+
+// memcacheRows are looked at with BACKEND_TYPE=memcache alone.
+func memcacheRows() []variable {
+	return []variable{
+		{"MEMCACHE_HOST_PORT", "", list, honoured, memcache, "where the servers are: `host:port,host:port`, or paths of sockets; their order says which counter lives where"},
+		{"MEMCACHE_SRV", "", text, honoured, memcache, "in its place, `_service._proto.name`, whose SRV records tell the servers"},
+		{"MEMCACHE_SRV_REFRESH", "0", duration, honoured, memcache, "how often DNS is asked again; 0 is never, once it has answered"},
+		{"MEMCACHE_MAX_IDLE_CONNS", "2", positive, honoured, memcache, "connections per server that are kept though nothing has used them for 10 s; up to 64 are opened where there is use for them"},
+		{"MEMCACHE_OP_TIMEOUT", "50ms", duration, honoured, memcache, "time for an exchange with a server; the caller's deadline may be earlier, and with 0 it alone holds (ours; the reference has 500ms)"},
+		{"MEMCACHE_KEY_FORMAT", "", keyFormat, honoured, memcache, "`reference` names counters as envoyproxy/ratelimit does (ours)"},
+		{"MEMCACHE_TLS", "false", boolean, honoured, memcache, "TLS to the servers"},
+		{"MEMCACHE_TLS_CLIENT_CERT", "", text, honoured, memcache, "file of the client's certificate"},
+		{"MEMCACHE_TLS_CLIENT_KEY", "", text, honoured, memcache, "file of its key"},
+		{"MEMCACHE_TLS_CACERT", "", text, honoured, memcache, "file of a CA that is trusted beside the system's"},
+		{"MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "false", boolean, honoured, memcache, "take a certificate of any name; its chain is verified all the same"},
+	}
+}
+
+// of tells whether v is looked at with a backend.
+func (v *variable) of(backend string) bool {
+	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
+}
+
+// checkMemcache says what is wrong with where memcached is.
+func checkMemcache(given map[string]string) []error {
+	list, srv := given["MEMCACHE_HOST_PORT"] != "", given["MEMCACHE_SRV"] != ""
+	switch {
+	case list && srv:
+		return []error{errors.New("Both MEMCACHE_HOST_PORT and MEMCACHE_SRV are set: unset one of them")} //nolint:staticcheck // the reference's text
+	case !list && !srv:
+		return []error{errors.New("BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT, such as 127.0.0.1:11211 or a list of such, or MEMCACHE_SRV, such as _memcached._tcp.example.org")}
+	}
+	return nil
+}
