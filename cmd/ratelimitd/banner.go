@@ -1,0 +1,165 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// announce adds the task that says, once the rules are there, what is served and where: to people on stdout, or as one
+// line of the log where that is JSON.
+func (v *server) announce(p *program) {
+	v.tasks.Add(task.Func{Name: "announcing", Do: func(ctx context.Context) error {
+		select {
+		case <-v.watcher.First(): // as long as that takes
+		case <-ctx.Done():
+			return nil
+		}
+		if v.settings.Log.Format == "json" {
+			v.log.WarnContext(ctx, "serving", "version", version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
+				"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String())
+		} else {
+			p.printf("%s", v.banner(p.command()))
+		}
+		<-ctx.Done()
+		return nil
+	}})
+}
+
+// command is the name under which this program takes commands: started as ratelimit it takes none, but stands there as
+// ratelimitd too.
+func (p *program) command() string {
+	if dir, base := filepath.Split(p.name); base == "ratelimit" {
+		return dir + "ratelimitd"
+	}
+	return p.name
+}
+
+// banner is what people are told at the start, by a program that takes commands as name.
+func (v *server) banner(name string) string {
+	var b strings.Builder
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(&b, "%-8s "+format+"\n", append([]any{what}, args...)...)
+	}
+	fmt.Fprintf(&b, "ratelimitd %s\n", version())
+	line("backend", "%s", v.store.what)
+	set := v.limiter.Rules()
+	if set == nil {
+		line("rules", "none: %s", v.rules.why())
+	} else {
+		rules := 0
+		for range set.Rules() {
+			rules++
+		}
+		line("rules", "%s from %s", count(rules, "rule"), v.origin(len(set.Files())))
+	}
+	line("gRPC", "%s", v.listeners.grpc.Addr())
+	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
+	line("debug", "%s  /rlconfig /stats /metrics /debug/pprof/", v.listeners.debug.Addr())
+	if v.listeners.prometheus != nil {
+		line("metrics", "%s  %s", v.listeners.prometheus.Addr(), v.settings.Stats.PrometheusPath)
+	}
+	if set != nil {
+		b.WriteString(v.paste(set, name))
+	}
+	return b.String()
+}
+
+// paste is two calls to try, each of which meets a rule of the set.
+func (v *server) paste(set *descriptors.Set, name string) string {
+	domain, entries := example(set)
+	if entries == nil {
+		return ""
+	}
+	var pairs, objects []string
+	for _, e := range entries {
+		pairs = append(pairs, e.key+"="+e.value)
+		objects = append(objects, fmt.Sprintf(`{"key":%q,"value":%q}`, e.key, e.value))
+	}
+	addr := ""
+	if at := v.listeners.grpc.Addr(); at.Network() == "unix" {
+		addr = "--addr unix:" + at.String() + " "
+	} else if host := reachable(at); host != "127.0.0.1:8081" {
+		addr = "--addr " + host + " "
+	}
+	if v.settings.GRPC.UseTLS {
+		if v.settings.GRPC.ClientCA != "" {
+			addr = "--cert FILE --key FILE " + addr
+		}
+		addr = "--tls " + addr
+	}
+	return fmt.Sprintf("\nTry, as often as you like:\n"+
+		`  curl -s http://%s/json -d '{"domain":%q,"descriptors":[{"entries":[%s]}]}'`+"\n"+
+		"  %s call %s%s %s\n",
+		reachable(v.listeners.http.Addr()), domain, strings.Join(objects, ","), name, addr, domain, strings.Join(pairs, ","))
+}
+
+// reachable is an address that leads from this machine to a listener on at.
+func reachable(at net.Addr) string {
+	tcp, ok := at.(*net.TCPAddr)
+	if !ok {
+		return at.String()
+	}
+	host := tcp.IP.String()
+	if tcp.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
+}
+
+// example is a descriptor that meets the first rule of the set for which one can be made from the rule's path. The path
+// joins keys and values so that they cannot be told apart for certain, so what is made of it is tried.
+func example(set *descriptors.Set) (domain string, entries []entry) {
+	for d := range set.Domains() {
+		for r := range set.Rules() {
+			path, ok := strings.CutPrefix(r.Path, d.Name+".")
+			if !ok || r.Unlimited || plainWord(path) != path {
+				continue
+			}
+			if entries := guess(d, r, strings.Split(path, "."), nil); entries != nil {
+				return d.Name, entries
+			}
+		}
+	}
+	return "", nil
+}
+
+// plainWord is s without what a shell, JSON or the syntax of descriptors would give a meaning to.
+func plainWord(s string) string {
+	return strings.Map(func(r rune) rune {
+		if strings.ContainsRune("*._-/:", r) || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return -1
+	}, s)
+}
+
+// guess finds entries for the levels of a path that lead to r, after those that are found already.
+func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []entry) []entry {
+	if len(levels) == 0 {
+		try := descriptor{entries: found}
+		if d.Match(try.keys()).Rule == r {
+			return found
+		}
+		return nil
+	}
+	level := levels[0]
+	for i := len(level); i > 0; i = strings.LastIndexByte(level[:i], '_') {
+		value := ""
+		if i < len(level) {
+			value = strings.ReplaceAll(level[i+1:], "*", "x")
+		}
+		e := entry{level[:i], cmp.Or(value, "ann")}
+		if all := guess(d, r, levels[1:], append(slices.Clip(found), e)); all != nil {
+			return all
+		}
+	}
+	return nil
+}

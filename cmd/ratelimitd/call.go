@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// callFlags say what the requests of call hold beside their descriptors.
+type callFlags struct {
+	client
+
+	hits     uint32
+	negative bool
+	limit    string
+	repeat   int
+}
+
+func (p *program) callCommand() *cobra.Command {
+	var (
+		f callFlags
+		a referenceAsk
+	)
+	cmd := &cobra.Command{
+		Use:   "call [flags] DOMAIN DESCRIPTOR...",
+		Short: "Send a request to a running server, and print the answer",
+		Long: `Call asks a running server what Envoy would ask it, and prints the answer for each descriptor:
+whether it passes, its limit, what is left, and when that resets. A refusal names the rule with
+its file and line where the server has DECISION_METADATA=true or ADMIN=true.
+
+` + descriptorHelp + `
+` + optionHelp + `
+
+The exit code is 0 where every request passed, 2 where one was over its limit, and 1 where there
+was an error.
+
+With a flag of envoyproxy/ratelimit's ratelimit_client (-dial_string, -domain, -descriptors,
+-oltp-protocol, -grpc-use-tls, -grpc-server-ca-file, -grpc-cert-file, -grpc-key-file), or started
+under that name, it prints what that program prints and exits as that does.`,
+		Example: `  ratelimitd call example fixed=ann
+  ratelimitd call --repeat 4 example fixed=ann
+  ratelimitd call --hits 2 example fixed=ann bucket=ann
+  ratelimitd call example 'fixed=ann;hits=5;limit=100/hour' 'held=a;negative'`,
+		Args: argsUnless(clientFlags(), 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if given(cmd, clientFlags()) {
+				return a.run(cmd.Context(), p, cmd, &f.client)
+			}
+			return p.call(cmd.Context(), &f, args)
+		},
+	}
+	f.add(p, cmd)
+	a.add(p, cmd, &f.client)
+	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that says nothing else; 0 stands for 1")
+	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that brings none itself, such as 10/minute")
+	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
+	return cmd
+}
+
+// call sends the requests. The error is errRefused where one of them was over its limit.
+func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
+	request, err := f.request(args[0], args[1:])
+	if err != nil {
+		return err
+	}
+	conn, err := f.dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	service, refused := rlsv3.NewRateLimitServiceClient(conn), 0
+	for range f.repeat {
+		answer, err := ask(ctx, service, request, f.timeout)
+		if err != nil {
+			return f.explain(err)
+		}
+		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+			refused++
+		}
+		a := verdict{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
+		p.printf("%s", a.text())
+	}
+	if f.repeat > 1 {
+		p.printf("%d passed, %d refused\n", f.repeat-refused, refused)
+	}
+	if refused > 0 {
+		return errRefused
+	}
+	return nil
+}
+
+func ask(ctx context.Context, c rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest, timeout time.Duration) (*rlsv3.RateLimitResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.ShouldRateLimit(ctx, r)
+}
+
+// request is what the flags and the arguments ask for.
+func (f *callFlags) request(domain string, args []string) (*rlsv3.RateLimitRequest, error) {
+	wanted, err := parseDescriptors(args)
+	if err != nil {
+		return nil, err
+	}
+	request := &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: f.hits}
+	for i := range wanted {
+		d := &wanted[i]
+		d.give = d.give || f.negative
+		if d.limit == nil && f.limit != "" {
+			limit, err := parseOverride(f.limit)
+			if err != nil {
+				return nil, fmt.Errorf("--limit %s: %w", f.limit, err)
+			}
+			d.limit = &limit
+		}
+		request.Descriptors = append(request.Descriptors, d.envoy())
+	}
+	return request, nil
+}
+
+// envoy is d in Envoy's API.
+func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
+	m := &commonv3.RateLimitDescriptor{IsNegativeHits: d.give}
+	for _, e := range d.entries {
+		m.Entries = append(m.Entries, &commonv3.RateLimitDescriptor_Entry{Key: e.key, Value: e.value})
+	}
+	if d.hits != nil {
+		m.HitsAddend = wrapperspb.UInt64(*d.hits)
+	}
+	if d.limit != nil {
+		m.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{
+			RequestsPerUnit: d.limit.RequestsPerUnit,
+			Unit:            typev3.RateLimitUnit(d.limit.Unit), // numbered alike
+		}
+		if d.limit.Multiplier > 0 {
+			m.Limit.UnitMultiplier = wrapperspb.UInt32(d.limit.Multiplier)
+		}
+	}
+	return m
+}
+
+// rules names the rule that each descriptor met, as far as the server tells it: in the metadata of the answer, or where
+// something was refused to the admin API. Unknown ones are empty.
+func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
+	names := make([]string, len(request.GetDescriptors()))
+	known := false
+	for i, v := range answer.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
+		if i < len(names) {
+			names[i] = ruleText(v.GetStructValue().GetFields())
+			known = known || names[i] != ""
+		}
+	}
+	if known || answer.GetOverallCode() != rlsv3.RateLimitResponse_OVER_LIMIT {
+		return names
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	defer cancel()
+	ctx, err := f.admin(ctx)
+	if err != nil {
+		return names
+	}
+	explained, err := adminv1.NewAdminServiceClient(conn).Explain(ctx, explainRequest(request))
+	if err != nil { // it has no admin API, or not for us; the answer is worth printing without
+		return names
+	}
+	for i, e := range explained.GetDescriptors() {
+		if r := e.GetRule(); r != nil && i < len(names) {
+			names[i] = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
+		}
+	}
+	return names
+}
+
+func explainRequest(r *rlsv3.RateLimitRequest) *adminv1.ExplainRequest {
+	q := &adminv1.ExplainRequest{Domain: r.GetDomain(), HitsAddend: r.GetHitsAddend()}
+	for _, d := range r.GetDescriptors() {
+		m := &adminv1.Descriptor{}
+		for _, e := range d.GetEntries() {
+			m.Entries = append(m.Entries, &adminv1.Entry{Key: e.GetKey(), Value: e.GetValue()})
+		}
+		q.Descriptors = append(q.Descriptors, m)
+	}
+	return q
+}
+
+func ruleText(fields map[string]*structpb.Value) string {
+	if fields["rule"] == nil {
+		return ""
+	}
+	return fmt.Sprintf("rule %s at %s:%.0f", fields["rule"].GetStringValue(), fields["file"].GetStringValue(), fields["line"].GetNumberValue())
+}
+
+// verdict is an answer and what is known about it.
+type verdict struct {
+	request *rlsv3.RateLimitRequest
+	answer  *rlsv3.RateLimitResponse
+	rules   []string
+}
+
+// text is the verdict for people: a line for the whole, one for each descriptor, one for each header, and the body.
+func (v *verdict) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", v.answer.GetOverallCode())
+	for i, s := range v.answer.GetStatuses() {
+		if i >= len(v.request.GetDescriptors()) {
+			break
+		}
+		fmt.Fprintf(&b, "  %s: %s", entriesText(v.request.GetDescriptors()[i]), statusText(s))
+		if v.rules[i] != "" {
+			fmt.Fprintf(&b, " (%s)", v.rules[i])
+		}
+		b.WriteByte('\n')
+	}
+	for _, h := range v.answer.GetResponseHeadersToAdd() {
+		fmt.Fprintf(&b, "  header %s: %s\n", h.GetKey(), h.GetValue())
+	}
+	for _, h := range v.answer.GetRequestHeadersToAdd() {
+		fmt.Fprintf(&b, "  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
+	}
+	if body := v.answer.GetRawBody(); len(body) > 0 {
+		fmt.Fprintf(&b, "  body %s\n", body)
+	}
+	return b.String()
+}
+
+func entriesText(d *commonv3.RateLimitDescriptor) string {
+	var pairs []string
+	for _, e := range d.GetEntries() {
+		pairs = append(pairs, e.GetKey()+"="+e.GetValue())
+	}
+	return strings.Join(pairs, ",")
+}
+
+// statusText is the answer to one descriptor, in words.
+func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
+	limit := s.GetCurrentLimit()
+	if limit == nil {
+		if s.GetLimitRemaining() > 0 {
+			return "OK, unlimited"
+		}
+		return "OK, not limited"
+	}
+	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), perUnit(limit.GetRequestsPerUnit(), limit.GetUnitMultiplier().GetValue(), limit.GetUnit().String()), s.GetLimitRemaining())
+	if limit.GetName() != "" {
+		words += ", called " + limit.GetName()
+	}
+	reset := s.GetDurationUntilReset().AsDuration()
+	if s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+		return fmt.Sprintf("%s, again in %v", words, reset)
+	}
+	return fmt.Sprintf("%s, whole again in %v", words, reset)
+}

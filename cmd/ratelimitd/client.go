@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// client is how the commands that ask a running server reach it.
+type client struct {
+	addr      string
+	timeout   time.Duration
+	ca        string
+	cert, key string
+	tls       bool
+	tokenFile string
+}
+
+// add adds the flags to a command.
+func (c *client) add(p *program, cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.addr, "addr", p.defaultAddr(), "gRPC address of the server, host:port or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
+	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
+	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
+	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to show, where the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
+	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", p.env("ADMIN_TOKEN_FILE"), "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
+}
+
+// defaultAddr is where a server with the same environment serves gRPC to this machine.
+func (p *program) defaultAddr() string {
+	if path := p.env("GRPC_UDS"); path != "" {
+		return "unix:" + path
+	}
+	port := p.env("GRPC_PORT")
+	if port == "" {
+		port = "8081"
+	}
+	return net.JoinHostPort("127.0.0.1", port)
+}
+
+// dial connects lazily; an error is one of the flags.
+func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	creds, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds))...)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
+	}
+	return conn, nil
+}
+
+func (c *client) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // grpc has no other type for it
+	if !c.tls && c.ca == "" && c.cert == "" && c.key == "" {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.ca != "" {
+		pem, err := os.ReadFile(c.ca)
+		if err != nil {
+			return nil, fmt.Errorf("reading --ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("reading --ca: %s holds no certificate in PEM form", c.ca)
+		}
+	}
+	if c.cert != "" || c.key != "" {
+		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+		if err != nil {
+			return nil, fmt.Errorf("loading --cert and --key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// admin is ctx with the token of the admin API, if there is one.
+func (c *client) admin(ctx context.Context) (context.Context, error) {
+	if c.tokenFile == "" {
+		return ctx, nil
+	}
+	token, err := os.ReadFile(c.tokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading --token-file: %w", err)
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+strings.TrimSpace(string(token))), nil
+}
+
+// explain says in words why a call to the server failed, and what to do.
+func (c *client) explain(err error) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err // it says already what to do
+	}
+	switch code := s.Code(); {
+	case code == codes.Unavailable && strings.Contains(s.Message(), "connection error"): // as grpc says it
+		return fmt.Errorf("asking %s: %s: is the server running there? --addr names another address", c.addr, s.Message())
+	case code == codes.DeadlineExceeded:
+		return fmt.Errorf("asking %s: no answer within %v (--timeout)", c.addr, c.timeout)
+	case code == codes.Unimplemented:
+		return errors.New("the server has no admin API: start it with ADMIN=true")
+	default:
+		return fmt.Errorf("asking %s: %s: %s", c.addr, code, s.Message())
+	}
+}
+
+// messages are the entries of d for the admin API.
+func (d *descriptor) messages() []*adminv1.Entry {
+	all := make([]*adminv1.Entry, 0, len(d.entries))
+	for _, e := range d.entries {
+		all = append(all, &adminv1.Entry{Key: strings.ToValidUTF8(e.key, "\uFFFD"), RawValue: []byte(e.value)})
+	}
+	return all
+}
+
+// perUnit is a number per so many units, in words: 3 per minute, 100 per 5 minutes.
+func perUnit(n, multiplier uint32, unit string) string {
+	unit = strings.ToLower(unit)
+	if multiplier > 1 {
+		return fmt.Sprintf("%d per %d %ss", n, multiplier, unit)
+	}
+	return fmt.Sprintf("%d per %s", n, unit)
+}
+
+// adminLimit is a limit that the admin API tells, in words.
+func adminLimit(l *adminv1.Limit) string {
+	words := perUnit(l.GetRequestsPerUnit(), l.GetUnitMultiplier(), descriptors.Unit(l.GetUnit()).String())
+	name, _ := strings.CutPrefix(l.GetAlgorithm().String(), "ALGORITHM_")
+	words += ", " + strings.ToLower(name)
+	if l.GetBurst() > 0 {
+		words += fmt.Sprintf(", burst %d", l.GetBurst())
+	}
+	if l.GetCalendar() {
+		words += ", calendar of " + l.GetTimezone()
+	}
+	return words
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// descriptor is a descriptor as an argument of a command has it.
+type descriptor struct {
+	text    string // the argument, without its options
+	options bool   // it had some
+	entries []entry
+	hits    *uint64
+	give    bool
+	limit   *descriptors.Override
+}
+
+type entry struct{ key, value string }
+
+// descriptorHelp says how descriptors are written.
+const descriptorHelp = `A descriptor is key=value,key=value,... with a backslash before a comma, a semicolon or a
+backslash in a value.`
+
+// optionHelp says what may stand behind a descriptor.
+const optionHelp = `Behind a semicolon follow, for this descriptor alone, hits=N (0 looks and takes nothing),
+negative (gives the hits back) and limit=N/UNIT or limit=N/MxUNIT, a limit that the request
+brings along: 10/minute, 100/5xminute.`
+
+// parseDescriptors parses the arguments behind a domain.
+func parseDescriptors(args []string) ([]descriptor, error) {
+	all := make([]descriptor, 0, len(args))
+	for _, arg := range args {
+		d, err := parseDescriptor(arg)
+		if err != nil {
+			return nil, fmt.Errorf("descriptor %q: %w", arg, err)
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+func parseDescriptor(arg string) (descriptor, error) {
+	parts := split(arg, ';')
+	d := descriptor{text: parts[0], options: len(parts) > 1}
+	for _, pair := range split(parts[0], ',') {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return d, fmt.Errorf("%q is not of the form key=value", pair)
+		}
+		d.entries = append(d.entries, entry{unescape(key), unescape(value)})
+	}
+	for _, option := range parts[1:] {
+		if err := d.option(option); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+func (d *descriptor) option(text string) error {
+	name, value, _ := strings.Cut(text, "=")
+	switch {
+	case name == "hits":
+		n, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			return fmt.Errorf("hits=%s: takes a whole number from 0 to 2^64-1", value)
+		}
+		d.hits = &n
+	case text == "negative":
+		d.give = true
+	case name == "limit":
+		limit, err := parseOverride(value)
+		if err != nil {
+			return fmt.Errorf("limit=%s: %w", value, err)
+		}
+		d.limit = &limit
+	default:
+		return fmt.Errorf("%q: takes hits=N, negative or limit=N/UNIT", text)
+	}
+	return nil
+}
+
+var errOverride = errors.New("takes N/UNIT or N/MxUNIT, such as 10/minute or 100/5xminute")
+
+// parseOverride parses 10/minute and 100/5xminute.
+func parseOverride(text string) (descriptors.Override, error) {
+	number, unit, ok := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(number, 10, 32)
+	if !ok || err != nil {
+		return descriptors.Override{}, errOverride
+	}
+	o := descriptors.Override{RequestsPerUnit: uint32(n)}
+	if multiplier, name, ok := strings.Cut(unit, "x"); ok {
+		m, err := strconv.ParseUint(multiplier, 10, 32)
+		if err != nil || m == 0 {
+			return descriptors.Override{}, errOverride
+		}
+		o.Multiplier, unit = uint32(m), name
+	}
+	o.Unit = descriptors.ParseUnit(unit)
+	if o.Unit == descriptors.UnitUnknown {
+		return descriptors.Override{}, fmt.Errorf("unit %q: takes second, minute, hour, day, week, month or year", unit)
+	}
+	return o, nil
+}
+
+// split cuts text at separators that no backslash precedes. Backslashes stay.
+func split(text string, separator byte) []string {
+	var parts []string
+	start := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case separator:
+			parts = append(parts, text[start:i])
+			start = i + 1
+		}
+	}
+	return append(parts, text[start:])
+}
+
+// unescape takes away the backslashes that stand before something.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+1 < len(text) {
+			i++
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}
+
+// keys are the entries as the rules are asked for them.
+func (d *descriptor) keys() []descriptors.Entry {
+	all := make([]descriptors.Entry, 0, len(d.entries))
+	for _, e := range d.entries {
+		all = append(all, descriptors.Entry{Key: []byte(e.key), Value: []byte(e.value)})
+	}
+	return all
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func TestParseDescriptor(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		arg  string
+		want descriptor
+	}{
+		{"a=b", descriptor{text: "a=b", entries: []entry{{"a", "b"}}}},
+		{"a=b,c=", descriptor{text: "a=b,c=", entries: []entry{{"a", "b"}, {"c", ""}}}},
+		{"url=/x?y=1&z=2", descriptor{text: "url=/x?y=1&z=2", entries: []entry{{"url", "/x?y=1&z=2"}}}},
+		{`a=b\,c\;d\\,e=\f`, descriptor{text: `a=b\,c\;d\\,e=\f`, entries: []entry{{"a", `b,c;d\`}, {"e", "f"}}}},
+		{`a=\`, descriptor{text: `a=\`, entries: []entry{{"a", `\`}}}},
+		{"a=b;hits=0", descriptor{text: "a=b", options: true, entries: []entry{{"a", "b"}}, hits: new(uint64(0))}},
+		{
+			"a=b;hits=18446744073709551615;negative",
+			descriptor{text: "a=b", options: true, entries: []entry{{"a", "b"}}, hits: new(uint64(1<<64 - 1)), give: true},
+		},
+		{
+			"a=b;limit=10/Minute",
+			descriptor{text: "a=b", options: true, entries: []entry{{"a", "b"}}, limit: &descriptors.Override{RequestsPerUnit: 10, Unit: descriptors.Minute}},
+		},
+		{
+			"a=b;limit=4294967295/5xweek",
+			descriptor{text: "a=b", options: true, entries: []entry{{"a", "b"}}, limit: &descriptors.Override{
+				RequestsPerUnit: 1<<32 - 1, Unit: descriptors.Week, Multiplier: 5,
+			}},
+		},
+	} {
+		got, err := parseDescriptor(tt.arg)
+		if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(descriptor{}, entry{})); err != nil || d != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", tt.arg, err, d)
+		}
+	}
+}
+
+func TestParseDescriptorRefuses(t *testing.T) {
+	t.Parallel()
+	for _, arg := range []string{
+		"", "a", "=b", "a=b,", "a=b;", "a=b;hits", "a=b;hits=-1", "a=b;hits=18446744073709551616", "a=b;negative=1", "a=b;more",
+		"a=b;limit=", "a=b;limit=1", "a=b;limit=/minute", "a=b;limit=4294967296/day", "a=b;limit=1/0xday", "a=b;limit=1/xday", "a=b;limit=1/unknown",
+	} {
+		if d, err := parseDescriptor(arg); err == nil {
+			t.Errorf("%q is taken: %+v", arg, d)
+		}
+	}
+}
+
+// What is made of a path leads to its rule, or is not shown.
+func TestExample(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rules, domain string
+		want          []entry
+	}{
+		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []entry{{"a", "ann"}}},
+		{"domain: d.e\ndescriptors:\n- {key: a_b, value: c_d, rate_limit: {unit: day, requests_per_unit: 1}}", "d.e", []entry{{"a_b", "c_d"}}},
+		{"domain: d\ndescriptors:\n- key: a\n  value: /x*\n  descriptors:\n  - {key: b, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []entry{{"a", "/xx"}, {"b", "ann"}}},
+		{ // dots cannot be told from levels, so another rule is shown
+			"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}",
+			"d",
+			[]entry{{"b", "ann"}},
+		},
+		{"domain: d\ndescriptors:\n- {key: \"a'b\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
+		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}", "", nil},
+	} {
+		set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(tt.rules)}}, descriptors.Options{})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.rules, err)
+		}
+		domain, got := example(set)
+		if d := cmp.Diff(tt.want, got, cmp.AllowUnexported(entry{})); domain != tt.domain || d != "" {
+			t.Errorf("%s\nin %q (-want +got):\n%s", tt.rules, domain, d)
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// Three servers on one Redis, with leases forced on.
+
+const (
+	leaseLimit  = 1000
+	leaseSize   = 50
+	leaseWindow = 4 * time.Second // of the rule turn
+	leaseRuns   = 10
+	leaseRules  = `
+domain: shop
+descriptors:
+  - key: fixed_window
+    rate_limit: {unit: year, requests_per_unit: 1000, lease: 50}
+  - key: token_bucket
+    rate_limit: {unit: year, requests_per_unit: 1000, algorithm: token_bucket, lease: 50}
+  - key: turn
+    rate_limit: {unit: second, unit_multiplier: 4, requests_per_unit: 1000, lease: 50}
+`
+)
+
+// near is a sum over servers of a series of the near cache.
+func near(servers []*daemon, series string) (sum float64) {
+	for _, d := range servers {
+		sum += d.metric("ratelimitd_near_cache_" + series)
+	}
+	return sum
+}
+
+func startLessors(t *testing.T, db *redistest.Server, n int) []*daemon {
+	t.Helper()
+	all := make([]*daemon, n)
+	for i := range all {
+		all[i] = startDaemon(t, db, leaseRules, "REDIS_OP_TIMEOUT=10s")
+	}
+	for _, d := range all {
+		d.ready()
+	}
+	return all
+}
+
+// TestLeaseLadder: of ladderCalls calls exactly 1,000 are admitted, and each is told another number that remains, but where
+// a server gave hits back because it was not asked for a while.
+func TestLeaseLadder(t *testing.T) {
+	db := redistest.Start(t)
+	servers := startLessors(t, db, 3)
+	var clients []rlsv3.RateLimitServiceClient
+	for _, d := range servers {
+		clients = append(clients, d.client())
+	}
+	for _, algorithm := range []string{"fixed_window", "token_bucket"} {
+		t.Run(algorithm, func(t *testing.T) {
+			spent, back := near(servers, "spent"), near(servers, "returned")
+			remaining := rush(t, clients, request(algorithm, t.Name()), 32, ladderCalls)
+			spent, back = near(servers, "spent")-spent, near(servers, "returned")-back
+			slices.Sort(remaining)
+			twice := len(remaining) - len(slices.Compact(slices.Clone(remaining)))
+			t.Logf("leases served %v of %d; %v hits went back", spent, len(remaining), back)
+			if len(remaining) != leaseLimit || float64(twice) > back {
+				t.Errorf("%d were admitted, want %d; %d were told what another one was told, want at most %v", len(remaining), leaseLimit, twice, back)
+			}
+			if spent < leaseLimit/10 {
+				t.Errorf("leases served %v of %d", spent, len(remaining))
+			}
+		})
+	}
+}
+
+// contest is clients who take from one counter, through servers one of which is a victim.
+type contest struct {
+	t        *testing.T
+	request  *rlsv3.RateLimitRequest
+	wg       sync.WaitGroup
+	ok       atomic.Int64
+	failures atomic.Int64  // of the victim
+	ended    chan struct{} // closed when clients are to stop; nil: they stop when the counter is empty
+
+	mu    sync.Mutex
+	turns map[int64]int // admitted by window, of those that began and ended within it
+}
+
+// enough is how many refusals in a row end a client.
+const enough = 200
+
+// client takes until the counter is empty, or the test ends it. A victim's client goes on after failures.
+func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
+	r.wg.Go(func() {
+		for refused := 0; r.ended != nil || refused < enough; {
+			select {
+			case <-r.ended:
+				return
+			default:
+			}
+			patience := 20 * time.Second
+			if victim {
+				patience = 500 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+			begin := time.Now()
+			answer, err := c.ShouldRateLimit(ctx, r.request)
+			end := time.Now()
+			cancel()
+			switch {
+			case err != nil && victim:
+				r.failures.Add(1)
+				refused++
+			case err != nil:
+				r.t.Error(err)
+				return
+			case answer.GetOverallCode() == rlsv3.RateLimitResponse_OK:
+				r.admitted(begin, end)
+				refused = 0
+			default:
+				refused++
+			}
+		}
+	})
+}
+
+func (r *contest) admitted(begin, end time.Time) {
+	r.ok.Add(1)
+	turn := begin.UnixMicro() / leaseWindow.Microseconds()
+	if turn == end.UnixMicro()/leaseWindow.Microseconds() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.turns[turn]++
+	}
+}
+
+// startContest starts clients of a victim and of the survivors.
+func startContest(
+	t *testing.T, survivors []rlsv3.RateLimitServiceClient, victim *daemon, what *rlsv3.RateLimitRequest, ended chan struct{},
+) *contest {
+	t.Helper()
+	r := &contest{t: t, request: what, turns: map[int64]int{}, ended: ended}
+	v := victim.client()
+	for range 2 {
+		r.client(v, true)
+		for _, c := range survivors {
+			r.client(c, false)
+		}
+	}
+	return r
+}
+
+// eachRun does so many runs at once, each with a counter and a victim of its own.
+func eachRun(t *testing.T, db *redistest.Server, show func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, n int)) {
+	t.Helper()
+	survivors := startLessors(t, db, 2)
+	clients := []rlsv3.RateLimitServiceClient{survivors[0].client(), survivors[1].client()}
+	t.Run("runs", func(t *testing.T) {
+		for n := range leaseRuns {
+			t.Run(fmt.Sprint(n), func(t *testing.T) {
+				t.Parallel()
+				show(t, clients, n)
+			})
+		}
+	})
+	if near(survivors, "spent") == 0 {
+		t.Error("leases served nothing")
+	}
+}
+
+// TestLeaseKilled kills one of three servers while it leases: no more is admitted than the limit says, and no more is left
+// unused than what it held and had asked for, and its clients' last calls.
+func TestLeaseKilled(t *testing.T) {
+	db := redistest.Start(t)
+	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, n int) {
+		t.Helper()
+		victim := startLessors(t, db, 1)[0]
+		r := startContest(t, survivors, victim, request("fixed_window", t.Name()), nil)
+		at := int64(50 + 80*n)
+		if !eventually(func() bool { return r.ok.Load() >= at }) {
+			t.Fatal("nothing is admitted")
+		}
+		victim.kill()
+		r.wg.Wait()
+		ok, most := r.ok.Load(), int64(2*leaseSize+2)
+		t.Logf("killed after %d or a little later; of %d, %d were admitted", at, leaseLimit, ok)
+		if ok > leaseLimit || ok < leaseLimit-most {
+			t.Errorf("%d were admitted, want %d, or up to %d less", ok, leaseLimit, most)
+		}
+	})
+}
+
+// TestLeaseStopped stops servers in the middle of a window, each while it leases, and lets them go on in the next one, of
+// which others have used up the limit: they spend nothing of what they leased before.
+func TestLeaseStopped(t *testing.T) {
+	db := redistest.Start(t)
+	survivors, victims := startLessors(t, db, 2), startLessors(t, db, leaseRuns)
+	clients := []rlsv3.RateLimitServiceClient{survivors[0].client(), survivors[1].client()}
+	var contests []*contest
+	ended := make(chan struct{})
+	for n, victim := range victims {
+		contests = append(contests, startContest(t, clients, victim, request("turn", fmt.Sprint(n)), ended))
+	}
+	for n, r := range contests {
+		if !eventually(func() bool { return r.ok.Load() >= int64(100+20*n) }) {
+			t.Fatal("nothing is admitted")
+		}
+		victims[n].signal(syscall.SIGSTOP)
+	}
+	time.Sleep(time.Until(time.Now().Truncate(leaseWindow).Add(leaseWindow + leaseWindow*3/4)))
+	for _, victim := range victims {
+		victim.signal(syscall.SIGCONT)
+	}
+	time.Sleep(leaseWindow / 2)
+	close(ended)
+	for n, r := range contests {
+		r.wg.Wait()
+		t.Logf("admitted by window: %v", r.turns)
+		for turn, ok := range r.turns {
+			if ok > leaseLimit {
+				t.Errorf("run %d: in window %d %d were admitted, want at most %d", n, turn, ok, leaseLimit)
+			}
+		}
+	}
+	if unspent := near(victims, "unspent") + near(victims, "returned"); unspent == 0 {
+		t.Error("no server held a lease when it was stopped")
+	}
+}
+
+// TestLeaseRepliesCut cuts the connections of one of three servers to Redis in the middle of replies: no more is admitted
+// than the limit says, and no more is left unused than a lease for each call that failed.
+func TestLeaseRepliesCut(t *testing.T) {
+	db := redistest.Start(t)
+	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, _ int) {
+		t.Helper()
+		victim := startProcess(t, leaseRules, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+cutting(t, db.Addr()), "REDIS_OP_TIMEOUT=10s")
+		victim.ready()
+		r := startContest(t, survivors, victim, request("token_bucket", t.Name()), nil)
+		r.wg.Wait()
+		failed := 0.0
+		for _, class := range []string{"timeout", "refused", "reset", "other"} {
+			failed += victim.metric(`ratelimitd_backend_errors_total{class="` + class + `"}`)
+		}
+		ok := r.ok.Load()
+		t.Logf("of %d, %d were admitted; %v operations of the victim failed", leaseLimit, ok, failed)
+		if ok > leaseLimit || float64(ok) < leaseLimit-failed*leaseSize {
+			t.Errorf("%d were admitted, want %d, or up to %v less", ok, leaseLimit, failed*leaseSize)
+		}
+	})
+}
+
+// cutting is the address of a proxy to addr that cuts each connection in the middle of one of the first replies.
+func cutting(t *testing.T, addr string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { cut(c, addr) })
+		}
+	})
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// cut copies between c and addr, and breaks off in the middle of a reply, soon after the few that it takes to connect.
+func cut(c net.Conn, addr string) {
+	defer c.Close()
+	s, err := net.Dial("tcp", addr) //nolint:noctx // on this machine
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	go func() {
+		_, _ = io.Copy(s, c) // until one of them is closed
+		_ = s.Close()
+	}()
+	buf := make([]byte, 64<<10)
+	for last := 8 + rand.IntN(12); ; last-- {
+		n, err := s.Read(buf)
+		if err == nil && last == 0 {
+			n /= 2
+		}
+		if _, writeErr := c.Write(buf[:n]); err != nil || writeErr != nil || last == 0 {
+			return
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// firstRules is how long the ports, which are open, wait with their answers for the first rules, and for a connection to
+// the store unless it cannot be had. Both go on after that, and until there are rules the answer is that there are none.
+const firstRules = 500 * time.Millisecond
+
+var errStatsOff = errors.New("statistics are off: DISABLE_STATS=true")
+
+// rulesState passes the fate of the rules on to all who want to know it.
+type rulesState struct {
+	limiter                   *limiter.Limiter
+	component                 *task.Component
+	optional                  bool                      // health does not depend on rules
+	oneAtLeast                bool                      // it does, and a set without rules is none
+	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
+	since                     atomic.Int64              // when the present rules were loaded, in s since the Unix epoch
+	behind                    atomic.Pointer[time.Time] // since when they may not be those of the source; nil while they are
+	successes, failures, warn *stats.Counter
+	loads                     loads
+}
+
+// newRulesState makes the state before the first load.
+func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *settings.Settings) *rulesState {
+	const waiting = "the rules are not loaded yet"
+	optional := c.Rules.ForceStart && !c.Rules.HealthyWithOne
+	s := &rulesState{
+		limiter:    l,
+		component:  h.Add("rules", optional, ""),
+		optional:   optional,
+		oneAtLeast: c.Rules.HealthyWithOne,
+		successes:  r.Counter("ratelimit.service.config_load_success"),
+		failures:   r.Counter("ratelimit.service.config_load_error"),
+		warn:       r.Counter("ratelimitd.config_load_warnings_total"),
+		loads:      newLoads(r, l.Rules),
+	}
+	s.reason.Store(new(string(waiting)))
+	s.current(false)
+	r.Gauge("ratelimitd.config_loaded_timestamp_seconds", func() float64 { return float64(s.since.Load()) })
+	r.Gauge("ratelimitd.config_age_seconds", func() float64 { return s.age().Seconds() })
+	return s
+}
+
+func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
+	s.limiter.SetRules(set)
+	s.successes.Add(1)
+	s.loads.loaded()
+	s.warn.Add(uint64(warnings))
+	s.since.Store(time.Now().Unix())
+	s.reason.Store(nil)
+	s.current(true)
+	if s.oneAtLeast && len(set.Files()) == 0 {
+		s.component.Set(false, "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")
+		return
+	}
+	s.component.Set(true, "")
+}
+
+func (s *rulesState) refused(err error) {
+	s.failures.Add(1)
+	s.loads.refused()
+	s.current(false)
+	s.waiting(firstLine(err))
+}
+
+// waiting notes why there are no rules, unless there are some: then the last good ones serve.
+func (s *rulesState) waiting(reason string) {
+	if s.limiter.Rules() != nil {
+		return
+	}
+	s.reason.Store(&reason)
+	s.component.Set(s.optional, reason)
+}
+
+// current notes whether the rules are known to be those that their source has.
+func (s *rulesState) current(yes bool) {
+	if yes {
+		s.behind.Store(nil)
+	} else {
+		s.behind.CompareAndSwap(nil, new(time.Now()))
+	}
+}
+
+// age is for how long the rules have not been known to be those that their source has.
+func (s *rulesState) age() time.Duration {
+	since := s.behind.Load()
+	if since == nil {
+		return 0
+	}
+	return time.Since(*since)
+}
+
+// why says why there are no rules; empty where there are some.
+func (s *rulesState) why() string {
+	if reason := s.reason.Load(); reason != nil {
+		return *reason
+	}
+	return ""
+}
+
+// firstLine is the first line of an error, and how many follow.
+func firstLine(err error) string {
+	first, rest, more := strings.Cut(err.Error(), "\n")
+	if more {
+		first = fmt.Sprintf("%s (and %d more)", first, strings.Count(rest, "\n")+1)
+	}
+	return first
+}
+
+// notReady says why no request can be decided now, for /readyz.
+func (v *server) notReady() []string {
+	var reasons []string
+	if v.limiter.Rules() == nil {
+		reasons = append(reasons, "rules: "+v.rules.why())
+	}
+	if v.store.notReady != nil {
+		if why := v.store.notReady(); why != "" {
+			reasons = append(reasons, v.store.name+": "+why)
+		}
+	}
+	for _, c := range v.health.Components() {
+		if !c.OK && c.Name == draining {
+			reasons = append(reasons, c.Name+": "+c.LastError)
+		}
+	}
+	return reasons
+}
+
+// draining is the component that fails once the server is told to stop.
+const draining = "sigterm"
+
+// drain waits until the server is to stop, tells everybody who asks for its health, and lets it serve on for a while so
+// that they can turn to others.
+func (v *server) drain(ctx context.Context) error {
+	<-ctx.Done()
+	v.log.Info("stopping", "drain_delay", v.settings.DrainDelay)
+	v.sigterm.Set(false, "the server is stopping")
+	time.Sleep(v.settings.DrainDelay)
+	return nil
+}
+
+// serveGRPC serves until ctx ends, and then finishes what runs.
+func (v *server) serveGRPC(ctx context.Context) error {
+	failed := make(chan error, 1)
+	go func() { failed <- v.grpc.Serve(v.listeners.grpc) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serving on %s: %w", v.listeners.grpc.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), grpcGrace)
+	defer cancel()
+	v.grpc.Shutdown(grace)
+	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // it is where it was to stop before it had begun
+		return err
+	}
+	return nil
+}
+
+// afterRules is t, begun once the rules have been loaded for the first time, or could not be, or take long.
+func (v *server) afterRules(t task.Task) task.Func {
+	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {
+		v.awaitRules(ctx)
+		return t.Run(ctx)
+	}}
+}
+
+func (v *server) awaitRules(ctx context.Context) {
+	enough := time.NewTimer(firstRules)
+	defer enough.Stop()
+	ready := []<-chan struct{}{v.watcher.First()}
+	if v.store.tried != nil {
+		ready = append(ready, v.store.tried)
+	}
+	for _, c := range ready {
+		select {
+		case <-c:
+		case <-enough.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}

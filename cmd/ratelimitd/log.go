@@ -1,0 +1,44 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+)
+
+// newLogger logs as the settings say, with the names that the reference's logs have: levels in small letters, and in
+// JSON @timestamp and @message.
+func newLogger(w io.Writer, s settings.Settings) *slog.Logger {
+	asJSON := s.Log.Format == "json"
+	o := &slog.HandlerOptions{Level: slog.Level(s.Log.Level), ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+		if len(groups) > 0 {
+			return a
+		}
+		switch {
+		case a.Key == slog.LevelKey:
+			a.Value = slog.StringValue(levelName(a.Value))
+		case a.Key == slog.TimeKey && asJSON:
+			a.Key = "@timestamp"
+		case a.Key == slog.MessageKey && asJSON:
+			a.Key = "@message"
+		}
+		return a
+	}}
+	if asJSON {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+func levelName(v slog.Value) string {
+	switch level, _ := v.Any().(slog.Level); {
+	case level == slog.LevelWarn:
+		return "warning"
+	case level < slog.LevelDebug:
+		return "trace"
+	default:
+		return strings.ToLower(level.String())
+	}
+}

@@ -1,0 +1,99 @@
+// Command ratelimitd is a rate limit service for Envoy: it serves, and it has commands to check rules, to explain what a
+// request meets, and to ask, look into and reset a server that runs.
+//
+// Started under the name ratelimit, which is what the images of envoyproxy/ratelimit start, it serves whatever its
+// arguments are. Under the names ratelimit_client and ratelimit_config_check it is those programs.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	_ "time/tzdata" // for timezone of rules, where the image has no zones
+
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/spf13/cobra"
+)
+
+// What the process exits with.
+const (
+	exitFailed  = 1 // something is wrong
+	exitRefused = 2 // call, and no error: a request was over a limit
+)
+
+// errRefused is the outcome of a call that was refused. What there is to say of it has been printed.
+var errRefused = errors.New("over the limit")
+
+func main() {
+	logging.Disable() // go-redis would write to stderr by itself; what it would tell, our own log does
+	err := run(context.Background(), os.Args, os.Environ(), os.Stdout, os.Stderr)
+	switch {
+	case err == nil:
+	case errors.Is(err, errRefused):
+		os.Exit(exitRefused)
+	case errors.Is(err, errSaid):
+		os.Exit(exitFailed)
+	default:
+		fmt.Fprintf(os.Stderr, "ratelimitd: %v\n", err)
+		os.Exit(exitFailed)
+	}
+}
+
+// run is the whole program. args[0] is the name that it was started by.
+func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
+	p := &program{name: args[0], environ: environ, stdout: stdout, stderr: stderr}
+	root := p.root() //nolint:contextcheck // the commands get the context of ExecuteContext
+	root.SetArgs(commandLine(args))
+	return root.ExecuteContext(ctx)
+}
+
+// program is what the commands share.
+type program struct {
+	name           string
+	environ        []string
+	stdout, stderr io.Writer
+}
+
+// env is the value of a variable; empty where it is not set.
+func (p *program) env(name string) string {
+	for _, pair := range p.environ {
+		if value, ok := strings.CutPrefix(pair, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+func (p *program) printf(format string, args ...any) { fmt.Fprintf(p.stdout, format, args...) }
+
+func (p *program) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "ratelimitd",
+		Short: "A rate limit service for Envoy",
+		Long: `ratelimitd is a rate limit service for Envoy, and a drop-in for envoyproxy/ratelimit.
+
+Without a command it serves. The server has no flags: its settings are the environment
+variables that envoyproxy/ratelimit reads, and a few more; README.md has the table.
+
+Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
+		Example: `  BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd
+  ratelimitd check config/example
+  ratelimitd explain --config config/example example fixed=ann
+  ratelimitd call example fixed=ann`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		Args:              cobra.NoArgs,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		RunE:              func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
+	}
+	root.SetOut(p.stdout)
+	root.SetErr(p.stderr)
+	root.AddCommand(
+		p.serveCommand(), p.checkCommand(), p.explainCommand(), p.callCommand(),
+		p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),
+	)
+	return root
+}

@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+)
+
+// patience is how long a script waits for what must happen at once.
+const patience = 10 * time.Second
+
+func TestMain(m *testing.M) {
+	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main, "ratelimitd_dns": mainWithDNS})
+}
+
+// leakChecked runs the tests, and fails where goroutines are left.
+type leakChecked struct{ m *testing.M }
+
+func (l leakChecked) Run() int {
+	code := l.m.Run()
+	if err := os.RemoveAll(shipped.dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// The scripts run the real binary. Beside what testscript knows, they know
+//
+//	serve [NAME] [ARG...]      start ratelimitd, or the program NAME, and wait for what it says at the start; its
+//	                           addresses are then in $GRPC, $HTTP and $DEBUG, its process in $PID, and its output
+//	                           in the files served and log
+//	signal TERM|HUP|INT        send a signal to it
+//	[!] ended                  wait until it ends, with 0 or (with !) anything else
+//	logged REGEXP              wait until its log has a line, after those waited for before
+//	get [-soon] [-status N] URL [BODY]
+//	                           get, or post, and print the body; with -soon again and again until the status is that
+//	until URL REGEXP           get again and again until the body matches
+//	occupy VARIABLE            take a free port, and set the variable to it
+//	certificate CA CERT KEY [NAME]
+//	                           make a CA, and a certificate of it for 127.0.0.1 and the DNS name
+//	certificates NAME          make a CA, and a certificate of it for this DNS name alone, of a store and its clients; the files
+//	                           are then in $CA, $CERT and $KEY
+//	reflect ADDRESS            print the services that the server tells of
+//	watch ADDRESS              make a call that has no end, and wait until the server ends it
+//	redis start [LINE...]      start redis-server with these lines of configuration; its host:port is then in $REDIS
+//	redis kill|restart|stop|cont
+//	                           end it, start it again without what it held, suspend it, resume it
+//	redis cli ARG...           run redis-cli, and print what it prints
+//	redis sentinel MASTER [LINE...]
+//	                           start a sentinel that watches it; its host:port is then in $SENTINEL
+//	memcached start [ARG...]   start memcached with these arguments; its host:port is then in $MEMCACHED
+//	memcached kill|restart     end it, start it again without what it held
+//	memcached begin COUNT      add a counter of the name that was printed last
+//	memcached say COMMAND      send a command, and print the reply
+//	memcached keys             print the names of all items
+//	dns ADDRESS                start a server of names that knows of a memcached there; serve ratelimitd_dns asks it
+//	dns asked                  wait until it is asked again
+//	collector http|grpc        start a collector of traces; its URL is then in $COLLECTOR
+//	spans                      print the spans it has been sent, as a tree and then each with its attributes
+//	sleep DURATION             which only what the outside must not see within some time needs
+func TestScripts(t *testing.T) { testscript.Run(t, scripts(t, "testdata/script")) }
+
+// scripts are those of a directory.
+func scripts(t *testing.T, dir string) testscript.Params {
+	t.Helper()
+	return testscript.Params{
+		Dir: dir,
+		Setup: func(env *testscript.Env) error {
+			env.Values[dnsKey{}] = new(*memcachedtest.DNS)
+			env.Values[redisKey{}] = &redisOfScript{tb: t}
+			env.Values[memcachedKey{}] = &memcachedOfScript{tb: t}
+			return setUp(env)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"serve":       serve,
+			"signal":      signalServer,
+			"ended":       ended,
+			"logged":      logged,
+			"get":         get,
+			"until":       until,
+			"occupy":      occupy,
+			"certificate": func(ts *testscript.TestScript, _ bool, args []string) { certificate(t, ts, args) },
+			"redis":       redisCommand,
+			"memcached":   memcachedCommand,
+			"sleep":       sleep,
+			"collector":   startCollector,
+			"spans":       printSpans,
+
+			"certificates": func(ts *testscript.TestScript, _ bool, args []string) { certificates(t, ts, args) },
+			"dns":          func(ts *testscript.TestScript, _ bool, args []string) { dnsCommand(t, ts, args) },
+			"reflect":      reflectCommand,
+			"watch":        watch,
+		},
+	}
+}
+
+// setUp makes the environment of a server whose ports are free ones, on counters in memory, with the rules in rules/. Where a
+// script has Redis, a busy machine is given the time to answer.
+func setUp(env *testscript.Env) error {
+	for _, pair := range []string{
+		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
+		"RUNTIME_ROOT=rules", "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "DRAIN_DELAY=0s", "USE_STATSD=false",
+		"GORACE=atexit_sleep_ms=10", // not a second for each command that ends
+		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", "REDIS_PERSECOND_TIMEOUT=10s", "REDIS_PERSECOND_OP_TIMEOUT=10s",
+	} {
+		name, value, _ := strings.Cut(pair, "=")
+		env.Setenv(name, value)
+	}
+	env.Values[serverKey{}] = new(running)
+	env.Values[collectorKey{}] = new(*tracingtest.Collector)
+	return nil
+}
+
+type serverKey struct{}
+
+// running is the server of a script.
+type running struct {
+	cmd         *exec.Cmd
+	stdout, log buffer
+	seen        int           // bytes of the log that were waited for
+	done        chan struct{} // closed once it has ended, with err
+	err         error
+}
+
+func serverOf(ts *testscript.TestScript) *running { return ts.Value(serverKey{}).(*running) }
+
+// buffer collects output while others look at it.
+type buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// eventually polls f, which is about another process, until it is true.
+func eventually(f func() bool) bool {
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(5 * time.Millisecond) {
+		if f() {
+			return true
+		}
+	}
+	return false
+}
+
+func serve(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) == 0 {
+		args = []string{"ratelimitd"}
+	}
+	r := serverOf(ts)
+	if r.done != nil && !r.over() {
+		ts.Fatalf("a server runs already")
+	}
+	*r = running{done: make(chan struct{})}
+	path := ""
+	for dir := range strings.SplitSeq(ts.Getenv("PATH"), string(os.PathListSeparator)) {
+		if p := filepath.Join(dir, args[0]); path == "" && isFile(p) {
+			path = p
+		}
+	}
+	r.cmd = exec.Command(path, args[1:]...)
+	r.cmd.Args[0] = args[0]
+	r.cmd.Dir, r.cmd.Env = ts.MkAbs("."), environ(ts)
+	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.log
+	ts.Check(r.cmd.Start())
+	go func() { r.err = r.cmd.Wait(); close(r.done) }()
+	ts.Defer(func() {
+		_ = r.cmd.Process.Kill() // it may have ended
+		<-r.done
+		ts.Logf("[log of the server]\n%s", r.log.String())
+	})
+	asJSON := regexp.MustCompile(`"@message":"serving"`)
+	if !eventually(func() bool {
+		return strings.Contains(r.stdout.String(), "\ndebug ") || asJSON.MatchString(r.log.String()) || r.over()
+	}) || r.over() {
+		ts.Fatalf("the server does not serve:\n%s%s", r.stdout.String(), r.log.String())
+	}
+	ts.Setenv("PID", fmt.Sprint(r.cmd.Process.Pid))
+	for name, addr := range addresses(r.stdout.String() + r.log.String()) {
+		ts.Setenv(name, addr)
+	}
+	r.flush(ts)
+}
+
+// addresses finds the addresses in what a server prints at the start.
+func addresses(printed string) map[string]string {
+	found := make(map[string]string)
+	for name, pattern := range map[string]string{
+		"GRPC":    `\ngRPC +(\S+)|"grpc":"([^"]*)"`,
+		"HTTP":    `\nHTTP +(\S+)|"http":"([^"]*)"`,
+		"DEBUG":   `\ndebug +(\S+)|"debug":"([^"]*)"`,
+		"METRICS": `\nmetrics +(\S+)`,
+	} {
+		if m := regexp.MustCompile(pattern).FindStringSubmatch(printed); m != nil {
+			found[name] = strings.Join(m[1:], "")
+		}
+	}
+	return found
+}
+
+func (r *running) over() bool {
+	select {
+	case <-r.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// flush writes what the server has printed to files.
+func (r *running) flush(ts *testscript.TestScript) {
+	ts.Check(os.WriteFile(ts.MkAbs("served"), []byte(r.stdout.String()), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs("log"), []byte(r.log.String()), 0o600))
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}
+
+// environ is the environment of the script, which testscript gives to commands alone.
+func environ(ts *testscript.TestScript) []string {
+	ts.Check(ts.Exec("env"))
+	return strings.Split(strings.TrimSpace(ts.ReadFile("stdout")), "\n")
+}
+
+func signalServer(ts *testscript.TestScript, _ bool, args []string) {
+	sig, ok := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "INT": syscall.SIGINT}[strings.Join(args, " ")]
+	if !ok {
+		ts.Fatalf("signal %q: takes TERM, HUP or INT", args)
+	}
+	ts.Check(serverOf(ts).cmd.Process.Signal(sig))
+}
+
+func ended(ts *testscript.TestScript, neg bool, _ []string) {
+	r := serverOf(ts)
+	if !eventually(r.over) {
+		ts.Fatalf("the server does not end")
+	}
+	if failed := r.err != nil; failed != neg {
+		ts.Fatalf("the server ended with %v", r.err)
+	}
+	r.flush(ts)
+}
+
+func logged(ts *testscript.TestScript, _ bool, args []string) {
+	r, pattern := serverOf(ts), regexp.MustCompile(strings.Join(args, " "))
+	if !eventually(func() bool {
+		at := pattern.FindStringIndex(r.log.String()[r.seen:])
+		if at != nil {
+			r.seen += at[1]
+		}
+		return at != nil
+	}) {
+		ts.Fatalf("nothing in the log matches %v", pattern)
+	}
+	r.flush(ts)
+}
+
+func get(ts *testscript.TestScript, _ bool, args []string) {
+	want, soon := "200", args[0] == "-soon"
+	if soon {
+		args = args[1:]
+	}
+	if args[0] == "-status" {
+		want, args = args[1], args[2:]
+	}
+	method, body := http.MethodGet, ""
+	if len(args) > 1 {
+		method, body = http.MethodPost, args[1]
+	}
+	var status, answer string
+	ask := func() bool {
+		status, answer = askPage(ts, method, args[0], body)
+		return status == want
+	}
+	if !ask() && (!soon || !eventually(ask)) {
+		ts.Fatalf("%s: status %s, want %s: %s", args[0], status, want, answer)
+	}
+	_, err := ts.Stdout().Write([]byte(answer + "\n"))
+	ts.Check(err)
+}
+
+func askPage(ts *testscript.TestScript, method, url, body string) (status, answer string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	ts.Check(err)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // which would leave goroutines behind
+	resp, err := client.Do(req)
+	ts.Check(err)
+	text, err := io.ReadAll(resp.Body)
+	ts.Check(errors.Join(err, resp.Body.Close()))
+	return fmt.Sprint(resp.StatusCode), string(text)
+}
+
+// until polls a page until it has what is wanted.
+func until(ts *testscript.TestScript, _ bool, args []string) {
+	var status, answer string
+	pattern := regexp.MustCompile("(?m)" + args[1])
+	if !eventually(func() bool {
+		status, answer = askPage(ts, http.MethodGet, args[0], "")
+		return pattern.MatchString(answer)
+	}) {
+		ts.Fatalf("%s: nothing matches %v, status %s: %s", args[0], pattern, status, answer)
+	}
+}
+
+func occupy(ts *testscript.TestScript, _ bool, args []string) {
+	ln, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	ts.Check(err)
+	ts.Defer(func() { ts.Check(ln.Close()) })
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	ts.Check(err)
+	ts.Setenv(args[0], port)
+}
+
+func sleep(ts *testscript.TestScript, _ bool, args []string) {
+	d, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	time.Sleep(d)
+}

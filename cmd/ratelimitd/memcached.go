@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// newMemcachedStore makes the store of BACKEND_TYPE=memcache.
+func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+	c, err := memcachedConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	o := newMemcachedObserver(s, log, r, h)
+	c.Observer = o.observer()
+	b, err := memcached.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
+	}
+	return &store{
+		Backend:        newNearCache(s, r, tracedStore(t, o.counted(b), s.Backend.Type)),
+		name:           o.name,
+		task:           task.Func{Name: "memcached", Do: b.Run},
+		what:           "memcached: counters are shared by all replicas that use it",
+		tried:          o.tried,
+		notReady:       o.notReady,
+		check:          onlyFixedWindows(inMemcached),
+		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
+	}, nil
+}
+
+func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
+	m := &s.Memcache
+	c := memcached.Config{
+		SRV:              m.SRV,
+		SRVRefresh:       m.SRVRefresh,
+		KeyPrefix:        s.Backend.KeyPrefix,
+		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
+		MaxIdleConns:     m.MaxIdleConns,
+		OpTimeout:        m.OpTimeout,
+	}
+	if m.OpTimeout == 0 {
+		c.OpTimeout = memcached.NoOpTimeout
+	}
+	if m.KeyFormat != "" {
+		c.KeyFormat = memcached.ReferenceKeys
+	}
+	for _, server := range m.Servers {
+		c.Servers = append(c.Servers, strings.TrimSpace(server))
+	}
+	if m.TLS {
+		files := remote.TLSFiles{CA: m.CA, Cert: m.Cert, Key: m.Key, SkipHostname: m.SkipHostname}
+		var err error
+		if c.TLS, err = files.Load(); err != nil {
+			return c, fmt.Errorf("%w (MEMCACHE_TLS_CACERT, MEMCACHE_TLS_CLIENT_CERT, MEMCACHE_TLS_CLIENT_KEY)", err)
+		}
+	}
+	return c, nil
+}
+
+// memcachedObserver counts, logs and tells health what memcached does.
+type memcachedObserver struct {
+	*storeObserver
+	commands         map[memcached.Command]*stats.Counter // by name and code
+	requested, found *stats.Counter
+}
+
+func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) *memcachedObserver {
+	o := &memcachedObserver{
+		storeObserver: newStoreObserver("memcached", s, log, r, h),
+		commands:      make(map[memcached.Command]*stats.Counter),
+		requested:     r.Counter("ratelimit.memcache.keys_requested"),
+		found:         r.Counter("ratelimit.memcache.keys_found"),
+	}
+	o.classes(memcached.ClassTimeout, memcached.ClassRefused, memcached.ClassReset, memcached.ClassOOM, memcached.ClassOther)
+	for _, c := range []memcached.Command{
+		{Name: memcached.CommandMultiGet, Code: memcached.CodeSuccess},
+		{Name: memcached.CommandMultiGet, Code: memcached.CodeError},
+		{Name: memcached.CommandIncrement, Code: memcached.CodeSuccess},
+		{Name: memcached.CommandIncrement, Code: memcached.CodeMiss},
+		{Name: memcached.CommandIncrement, Code: memcached.CodeError},
+		{Name: memcached.CommandAdd, Code: memcached.CodeSuccess},
+		{Name: memcached.CommandAdd, Code: memcached.CodeNotStored},
+		{Name: memcached.CommandAdd, Code: memcached.CodeError},
+	} {
+		o.commands[c] = r.Counter("ratelimit.memcache."+string(c.Name), "code", string(c.Code))
+	}
+	return o
+}
+
+func (o *memcachedObserver) observer() memcached.Observer {
+	return memcached.Observer{Exchange: o.exchange, Command: o.command, Breaker: o.breaker, Connections: o.connection, Event: o.event}
+}
+
+func (o *memcachedObserver) exchange(e memcached.Exchange) {
+	var err error // nil where e.Err is
+	if e.Err != nil {
+		err = e.Err
+	}
+	if attrs, due := o.batch(batch{node: e.Node, ops: e.Ops, took: e.Duration, err: err}); due {
+		o.log.Warn("operations in memcached failed", attrs...)
+	}
+}
+
+func (o *memcachedObserver) command(c memcached.Command) {
+	o.requested.Add(uint64(c.Keys))
+	o.found.Add(uint64(c.Found))
+	if n := o.commands[memcached.Command{Name: c.Name, Code: c.Code}]; n != nil {
+		n.Add(1)
+	}
+}
+
+// event logs and counts what an operator should know of.
+func (o *memcachedObserver) event(e memcached.Event) {
+	if e.Kind == memcached.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
+		o.connectFailed(e.Err)
+	}
+	attrs, due := o.storeObserver.event(event{string(e.Kind), e.Node, e.Detail, e.Err})
+	if !due {
+		return
+	}
+	switch e.Kind {
+	case memcached.EventConnectFailed:
+		o.log.Warn("cannot connect to memcached", attrs...)
+	case memcached.EventConnected:
+		o.log.Info("connected to memcached", attrs...)
+	case memcached.EventLookupFailed:
+		o.log.Warn("DNS does not tell the memcached servers", attrs...)
+	case memcached.EventServersChanged:
+		o.log.Warn("DNS tells other memcached servers: most counters live elsewhere now, and begin anew", attrs...)
+	}
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"math"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+)
+
+// nearCacheConfig is what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for envoyproxy/ratelimit's local
+// cache, in which a refusal lasts until its counter's end; its size does not matter here, where NEAR_CACHE_KEYS is the bound.
+func nearCacheConfig(s *settings.Settings) nearcache.Config {
+	c := nearcache.Config{
+		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: s.Redis.OpTimeout,
+		// Servers of envoyproxy/ratelimit would see what is leased as spent; and over memcached nothing gives back what is not.
+		NoLeases: !s.NearCache.Leases || s.Redis.KeyFormat != "" || s.Backend.Type == "memcache",
+	}
+	if c.Keys == 0 {
+		c.Keys = -1
+	}
+	switch {
+	case s.Backend.LocalCache > 0:
+		c.Refusal = math.MaxInt64
+	case c.Refusal == 0:
+		c.Refusal = -1
+	}
+	return c
+}
+
+// newNearCache puts a near cache before a store that is a round trip away. Before counters in this process it would only be
+// in the way: those decide in less time.
+func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *nearcache.Backend {
+	near := nearcache.New(b, nearCacheConfig(s))
+	for name, value := range map[string]func(*nearcache.Stats) uint64{
+		"hits":      func(s *nearcache.Stats) uint64 { return s.Hits },
+		"refusals":  func(s *nearcache.Stats) uint64 { return s.Refusals },
+		"entries":   func(s *nearcache.Stats) uint64 { return uint64(s.Entries) },
+		"evictions": func(s *nearcache.Stats) uint64 { return s.Evictions },
+		"leased":    func(s *nearcache.Stats) uint64 { return s.Leased },
+		"spent":     func(s *nearcache.Stats) uint64 { return s.Spent },
+		"returned":  func(s *nearcache.Stats) uint64 { return s.Returned },
+		"unspent":   func(s *nearcache.Stats) uint64 { return s.Unspent },
+	} {
+		r.Gauge("ratelimitd.near_cache."+name, func() float64 {
+			now := near.Stats()
+			return float64(value(&now))
+		})
+	}
+	if s.Backend.LocalCache > 0 {
+		localCacheGauges(r, near)
+	}
+	return near
+}
+
+// localCacheGauges are those that envoyproxy/ratelimit has for its local cache, but for the average time of an access, which
+// tells nothing.
+func localCacheGauges(r *stats.Registry, near *nearcache.Backend) {
+	for name, value := range map[string]func(*nearcache.Stats) uint64{
+		"hitCount":      func(s *nearcache.Stats) uint64 { return s.Refusals },
+		"missCount":     func(s *nearcache.Stats) uint64 { return s.Misses },
+		"lookupCount":   func(s *nearcache.Stats) uint64 { return s.Refusals + s.Misses },
+		"entryCount":    func(s *nearcache.Stats) uint64 { return uint64(s.Entries) },
+		"evacuateCount": func(s *nearcache.Stats) uint64 { return s.Evictions },
+		"expiredCount":  func(s *nearcache.Stats) uint64 { return s.Expired },
+	} {
+		r.Gauge("ratelimit.localcache."+name, func() float64 {
+			now := near.Stats()
+			return float64(value(&now))
+		})
+	}
+}

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
+)
+
+func TestNearCacheConfig(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		env  []string
+		want nearcache.Config
+	}{
+		{nil, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond}},
+		{[]string{"NEAR_CACHE_KEYS=7", "NEAR_CACHE_REFUSAL=3s", "REDIS_OP_TIMEOUT=0"}, nearcache.Config{Keys: 7, Refusal: 3 * time.Second}},
+		{[]string{"NEAR_CACHE_KEYS=0", "NEAR_CACHE_REFUSAL=0", "NEAR_CACHE_LEASES=false"}, nearcache.Config{Keys: -1, Refusal: -1, Budget: 50 * time.Millisecond, NoLeases: true}},
+		{[]string{"REDIS_KEY_FORMAT=reference"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
+		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_REFUSAL=0"}, nearcache.Config{Keys: 100_000, Refusal: math.MaxInt64, Budget: 50 * time.Millisecond}},
+	} {
+		s, _, err := settings.Parse(append([]string{"BACKEND_TYPE=redis"}, c.env...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(c.want, nearCacheConfig(&s), cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Now" }, cmp.Ignore())); d != "" {
+			t.Errorf("%q (-want +got):\n%s", c.env, d)
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// repository is the root of the checkout, where the commands of the README are meant to be run.
+const repository = "../.."
+
+// TestREADME runs the console blocks of the README one after the other, from `make run` on, and compares what the
+// commands print with what the README shows. The server is on ports of its own; what differs from one run to the next
+// is compared by [volatile] alone.
+func TestREADME(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := readmeScript(string(raw))
+	for _, want := range []string{"make run", "curl ", "bin/ratelimitd call "} {
+		if !strings.Contains(script, "\n"+want) {
+			t.Errorf("no console block of the README runs %q", want)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "readme.txtar"), []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &readme{ports: freePorts(t, "PORT", "GRPC_PORT", "DEBUG_PORT")}
+	testscript.Run(t, testscript.Params{
+		Dir: dir,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"make":           r.makeRun,
+			"curl":           r.curl,
+			"bin/ratelimitd": r.ratelimitd,
+			"shows":          r.shows,
+		},
+	})
+}
+
+// readmeScript makes a script of the console blocks in a Markdown file. A line that begins with "$ " is a command of the
+// script, and what follows it in the block is a file that "shows" compares with its output.
+func readmeScript(markdown string) string {
+	var commands, files strings.Builder
+	n := 0
+	for _, block := range regexp.MustCompile("(?ms)^```console\n(.*?)^```$").FindAllStringSubmatch(markdown, -1) {
+		for _, step := range regexp.MustCompile(`(?m)^\$ `).Split(block[1], -1)[1:] {
+			command, output, _ := strings.Cut(step, "\n")
+			n++
+			fmt.Fprintf(&commands, "\n%s\nshows output%d\n", command, n)
+			fmt.Fprintf(&files, "-- output%d --\n%s", n, output)
+		}
+	}
+	return commands.String() + files.String()
+}
+
+// readme runs the commands of the README.
+type readme struct {
+	ports  map[string]string // by variable
+	output string            // of the command that ran last
+}
+
+// environ is the environment of a command: the test's, with the ports. Variables that make sets for its children would
+// change how a make among them runs.
+func (r *readme) environ() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
+	for name, port := range r.ports {
+		env = append(env, name+"="+port)
+	}
+	return env
+}
+
+// makeRun runs make until the end of the script. The command is over once the server is ready and has said where.
+func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	cmd := exec.CommandContext(ctx, "make", args...)
+	cmd.Dir, cmd.Env = repository, r.environ()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // make and its child
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	reader, writer := io.Pipe()
+	cmd.Stdout, cmd.Stderr = writer, writer
+	ts.Check(cmd.Start())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()     // a signal ends it, or it says itself what went wrong
+		_ = writer.Close() // never fails
+	}()
+	ts.Defer(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // it may have ended
+		<-ended
+		cancel()
+	})
+	const last = " call " // the last line is a call to paste
+	var output strings.Builder
+	lines := bufio.NewScanner(reader)
+	for !strings.Contains(output.String(), last) {
+		if !lines.Scan() {
+			ts.Fatalf("make %v ended before its last line, which has %q:\n%s", args, last, output.String())
+		}
+		output.WriteString(lines.Text() + "\n")
+	}
+	go func() { _, _ = io.Copy(io.Discard, reader) }()
+	r.output = output.String()
+}
+
+// curl posts, as curl -s URL -d BODY does, which machines need not have.
+func (r *readme) curl(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 4 || args[0] != "-s" || args[2] != "-d" {
+		ts.Fatalf("curl %q: this test knows curl -s URL -d BODY", args)
+	}
+	url := strings.Replace(args[1], ":8080/", ":"+r.ports["PORT"]+"/", 1)
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, url, strings.NewReader(args[3]))
+	ts.Check(err)
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // which would leave goroutines behind
+	resp, err := client.Do(req)
+	ts.Check(err)
+	body, err := io.ReadAll(resp.Body)
+	ts.Check(errors.Join(err, resp.Body.Close()))
+	r.output = strings.TrimSuffix(string(body), "\n") + "\n"
+}
+
+// ratelimitd runs the binary that make has built. That a call is refused is no failure.
+func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
+	cmd := exec.Command("bin/ratelimitd", args...)
+	cmd.Path = filepath.Join(repository, cmd.Path)
+	cmd.Path, cmd.Err = filepath.Abs(cmd.Path)
+	cmd.Dir, cmd.Env = repository, r.environ()
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitRefused {
+		ts.Check(err)
+	}
+	r.output = string(out)
+}
+
+// shows compares what the last command printed with what the README shows.
+func (r *readme) shows(ts *testscript.TestScript, _ bool, args []string) {
+	got := r.output
+	for name, usual := range map[string]string{"PORT": "8080", "GRPC_PORT": "8081", "DEBUG_PORT": "6070"} {
+		got = strings.ReplaceAll(got, ":"+r.ports[name], ":"+usual)
+	}
+	got = strings.ReplaceAll(got, "--addr 127.0.0.1:8081 ", "") // which the usual port does not need
+	if diff := cmp.Diff(volatile(ts.ReadFile(args[0])), volatile(got)); diff != "" {
+		ts.Fatalf("the README shows something else (-README +got):\n%s\nin full:\n%s", diff, got)
+	}
+}
+
+// volatile makes output comparable: times, versions and spans of time become words, and JSON is written in one way.
+func volatile(output string) string {
+	for _, v := range []struct{ pattern, word string }{
+		{`time=\S+`, "time=TIME"},
+		{`ratelimitd (v\d\S*|\(devel\)) go\S+`, "ratelimitd VERSION"},
+		{`\b(\d+h)?(\d+m)?\d+(\.\d+)?(ms|µs|s)\b`, "SPAN"},
+	} {
+		output = regexp.MustCompile(v.pattern).ReplaceAllString(output, v.word)
+	}
+	var compact bytes.Buffer
+	if json.Compact(&compact, []byte(output)) == nil {
+		return compact.String()
+	}
+	return output
+}
+
+// freePorts are ports of this machine that were free a moment ago, by the names given.
+func freePorts(t *testing.T, names ...string) map[string]string {
+	t.Helper()
+	ports := map[string]string{}
+	for _, name := range names {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close() // after all are found, so that no two are the same
+		_, ports[name], err = net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return ports
+}

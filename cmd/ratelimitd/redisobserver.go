@@ -1,0 +1,73 @@
+package main
+
+import (
+	"log/slog"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// redisObserver counts, logs and tells health what Redis does.
+type redisObserver struct{ *storeObserver }
+
+// newRedisObserver makes an observer of Redis, which health follows after the first connection only where
+// REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
+func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
+	o := redisObserver{newStoreObserver("redis", s, log, r, h)}
+	o.classes(
+		redis.ClassTimeout, redis.ClassRefused, redis.ClassReset, redis.ClassReadOnly, redis.ClassOOM, redis.ClassBusy, redis.ClassLoading,
+		redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript, redis.ClassOther,
+	)
+	o.follows = s.Redis.HealthActive && !o.answers
+	return o
+}
+
+func (o redisObserver) observer() redis.Observer {
+	return redis.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Evicted: o.evicted, Event: o.event}
+}
+
+func (o redisObserver) batch(b redis.Batch) {
+	var err error // nil where b.Err is
+	if b.Err != nil {
+		err = b.Err
+	}
+	if attrs, due := o.storeObserver.batch(batch{node: b.Node, ops: b.Ops, merged: b.Merged, took: b.Duration, err: err}); due {
+		o.log.Warn("operations in redis failed", attrs...)
+	}
+}
+
+// evicted counts what Redis threw out, each of which may have been a counter.
+func (o redisObserver) evicted(node string, keys int64) {
+	if keys <= 0 {
+		return
+	}
+	o.registry.Counter("ratelimitd.backend_evicted_keys_total", "node", node).Add(uint64(keys))
+	if omitted, due := o.due("evicted " + node); due {
+		o.log.Warn("redis has thrown out keys for want of memory: a counter among them begins anew", "node", node, "keys", keys, "omitted", omitted)
+	}
+}
+
+// event logs and counts what an operator should know of.
+func (o redisObserver) event(e redis.Event) {
+	if e.Kind == redis.EventConnectFailed {
+		o.connectFailed(e.Err)
+	}
+	attrs, due := o.storeObserver.event(event{string(e.Kind), e.Node, e.Detail, e.Err})
+	if !due {
+		return
+	}
+	switch e.Kind {
+	case redis.EventConnectFailed:
+		o.log.Warn("cannot connect to redis", attrs...)
+	case redis.EventConnected:
+		o.log.Info("connected to redis", attrs...)
+	case redis.EventDataChanged:
+		o.log.Warn("redis is another process than before, and may have lost counters", attrs...)
+	case redis.EventMaxMemory:
+		o.log.Warn("redis may throw out counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
+	case redis.EventMasterChanged:
+		o.log.Warn("the sentinels name another master", attrs...)
+	}
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel"
+	"google.golang.org/grpc"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+)
+
+// The names of envoyproxy/ratelimit's programs. Started under one of them this program does what that one does.
+const (
+	referenceServer = "ratelimit"
+	referenceClient = "ratelimit_client"
+	referenceCheck  = "ratelimit_config_check"
+)
+
+// errSaid is the outcome of a command that failed and has printed why.
+var errSaid = errors.New("failed")
+
+// clientFlags are the flags of ratelimit_client, in the order in which it prints them. With one of them call is that program.
+func clientFlags() []string {
+	return []string{"descriptors", "dial_string", "domain", "grpc-cert-file", "grpc-key-file", "grpc-server-ca-file", "grpc-use-tls", "oltp-protocol"}
+}
+
+// checkFlags are the flags of ratelimit_config_check. With one of them check is that program.
+func checkFlags() []string { return []string{"config_dir", "merge_domain_configs"} }
+
+// commandLine is what args, whose first is the name that the program was started by, mean to the commands of this one.
+func commandLine(args []string) []string {
+	rest := args[1:]
+	switch filepath.Base(args[0]) {
+	case referenceServer:
+		return []string{"serve"} // its arguments mean nothing there either
+	case referenceClient:
+		rest = append([]string{"call", "--dial_string=localhost:8081"}, rest...)
+	case referenceCheck:
+		rest = append([]string{"check", "--config_dir="}, rest...)
+	}
+	if len(rest) == 0 {
+		return rest
+	}
+	switch rest[0] {
+	case "call":
+		return twoDashes(rest, clientFlags())
+	case "check":
+		return twoDashes(rest, checkFlags())
+	}
+	return rest
+}
+
+// twoDashes gives those flags that stand behind one dash, as Go programs take them, a second.
+func twoDashes(args, flags []string) []string {
+	all := slices.Clone(args)
+	for i, arg := range all {
+		if arg == "--" {
+			break
+		}
+		name, single := strings.CutPrefix(arg, "-")
+		name, _, _ = strings.Cut(name, "=")
+		if single && slices.Contains(flags, name) {
+			all[i] = "-" + arg
+		}
+	}
+	return all
+}
+
+// given tells whether one of these flags was given.
+func given(cmd *cobra.Command, flags []string) bool {
+	return slices.ContainsFunc(flags, func(name string) bool { return cmd.Flags().Changed(name) })
+}
+
+// hide leaves flags out of the help, which names them in its text.
+func hide(cmd *cobra.Command, flags []string) {
+	for _, name := range flags {
+		if err := cmd.Flags().MarkHidden(name); err != nil {
+			panic(err) // the caller has added it
+		}
+	}
+}
+
+// argsUnless wants at least n arguments, unless one of these flags is given.
+func argsUnless(flags []string, n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if given(cmd, flags) {
+			return nil
+		}
+		return cobra.MinimumNArgs(n)(cmd, args)
+	}
+}
+
+// configCheck checks the rules in dir as ratelimit_config_check does, with the lines that it prints. Warnings, which it does
+// not have, go to stderr.
+func (p *program) configCheck(flags *ruleFlags, dir string) error {
+	p.printf("checking rate limit configs...\nloading config directory: %s\n", dir)
+	if _, err := os.ReadDir(dir); err != nil {
+		p.printf("error opening directory %s: %v\n", dir, err)
+		return errSaid
+	}
+	set, files, problems := flags.load(dir)
+	for _, file := range files {
+		p.printf("opening config file: %s\n", file.Name)
+	}
+	for _, problem := range problems {
+		if problem.Warning {
+			fmt.Fprintln(p.stderr, problem)
+		} else {
+			p.printf("error loading rate limit configs: %s\n", problem)
+		}
+	}
+	if set == nil {
+		return errSaid
+	}
+	p.printf("all rate limit configs ok\n")
+	return nil
+}
+
+// askedDescriptors is the flag of ratelimit_client that makes a descriptor each time it is given.
+type askedDescriptors []*commonv3.RateLimitDescriptor
+
+// Set implements pflag.Value.
+func (d *askedDescriptors) Set(text string) error {
+	asked := new(commonv3.RateLimitDescriptor)
+	for pair := range strings.SplitSeq(text, ",") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || strings.Contains(value, "=") {
+			return fmt.Errorf("invalid descriptor list: %q is not of the form key=value with one equals sign", pair)
+		}
+		asked.Entries = append(asked.Entries, &commonv3.RateLimitDescriptor_Entry{Key: key, Value: value})
+	}
+	*d = append(*d, asked)
+	return nil
+}
+
+// String implements pflag.Value, as ratelimit_client prints it.
+func (d *askedDescriptors) String() string {
+	var b strings.Builder
+	for _, asked := range *d {
+		b.WriteString("[")
+		for _, e := range asked.GetEntries() {
+			fmt.Fprintf(&b, " <key=%s, value=%s> ", e.GetKey(), e.GetValue())
+		}
+		b.WriteString("] ")
+	}
+	return b.String()
+}
+
+// Type implements pflag.Value.
+func (d *askedDescriptors) Type() string { return "key=value,..." }
+
+// referenceAsk is what ratelimit_client is asked for beside what call is.
+type referenceAsk struct {
+	domain      string
+	descriptors askedDescriptors
+	protocol    string // to send traces over; empty sends none
+}
+
+// add adds the flags of ratelimit_client to call; those that are only other names for call's own set the same.
+func (a *referenceAsk) add(p *program, cmd *cobra.Command, c *client) {
+	cmd.Flags().StringVar(&a.domain, "domain", "", "domain to ask for")
+	cmd.Flags().Var(&a.descriptors, "descriptors", "a descriptor to ask for")
+	cmd.Flags().StringVar(&c.addr, "dial_string", p.defaultAddr(), "the same as --addr")
+	cmd.Flags().StringVar(&c.cert, "grpc-cert-file", "", "the same as --cert")
+	cmd.Flags().StringVar(&c.key, "grpc-key-file", "", "the same as --key")
+	cmd.Flags().StringVar(&c.ca, "grpc-server-ca-file", "", "the same as --ca")
+	cmd.Flags().BoolVar(&c.tls, "grpc-use-tls", false, "the same as --tls")
+	cmd.Flags().StringVar(&a.protocol, "oltp-protocol", "", "protocol to send traces over, http or grpc")
+	hide(cmd, clientFlags())
+}
+
+// run asks as ratelimit_client does: once, for one hit, and a refusal is an answer like any other. As there, the files of
+// certificates mean nothing without -grpc-use-tls.
+func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, c *client) error {
+	for _, name := range clientFlags() {
+		p.printf("Flag: --%s=%q\n", name, cmd.Flag(name).Value)
+	}
+	if !c.tls && !given(cmd, []string{"ca", "cert", "key"}) {
+		c.ca, c.cert, c.key = "", "", ""
+	}
+	options, flush, err := a.tracing(ctx, p)
+	if err != nil {
+		p.printf("%v\n", err)
+		return errSaid
+	}
+	defer flush()
+	conn, err := c.dial(options...)
+	if err != nil {
+		p.printf("error connecting: %v\n", err)
+		return errSaid
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	request := &rlsv3.RateLimitRequest{Domain: a.domain, Descriptors: a.descriptors, HitsAddend: 1}
+	answer, err := ask(ctx, rlsv3.NewRateLimitServiceClient(conn), request, c.timeout)
+	if err != nil {
+		p.printf("request error: %v\n", err)
+		return errSaid
+	}
+	p.printf("response: %v\n", answer)
+	return nil
+}
+
+// tracing are the options with which the call is traced, if it is to be, and what sends the trace off afterwards.
+func (a *referenceAsk) tracing(ctx context.Context, p *program) (options []grpc.DialOption, flush func(), err error) {
+	if a.protocol == "" {
+		return nil, func() {}, nil
+	}
+	t, err := tracing.New(ctx, tracing.Config{Service: "RateLimitClient", Protocol: a.protocol, Rate: 1, Log: newLogger(p.stderr, settings.Settings{})})
+	if err != nil {
+		return nil, nil, err
+	}
+	otel.SetErrorHandler(t)
+	return []grpc.DialOption{grpc.WithStatsHandler(t.Client())}, func() {
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = t.Run(over) // it logs what goes wrong
+	}, nil
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+)
+
+// answerBody is the template of LIMIT_BODY, or nil.
+func answerBody(s *settings.Settings) (*rls.Body, error) {
+	if s.Answer.Body == "" {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	body, err := rls.ParseBody(s.Answer.Body)
+	if err != nil {
+		return nil, fmt.Errorf("LIMIT_BODY: %w", err)
+	}
+	return body, nil
+}
+
+// Which refusals of one rule are logged: the first ones of each second, and then one in many.
+const (
+	sampleFirst = 10
+	sampleEvery = 1000
+)
+
+// sampleSlots is how many rules are sampled apart, give or take: more than that share the lines.
+const sampleSlots = 1024
+
+// longestLogged is how much of a descriptor is logged, in bytes.
+const longestLogged = 512
+
+// refusedLog logs a sample of the requests that are refused. It is safe for concurrent use, and takes no lock.
+type refusedLog struct {
+	log    *slog.Logger
+	values bool // with the keys and values of the descriptor
+	now    func() time.Time
+	seed   maphash.Seed
+	slots  [sampleSlots]sampleSlot
+}
+
+// sampleSlot counts the refusals of those rules whose names fall on it.
+type sampleSlot struct {
+	second  atomic.Int64  // of which refusals are counted
+	refused atomic.Uint64 // in it
+	omitted atomic.Uint64 // since the last line
+}
+
+// refusals is what is to be told of refusals, or nil where LOG_REFUSED is off.
+func refusals(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *limiter.Verdict) {
+	if !s.Log.Refused && !s.Log.RefusedValues {
+		return nil
+	}
+	l := &refusedLog{log: log, values: s.Log.RefusedValues, now: time.Now, seed: maphash.MakeSeed()}
+	return l.refused
+}
+
+func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
+	i := v.Refusal()
+	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelWarn) {
+		return
+	}
+	s := &v.Statuses[i]
+	rule := s.RuleName()
+	if rule == "" {
+		rule = "__override__" // as in metrics: a limit that the request brought along, where no rule matched
+	}
+	omitted, due := l.slots[maphash.String(l.seed, rule)%sampleSlots].due(l.now())
+	if !due {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("domain", string(r.Domain)),
+		slog.String("rule", rule),
+		slog.Int64("retry_after_seconds", int64(s.UntilReset()/time.Second)),
+		slog.Uint64("omitted", omitted),
+	}
+	if s.Item != nil {
+		attrs = append(attrs, slog.String("limit", s.Item.String()))
+	}
+	if l.values {
+		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestLogged)))
+	}
+	l.log.LogAttrs(context.Background(), slog.LevelWarn, "a request was refused", attrs...)
+}
+
+// due tells whether a refusal at now is logged, and how many were not since the last one that was.
+func (s *sampleSlot) due(now time.Time) (omitted uint64, due bool) {
+	if second := now.Unix(); s.second.Load() != second && s.second.Swap(second) != second {
+		s.refused.Store(0)
+	}
+	if n := s.refused.Add(1); n <= sampleFirst || n%sampleEvery == 0 {
+		return s.omitted.Swap(0), true
+	}
+	s.omitted.Add(1)
+	return 0, false
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"hash/maphash"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// refusal is a request of one descriptor that the rule of this path refuses.
+func refusal(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
+	it := &descriptors.Item{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
+	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
+		Over: true, Refused: true, Item: it, Rule: &descriptors.Rule{Path: path},
+		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
+	}}}
+}
+
+// refusedLogAt logs into b; its clock shows now.
+func refusedLogAt(w io.Writer, now *time.Time, values bool) *refusedLog {
+	var s settings.Settings
+	s.Log.Level, s.Log.Format = settings.Level(slog.LevelWarn), "json"
+	return &refusedLog{log: newLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+}
+
+func TestRefusalsAreSampled(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(&b, &now, false)
+	r, v := refusal("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("planted")})
+	for range 2500 {
+		l.refused(r, v)
+	}
+	now = now.Add(time.Second)
+	l.refused(r, v)
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if len(lines) != sampleFirst+2+1 {
+		t.Fatalf("%d lines, want the first %d of the second, the 1000th, the 2000th, and the first of the next second:\n%s", len(lines), sampleFirst, b.String())
+	}
+	for i, omitted := range map[int]int{0: 0, sampleFirst - 1: 0, sampleFirst: 1000 - sampleFirst - 1, sampleFirst + 1: 999, sampleFirst + 2: 500} {
+		if !strings.Contains(lines[i], fmt.Sprintf(`"omitted":%d,`, omitted)) {
+			t.Errorf("line %d: %s, want %d omitted", i, lines[i], omitted)
+		}
+	}
+	for _, want := range []string{
+		`"level":"warning","@message":"a request was refused"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
+	} {
+		if !strings.Contains(lines[0], want) {
+			t.Errorf("%s lacks %s", lines[0], want)
+		}
+	}
+	if strings.Contains(b.String(), "planted") {
+		t.Errorf("the log has a value: %s", lines[0])
+	}
+}
+
+func TestRefusalsOfRulesAreSampledApart(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(&b, &now, false)
+	names := func() (first, second string) { // whose slots differ, as most do
+		for i := 0; ; i++ {
+			name := fmt.Sprint("shop.r", i)
+			if maphash.String(l.seed, "shop.user")%sampleSlots != maphash.String(l.seed, name)%sampleSlots {
+				return "shop.user", name
+			}
+		}
+	}
+	first, second := names()
+	for range 100 {
+		l.refused(refusal(first))
+	}
+	l.refused(refusal(second))
+	if got := strings.Count(b.String(), `"rule":"`+second+`"`); got != 1 {
+		t.Errorf("%d lines of the second rule, want 1", got)
+	}
+}
+
+func TestRefusedValues(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(&b, &now, true)
+	l.refused(refusal("shop.user", descriptors.Entry{Key: []byte("user"), Value: []byte("ann\n\xff\"")}, descriptors.Entry{Key: []byte("k"), Value: []byte(strings.Repeat("x", 10_000))}))
+	got := b.String()
+	if !strings.Contains(got, `"descriptor":"user=ann\n`+"\uFFFD"+`\",k=xxx`) || len(got) > longestLogged+300 || strings.Count(got, "\n") != 1 {
+		t.Errorf("logged %q", got)
+	}
+}
+
+func TestRefusalsFromMany(t *testing.T) {
+	t.Parallel()
+	var b buffer
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(&b, &now, false)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			r, v := refusal("shop.user")
+			for range 1000 {
+				l.refused(r, v)
+			}
+		})
+	}
+	all.Wait()
+	if got, want := strings.Count(b.String(), "\n"), sampleFirst+8; got < sampleFirst || got > want+8*sampleFirst {
+		t.Errorf("%d lines of 8000 refusals", got)
+	}
+}
+
+func TestRefusalsBelowTheLevelCostNothing(t *testing.T) {
+	var s settings.Settings
+	s.Log.Level, s.Log.Refused = settings.Level(slog.LevelError), true
+	tell := refusals(&s, newLogger(io.Discard, s))
+	r, v := refusal("shop.user")
+	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+	s.Log.Refused = false
+	if refusals(&s, newLogger(io.Discard, s)) != nil {
+		t.Error("LOG_REFUSED=false is told of refusals")
+	}
+}
+
+// A refusal that is not logged costs no memory.
+func TestRefusalsLeftOutCostNothing(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(io.Discard, &now, false)
+	r, v := refusal("shop.user")
+	for range sampleFirst {
+		l.refused(r, v)
+	}
+	if n := testing.AllocsPerRun(sampleEvery/2, func() { l.refused(r, v) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+func TestLevelNames(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"trace": "trace", "debug": "debug", "info": "info", "warn": "warning", "WARNING": "warning", "error": "error", "Fatal": "error", "panic": "error",
+	} {
+		for _, format := range []string{"text", "json"} {
+			s, _, err := settings.Parse([]string{"BACKEND_TYPE=memory", "LOG_LEVEL=" + name, "LOG_FORMAT=" + format})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			log := newLogger(&b, s)
+			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")
+			log.Log(t.Context(), slog.Level(s.Log.Level), "at it")
+			begin, end := "time=", " level="+want+` msg="at it"`
+			if format == "json" {
+				begin, end = `{"@timestamp":"`, `","level":"`+want+`","@message":"at it"}`
+			}
+			if line := strings.TrimSpace(b.String()); !strings.HasPrefix(line, begin) || !strings.HasSuffix(line, end) || strings.Contains(line, "below") {
+				t.Errorf("LOG_LEVEL=%s LOG_FORMAT=%s: %s", name, format, line)
+			}
+		}
+	}
+}

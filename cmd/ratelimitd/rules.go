@@ -1,0 +1,86 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// ruleFlags say how rules are read by the commands that read them without a server.
+type ruleFlags struct {
+	merge, strict, ignoreDotFiles, months bool
+
+	check func(*descriptors.Set) descriptors.Problems // what the store cannot do; nil where it does all
+}
+
+// add adds the flags to a command, with the values of their variables as defaults.
+func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
+	f.check = p.storeCheck()
+	for _, flag := range []struct {
+		value                 *bool
+		name, variable, usage string
+	}{
+		{&f.merge, "merge", "MERGE_DOMAIN_CONFIG", "several files may hold descriptors of one domain"},
+		{&f.strict, "strict", "RULES_STRICT", "warnings are errors"},
+		{&f.months, "calendar-months", "USE_CALENDAR_MONTH_RATE_LIMIT", "months are those of the calendar, in UTC"},
+		{&f.ignoreDotFiles, "ignore-dotfiles", "RUNTIME_IGNOREDOTFILES", "pass over files whose names begin with a dot"},
+	} {
+		on := false
+		if v := p.env(flag.variable); v != "" {
+			var err error
+			if on, err = strconv.ParseBool(v); err != nil {
+				return fmt.Errorf("%s=%q: takes true or false", flag.variable, v)
+			}
+		}
+		cmd.Flags().BoolVar(flag.value, flag.name, on, flag.usage+" ($"+flag.variable+")")
+	}
+	return nil
+}
+
+// load reads the rules in a directory, or in one file. The set is nil where they have an error.
+func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, descriptors.Problems) {
+	read := func() ([]descriptors.Source, descriptors.Problems) {
+		return file.Read(file.Layout{Root: path, IgnoreDotFiles: f.ignoreDotFiles})
+	}
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		read = func() ([]descriptors.Source, descriptors.Problems) { return file.ReadFile(path) }
+	}
+	sources, unreadable := read()
+	set, problems, err := descriptors.Load(sources, descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months})
+	problems = append(unreadable, problems...)
+	if err == nil && set != nil && f.check != nil {
+		problems = append(problems, f.check(set)...)
+	}
+	if err == nil && problems.Failed() {
+		set = nil
+	}
+	return set, sources, problems
+}
+
+var errNoDomain = errors.New("no such domain")
+
+// domain is a domain of the rules in a directory. Warnings go to stderr.
+func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, error) {
+	set, _, problems := f.load(path)
+	if set == nil {
+		return nil, problems
+	}
+	for _, problem := range problems {
+		fmt.Fprintln(p.stderr, problem)
+	}
+	if d := set.Domain([]byte(name)); d != nil {
+		return d, nil
+	}
+	var known []string
+	for d := range set.Domains() {
+		known = append(known, strconv.Quote(d.Name))
+	}
+	return nil, fmt.Errorf("domain %q: %w: the rules in %s have %s", name, errNoDomain, path, strings.Join(known, ", "))
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+)
+
+// rulesSource feeds rules: from files, or from a control plane.
+type rulesSource interface {
+	task.Task
+	First() <-chan struct{} // closed once the first rules are there, or could not be had
+	Reload()                // hands the rules over again; it does not wait
+}
+
+// takeRules makes what feeds rules, from where CONFIG_TYPE says. They are made as c says.
+func (v *server) takeRules(c configwatch.Config) {
+	if !v.overXDS() {
+		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, configwatch.New(v.log, c))
+		return
+	}
+	c.Empty = true // a control plane sends none when the last policy goes
+	client := xds.New(v.log, v.xdsConfig(), configwatch.New(v.log, c))
+	v.registry.Gauge("ratelimitd.xds_connected", func() float64 {
+		if client.Connected() {
+			return 1
+		}
+		return 0
+	})
+	v.watcher = client
+}
+
+// overXDS tells whether rules come from a control plane.
+func (v *server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
+
+// origin says for people what so many sources of rules are.
+func (v *server) origin(sources int) string {
+	if v.overXDS() {
+		return fmt.Sprintf("%s of the control plane at %s", count(sources, "resource"), v.settings.XDS.Server)
+	}
+	return fmt.Sprintf("%s in %s", count(sources, "file"), layout(&v.settings).Dir())
+}
+
+func layout(s *settings.Settings) file.Layout {
+	return file.Layout{
+		Root:           s.Rules.Root,
+		Subdirectory:   s.Rules.Subdirectory,
+		AppDirectory:   s.Rules.AppDirectory,
+		WatchRoot:      s.Rules.WatchRoot,
+		IgnoreDotFiles: s.Rules.IgnoreDotFiles,
+	}
+}
+
+func (v *server) xdsConfig() xds.Config {
+	s := &v.settings.XDS
+	return xds.Config{
+		Server:       s.Server,
+		Delta:        v.settings.Rules.Source == "GRPC_XDS_DELTA",
+		NodeID:       s.NodeID,
+		NodeMetadata: trimmed(s.NodeMetadata),
+		Headers:      trimmed(s.Headers),
+		TLS:          xds.TLS{On: s.TLS, Cert: s.Cert, Key: s.Key, CA: s.CA, ServerName: s.SAN},
+		MaxMessage:   s.MaxMessage,
+		KeepOnEmpty:  s.KeepOnEmpty,
+		Backoff: xds.Backoff{
+			First: max(s.FirstWait, 1), Initial: max(s.BackoffInitial, 1), Max: max(s.BackoffMax, 1), // 0 would stand for the default
+			Factor: s.BackoffFactor, NoJitter: !s.BackoffJitter,
+		},
+		Hooks: xds.Hooks{
+			Event:   func(e xds.Event) { v.registry.Counter("ratelimitd.xds_events_total", "event", string(e)).Add(1) },
+			Current: v.rules.current,
+			Waiting: v.rules.waiting,
+		},
+	}
+}
+
+// trimmed is a map without the blanks around its names and values, which lists with a space behind the comma have.
+func trimmed(m map[string]string) map[string]string {
+	out := make(map[string]string, len(m))
+	for k, value := range m {
+		out[strings.TrimSpace(k)] = strings.TrimSpace(value)
+	}
+	return out
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/stats/statsd"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// statistics are who reads the registry.
+type statistics struct {
+	sink       task.Task // statsd or DogStatsD; nil where neither is asked for
+	prometheus stats.PrometheusConfig
+}
+
+// newRegistry makes the registry, with what is there to tell of the process itself.
+func newRegistry(s *settings.Settings) *stats.Registry {
+	r := stats.New()
+	if s.Stats.Milliseconds {
+		r = stats.NewMilliseconds()
+	}
+	r.BuildInfo(release())
+	r.Source(stats.Runtime())
+	for _, t := range extraTags(s) {
+		if slices.Contains([]string{
+			"asg", "az", "backend", "canary", "envoyservice", "facet", "host", "period", "project", "region", "shard", "source", "window",
+		}, t.Name) {
+			r.Counter("reserved_tag").Add(1) // the reference's warning to who adds a tag of this name
+		}
+	}
+	return r
+}
+
+// newStatistics makes the sink, and says how Prometheus sees the registry.
+func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (statistics, error) {
+	v := statistics{prometheus: stats.PrometheusConfig{Labels: extraTags(s)}}
+	if s.Stats.Disable {
+		return v, nil
+	}
+	if file := s.Stats.PrometheusMapper; file != "" {
+		m, err := stats.LoadMapper(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway names a file of a ConfigMap that may not be there
+			log.Warn("there is no mapping of series, so they have the names that are built in", "setting", "PROMETHEUS_MAPPER_YAML="+file)
+		case err != nil:
+			return v, fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w", err)
+		default:
+			v.prometheus.Mapper = m
+		}
+	}
+	if !s.Stats.Statsd && !s.Stats.DogStatsd {
+		return v, nil
+	}
+	c := statsd.Config{
+		Network:  s.Stats.StatsdProtocol,
+		Address:  net.JoinHostPort(s.Stats.StatsdHost, s.Stats.StatsdPort),
+		Interval: s.Stats.FlushInterval,
+		Tags:     extraTags(s),
+	}
+	if s.Stats.DogStatsd {
+		var err error
+		c.Network, c.Dog, c.DogTags = "udp", true, datadogTags(&s.Stats.Datadog)
+		if c.Mogrifiers, err = mogrifiers(s.Stats.Mogrifiers); err != nil {
+			return v, err
+		}
+	}
+	v.sink = statsd.New(r, log, c)
+	return v, nil
+}
+
+// extraTags are EXTRA_TAGS, sorted by name.
+func extraTags(s *settings.Settings) []stats.Label {
+	var tags []stats.Label
+	for _, name := range slices.Sorted(maps.Keys(s.Stats.ExtraTags)) {
+		tags = append(tags, stats.Label{Name: name, Value: s.Stats.ExtraTags[name]})
+	}
+	return tags
+}
+
+// datadogTags are the tags that Datadog's client adds.
+func datadogTags(d *settings.Datadog) []stats.Label {
+	return []stats.Label{
+		{Name: "dd.internal.entity_id", Value: d.EntityID},
+		{Name: "env", Value: d.Env},
+		{Name: "service", Value: d.Service},
+		{Name: "version", Value: d.Version},
+	}
+}
+
+func mogrifiers(all []settings.Mogrifier) ([]statsd.Mogrifier, error) {
+	var made []statsd.Mogrifier
+	for _, s := range all {
+		var tags []stats.Label
+		for _, t := range s.Tags {
+			tags = append(tags, stats.Label{Name: t[0], Value: t[1]})
+		}
+		m, err := statsd.NewMogrifier(s.Key, s.Pattern, s.Name, tags)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, m)
+	}
+	return made, nil
+}
+
+// redisPools tells of the connections to Redis under the reference's names.
+func redisPools(b *redis.Backend) func(*stats.Values) {
+	return func(v *stats.Values) {
+		for i, p := range b.Pools() {
+			name := [...]string{"ratelimit.redis_pool.", "ratelimit.redis_per_second_pool."}[i]
+			v.Gauge(name+"cx_active", float64(p.Opened-p.Closed))
+			v.Counter(name+"cx_total", p.Opened)
+			v.Counter(name+"cx_local_close", p.Closed)
+		}
+	}
+}
+
+// loads counts loads of rules under the reference's names.
+type loads struct {
+	attempts, failures *stats.Counter
+}
+
+// newLoads counts in r. How many files there are is asked of rules, which may have none yet.
+func newLoads(r *stats.Registry, rules func() *descriptors.Set) loads {
+	r.Gauge("runtime.num_values", func() float64 {
+		if set := rules(); set != nil {
+			return float64(len(set.Files()))
+		}
+		return 0
+	})
+	return loads{attempts: r.Counter("runtime.load_attempts"), failures: r.Counter("runtime.load_failures")}
+}
+
+func (l *loads) loaded() { l.attempts.Add(1) }
+
+func (l *loads) refused() {
+	l.attempts.Add(1)
+	l.failures.Add(1)
+}

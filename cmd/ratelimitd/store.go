@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// store is where counters live.
+type store struct {
+	backend.Backend
+	local *memory.Backend // of on_failure: local; the store itself where counters live in memory
+	name  string          // of what holds the counters, for people; empty where that is this process
+	task  task.Task       // that keeps the store going; nil where it needs none
+	near  task.Task       // of the near cache; nil without
+	what  string          // for people
+
+	tried    <-chan struct{}                             // closed once a connection is up, or cannot be had; nil where none is needed
+	check    func(*descriptors.Set) descriptors.Problems // what the store cannot do of the rules; nil where it does all
+	notReady func() string                               // why nothing can be decided now, or empty; nil where all can be, always
+
+	referenceNames bool // it keeps counters under the names that envoyproxy/ratelimit has for them
+}
+
+// newStore makes the store that BACKEND_TYPE asks for.
+func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+	local := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
+	r.Gauge("ratelimitd.memory.keys", func() float64 { return float64(local.Stats().Keys) })
+	r.Gauge("ratelimitd.memory.forced_out", func() float64 { return float64(local.Stats().ForcedOut) })
+	if s.Backend.Type == "memory" {
+		return &store{Backend: tracedStore(t, local, s.Backend.Type), local: local, what: "memory: counters live in this process only, and end with it"}, nil
+	}
+	if s.Backend.Type == "memcache" {
+		v, err := newMemcachedStore(s, log, r, h, t)
+		if err != nil {
+			return nil, err
+		}
+		v.local = local
+		return v, nil
+	}
+	c, err := redisConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	o := newRedisObserver(s, log, r, h)
+	c.Observer = o.observer()
+	b, err := redis.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
+	}
+	r.Source(redisPools(b))
+	near := newNearCache(s, r, tracedStore(t, o.counted(b), s.Backend.Type))
+	v := &store{
+		Backend:  near,
+		near:     near,
+		local:    local,
+		name:     o.name,
+		task:     task.Func{Name: "redis", Do: b.Run},
+		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
+		tried:    o.tried,
+		notReady: o.notReady,
+	}
+	if s.Backend.Assumed {
+		v.what = "redis at " + c.URL + ", by default: " + assumedHint
+	}
+	if c.KeyFormat == redis.ReferenceKeys {
+		v.check, v.referenceNames = onlyFixedWindows(inReference), true
+	}
+	return v, nil
+}
+
+// Why stores keep nothing but fixed windows, and what would be right.
+const (
+	inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
+		"unset that variable, or leave this out until all servers are ratelimitd"
+	inMemcached = " cannot be counted in memcached, which takes one fixed_window per descriptor; leave this out, or set BACKEND_TYPE=redis"
+)
+
+// onlyFixedWindows finds the rules of a set that envoyproxy/ratelimit's counters cannot serve, because of why.
+func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
+	return func(set *descriptors.Set) descriptors.Problems {
+		var all descriptors.Problems
+		for r := range set.Rules() {
+			if what := beyondFixedWindow(r); what != "" {
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: what + why})
+			}
+		}
+		return all
+	}
+}
+
+// beyondFixedWindow names what a rule asks for and the reference's counters do not have; empty where there is nothing.
+func beyondFixedWindow(r *descriptors.Rule) string {
+	if len(r.Limits) > 1 {
+		return "a list of rate_limits"
+	}
+	if r.Penalty != nil {
+		return "a penalty"
+	}
+	for i := range r.Limits {
+		switch l := &r.Limits[i]; {
+		case l.Algorithm != engine.FixedWindow:
+			return "algorithm " + l.Algorithm.String()
+		case l.Align != engine.AlignClock:
+			return "align: first"
+		case !l.CountRefused:
+			return "a limit that does not count refused hits"
+		}
+	}
+	return ""
+}
+
+func redisConfig(s *settings.Settings) (redis.Config, error) {
+	r, p := &s.Redis, &s.RedisPerSecond
+	files := redis.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
+	tls, err := files.Load()
+	if err != nil {
+		return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
+	}
+	c := redis.Config{
+		Type:             redisType(r.Type),
+		Network:          strings.ToLower(r.Socket),
+		URL:              r.URL,
+		Auth:             r.Auth,
+		AuthFile:         r.AuthFile,
+		SentinelAuth:     r.SentinelAuth,
+		KeyPrefix:        s.Backend.KeyPrefix,
+		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
+		PoolSize:         r.PoolSize,
+		OpTimeout:        opTimeout(r.OpTimeout),
+		DialTimeout:      r.DialTimeout,
+	}
+	if r.TLS {
+		c.TLS = tls
+	}
+	if r.KeyFormat != "" {
+		c.KeyFormat = redis.ReferenceKeys
+	}
+	if !p.On {
+		return c, nil
+	}
+	c.PerSecond = &redis.Config{
+		Type:         redisType(p.Type),
+		Network:      strings.ToLower(p.Socket),
+		URL:          p.URL,
+		Auth:         p.Auth,
+		AuthFile:     p.AuthFile,
+		SentinelAuth: p.SentinelAuth,
+		PoolSize:     p.PoolSize,
+		OpTimeout:    opTimeout(p.OpTimeout),
+		DialTimeout:  p.DialTimeout,
+	}
+	if p.TLS {
+		c.PerSecond.TLS = tls
+	}
+	return c, nil
+}
+
+func redisType(name string) redis.Type {
+	switch strings.ToLower(name) {
+	case "sentinel":
+		return redis.Sentinel
+	case "cluster":
+		return redis.Cluster
+	}
+	return redis.Single
+}
+
+// opTimeout is d as Redis takes it: there 0 is the default.
+func opTimeout(d time.Duration) time.Duration {
+	if d == 0 {
+		return redis.NoOpTimeout
+	}
+	return d
+}
+
+// defaultOnFailure is DEFAULT_ON_FAILURE, which the settings have checked.
+func defaultOnFailure(s *settings.Settings) descriptors.OnFailure {
+	f, _ := descriptors.ParseOnFailure(strings.ToLower(s.Backend.OnFailure))
+	return f
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+)
+
+// observed is an observer with its log and health.
+func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buffer, h *task.Health) {
+	log, h = new(bytes.Buffer), task.NewHealth()
+	var s settings.Settings
+	s.Backend.OnFailure = "error"
+	if change != nil {
+		change(&s)
+	}
+	return newRedisObserver(&s, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
+}
+
+// TestBreakerInTheLog has a breaker open and try again many times: the log says twice that it is open, ten seconds apart,
+// and once that it is over.
+func TestBreakerInTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, log, _ := observed(nil)
+		o.connection(2)
+		o.batch(redis.Batch{Node: "a:1", Ops: 1})
+		if why := o.notReady(); why != "" {
+			t.Errorf("not ready while Redis is well: %s", why)
+		}
+		for range 60 { // 15 s
+			o.breaker("a:1", "open")
+			time.Sleep(250 * time.Millisecond)
+			o.breaker("a:1", "half-open")
+		}
+		if o.notReady() == "" {
+			t.Error("ready though the breaker of the only node is open")
+		}
+		o.breaker("a:1", "closed")
+		if why := o.notReady(); why != "" {
+			t.Errorf("not ready after the breaker has closed: %s", why)
+		}
+		if open, closed := strings.Count(log.String(), "does not answer"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
+			t.Errorf("%d lines of its opening and %d of its closing, want 2 and 1:\n%s", open, closed, log)
+		}
+		if !strings.Contains(log.String(), "omitted=39") {
+			t.Errorf("the log does not tell how many lines it left out:\n%s", log)
+		}
+	})
+}
+
+// TestHealthOfRedis follows health through a first connection, its loss, and a failed attempt to connect.
+func TestHealthOfRedis(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		change func(*settings.Settings)
+		want   [4]bool // at first, connected, lost, refused
+		ready  [4]bool
+	}{
+		{"by default", nil, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
+		{
+			"following connections", func(s *settings.Settings) { s.Redis.HealthActive = true },
+			[4]bool{false, true, false, false},
+			[4]bool{false, true, false, false},
+		},
+		{
+			"answering without", func(s *settings.Settings) { s.Backend.OnFailure, s.Redis.HealthActive = "Deny", true },
+			[4]bool{true, true, true, true},
+			[4]bool{true, true, true, true},
+		},
+	} {
+		o, _, h := observed(tt.change)
+		for i, step := range []func(){
+			func() {},
+			func() { o.connection(1) },
+			func() { o.connection(0) },
+			func() {
+				o.event(redis.Event{Kind: redis.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
+			},
+		} {
+			step()
+			if got := h.OK(); got != tt.want[i] {
+				t.Errorf("%s, step %d: health is %v, want %v", tt.name, i, got, tt.want[i])
+			}
+			if got := o.notReady() == ""; got != tt.ready[i] {
+				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.notReady(), tt.ready[i])
+			}
+		}
+		if last := h.Components()[0].LastError; !strings.Contains(last, "no route") {
+			t.Errorf("%s: the last error is %q, want it to tell why", tt.name, last)
+		}
+	}
+}

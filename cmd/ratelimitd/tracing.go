@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	"go.opentelemetry.io/otel"
+
+	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/internal/web"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// newTracing makes what sends traces, or nil where TRACING_ENABLED is off. The process's handler of the errors of
+// OpenTelemetry, which has no other way to tell them, is set to it.
+func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*tracing.Tracer, error) {
+	if !s.Tracing.On {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	t, err := tracing.New(ctx, tracing.Config{
+		Service:   s.Tracing.Service,
+		Namespace: s.Tracing.Namespace,
+		Instance:  s.Tracing.Instance,
+		Protocol:  strings.ToLower(s.Tracing.Protocol),
+		Rate:      s.Tracing.Rate,
+		Values:    s.Tracing.Values,
+		Log:       log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w (the OTEL_EXPORTER_OTLP_ variables)", err)
+	}
+	otel.SetErrorHandler(t)
+	return t, nil
+}
+
+// tracedStore is b, with spans around it where tracing is on. It stands between what answers from memory and the store.
+func tracedStore(t *tracing.Tracer, b backend.Backend, kind string) backend.Backend {
+	if t == nil {
+		return b
+	}
+	names := tracing.Store{Span: "Memory Execution", Length: "operations length"}
+	switch kind { // the first two have the reference's names
+	case "redis":
+		names = tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}
+	case "memcache":
+		names = tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}
+	}
+	return t.Backend(b, names)
+}
+
+// newService makes what answers ShouldRateLimit.
+func (v *server) newService() (*rls.Service, error) {
+	c, err := v.serviceConfig()
+	if err != nil {
+		return nil, err
+	}
+	if v.tracing != nil {
+		return rls.New(v.tracing.Decider(v.limiter), c), nil
+	}
+	return rls.New(v.limiter, c), nil
+}
+
+// mainHandler answers on the main HTTP listener.
+func (v *server) mainHandler() http.Handler {
+	pages := v.mainPages()
+	if v.tracing == nil {
+		return web.MainHandler(pages)
+	}
+	pages.JSON = v.tracing.JSON(pages.JSON)
+	return v.tracing.Handler(web.MainHandler(pages))
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+)
+
+// Where tracing is off nothing stands between the parts, so that nothing is paid for it.
+func TestNoTracingIsNothing(t *testing.T) {
+	t.Parallel()
+	var s settings.Settings
+	tracer, err := newTracing(t.Context(), &s, slog.New(slog.DiscardHandler))
+	if tracer != nil || err != nil {
+		t.Fatalf("%v, %v; want nothing", tracer, err)
+	}
+	store := memory.New(memory.Config{})
+	if got := tracedStore(tracer, store, "memory"); got != backend.Backend(store) {
+		t.Errorf("the store is a %T", got)
+	}
+}
+
+type collectorKey struct{}
+
+// collectorOf is the collector of a script, which it has to start first.
+func collectorOf(ts *testscript.TestScript) **tracingtest.Collector {
+	return ts.Value(collectorKey{}).(**tracingtest.Collector)
+}
+
+func startCollector(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 1 {
+		ts.Fatalf("collector: takes http or grpc")
+	}
+	c, err := tracingtest.Start(args[0])
+	ts.Check(err)
+	ts.Defer(c.Close)
+	ts.Setenv("COLLECTOR", c.URL)
+	*collectorOf(ts) = c
+}
+
+func printSpans(ts *testscript.TestScript, _ bool, _ []string) {
+	c := *collectorOf(ts)
+	_, err := fmt.Fprintf(ts.Stdout(), "%sresource %v\n", c.Tree(), c.Resource())
+	ts.Check(err)
+	for _, s := range c.Spans() {
+		line := s.GetName()
+		for _, name := range slices.Sorted(maps.Keys(s.Attributes)) {
+			line += fmt.Sprintf(", %s=%s", name, s.Attributes[name])
+		}
+		_, err := fmt.Fprintf(ts.Stdout(), "%s, status %v, events %v\n", line, s.GetStatus(), s.GetEvents())
+		ts.Check(err)
+	}
+}

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+func (p *program) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version, the commit it was built from and the Go it was built with",
+		Example: "  ratelimitd version",
+		Args:    cobra.NoArgs,
+		Run:     func(*cobra.Command, []string) { p.printf("ratelimitd %s\n", version()) },
+	}
+}
+
+// version is the release and the version of Go.
+func version() string { return release() + " " + runtime.Version() }
+
+// release is what the Go tool wrote into the binary: the version of the module, which is that of its tag or made of the
+// commit.
+func release() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/certs"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/internal/web"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// How long stopping may take, beside DRAIN_DELAY.
+const (
+	grpcGrace = 10 * time.Second // calls that run
+	stopBound = 30 * time.Second // all of it
+)
+
+// server is everything that serves.
+type server struct {
+	settings settings.Settings
+	log      *slog.Logger
+	registry *stats.Registry
+	statistics
+	tracing   *tracing.Tracer // nil without
+	store     *store
+	limiter   *limiter.Limiter
+	health    *task.Health
+	rules     *rulesState
+	sigterm   *task.Component
+	watcher   rulesSource
+	service   *rls.Service
+	certs     *certs.Server // nil without TLS
+	grpc      *rls.Server
+	listeners listeners
+	tasks     *task.Group
+}
+
+// newServer builds the server, from what others need to what needs others, and opens its ports. Nothing runs yet.
+func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*server, error) {
+	v := &server{settings: s, log: log, registry: newRegistry(&s), health: task.NewHealth()}
+
+	var err error
+	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
+		return nil, err
+	}
+	if v.tracing, err = newTracing(ctx, &s, log); err != nil {
+		return nil, err
+	}
+	if v.store, err = newStore(&s, log, v.registry, v.health, v.tracing); err != nil {
+		return nil, err
+	}
+	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
+		OnFailure:       defaultOnFailure(&s),
+		Local:           v.store.local,
+		Shadow:          s.Decide.Shadow,
+		Quota:           s.Decide.Quota,
+		StopWhenOver:    s.Decide.StopWhenOver,
+		LocalCache:      s.Backend.LocalCache > 0,
+		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would stand for the default
+		MetricMaxSeries: s.Stats.MaxSeries,
+		ReferenceNames:  v.store.referenceNames,
+	})
+
+	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
+	v.sigterm = v.health.Add(draining, true, "")
+	v.takeRules(configwatch.Config{
+		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths},
+		Check:   v.store.check,
+		Loaded:  v.rules.loaded,
+		Refused: v.rules.refused,
+	})
+
+	if v.service, err = v.newService(); err != nil {
+		return nil, err
+	}
+	if v.certs, err = newCerts(&s, log, v.registry); err != nil {
+		return nil, err
+	}
+	serving := rls.ServerConfig{
+		TLS:                   v.serverTLS(),
+		MaxConnectionAge:      s.GRPC.MaxAge,
+		MaxConnectionAgeGrace: s.GRPC.Grace,
+		Reflection:            s.GRPC.Reflection,
+	}
+	if v.tracing != nil {
+		serving.Stats = v.tracing.Server()
+	}
+	v.grpc = rls.NewServer(v.service, serving)
+	if s.Admin.On {
+		admin.New(v.limiter, admin.Config{TokenFile: s.Admin.TokenFile, Log: log}).Register(v.grpc)
+	}
+	v.health.OnChange(v.grpc.SetServing)
+
+	if v.listeners, err = listen(ctx, &s); err != nil {
+		return nil, err
+	}
+	v.tasks = v.group()
+	return v, nil
+}
+
+func (v *server) serviceConfig() (rls.Config, error) {
+	s := &v.settings
+	body, err := answerBody(s)
+	if err != nil {
+		return rls.Config{}, err
+	}
+	panics := v.registry.Counter("ratelimitd.panics_total")
+	bad := v.registry.Counter("ratelimit.service.call.should_rate_limit.service_error")
+	return rls.Config{
+		Body: body,
+		Headers: rls.Headers{
+			Enabled:    s.Answer.Headers,
+			Limit:      s.Answer.LimitHeader,
+			Remaining:  s.Answer.RemainingHeader,
+			Reset:      s.Answer.ResetHeader,
+			RetryAfter: s.Answer.RetryAfterHeader,
+			Rule:       s.Answer.RuleHeader,
+		},
+		DynamicMetadata:  s.Answer.DynamicMetadata,
+		DecisionMetadata: s.Answer.DecisionMetadata,
+		Hooks: rls.Hooks{
+			Call:       v.registry.ObserveCall,
+			Panic:      func() { panics.Add(1) },
+			BadRequest: func() { bad.Add(1) },
+			Handshake:  v.handshakeFailed(),
+			NoRules:    v.rules.why,
+			Refused:    refusals(s, v.log),
+		},
+		Log: v.log,
+	}, nil
+}
+
+// group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.
+func (v *server) group() *task.Group {
+	g := task.NewGroup(v.log, v.settings.DrainDelay+stopBound)
+	if v.tracing != nil {
+		g.Add(v.tracing) // stops last, so that it has the spans of all others
+	}
+	if v.sink != nil {
+		g.Add(v.sink) // it stops after the others, so that it sends what they counted last
+	}
+	g.Add(v.watcher)
+	if v.store.task != nil {
+		g.Add(v.store.task)
+	}
+	if v.store.near != nil { // which gives back what it leased before the store stops
+		g.Add(v.store.near)
+	}
+	if v.certs != nil {
+		g.Add(v.certs)
+	}
+	if v.listeners.prometheus != nil {
+		h := web.MetricsHandler(v.settings.Stats.PrometheusPath, v.registry.Handler(v.prometheus))
+		g.Add(web.NewServer("Prometheus", v.listeners.prometheus, h, v.log, web.Limits{}))
+	}
+	g.Add(
+		web.NewServer("debug", v.listeners.debug, web.DebugHandler(v.debugPages()), v.log, web.Limits{Write: 90 * time.Second}),
+		v.afterRules(web.NewServer("HTTP", v.listeners.http, v.mainHandler(), v.log, web.Limits{})),
+		v.afterRules(task.Func{Name: "gRPC", Do: v.serveGRPC}),
+		task.Func{Name: "draining", Do: v.drain},
+	)
+	return g
+}
+
+func (v *server) debugPages() web.Debug {
+	d := web.Debug{
+		Rules:   func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
+		Stats:   v.registry.WriteText,
+		Metrics: v.registry.Handler(v.prometheus),
+	}
+	if v.settings.Stats.Disable {
+		d.Stats = func(io.Writer) error { return errStatsOff }
+		d.Metrics = http.NotFoundHandler()
+	}
+	return d
+}
+
+func (v *server) mainPages() web.Main {
+	return web.Main{
+		JSON:    v.service.JSON,
+		Healthy: v.health.OK,
+		Components: func() []web.Component {
+			var all []web.Component
+			for _, c := range v.health.Components() {
+				all = append(all, web.Component(c))
+			}
+			return all
+		},
+		NotReady: v.notReady,
+	}
+}

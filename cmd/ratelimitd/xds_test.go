@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+)
+
+// gateway is the control plane of Envoy Gateway: go-control-plane's cache and server over TLS, a node id, and versions that
+// are counted from 1.
+type gateway struct {
+	t       *testing.T
+	cache   cachev3.SnapshotCache
+	server  *grpc.Server
+	address string
+	dir     string // of the certificates, as Envoy Gateway mounts them
+	version int
+	seen    seen
+	end     func()
+}
+
+func newGateway(t *testing.T) *gateway {
+	t.Helper()
+	g := &gateway{t: t, dir: t.TempDir(), cache: cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil)}
+	ca := certstest.NewCA(t, "envoy-gateway")
+	certstest.Write(t, filepath.Join(g.dir, "ca.crt"), ca.PEM)
+	ca.Issue(t, x509.Certificate{}).Write(t, filepath.Join(g.dir, "tls.crt"), filepath.Join(g.dir, "tls.key"))
+	g.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{ca.Issue(t, x509.Certificate{}).TLS(t)}, MinVersion: tls.VersionTLS13,
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(),
+	})))
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g.server, serverv3.NewServer(ctx, g.cache, serverv3.CallbackFuncs{
+		StreamOpenFunc:    func(ctx context.Context, _ int64, _ string) error { g.seen.open(ctx); return nil },
+		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error { g.seen.request(r); return nil },
+	}))
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.address = l.Addr().String()
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = g.server.Serve(l) }) // it ends with the server
+	g.end = func() {
+		stop()
+		g.server.Stop()
+		serving.Wait()
+	}
+	t.Cleanup(g.end)
+	return g
+}
+
+// env is what Envoy Gateway sets, but for ports and Redis.
+func (g *gateway) env(more ...string) []string {
+	file := func(name string) string { return filepath.Join(g.dir, name) }
+	return append([]string{
+		"BACKEND_TYPE=memory", "RUNTIME_ROOT=/data", "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true", "RUNTIME_WATCH_ROOT=false",
+		"LOG_LEVEL=info", "USE_STATSD=false", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + g.address,
+		"CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit", "GRPC_SERVER_TLS_CA_CERT=" + file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + file("tls.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + file("tls.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + file("ca.crt"), "FORCE_START_WITHOUT_INITIAL_CONFIG=true",
+	}, more...)
+}
+
+func (g *gateway) send(resources ...types.Resource) {
+	g.t.Helper()
+	g.version++
+	s, err := cachev3.NewSnapshot(fmt.Sprint(g.version), map[resourcev3.Type][]types.Resource{resourcev3.RateLimitConfigType: resources})
+	if err == nil {
+		err = g.cache.SetSnapshot(g.t.Context(), "envoy-ratelimit", s)
+	}
+	if err != nil {
+		g.t.Error(err) // also where others than the test itself send
+	}
+}
+
+// policy limits a key of a domain.
+func policy(domain, key string, limit uint32) *ratelimitv3.RateLimitConfig {
+	return &ratelimitv3.RateLimitConfig{Name: domain, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
+		Key: key, RateLimit: &ratelimitv3.RateLimitPolicy{Unit: ratelimitv3.RateLimitUnit_DAY, RequestsPerUnit: limit},
+	}}}
+}
+
+// waits until a page of d has a text.
+func (d *daemon) waits(listener, path, text string) {
+	d.t.Helper()
+	var body string
+	if !eventually(func() bool { body, _ = d.get(listener, path); return strings.Contains(body, text) }) {
+		d.t.Fatalf("%s never has %q, but\n%s\nthe log is\n%s", path, text, body, d.log.String())
+	}
+}
+
+func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"GRPC_XDS_SOTW", "GRPC_XDS_DELTA"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			g := newGateway(t)
+			d := startProcess(t, "", g.env("CONFIG_TYPE="+way)...)
+			client := d.client()
+			ask := func() (rlsv3.RateLimitResponse_Code, error) {
+				r, err := client.ShouldRateLimit(t.Context(), request("user", "a"))
+				return r.GetOverallCode(), err
+			}
+			wants := func(want rlsv3.RateLimitResponse_Code) {
+				t.Helper()
+				if got, err := ask(); err != nil || got != want {
+					t.Errorf("%v, %v; want %v", got, err, want)
+				}
+			}
+
+			if _, err := ask(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no rate limit configuration loaded") {
+				t.Errorf("without rules: %v", err)
+			}
+			if _, code := d.get("HTTP", "/healthcheck"); code != http.StatusOK { // FORCE_START_WITHOUT_INITIAL_CONFIG
+				t.Errorf("healthcheck %d without rules", code)
+			}
+			d.waits("HTTP", "/readyz", `rules: the control plane at `+g.address+` has sent nothing for node "envoy-ratelimit"`)
+			if age := d.metric("ratelimitd_config_age_seconds"); age <= 0 {
+				t.Errorf("config_age_seconds is %v before any rules", age)
+			}
+
+			g.send(policy("shop", "user", 2))
+			d.ready()
+			wants(rlsv3.RateLimitResponse_OK)
+			wants(rlsv3.RateLimitResponse_OK)
+			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
+			if age, up := d.metric("ratelimitd_config_age_seconds"), d.metric("ratelimitd_xds_connected"); age != 0 || up != 1 {
+				t.Errorf("config_age_seconds is %v, xds_connected %v; want 0 and 1", age, up)
+			}
+
+			g.send(policy("", "user", 9)) // is refused
+			d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
+			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="refused"}`)
+			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
+			g.send(policy("shop", "user", 5), policy("mail", "box", 1)) // the counter stays
+			d.waits("DEBUG", "/rlconfig", "requests_per_unit=5")
+			wants(rlsv3.RateLimitResponse_OK)
+
+			g.send() // the last policy is gone
+			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="empty"} 1`)
+			wants(rlsv3.RateLimitResponse_OK)
+			g.send(policy("shop", "user", 0))
+			d.waits("DEBUG", "/rlconfig", "requests_per_unit=0")
+
+			g.end()
+			d.waits("DEBUG", "/metrics", "ratelimitd_xds_connected 0\n")
+			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
+			before := d.metric("ratelimitd_config_age_seconds")
+			if !eventually(func() bool { return d.metric("ratelimitd_config_age_seconds") > before }) {
+				t.Errorf("config_age_seconds stays %v", before)
+			}
+			if _, code := d.get("HTTP", "/readyz"); code != http.StatusOK {
+				t.Errorf("readyz %d without control plane", code)
+			}
+			d.stop()
+		})
+	}
+}
+
+func TestXDSHealthyWithAtLeastOneConfig(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	d := startProcess(t, "", g.env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")...)
+	healthy := func(want int) {
+		t.Helper()
+		if _, code := d.get("HTTP", "/healthcheck"); code != want {
+			t.Errorf("healthcheck %d, want %d", code, want)
+		}
+	}
+	healthy(http.StatusInternalServerError)
+	g.send()
+	d.ready() // it can answer: nothing is limited
+	healthy(http.StatusInternalServerError)
+	g.send(policy("shop", "user", 1))
+	d.waits("DEBUG", "/rlconfig", "requests_per_unit=1")
+	healthy(http.StatusOK)
+	g.send()
+	d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="empty"} 2`)
+	healthy(http.StatusInternalServerError)
+}
+
+func TestXDSSIGTERMWhileWaiting(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	for name, env := range map[string][]string{
+		"for rules":           g.env(),
+		"for a control plane": g.env("CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1"),
+		"for certificates":    g.env("CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/nowhere"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := startProcess(t, "", env...)
+			begin := time.Now()
+			d.stop() // and checks that it ended with 0
+			if took := time.Since(begin); took > 20*time.Second {
+				t.Errorf("it took %v, want 2s", took)
+			}
+		})
+	}
+}
+
+// p99 is how long 99 of 100 calls take, while something goes on.
+func p99(t *testing.T, client rlsv3.RateLimitServiceClient, span time.Duration) time.Duration {
+	t.Helper()
+	var all []time.Duration
+	for begin := time.Now(); time.Since(begin) < span; {
+		sent := time.Now()
+		if _, err := client.ShouldRateLimit(t.Context(), request("user", "a")); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, time.Since(sent))
+		time.Sleep(time.Millisecond)
+	}
+	slices.Sort(all)
+	return all[len(all)*99/100]
+}
+
+// A control plane that sends a thousand updates a second costs the traffic little: p99 at most doubles. Ten times that
+// fails, and what a busy machine adds.
+func TestX8TrafficDuringUpdates(t *testing.T) {
+	g := newGateway(t)
+	d := startProcess(t, "", g.env()...)
+	client := d.client()
+	rules := func(n uint32) types.Resource {
+		m := policy("shop", "user", 1_000_000+n)
+		for i := range 100 {
+			m.Descriptors = append(m.Descriptors, &ratelimitv3.RateLimitDescriptor{Key: fmt.Sprintf("key%d", i), RateLimit: m.Descriptors[0].RateLimit})
+		}
+		return m
+	}
+	g.send(rules(0))
+	d.ready()
+	calm := p99(t, client, 2*time.Second)
+	stop := make(chan struct{})
+	var updates sync.WaitGroup
+	updates.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for n := uint32(1); ; n++ {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				g.send(rules(n))
+			}
+		}
+	})
+	most := 20*calm + 100*time.Millisecond
+	busy := p99(t, client, 2*time.Second)
+	for range 4 { // what this machine does besides does not go on for ever
+		if busy > most {
+			busy = min(busy, p99(t, client, 2*time.Second))
+		}
+	}
+	close(stop)
+	updates.Wait()
+	t.Logf("p99 %v, and %v during %d updates, of which %v were loaded", calm, busy, g.version, d.metric("ratelimit_service_config_load_success"))
+	if busy > most {
+		t.Errorf("p99 is %v during updates, %v without", busy, calm)
+	}
+}
+
+// Every variable of the control plane ends where it takes effect, which the tests of the package look at.
+func TestXDSSettings(t *testing.T) {
+	t.Parallel()
+	of := func(env ...string) xds.Config {
+		t.Helper()
+		s, _, err := settings.Parse(append(env, "BACKEND_TYPE=memory", "USE_STATSD=false"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return (&server{settings: s}).xdsConfig()
+	}
+	same := cmpopts.IgnoreFields(xds.Config{}, "Hooks")
+	want := xds.Config{
+		Server: "localhost:18000", NodeID: "default", NodeMetadata: map[string]string{}, Headers: map[string]string{},
+		Backoff: xds.Backoff{First: 3 * time.Second, Initial: 10 * time.Second, Max: time.Minute, Factor: 0.5},
+	}
+	if d := cmp.Diff(want, of("CONFIG_TYPE=GRPC_XDS_SOTW"), same); d != "" {
+		t.Errorf("defaults (-want +got):\n%s", d)
+	}
+	got := of("CONFIG_TYPE=GRPC_XDS_DELTA", "CONFIG_GRPC_XDS_NODE_ID=n", "CONFIG_GRPC_XDS_NODE_METADATA=a=b, c=d", "CONFIG_GRPC_XDS_SERVER_URL=s:1",
+		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=0s", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=authorization: Bearer x, y:z",
+		"CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k",
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=a", "CONFIG_GRPC_XDS_SERVER_TLS_SAN=n", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=2s",
+		"XDS_CLIENT_BACKOFF_MAX_INTERVAL=3s", "XDS_CLIENT_BACKOFF_RANDOM_FACTOR=4", "XDS_CLIENT_BACKOFF_JITTER=false",
+		"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES=5", "XDS_KEEP_ON_EMPTY=true")
+	want = xds.Config{
+		Server: "s:1", Delta: true, NodeID: "n", NodeMetadata: map[string]string{"a": "b", "c": "d"},
+		Headers: map[string]string{"authorization": "Bearer x", "y": "z"}, MaxMessage: 5, KeepOnEmpty: true,
+		TLS:     xds.TLS{On: true, Cert: "c", Key: "k", CA: "a", ServerName: "n"},
+		Backoff: xds.Backoff{First: 1, Initial: 2 * time.Second, Max: 3 * time.Second, Factor: 4, NoJitter: true},
+	}
+	if d := cmp.Diff(want, got, same); d != "" {
+		t.Errorf("all of them (-want +got):\n%s", d)
+	}
+}
