@@ -1,0 +1,22 @@
+# The server, static, as user 65532, in an image that holds nothing else. It writes no file, so its root can be read-only:
+#
+#	docker run --read-only --cap-drop=ALL -p 8081:8081 -p 8080:8080 \
+#		-e BACKEND_TYPE=memory -e RUNTIME_ROOT=/rules -e RUNTIME_WATCH_ROOT=false -v "$PWD/rules:/rules/config:ro" ratelimitd
+FROM golang:1.26 AS build
+WORKDIR /src
+# The history comes along for the version that the go command writes into the binary.
+COPY . .
+ENV CGO_ENABLED=0
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+	go build -trimpath -ldflags="-s -w" -o /out/bin/ratelimitd ./cmd/ratelimitd
+# Istio's sample and Envoy Gateway start envoyproxy/ratelimit by the first name; under it the server ignores its arguments.
+# The others are its tools.
+RUN for name in ratelimit ratelimit_client ratelimit_config_check; do ln -s ratelimitd /out/bin/$name; done
+RUN mkdir -p /out/etc/ssl/certs && cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/
+
+FROM scratch
+COPY --from=build /out /
+USER 65532:65532
+# HTTP, gRPC, debug, Prometheus
+EXPOSE 8080 8081 6070 9090
+ENTRYPOINT ["/bin/ratelimitd"]

@@ -1,0 +1,257 @@
+package examples_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	ratelimitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3" // in an Any of envoy.yaml
+	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3" // in an Any of envoy.yaml
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+const (
+	filterName   = "envoy.filters.http.ratelimit"
+	protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+)
+
+// bootstrap is the decoded and validated envoy.yaml, after change has been applied to its text.
+func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap {
+	t.Helper()
+	var b bootstrapv3.Bootstrap
+	if err := decodeEnvoy(change(read(t, "envoy/envoy.yaml")), &b); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+func asItIs(text string) string { return text }
+
+// connectionManager is the connection manager of the listener of that name.
+func connectionManager(t *testing.T, b *bootstrapv3.Bootstrap, listener string) *hcmv3.HttpConnectionManager {
+	t.Helper()
+	for _, l := range b.GetStaticResources().GetListeners() {
+		if l.GetName() == listener {
+			return unpack(t, l.GetFilterChains()[0].GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{})
+		}
+	}
+	t.Fatalf("no listener %q", listener)
+	return nil
+}
+
+// filter is the configuration of the rate-limit filter, which must stand right before the router.
+func filter(t *testing.T, hcm *hcmv3.HttpConnectionManager) *ratelimitv3.RateLimit {
+	t.Helper()
+	var names []string
+	for _, f := range hcm.GetHttpFilters() {
+		names = append(names, f.GetName())
+	}
+	if diff := cmp.Diff([]string{filterName, "envoy.filters.http.router"}, names); diff != "" {
+		t.Fatalf("HTTP filters (-want +got):\n%s", diff)
+	}
+	return unpack(t, hcm.GetHttpFilters()[0].GetTypedConfig(), &ratelimitv3.RateLimit{})
+}
+
+func TestEnvoyFilter(t *testing.T) {
+	t.Parallel()
+	want := &ratelimitv3.RateLimit{
+		Domain:                         "edge",
+		StatPrefix:                     "edge",
+		Timeout:                        durationpb.New(50 * time.Millisecond),
+		EnableXRatelimitHeaders:        ratelimitv3.RateLimit_DRAFT_VERSION_03,
+		EnableRetryAfterHeader:         true,
+		RateLimitedAsResourceExhausted: true,
+		RateLimitService: &ratelimitconfigv3.RateLimitServiceConfig{
+			TransportApiVersion: corev3.ApiVersion_V3,
+			GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: "ratelimitd"},
+			}},
+		},
+	}
+	got := filter(t, connectionManager(t, bootstrap(t, asItIs), "edge"))
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("filter (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(read(t, "envoy/envoy.yaml"), "failure_mode_deny: false\n") {
+		t.Error("envoy.yaml does not say failure_mode_deny, whose default it keeps")
+	}
+}
+
+// TestEnvoyFailureModeDenyPercent checks that the lines that are commented out would be taken.
+func TestEnvoyFailureModeDenyPercent(t *testing.T) {
+	t.Parallel()
+	b := bootstrap(t, func(text string) string {
+		before, after, found := strings.Cut(text, "# failure_mode_deny_percent:\n")
+		if !found {
+			t.Fatal("envoy.yaml shows no failure_mode_deny_percent")
+		}
+		lines := strings.SplitAfterN(after, "\n", 3)
+		for i, line := range lines[:2] {
+			lines[i] = strings.Replace(line, "# ", "", 1)
+		}
+		return before + "failure_mode_deny_percent:\n" + strings.Join(lines, "")
+	})
+	percent := filter(t, connectionManager(t, b, "edge")).GetFailureModeDenyPercent()
+	if percent.GetDefaultValue().GetNumerator() != 10 || percent.GetRuntimeKey() == "" {
+		t.Errorf("failure_mode_deny_percent is %v, want 10 %% and a runtime key", percent)
+	}
+}
+
+// perRoute is the filter's configuration of the route whose prefix it is.
+func perRoute(t *testing.T, host *routev3.VirtualHost, prefix string) *ratelimitv3.RateLimitPerRoute {
+	t.Helper()
+	for _, r := range host.GetRoutes() {
+		if r.GetMatch().GetPrefix() == prefix {
+			return unpack(t, r.GetTypedPerFilterConfig()[filterName], &ratelimitv3.RateLimitPerRoute{})
+		}
+	}
+	t.Fatalf("no route for %q", prefix)
+	return nil
+}
+
+// TestEnvoyRoutes checks that hits_addend stands where Envoy reads it: a look before, and a charge afterwards.
+func TestEnvoyRoutes(t *testing.T) {
+	t.Parallel()
+	host := connectionManager(t, bootstrap(t, asItIs), "edge").GetRouteConfig().GetVirtualHosts()[0]
+	if len(host.GetRateLimits()) > 0 {
+		t.Error("the virtual host has rate_limits, where hits_addend is not read")
+	}
+	for _, r := range host.GetRoutes() {
+		if len(r.GetRoute().GetRateLimits()) > 0 {
+			t.Errorf("route %v has rate_limits, where hits_addend is not read", r.GetMatch())
+		}
+		if len(perRoute(t, host, r.GetMatch().GetPrefix()).GetRateLimits()) == 0 {
+			t.Errorf("route %v has no descriptors", r.GetMatch())
+		}
+	}
+	limits := perRoute(t, host, "/v1/chat").GetRateLimits()
+	if len(limits) != 3 {
+		t.Fatalf("/v1/chat has %d rate limits, want 3", len(limits))
+	}
+	check, charge := limits[1], limits[2]
+	if diff := cmp.Diff(&routev3.RateLimit_HitsAddend{Number: wrapperspb.UInt64(0)}, check.GetHitsAddend(), protocmp.Transform()); diff != "" {
+		t.Errorf("hits_addend of the check (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(&routev3.RateLimit_HitsAddend{Format: "%RESP(x-tokens-used)%"}, charge.GetHitsAddend(), protocmp.Transform()); diff != "" {
+		t.Errorf("hits_addend of the charge (-want +got):\n%s", diff)
+	}
+	if check.GetApplyOnStreamDone() || !charge.GetApplyOnStreamDone() {
+		t.Error("want apply_on_stream_done on the charge alone")
+	}
+	if !slices.EqualFunc(check.GetActions(), charge.GetActions(), func(a, b *routev3.RateLimit_Action) bool { return proto.Equal(a, b) }) {
+		t.Error("check and charge do not name one counter")
+	}
+}
+
+func TestEnvoyClusterSpeaksHTTP2(t *testing.T) {
+	t.Parallel()
+	clusters := bootstrap(t, asItIs).GetStaticResources().GetClusters()
+	i := slices.IndexFunc(clusters, func(c *clusterv3.Cluster) bool { return c.GetName() == "ratelimitd" })
+	if i < 0 {
+		t.Fatal("no cluster ratelimitd")
+	}
+	options := unpack(t, clusters[i].GetTypedExtensionProtocolOptions()[protocolName], &upstreamv3.HttpProtocolOptions{})
+	http2 := options.GetExplicitHttpConfig().GetHttp2ProtocolOptions()
+	if http2 == nil {
+		t.Fatal("the cluster does not speak HTTP/2")
+	}
+	if interval := http2.GetConnectionKeepalive().GetInterval().AsDuration(); interval < 10*time.Second {
+		t.Errorf("keepalive every %v; ratelimitd closes connections that ping more often than every 10s", interval)
+	}
+	if name := clusters[i].GetHealthChecks()[0].GetGrpcHealthCheck().GetServiceName(); name != "ratelimit" {
+		t.Errorf("health is asked of %q, want ratelimit", name)
+	}
+}
+
+// TestEnvoyRefusesWhatItDoesNotKnow shows that the decoding of these tests would find a slip.
+func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	text := read(t, "envoy/envoy.yaml")
+	for _, tt := range []struct{ old, slip, want string }{
+		{"stat_prefix: edge\n                      # How", "stats_prefix: edge\n                      # How", `unknown field "stats_prefix"`},
+		{"transport_api_version: V3", "transport_api_version: V4", "V4"},
+		{"domain: edge", `domain: ""`, "Domain"},
+		{"{number: 0}", "{number: 2000000000}", "Number"},
+	} {
+		slipped := strings.Replace(text, tt.old, tt.slip, 1)
+		if slipped == text {
+			t.Errorf("envoy.yaml has no %q", tt.old)
+		}
+		if err := decodeEnvoy(slipped, &bootstrapv3.Bootstrap{}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("with %q: %v, want an error with %q", tt.slip, err, tt.want)
+		}
+	}
+}
+
+// entries are what Envoy's actions make of a request of alice's for path.
+func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*rlcommonv3.RateLimitDescriptor_Entry {
+	t.Helper()
+	var list []*rlcommonv3.RateLimitDescriptor_Entry
+	for _, a := range actions {
+		var e rlcommonv3.RateLimitDescriptor_Entry
+		switch a := a.GetActionSpecifier().(type) {
+		case *routev3.RateLimit_Action_RemoteAddress_:
+			e.Key, e.Value = "remote_address", "192.0.2.1"
+		case *routev3.RateLimit_Action_GenericKey_:
+			e.Key, e.Value = a.GenericKey.GetDescriptorKey(), a.GenericKey.GetDescriptorValue()
+		case *routev3.RateLimit_Action_RequestHeaders_:
+			value, found := map[string]string{"x-user": "alice", ":path": path}[a.RequestHeaders.GetHeaderName()]
+			if !found {
+				t.Fatalf("requests of this test have no header %q", a.RequestHeaders.GetHeaderName())
+			}
+			e.Key, e.Value = a.RequestHeaders.GetDescriptorKey(), value
+		default:
+			t.Fatalf("this test cannot play action %T", a)
+		}
+		list = append(list, &e)
+	}
+	return list
+}
+
+// TestEnvoyChat plays the calls that Envoy makes for requests of /v1/chat against a server with the environment of
+// compose.yaml: a look each, and a charge of 300 of 1000 afterwards.
+func TestEnvoyChat(t *testing.T) {
+	t.Parallel()
+	client := startCompose(t, "envoy").client
+	host := connectionManager(t, bootstrap(t, asItIs), "edge").GetRouteConfig().GetVirtualHosts()[0]
+	limits := perRoute(t, host, "/v1/chat").GetRateLimits()
+	budget := entries(t, limits[1].GetActions(), "/v1/chat")
+	ask := func(ctx context.Context, descriptors ...*rlcommonv3.RateLimitDescriptor) rlsv3.RateLimitResponse_Code {
+		answer, err := client.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: descriptors})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.GetOverallCode()
+	}
+	for i := range 5 {
+		got := ask(t.Context(),
+			&rlcommonv3.RateLimitDescriptor{Entries: entries(t, limits[0].GetActions(), "/v1/chat")},
+			&rlcommonv3.RateLimitDescriptor{Entries: budget, HitsAddend: limits[1].GetHitsAddend().GetNumber()})
+		want := rlsv3.RateLimitResponse_OK
+		if i == 4 {
+			want = rlsv3.RateLimitResponse_OVER_LIMIT
+		}
+		if got != want {
+			t.Errorf("request %d: %v, want %v", i+1, got, want)
+		}
+		if got == rlsv3.RateLimitResponse_OK {
+			ask(t.Context(), &rlcommonv3.RateLimitDescriptor{Entries: budget, HitsAddend: wrapperspb.UInt64(300)})
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package examples_test
+
+import (
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	ratelimitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// meta is what Kubernetes objects of these files begin with.
+type meta struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string
+	Metadata   struct {
+		Name, Namespace string
+		Labels          map[string]string
+	}
+}
+
+// envoyFilter is as much of Istio's EnvoyFilter as envoyfilter.yaml uses.
+type envoyFilter struct {
+	meta `yaml:",inline"`
+	Spec struct {
+		WorkloadSelector struct{ Labels map[string]string } `yaml:"workloadSelector"`
+		ConfigPatches    []struct {
+			ApplyTo string `yaml:"applyTo"`
+			Match   struct {
+				Context  string
+				Listener struct {
+					FilterChain struct {
+						Filter struct {
+							Name      string
+							SubFilter struct{ Name string } `yaml:"subFilter"`
+						}
+					} `yaml:"filterChain"`
+				}
+				RouteConfiguration struct {
+					Vhost struct {
+						Name  string
+						Route struct{ Action string }
+					}
+				} `yaml:"routeConfiguration"`
+			}
+			Patch struct {
+				Operation string
+				Value     map[string]any
+			}
+		} `yaml:"configPatches"`
+	}
+}
+
+func envoyFilters(t *testing.T) []*envoyFilter {
+	t.Helper()
+	var all []*envoyFilter
+	decodeStrict(t, read(t, "istio/envoyfilter.yaml"), func(kind string) any {
+		if kind != "EnvoyFilter" {
+			return nil
+		}
+		all = append(all, &envoyFilter{})
+		return all[len(all)-1]
+	})
+	if len(all) != 2 {
+		t.Fatalf("%d EnvoyFilters, want 2", len(all))
+	}
+	return all
+}
+
+func TestIstioFilterPatch(t *testing.T) {
+	t.Parallel()
+	p := envoyFilters(t)[0].Spec.ConfigPatches[0]
+	if p.ApplyTo != "HTTP_FILTER" || p.Patch.Operation != "INSERT_BEFORE" || p.Match.Context != "GATEWAY" ||
+		p.Match.Listener.FilterChain.Filter.Name != "envoy.filters.network.http_connection_manager" ||
+		p.Match.Listener.FilterChain.Filter.SubFilter.Name != "envoy.filters.http.router" {
+		t.Errorf("the filter is not put before the router of the gateway: %+v", p)
+	}
+	var f hcmv3.HttpFilter
+	if err := decodeTree(p.Patch.Value, &f); err != nil {
+		t.Fatal(err)
+	}
+	if f.GetName() != filterName {
+		t.Errorf("the filter's name is %q, want %q", f.GetName(), filterName)
+	}
+	want := &ratelimitv3.RateLimit{
+		Domain:                         "ratelimit",
+		StatPrefix:                     "ingress",
+		Timeout:                        durationpb.New(50 * time.Millisecond),
+		EnableXRatelimitHeaders:        ratelimitv3.RateLimit_DRAFT_VERSION_03,
+		RateLimitedAsResourceExhausted: true,
+		RateLimitService: &ratelimitconfigv3.RateLimitServiceConfig{
+			TransportApiVersion: corev3.ApiVersion_V3,
+			GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{
+					ClusterName: "outbound|8081||ratelimit.default.svc.cluster.local",
+					Authority:   "ratelimit.default.svc.cluster.local",
+				},
+			}},
+		},
+	}
+	if diff := cmp.Diff(want, unpack(t, f.GetTypedConfig(), &ratelimitv3.RateLimit{}), protocmp.Transform()); diff != "" {
+		t.Errorf("filter (-want +got):\n%s", diff)
+	}
+}
+
+// istioActions are the actions of the route patch, merged into a virtual host as Istio does it.
+func istioActions(t *testing.T) []*routev3.RateLimit_Action {
+	t.Helper()
+	p := envoyFilters(t)[1].Spec.ConfigPatches[0]
+	if p.ApplyTo != "VIRTUAL_HOST" || p.Patch.Operation != "MERGE" || p.Match.Context != "GATEWAY" || p.Match.RouteConfiguration.Vhost.Route.Action != "ANY" {
+		t.Fatalf("the descriptors are not merged into every virtual host of the gateway: %+v", p)
+	}
+	value := p.Patch.Value
+	value["name"], value["domains"] = "any", []string{"*"} // of the host that it is merged into
+	var host routev3.VirtualHost
+	if err := decodeTree(value, &host); err != nil {
+		t.Fatal(err)
+	}
+	limits := unpack(t, host.GetTypedPerFilterConfig()[filterName], &ratelimitv3.RateLimitPerRoute{}).GetRateLimits()
+	if len(limits) != 1 {
+		t.Fatalf("%d rate limits, want 1", len(limits))
+	}
+	return limits[0].GetActions()
+}
+
+// TestIstio starts the server as the Deployment does, and asks what the gateway would.
+func TestIstio(t *testing.T) {
+	t.Parallel()
+	m := readManifests(t, "istio/ratelimitd.yaml")
+	if env := m.env(); env["REDIS_URL"] != "redis:6379" || env["REDIS_SOCKET_TYPE"] != "tcp" { // the Service of Istio's sample
+		t.Errorf("Redis is at %s %q, want tcp redis:6379", env["REDIS_SOCKET_TYPE"], env["REDIS_URL"])
+	}
+	s := m.start(t)
+	request := &rlsv3.RateLimitRequest{
+		Domain:      "ratelimit",
+		Descriptors: []*rlcommonv3.RateLimitDescriptor{{Entries: entries(t, istioActions(t), "/productpage")}},
+	}
+	passed := 0
+	for range 3 {
+		answer, err := s.client.ShouldRateLimit(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OK {
+			passed++
+		}
+	}
+	if passed != 1 && passed != 2 { // 2 where a minute begins in between
+		t.Errorf("%d of 3 requests for /productpage passed, want 1 a minute", passed)
+	}
+}

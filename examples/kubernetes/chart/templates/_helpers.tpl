@@ -1,0 +1,4 @@
+{{- define "ratelimitd.selector" -}}
+app.kubernetes.io/name: ratelimitd
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}

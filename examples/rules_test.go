@@ -1,0 +1,78 @@
+package examples_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// load loads rules that must be free of problems, warnings included.
+func load(t *testing.T, o descriptors.Options, sources ...descriptors.Source) *descriptors.Set {
+	t.Helper()
+	set, problems, err := descriptors.Load(sources, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Error(p)
+	}
+	return set
+}
+
+// source is a file of rules.
+func source(t *testing.T, path string) descriptors.Source {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return descriptors.Source{Name: path, Data: raw}
+}
+
+// TestShippedRules loads each directory of rules in this repository as a server would.
+func TestShippedRules(t *testing.T) {
+	t.Parallel()
+	for _, pattern := range []string{"envoy/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Errorf("no rules at %s: %v", pattern, err)
+		}
+		var sources []descriptors.Source
+		for _, f := range files {
+			sources = append(sources, source(t, f))
+		}
+		load(t, descriptors.Options{Strict: true}, sources...)
+	}
+}
+
+// TestEnvoyDescriptorsMeetRules checks that what each route sends is limited by a rule.
+func TestEnvoyDescriptorsMeetRules(t *testing.T) {
+	t.Parallel()
+	set := load(t, descriptors.Options{}, source(t, "envoy/rules/edge.yaml"))
+	var b bootstrapv3.Bootstrap
+	if err := decodeEnvoy(read(t, "envoy/envoy.yaml"), &b); err != nil {
+		t.Fatal(err)
+	}
+	hcm := connectionManager(t, &b, "edge")
+	domain := set.Domain([]byte(filter(t, hcm).GetDomain()))
+	if domain == nil {
+		t.Fatal("the rules have no domain of the filter's name")
+	}
+	host := hcm.GetRouteConfig().GetVirtualHosts()[0]
+	for _, route := range host.GetRoutes() {
+		prefix := route.GetMatch().GetPrefix()
+		for _, limit := range perRoute(t, host, prefix).GetRateLimits() {
+			var list []descriptors.Entry
+			for _, e := range entries(t, limit.GetActions(), prefix) {
+				list = append(list, descriptors.Entry{Key: []byte(e.GetKey()), Value: []byte(e.GetValue())})
+			}
+			if domain.Match(list).Rule == nil {
+				t.Errorf("route %s: no rule for %s", prefix, limit.GetActions())
+			}
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package manifests_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	egv1a1 "github.com/envoyproxy/gateway/api/v1alpha1"
+	"github.com/envoyproxy/gateway/api/v1alpha1/validation"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	"sigs.k8s.io/yaml"
+
+	"os"
+)
+
+func strict[T any](t *testing.T, text string) *T {
+	t.Helper()
+	into := new(T)
+	if err := yaml.UnmarshalStrict([]byte(text), into); err != nil {
+		t.Fatal(err)
+	}
+	return into
+}
+
+// gateway is the configuration in envoy-gateway.yaml, with Envoy Gateway's own defaults filled in.
+func gateway(t *testing.T) *egv1a1.EnvoyGateway {
+	t.Helper()
+	config := strict[corev1.ConfigMap](t, read(t, "envoy-gateway/envoy-gateway.yaml"))
+	if config.Name != "envoy-gateway-config" || config.Namespace != "envoy-gateway-system" {
+		t.Errorf("Envoy Gateway does not read a ConfigMap %s/%s", config.Namespace, config.Name)
+	}
+	g := strict[egv1a1.EnvoyGateway](t, config.Data["envoy-gateway.yaml"])
+	if err := validation.ValidateEnvoyGateway(g); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestEnvoyGateway: the configuration is Envoy Gateway's, and puts ratelimitd where envoyproxy/ratelimit is.
+func TestEnvoyGateway(t *testing.T) {
+	t.Parallel()
+	g := gateway(t)
+	c := g.Provider.Kubernetes.RateLimitDeployment.Container
+	if !strings.Contains(*c.Image, "ratelimitd") {
+		t.Errorf("the image is %s", *c.Image)
+	}
+	if r := g.RateLimit; r.Backend.Redis.URL == nil || *r.Backend.Redis.URL == "" || r.FailClosed {
+		t.Errorf("rate limit: %+v", r)
+	}
+	if g.Provider.Kubernetes.RateLimitHpa == nil || g.Provider.Kubernetes.RateLimitPDB == nil {
+		t.Error("no autoscaler, or no disruption budget")
+	}
+	checkVariables(t, c.Env)
+}
+
+// TestDeployment: the server knows all that Envoy Gateway sets, mounts and probes in the Deployment that it makes. The
+// Deployment is the one that Envoy Gateway's own tests expect of it.
+func TestDeployment(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/envoyproxy/gateway").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), "internal/infrastructure/kubernetes/ratelimit/testdata/deployments/*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no deployments in %s: %v", out, err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := strict[appsv1.Deployment](t, string(raw)).Spec.Template.Spec
+		at := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == "envoy-ratelimit" })
+		c := pod.Containers[at]
+		if !slices.Equal(c.Command, []string{"/bin/ratelimit"}) {
+			t.Errorf("%s starts %q; the image has /bin/ratelimit", filepath.Base(file), c.Command)
+		}
+		for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+			if p.HTTPGet.Path != "/healthcheck" || p.HTTPGet.Port.IntValue() != 8080 {
+				t.Errorf("%s probes %s at port %s", filepath.Base(file), p.HTTPGet.Path, p.HTTPGet.Port.String())
+			}
+		}
+		checkVariables(t, slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { // what their tests make up, and OpenTelemetry's own
+			return strings.HasPrefix(v.Name, "env_") || strings.HasPrefix(v.Name, "OTEL_")
+		}))
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	t.Parallel()
+	p := strict[egv1a1.BackendTrafficPolicy](t, read(t, "envoy-gateway/policy.yaml"))
+	if len(p.Spec.TargetRefs) != 1 || p.Spec.TargetRefs[0].Kind != gwv1.Kind("HTTPRoute") {
+		t.Errorf("the policy is for %+v", p.Spec.TargetRefs)
+	}
+	if p.Spec.RateLimit.Type == nil || *p.Spec.RateLimit.Type != egv1a1.GlobalRateLimitType || len(p.Spec.RateLimit.Global.Rules) != 3 {
+		t.Errorf("rate limit: %+v", p.Spec.RateLimit)
+	}
+	for _, r := range p.Spec.RateLimit.Global.Rules {
+		if r.Limit.Requests == 0 || !slices.Contains([]egv1a1.RateLimitUnit{egv1a1.RateLimitUnitMinute, egv1a1.RateLimitUnitHour, egv1a1.RateLimitUnitDay}, r.Limit.Unit) {
+			t.Errorf("limit %+v", r.Limit)
+		}
+	}
+}

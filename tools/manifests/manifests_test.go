@@ -1,0 +1,239 @@
+package manifests_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// examples is where the files under test are.
+const examples = "../../examples"
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(examples, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// objects are those of one set of manifests, by kind; nil where there is none.
+type objects struct {
+	rules      *corev1.ConfigMap
+	service    *corev1.Service
+	deployment *appsv1.Deployment
+	scaler     *autoscalingv2.HorizontalPodAutoscaler
+	budget     *policyv1.PodDisruptionBudget
+	policy     *networkingv1.NetworkPolicy
+}
+
+// decode reads manifests into Kubernetes' types and refuses what these do not know.
+func decode(t *testing.T, text string) objects {
+	t.Helper()
+	var o objects
+	for i, doc := range regexp.MustCompile(`(?m)^---\n`).Split(text, -1) {
+		into := o.target(t, doc)
+		if into == nil {
+			continue
+		}
+		if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
+			t.Fatalf("document %d: %v\n%s", i+1, err, doc)
+		}
+	}
+	return o
+}
+
+// target is where a document belongs, made new; nil for one without content.
+func (o *objects) target(t *testing.T, doc string) any {
+	t.Helper()
+	var head struct{ APIVersion, Kind string }
+	if err := yaml.Unmarshal([]byte(doc), &head); err != nil {
+		t.Fatalf("%v\n%s", err, doc)
+	}
+	switch head.APIVersion + " " + head.Kind {
+	case "v1 ConfigMap":
+		return fresh(&o.rules)
+	case "v1 Service":
+		return fresh(&o.service)
+	case "apps/v1 Deployment":
+		return fresh(&o.deployment)
+	case "autoscaling/v2 HorizontalPodAutoscaler":
+		return fresh(&o.scaler)
+	case "policy/v1 PodDisruptionBudget":
+		return fresh(&o.budget)
+	case "networking.k8s.io/v1 NetworkPolicy":
+		return fresh(&o.policy)
+	case " ":
+		return nil
+	}
+	t.Fatalf("a document of kind %s %s, which no test looks at", head.APIVersion, head.Kind)
+	return nil
+}
+
+func fresh[T any](p **T) *T {
+	*p = new(T)
+	return *p
+}
+
+// TestIstio: the objects of Istio's example are Kubernetes'. What they hold is checked beside them.
+func TestIstio(t *testing.T) {
+	t.Parallel()
+	o := decode(t, read(t, "istio/ratelimitd.yaml"))
+	checkDeployment(t, o)
+}
+
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	o := decode(t, read(t, "kubernetes/redis.yaml"))
+	checkService(t, o)
+	if got, want := o.service.Name+":6379", value(t, plain(t).deployment, "REDIS_URL"); got != want {
+		t.Errorf("Redis is at %s, the server looks for it at %s", got, want)
+	}
+	args := strings.Join(o.deployment.Spec.Template.Spec.Containers[0].Args, " ")
+	if !strings.Contains(args, "--maxmemory-policy noeviction") {
+		t.Errorf("Redis may drop live counters: %s", args)
+	}
+}
+
+func plain(t *testing.T) objects {
+	t.Helper()
+	return decode(t, read(t, "kubernetes/ratelimitd.yaml"))
+}
+
+// TestPlain: the plain manifests hang together.
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	o := plain(t)
+	checkDeployment(t, o)
+	checkService(t, o)
+	if o.scaler == nil || o.budget == nil || o.policy == nil {
+		t.Fatal("an autoscaler, a disruption budget or a network policy is missing")
+	}
+	if ref := o.scaler.Spec.ScaleTargetRef; ref.Kind != "Deployment" || ref.Name != o.deployment.Name || o.deployment.Spec.Replicas != nil {
+		t.Errorf("the autoscaler scales %s %s, and the deployment sets replicas itself: %v", ref.Kind, ref.Name, o.deployment.Spec.Replicas)
+	}
+	labels := o.deployment.Spec.Template.Labels
+	for what, selector := range map[string]map[string]string{
+		"deployment":        o.deployment.Spec.Selector.MatchLabels,
+		"disruption budget": o.budget.Spec.Selector.MatchLabels,
+		"network policy":    o.policy.Spec.PodSelector.MatchLabels,
+	} {
+		if !matches(selector, labels) {
+			t.Errorf("the selector of the %s, %v, does not meet the pods' labels %v", what, selector, labels)
+		}
+	}
+	named := ports(o.deployment)
+	for _, rule := range o.policy.Spec.Ingress {
+		for _, p := range rule.Ports {
+			if _, ok := named[p.Port.String()]; !ok {
+				t.Errorf("the network policy lets %s in, which the container does not name", p.Port)
+			}
+		}
+	}
+	if o.service.Spec.ClusterIP != corev1.ClusterIPNone {
+		t.Error("a service with an address pins each gRPC connection to one replica")
+	}
+}
+
+// checkService: every port of the service leads to one of the pods it selects.
+func checkService(t *testing.T, o objects) {
+	t.Helper()
+	if labels := o.deployment.Spec.Template.Labels; !matches(o.service.Spec.Selector, labels) {
+		t.Errorf("the service selects %v, the pods are labelled %v", o.service.Spec.Selector, labels)
+	}
+	named := ports(o.deployment)
+	for _, p := range o.service.Spec.Ports {
+		if number, ok := named[p.TargetPort.String()]; !ok || number != p.Port {
+			t.Errorf("port %s of the service leads to %s, %d", p.Name, p.TargetPort.String(), number)
+		}
+	}
+}
+
+// checkDeployment: the pod is as unprivileged as the image allows, is probed where the server answers, has time to drain,
+// mounts its rules as a ConfigMap's changes need it, and sets no variable that the server does not know.
+func checkDeployment(t *testing.T, o objects) {
+	t.Helper()
+	pod := o.deployment.Spec.Template.Spec
+	c := pod.Containers[0]
+	if s := pod.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || *s.RunAsUser < 10_000 {
+		t.Error("the pod may run as root")
+	}
+	if s := c.SecurityContext; !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || s.Capabilities.Drop[0] != "ALL" {
+		t.Error("the container may do more than it has to")
+	}
+	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/healthcheck" {
+		t.Error("the probes do not ask /livez and /healthcheck, which Redis does not fail later on")
+	}
+	if grace := *pod.TerminationGracePeriodSeconds; grace < 30 {
+		t.Errorf("the pod is killed after %d s, before it has drained", grace)
+	}
+	for name, want := range map[string]string{"RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true"} {
+		if got := value(t, o.deployment, name); got != want {
+			t.Errorf("%s=%s; a ConfigMap needs %s", name, got, want)
+		}
+	}
+	mounted := false
+	for _, v := range pod.Volumes {
+		mounted = mounted || v.ConfigMap != nil && v.ConfigMap.Name == o.rules.Name
+	}
+	for _, m := range c.VolumeMounts {
+		if m.SubPath != "" {
+			t.Errorf("%s is mounted by subPath, and would never change", m.MountPath)
+		}
+	}
+	if !mounted {
+		t.Errorf("nothing mounts the ConfigMap %s", o.rules.Name)
+	}
+	checkVariables(t, c.Env)
+}
+
+// checkVariables: every variable is in the README's table, which is that of the server.
+func checkVariables(t *testing.T, env []corev1.EnvVar) {
+	t.Helper()
+	readme := read(t, "../README.md")
+	for _, v := range env {
+		if !strings.Contains(readme, "| `"+v.Name+"` |") {
+			t.Errorf("the server has no variable %s", v.Name)
+		}
+	}
+}
+
+// ports are the container's by name.
+func ports(d *appsv1.Deployment) map[string]int32 {
+	named := map[string]int32{}
+	for _, p := range d.Spec.Template.Spec.Containers[0].Ports {
+		named[p.Name] = p.ContainerPort
+	}
+	return named
+}
+
+func value(t *testing.T, d *appsv1.Deployment, name string) string {
+	t.Helper()
+	for _, v := range d.Spec.Template.Spec.Containers[0].Env {
+		if v.Name == name {
+			return v.Value
+		}
+	}
+	t.Fatalf("the deployment does not set %s", name)
+	return ""
+}
+
+// matches tells whether a selector meets labels.
+func matches(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return len(selector) > 0
+}
