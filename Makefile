@@ -1,0 +1,121 @@
+# What can be done here; `make help` lists it. Variables set with ?= may be set on the command line or in the environment.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO ?= go
+PKG ?= ./...
+FUZZTIME ?= 30s
+BENCH ?= .
+IMAGE ?= ratelimitd:dev
+CONFORMANCE_DIR ?= ../shared/conformance
+LOADGEN_DIR ?= ../shared/loadgen
+
+GOLANGCI := $(GO) tool -modfile=tools/golangci-lint/go.mod golangci-lint
+BUF := $(GO) tool -modfile=tools/buf/go.mod buf
+VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: build
+build: ## build bin/ratelimitd, static
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -o bin/ratelimitd ./cmd/ratelimitd
+
+run: export BACKEND_TYPE ?= memory
+run: export RUNTIME_ROOT ?= config
+run: export RUNTIME_APPDIRECTORY ?= example
+run: export RUNTIME_WATCH_ROOT ?= false
+run: export HOST ?= 127.0.0.1
+run: export GRPC_HOST ?= 127.0.0.1
+run: export DEBUG_HOST ?= 127.0.0.1
+run: export ADMIN ?= true
+run: export GRPC_REFLECTION ?= true
+run: export DECISION_METADATA ?= true
+run: export USE_STATSD ?= false
+run: export DRAIN_DELAY ?= 0s
+.PHONY: run
+run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C ends it
+	@exec bin/ratelimitd
+
+.PHONY: test
+test: ## run every test; with the race detector where there is a C compiler, which it alone needs
+	@tools/need redis-server redis-server
+	@tools/need memcached memcached
+	@tools/need -x promtool prometheus
+	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
+	$(GO) test $$(command -v "$$($(GO) env CC)" >/dev/null && echo -race) -timeout 20m $(PKG)
+	$(GO) -C tools/bench vet ./...
+	$(GO) -C tools/bench test ./...
+	$(GO) -C tools/manifests vet ./...
+	$(GO) -C tools/manifests test ./...
+
+.PHONY: lint
+lint: ## run go vet, golangci-lint and buf lint
+	$(GO) vet ./...
+	$(GOLANGCI) run ./...
+	$(BUF) lint
+
+.PHONY: vuln
+vuln: ## look for known vulnerabilities in what is called here; asks vuln.go.dev
+	@rc=0; $(VULNCHECK) ./... || rc=$$?; \
+	case $$rc in \
+	0|3) exit $$rc;; \
+	*) echo "govulncheck ended with $$rc and checked nothing; it has to reach https://vuln.go.dev" >&2;; \
+	esac
+
+.PHONY: fmt
+fmt: ## format the Go files
+	$(GOLANGCI) fmt ./...
+
+.PHONY: conformance
+conformance: build ## play recorded answers of envoyproxy/ratelimit against bin/ratelimitd (CONFORMANCE_DIR)
+	@test -d '$(CONFORMANCE_DIR)/scenarios' || \
+	{ echo 'no scenarios in $(CONFORMANCE_DIR): set CONFORMANCE_DIR to the directory that holds the player (go.mod) and scenarios/' >&2; exit 1; }
+	$(GO) -C '$(CONFORMANCE_DIR)' build -o '$(CURDIR)/bin/conformance' .
+	@tools/need redis-server redis-server
+	cd '$(CONFORMANCE_DIR)/scenarios' && '$(CURDIR)/bin/conformance' -redis '' -backend memory -server '$(CURDIR)/bin/ratelimitd' *.yaml
+	cd '$(CONFORMANCE_DIR)/scenarios' && '$(CURDIR)/bin/conformance' -server '$(CURDIR)/bin/ratelimitd' *.yaml
+	cd '$(CONFORMANCE_DIR)/scenarios' && REDIS_KEY_FORMAT=reference '$(CURDIR)/bin/conformance' -server '$(CURDIR)/bin/ratelimitd' *.yaml
+	@tools/need memcached memcached
+	cd '$(CONFORMANCE_DIR)/scenarios' && MEMCACHE_OP_TIMEOUT=1s '$(CURDIR)/bin/conformance' -redis '' -backend memcache -server '$(CURDIR)/tools/with-memcached $(CURDIR)/bin/ratelimitd' *.yaml
+
+.PHONY: bench-go
+bench-go: ## run the benchmarks whose names match BENCH
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
+
+.PHONY: bench
+bench: build ## compare CPU per request, in memory and with Redis, with an idle grpc-go server (LOADGEN_DIR)
+	@test -f '$(LOADGEN_DIR)/go.mod' || \
+	{ echo 'no load generator in $(LOADGEN_DIR): set LOADGEN_DIR to the directory of its go.mod' >&2; exit 1; }
+	@tools/need redis-server redis-server
+	$(GO) -C '$(LOADGEN_DIR)' build -o '$(CURDIR)/bin/loadgen' .
+	$(GO) -C tools/bench build -o '$(CURDIR)/bin/' . ./idle
+	bin/bench -loadgen bin/loadgen -idle bin/idle -server bin/ratelimitd
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME
+	@$(GO) test -run '^$$' -list '^Fuzz' $(PKG) | \
+	awk '/^Fuzz/ {name[++n] = $$1} /^ok/ {for (i = 1; i <= n; i++) print $$2, name[i]; n = 0}' | \
+	while read -r pkg name; do \
+		echo "$$pkg $$name"; \
+		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$pkg" </dev/null; \
+	done
+
+.PHONY: proto
+proto: ## generate Go from the .proto files
+	$(BUF) generate
+
+.PHONY: docs
+docs: ## write what is generated into README.md
+	$(GO) generate ./internal/settings
+
+.PHONY: image
+image: ## build the container image IMAGE
+	docker build -t '$(IMAGE)' .
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin dist

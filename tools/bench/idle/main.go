@@ -1,0 +1,38 @@
+// Command idle is a RateLimitService that decides nothing: grpc-go with its default options and generated codec, and one
+// OK status per descriptor. It is the yardstick of what a gRPC answer costs at least.
+package main
+
+import (
+	"context"
+	"log"
+	"net"
+	"os"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+)
+
+type server struct {
+	ratelimit.UnimplementedRateLimitServiceServer
+}
+
+func (server) ShouldRateLimit(_ context.Context, req *ratelimit.RateLimitRequest) (*ratelimit.RateLimitResponse, error) {
+	statuses := make([]*ratelimit.RateLimitResponse_DescriptorStatus, len(req.GetDescriptors()))
+	for i := range statuses {
+		statuses[i] = &ratelimit.RateLimitResponse_DescriptorStatus{Code: ratelimit.RateLimitResponse_OK}
+	}
+	return &ratelimit.RateLimitResponse{OverallCode: ratelimit.RateLimitResponse_OK, Statuses: statuses}, nil
+}
+
+func main() {
+	if len(os.Args) != 2 {
+		log.Fatal("usage: idle HOST:PORT")
+	}
+	listener, err := net.Listen("tcp", os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := grpc.NewServer()
+	ratelimit.RegisterRateLimitServiceServer(s, server{})
+	log.Fatal(s.Serve(listener))
+}

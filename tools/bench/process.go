@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// process is a server that runs.
+type process struct {
+	cmd  *exec.Cmd
+	addr string // where it serves gRPC
+}
+
+// startIdle starts the server that decides nothing.
+func startIdle(ctx context.Context, program string, stderr io.Writer) (*process, error) {
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: exec.CommandContext(ctx, program, addr), addr: addr}
+	return p, p.start(ctx, stderr, listens(addr))
+}
+
+// listens returns what tells whether somebody listens on addr.
+func listens(addr string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}
+}
+
+// startRedis starts a redis-server that writes nothing to disk.
+func startRedis(ctx context.Context, program, dir string, stderr io.Writer) (*process, error) {
+	addr, err := freeAddr(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: exec.CommandContext(ctx, program, "--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir), addr: addr}
+	return p, p.start(ctx, stderr, listens(addr))
+}
+
+// startServer starts ratelimitd with the rules of the benchmark, which are below dir, and with more variables.
+func startServer(ctx context.Context, program, dir string, stderr io.Writer, store ...string) (*process, error) {
+	env := append([]string{
+		"USE_STATSD=false", "DRAIN_DELAY=0s",
+		"RUNTIME_ROOT=" + dir, "RUNTIME_WATCH_ROOT=false",
+		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1",
+	}, store...)
+	addrs := map[string]string{}
+	for _, name := range []string{"PORT", "GRPC_PORT", "DEBUG_PORT"} {
+		addr, err := freeAddr(ctx)
+		if err != nil {
+			return nil, err
+		}
+		_, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		addrs[name] = addr
+		env = append(env, name+"="+port)
+	}
+	p := &process{cmd: exec.CommandContext(ctx, program), addr: addrs["GRPC_PORT"]}
+	p.cmd.Env = append(os.Environ(), env...)
+	return p, p.start(ctx, stderr, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addrs["PORT"]+"/healthcheck", http.NoBody)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("/healthcheck says %s", resp.Status)
+		}
+		return nil
+	})
+}
+
+// start starts the process and waits until ready returns nil, for ten seconds at most.
+func (p *process) start(ctx context.Context, stderr io.Writer, ready func(context.Context) error) error {
+	p.cmd.Stderr = stderr
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			p.stop()
+			return fmt.Errorf("waiting for %s: %w", p.cmd.Path, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the process, kindly for three seconds.
+func (p *process) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may be gone
+	kill := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
+	defer kill.Stop()
+	_ = p.cmd.Wait() // how it ended does not matter any more
+}
+
+// freeAddr is an address of this machine that was free a moment ago.
+func freeAddr(ctx context.Context) (string, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// sample is what loadgen reports of one server.
+type sample struct {
+	Requests int64   `json:"requests"`
+	OK       int64   `json:"ok"`
+	Over     int64   `json:"over_limit"`
+	Failed   int64   `json:"failed"`
+	Rate     float64 `json:"rps"`
+	CPU      float64 `json:"cpu_us_per_req_server"`
+	Redis    float64 `json:"cpu_us_per_req_redis"`
+	Calls    float64 `json:"-"` // scripts that Redis ran, per second
+	Seconds  float64 `json:"-"` // over which it did
+}
+
+// load loads a server for c.warmup and c.duration.
+func (c config) load(ctx context.Context, kind traffic, w watched) (sample, error) {
+	watch := "server=" + strconv.Itoa(w.server.cmd.Process.Pid)
+	if w.redis != nil {
+		watch += ",redis=" + strconv.Itoa(w.redis.cmd.Process.Pid)
+	}
+	cmd := exec.CommandContext(ctx, c.loadgen, "-addr", w.server.addr, "-domain", "bench", "-template", kind.template,
+		"-keys", strconv.Itoa(kind.keys), "-conns", strconv.Itoa(c.conns), "-inflight", strconv.Itoa(c.inflight),
+		"-warmup", c.warmup.String(), "-duration", c.duration.String(), "-watch", watch)
+	before, err := w.scripts(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	begin := time.Now()
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return sample{}, fmt.Errorf("%s: %w: %s", c.loadgen, err, exit.Stderr)
+	}
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := w.scripts(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	took := time.Since(begin).Seconds()
+	s := sample{Calls: float64(after-before) / took, Seconds: took}
+	if err := json.Unmarshal(out, &s); err != nil {
+		return sample{}, fmt.Errorf("reading what %s printed: %w: %q", c.loadgen, err, out)
+	}
+	if s.Requests == 0 || s.Failed > 0 || s.CPU <= 0 {
+		return s, fmt.Errorf("%d requests, %d failed, %g µs each: nothing to compare", s.Requests, s.Failed, s.CPU)
+	}
+	return s, nil
+}
+
+// scripts is how many scripts Redis has run, whatever it calls that; 0 where there is none.
+func (w watched) scripts(ctx context.Context) (sum int64, err error) {
+	if w.redis == nil {
+		return 0, nil
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", w.redis.addr)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "INFO commandstats\r\nQUIT\r\n"); err != nil {
+		return 0, err
+	}
+	stats, err := io.ReadAll(conn)
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range strings.Split(string(stats), "\r\n") {
+		var calls int64
+		if strings.HasPrefix(line, "cmdstat_eval:") || strings.HasPrefix(line, "cmdstat_evalsha:") {
+			_, rest, _ := strings.Cut(line, "calls=")
+			if _, err := fmt.Sscan(strings.SplitN(rest, ",", 2)[0], &calls); err != nil {
+				return 0, fmt.Errorf("reading what Redis says of its commands: %w: %q", err, line)
+			}
+		}
+		sum += calls
+	}
+	return sum, nil
+}
+
+// firstScripts is how many scripts it may take until a crowd that begins at once knows that it is refused.
+const firstScripts = 16
+
+// check reports answers of ratelimitd that the rules do not give.
+func (s sample) check(kind traffic) error {
+	if kind.refused && kind.second == 0 && s.OK > 0 || s.OK > 1 && kind.refused {
+		return fmt.Errorf("%d requests passed that are over their limit", s.OK)
+	}
+	if kind.calls > 0 && s.Calls > kind.calls*s.Rate {
+		return fmt.Errorf("it took Redis %.0f scripts for %.0f requests a second", s.Calls, s.Rate)
+	}
+	if kind.second > 0 && s.Calls*s.Seconds > kind.second*s.Seconds+firstScripts {
+		return fmt.Errorf("it took Redis %.1f scripts a second", s.Calls)
+	}
+	if kind.redis && kind.calls == 0 && kind.second == 0 && s.Redis <= 0 {
+		return errors.New("it used no processor time of Redis")
+	}
+	if !kind.refused && s.Over > 0 {
+		return fmt.Errorf("%d requests were refused that are under their limit", s.Over)
+	}
+	return nil
+}
