@@ -51,6 +51,7 @@ type world struct {
 	conn   *grpc.ClientConn
 	http   *httptest.Server
 	tracer *tracing.Tracer
+	stop   func() // waits for calls under way, whose spans end after their answers
 }
 
 // patience is how long to wait for what must happen soon.
@@ -71,6 +72,9 @@ func startCollector(t *testing.T, protocol string) *tracingtest.Collector {
 // start runs a server whose spans go where the environment says. Its tracer is not told to end.
 func start(t *testing.T, c tracing.Config) *world {
 	t.Helper()
+	if c.Flush == 0 {
+		c.Flush = patience
+	}
 	tracer, err := tracing.New(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -99,20 +103,22 @@ func start(t *testing.T, c tracing.Config) *world {
 		RateLimitServiceClient: ratelimitv3.NewRateLimitServiceClient(conn), t: t, conn: conn, tracer: tracer,
 		http: httptest.NewServer(tracer.Handler(web.MainHandler(pages))),
 	}
-	t.Cleanup(func() {
+	w.stop = sync.OnceFunc(func() {
 		conn.Close()
-		server.Stop()
+		server.GracefulStop()
 		w.http.Close()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(w.stop)
 	return w
 }
 
-// flush ends the tracer, which sends what is left, and tells how long that took.
+// flush ends the servers and then the tracer, which sends what is left, and tells how long the tracer took.
 func (w *world) flush() time.Duration {
 	w.t.Helper()
+	w.stop()
 	ctx, cancel := context.WithCancel(w.t.Context())
 	cancel()
 	begin := time.Now()
