@@ -72,7 +72,7 @@ func (p *program) explain(domain *descriptors.Domain, d *descriptor) {
 	}
 }
 
-// explainOverride prints what becomes of the limit that the request brings along, and tells whether it counts.
+// explainOverride prints what becomes of the limit that the request brings along, and reports whether it counts.
 func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.Match, o descriptors.Override) bool {
 	if !domain.AllowOverride {
 		p.printf("  the limit of the request is ignored: the domain has allow_limit_override: false\n")

@@ -93,10 +93,10 @@ func (p *program) counterKey(domain *descriptors.Domain, d *descriptor) string {
 	return fmt.Sprintf("%s%s%d", prefix, name, start/1e6)
 }
 
-// onMemcached tells whether counters live in memcached.
+// onMemcached reports whether counters live in memcached.
 func (p *program) onMemcached() bool { return p.env("BACKEND_TYPE") == "memcache" }
 
-// referenceKeys tells whether counters are kept under the reference's names.
+// referenceKeys reports whether counters are kept under the reference's names.
 func (p *program) referenceKeys() bool {
 	variable := "REDIS_KEY_FORMAT"
 	if p.onMemcached() {
@@ -116,7 +116,7 @@ func (p *program) storeCheck() func(*descriptors.Set) descriptors.Problems {
 	return nil
 }
 
-// overridden tells whether the limit that d brings along counts.
+// overridden reports whether the limit that d brings along counts.
 func overridden(domain *descriptors.Domain, d *descriptor) bool {
 	if d.limit == nil || !domain.AllowOverride {
 		return false

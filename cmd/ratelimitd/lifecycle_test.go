@@ -101,7 +101,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 	}
 }
 
-// refuses tells whether nobody listens on an address.
+// refuses reports whether nobody listens on an address.
 func refuses(addr net.Addr) bool {
 	c, err := net.Dial(addr.Network(), addr.String())
 	if err == nil {

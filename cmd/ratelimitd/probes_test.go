@@ -140,7 +140,7 @@ func (o *pod) liveness(p probe, failures int) {
 	}
 }
 
-// isReady tells whether requests are sent to the container.
+// isReady reports whether requests are sent to the container.
 func (o *pod) isReady() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

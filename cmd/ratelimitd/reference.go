@@ -76,7 +76,7 @@ func twoDashes(args, flags []string) []string {
 	return all
 }
 
-// given tells whether one of these flags was given.
+// given reports whether one of these flags was given.
 func given(cmd *cobra.Command, flags []string) bool {
 	return slices.ContainsFunc(flags, func(name string) bool { return cmd.Flags().Changed(name) })
 }

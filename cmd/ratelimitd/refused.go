@@ -91,7 +91,7 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	l.log.LogAttrs(context.Background(), slog.LevelWarn, "a request was refused", attrs...)
 }
 
-// due tells whether a refusal at now is logged, and how many were not since the last one that was.
+// due reports whether a refusal at now is logged, and how many were not since the last one that was.
 func (s *sampleSlot) due(now time.Time) (omitted uint64, due bool) {
 	if second := now.Unix(); s.second.Load() != second && s.second.Swap(second) != second {
 		s.refused.Store(0)

@@ -35,7 +35,7 @@ func (v *server) takeRules(c configwatch.Config) {
 	v.watcher = client
 }
 
-// overXDS tells whether rules come from a control plane.
+// overXDS reports whether rules come from a control plane.
 func (v *server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
 
 // origin says for people what so many sources of rules are.

@@ -143,7 +143,7 @@ type batch struct {
 	err         error // the worst that happened; nil is nothing
 }
 
-// batch counts b, and tells whether the log is to speak of it, because it failed, and with which attributes.
+// batch counts b, and reports whether the log is to speak of it, because it failed, and with which attributes.
 func (o *storeObserver) batch(b batch) (attrs []any, due bool) {
 	o.calls.Add(1)
 	o.ops.Add(uint64(b.ops))
@@ -195,7 +195,7 @@ func (o *storeObserver) breaker(name, state string) {
 	}
 }
 
-// tell notes whether the log says that the breaker of n is open, and tells whether it said so before.
+// tell notes whether the log says that the breaker of n is open, and reports whether it said so before.
 func (o *storeObserver) tell(n *nodeState, open bool) (before bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -227,7 +227,7 @@ type event struct {
 	err                error // nil where nothing failed
 }
 
-// event counts e, and tells whether the log is to speak of it, and with which attributes.
+// event counts e, and reports whether the log is to speak of it, and with which attributes.
 func (o *storeObserver) event(e event) (attrs []any, due bool) {
 	o.registry.Counter("ratelimitd.backend_events_total", "event", e.kind).Add(1)
 	omitted, due := o.due(fmt.Sprint(e.kind, e.node, e.detail))
@@ -259,7 +259,8 @@ func (o *storeObserver) connectFailed(err error) {
 // mostSaid bounds what due remembers; names of nodes are few.
 const mostSaid = 1000
 
-// due tells whether something is to be logged, that is whether it was not lately, and how often it was left out since.
+// due reports whether something is to be logged, that is whether it was not lately, and how often it was left out
+// since.
 func (o *storeObserver) due(what string) (omitted int, due bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

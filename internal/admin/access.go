@@ -54,7 +54,7 @@ func (a access) allow(ctx context.Context) error {
 	return nil
 }
 
-// local tells whether a connection comes from the machine that this process runs on.
+// local reports whether a connection comes from the machine that this process runs on.
 func local(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:

@@ -181,7 +181,7 @@ func (s *Server) checkName(state tls.ConnectionState) error {
 	return fmt.Errorf("the client's certificate holds none of the names that are let in: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
 }
 
-// holds tells whether a certificate is good for a name: a URI as it stands there, anything else as TLS clients do.
+// holds reports whether a certificate is good for a name: a URI as it stands there, anything else as TLS clients do.
 func holds(cert *x509.Certificate, name string) bool {
 	if !isURI(name) {
 		return cert.VerifyHostname(name) == nil
@@ -194,7 +194,7 @@ func holds(cert *x509.Certificate, name string) bool {
 	return false
 }
 
-// isURI tells whether a name is a URI, and no DNS name or IP address.
+// isURI reports whether a name is a URI, and no DNS name or IP address.
 func isURI(name string) bool {
 	return strings.Contains(name, ":") && net.ParseIP(strings.Trim(name, "[]")) == nil
 }

@@ -89,7 +89,7 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *scratch) (stopped bool, er
 	return true, l.applyBatch(ctx, p)
 }
 
-// stops tells whether what p's operations were told keeps the request from being charged.
+// stops reports whether what p's operations were told keeps the request from being charged.
 func (l *Limiter) stops(p *scratch) bool {
 	if !l.config.StopWhenOver {
 		return l.over(p) && !l.config.Shadow
@@ -145,8 +145,8 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *scratch) error {
 	return nil
 }
 
-// repeats tells whether a descriptor before t has the counter of t. The reference asks for such a counter in the order of
-// the request, also for what takes nothing, so t is told what those before it left.
+// repeats reports whether a descriptor before t has the counter of t. The reference asks for such a counter in the
+// order of the request, also for what takes nothing, so t is told what those before it left.
 func (p *scratch) repeats(t *part) bool {
 	for i := range t.op {
 		if p.ops[i].Key == p.ops[t.op].Key {

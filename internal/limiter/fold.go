@@ -7,18 +7,18 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// takes tells whether t spends hits.
+// takes reports whether t spends hits.
 func (t *part) takes() bool { return !t.negative && t.hits > 0 }
 
-// shadow tells whether a refusal of t is for the books only. An override leaves the rule's mode behind.
+// shadow reports whether a refusal of t is for the books only. An override leaves the rule's mode behind.
 func (t *part) shadow() bool { return t.rule != nil && !t.override && t.match.Rule.Shadow }
 
-// quota tells whether t is one of several buckets of which one is enough.
+// quota reports whether t is one of several buckets of which one is enough.
 func (l *Limiter) quota(t *part) bool {
 	return l.config.Quota || t.rule != nil && !t.override && t.match.Rule.Quota
 }
 
-// refused tells whether t's limits refused it. What gives hits back is never refused.
+// refused reports whether t's limits refused it. What gives hits back is never refused.
 func (p *scratch) refused(t *part) bool {
 	return t.op >= 0 && !t.negative && p.ops[t.op].Decision.Admitted == 0
 }

@@ -93,7 +93,7 @@ func (m *model) decide(asks []ask) {
 	m.chooseHeader(asks)
 }
 
-// charge spends the hits of a and tells whether it is over after shadow mode.
+// charge spends the hits of a and reports whether it is over after shadow mode.
 func (m *model) charge(i int, a *ask, r *modelRule, metric string) (over bool) {
 	counter := a.key + "=" + a.value
 	add := func(name string, n uint64) { m.count("ratelimit.service.rate_limit."+metric+"."+name, n) }

@@ -106,7 +106,7 @@ func (p *scratch) keep(item *descriptors.Item, since int) ([]descriptors.Item, e
 	return p.items[since:n:n], p.limits[since:n:n]
 }
 
-// replaces tells whether a limit of t may drop others. Overrides have no names and replace nothing.
+// replaces reports whether a limit of t may drop others. Overrides have no names and replace nothing.
 func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.override }
 
 // dropReplaced takes out every limit whose name another matched limit replaces: also one that is unlimited or is itself
@@ -136,8 +136,8 @@ func (p *scratch) anyReplaced(items []descriptors.Item) bool {
 	return false
 }
 
-// replaced tells whether a limit that matched names name among those it replaces. It reads the rules, not what is left of
-// them, so that limits that replace each other both go.
+// replaced reports whether a limit that matched names name among those it replaces. It reads the rules, not what is
+// left of them, so that limits that replace each other both go.
 func (p *scratch) replaced(name string) bool {
 	if name == "" {
 		return false

@@ -22,7 +22,7 @@ type Status struct {
 	Decision  engine.Decision
 }
 
-// Replaced tells whether a rule matched and was dropped because another one of the request replaces it.
+// Replaced reports whether a rule matched and was dropped because another one of the request replaces it.
 func (s *Status) Replaced() bool { return s.Rule != nil && s.Item == nil && !s.Unlimited }
 
 // RuleName is what operators call the limit that is reported: its name, or the path of its rule where it has none. It is

@@ -29,7 +29,7 @@ func (c *call) hold(data mem.BufferSlice) {
 	c.message = c.buffer.ReadOnlyData()
 }
 
-// reset forgets the message and everything that points into it, and tells whether c is worth keeping.
+// reset forgets the message and everything that points into it, and reports whether c is worth keeping.
 func (c *call) reset() bool {
 	clear(c.entries)
 	clear(c.request.Descriptors)

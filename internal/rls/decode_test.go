@@ -152,7 +152,7 @@ func render(r *limiter.Request) string {
 	return b.String()
 }
 
-// tooMuch tells whether r exceeds what a request may have.
+// tooMuch reports whether r exceeds what a request may have.
 func tooMuch(r *limiter.Request) bool {
 	for i := range r.Descriptors {
 		if len(r.Descriptors[i].Entries) > limiter.MaxEntries {

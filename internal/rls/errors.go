@@ -38,14 +38,14 @@ func (s *Service) status(ctx context.Context, err error) error {
 	}
 }
 
-// invalid tells whether err is a mistake of the caller.
+// invalid reports whether err is a mistake of the caller.
 func invalid(err error) bool {
 	return errors.Is(err, limiter.ErrEmptyDomain) || errors.Is(err, limiter.ErrNoDescriptors) ||
 		errors.Is(err, limiter.ErrTooManyDescriptors) || errors.Is(err, limiter.ErrTooManyEntries) ||
 		errors.Is(err, errMalformed) || errors.Is(err, errTooDeep)
 }
 
-// expired tells whether the deadline of ctx has passed at now, be its timer late or not.
+// expired reports whether the deadline of ctx has passed at now, be its timer late or not.
 func expired(ctx context.Context, now time.Time) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && !now.Before(deadline)

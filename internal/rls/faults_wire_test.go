@@ -30,7 +30,7 @@ type outcome struct {
 	closed     bool          // the connection is gone
 }
 
-// refused tells whether there was no answer.
+// refused reports whether there was no answer.
 func (o outcome) refused() bool {
 	return o.closed || o.reset != 0 || o.grpc != "0" && o.grpc != ""
 }

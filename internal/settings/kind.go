@@ -109,7 +109,7 @@ func (k kind) takes() string {
 
 var errOutOfRange = errors.New("out of range")
 
-// check tells whether v is of this kind.
+// check reports whether v is of this kind.
 func (k kind) check(v string) error {
 	switch k {
 	case text, list:
@@ -222,7 +222,7 @@ func checkAddress(v string) error {
 	return port.check(p)
 }
 
-// same tells whether two texts of this kind mean the same.
+// same reports whether two texts of this kind mean the same.
 func (k kind) same(a, b string) bool {
 	if a == b {
 		return true

@@ -64,7 +64,7 @@ func memcacheRows() []variable {
 	}
 }
 
-// of tells whether v is looked at with a backend.
+// of reports whether v is looked at with a backend.
 func (v *variable) of(backend string) bool {
 	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
 }

@@ -187,7 +187,7 @@ func scaled(d *mapped, v float64) float64 {
 	return v
 }
 
-// alive tells whether the series changed within its ttl.
+// alive reports whether the series changed within its ttl.
 func (t *tally) alive(d *mapped, id identity, v float64) bool {
 	if d.mapping.Ttl <= 0 {
 		return true

@@ -58,7 +58,7 @@ func (c *Component) Set(ok bool, reason string) {
 	c.health.settle()
 }
 
-// OK tells whether every component is well.
+// OK reports whether every component is well.
 func (h *Health) OK() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package task runs what a process runs for long, tells whether it is ready, and stops it in order.
+// Package task runs what a process runs for long, reports whether it is ready, and stops it in order.
 //
 // A process is a list of tasks in a [Group]: what others need is added before them, so stopping in reverse order never
 // takes away what is still in use. How well the process is, is a [Health], which each part tells about its own component.

@@ -128,7 +128,7 @@ func (w *world) flush() time.Duration {
 	return time.Since(begin)
 }
 
-// ask asks with these headers, and tells whether it was refused.
+// ask asks with these headers, and reports whether it was refused.
 func (w *world) ask(value string, headers ...string) bool {
 	w.t.Helper()
 	answer, err := w.ShouldRateLimit(metadata.AppendToOutgoingContext(w.t.Context(), headers...), &ratelimitv3.RateLimitRequest{

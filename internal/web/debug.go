@@ -60,7 +60,7 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	})
 }
 
-// plain tells whether target is a path that means what it says: absolute, nothing escaped, nothing to be cleaned.
+// plain reports whether target is a path that means what it says: absolute, nothing escaped, nothing to be cleaned.
 func plain(target string) bool {
 	clean := path.Clean(target)
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")

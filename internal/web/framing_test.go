@@ -42,8 +42,8 @@ func FuzzFraming(f *testing.F) {
 	})
 }
 
-// contradicts reads requests as a server does, until one cannot be read or the connection has to be closed after it, and
-// tells whether one stated its length twice, or beside a transfer coding.
+// contradicts reads requests as a server does, until one cannot be read or the connection has to be closed after it,
+// and reports whether one stated its length twice, or beside a transfer coding.
 func contradicts(t *testing.T, stream []byte) bool {
 	t.Helper()
 	source := bytes.NewReader(stream)

@@ -31,7 +31,7 @@ const jsonTimeout = 5 * time.Second
 type Main struct {
 	// JSON answers the body of a request to /json. It keeps no reference to body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
-	// Healthy tells whether /healthcheck passes.
+	// Healthy reports whether /healthcheck passes.
 	Healthy func() bool
 	// Components tell how each part of the server is, for /healthcheck?verbose.
 	Components func() []Component

@@ -88,7 +88,7 @@ func (l *level) same(n *node) *node {
 	return g.exactly([]byte(n.value))
 }
 
-// reordered tells whether the wildcards among nodes do not stand in the order of their files.
+// reordered reports whether the wildcards among nodes do not stand in the order of their files.
 func reordered(nodes []*node) bool {
 	last := int32(-1)
 	for _, n := range nodes {

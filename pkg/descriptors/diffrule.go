@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// same tells whether r and was are one rule, wherever they stand.
+// same reports whether r and was are one rule, wherever they stand.
 func (r *Rule) same(was *Rule) bool {
 	sameItem := func(a, b Item) bool {
 		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&

@@ -11,7 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// slowGlob tells whether text fits a pattern, by trying everything that a star may stand for, once each.
+// slowGlob reports whether text fits a pattern, by trying everything that a star may stand for, once each.
 func slowGlob(pattern, text string) bool {
 	fits := make([]bool, len(text)+1) // whether the pattern so far fits text[:i]
 	fits[0] = true

@@ -30,7 +30,7 @@ func newGlob(text string) *glob {
 	return g
 }
 
-// match tells whether the whole of v fits. It takes time in proportion to v: the leftmost place of each literal is as
+// match reports whether the whole of v fits. It takes time in proportion to v: the leftmost place of each literal is as
 // good as any later one, so nothing is tried twice.
 func (g *glob) match(v []byte) bool {
 	if len(v) < g.min || string(v[:len(g.prefix)]) != g.prefix || string(v[len(v)-len(g.suffix):]) != g.suffix {

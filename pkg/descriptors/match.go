@@ -71,7 +71,7 @@ func (l *level) findWild(g *group, e *Entry) *node {
 	return best
 }
 
-// matches tells whether the entry fits a node whose key is a pattern.
+// matches reports whether the entry fits a node whose key is a pattern.
 func (n *node) matches(e *Entry) bool {
 	switch {
 	case !n.keyGlob.match(e.Key):

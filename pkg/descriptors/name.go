@@ -90,7 +90,7 @@ func (r *Rule) Identity() string {
 	return string(append(id, r.Path...))
 }
 
-// DynamicMetric tells whether the metric key of the rule may hold values of a request. Where not, it is Path.
+// DynamicMetric reports whether the metric key of the rule may hold values of a request. Where not, it is Path.
 func (r *Rule) DynamicMetric() bool { return r.dynamic }
 
 // AppendMetricKey appends the reference's metric key. Values that come from the request, and not from the rules, make
@@ -141,7 +141,7 @@ func (m Match) appendLevel(dst []byte, n *node, e *Entry, shared bool) (level []
 	return appendLabel(dst, n.key, n.value, false), false
 }
 
-// shares tells whether an entry was matched by a wildcard with a shared threshold.
+// shares reports whether an entry was matched by a wildcard with a shared threshold.
 func (m Match) shares(entries []Entry) bool {
 	for i, n := range m.Rule.path {
 		if n.flags&shareThreshold != 0 && n.isWildcard() && !n.spells(&entries[i]) {
@@ -151,7 +151,7 @@ func (m Match) shares(entries []Entry) bool {
 	return false
 }
 
-// spells tells whether the entry is just what the file says, so that a wildcard was not needed.
+// spells reports whether the entry is just what the file says, so that a wildcard was not needed.
 func (n *node) spells(e *Entry) bool {
 	return string(e.Key) == n.key && string(e.Value) == n.value
 }

@@ -58,7 +58,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Failed tells whether one of them is an error.
+// Failed reports whether one of them is an error.
 func (p Problems) Failed() bool {
 	return slices.ContainsFunc(p, func(q Problem) bool { return !q.Warning })
 }

@@ -350,7 +350,7 @@ func (r *reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(),
 	return m.Content, func() { r.leave(n) }, true
 }
 
-// isElement tells whether an element of a list is a map, and reports it where not.
+// isElement reports whether an element of a list is a map, and reports it where not.
 func (r *reader) isElement(n *yaml.Node) bool {
 	if t := target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)

@@ -25,7 +25,7 @@ const (
 	shareThreshold
 )
 
-// isWildcard tells whether the node stands among the wildcards of its level.
+// isWildcard reports whether the node stands among the wildcards of its level.
 func (n *node) isWildcard() bool { return n.keyGlob != nil || n.valueGlob != nil }
 
 // label is the node as the reference spells it: key, or key_value.

@@ -157,7 +157,7 @@ func (c *Calendar) Zone() *Zone { return c.zone }
 // Location is the time zone.
 func (c *Calendar) Location() *time.Location { return c.zone.location }
 
-// same tells whether c and d are one calendar; nil is none.
+// same reports whether c and d are one calendar; nil is none.
 func (c *Calendar) same(d *Calendar) bool {
 	return c == d || c != nil && d != nil && c.number == d.number && c.zone.location.String() == d.zone.location.String()
 }

@@ -59,7 +59,7 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	return a.fit(free)
 }
 
-// future tells whether some slots end later than those that are taken now.
+// future reports whether some slots end later than those that are taken now.
 func (v *slotsView) future() bool {
 	return len(v.holders) > 0 && v.holders[len(v.holders)-1].end > v.end
 }

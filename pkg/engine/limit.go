@@ -33,7 +33,7 @@ func (l Limit) Prepared() Limit {
 	return l
 }
 
-// Equal tells whether l and m say the same, prepared or not.
+// Equal reports whether l and m say the same, prepared or not.
 func (l Limit) Equal(m Limit) bool {
 	if !l.Calendar.same(m.Calendar) {
 		return false
@@ -162,7 +162,7 @@ func (l *Limit) checkBucket() error {
 	return nil
 }
 
-// fills tells whether so many hits come back within 100 years.
+// fills reports whether so many hits come back within 100 years.
 func (l *Limit) fills(hits uint64) bool {
 	hi, lo := bits.Mul64(hits, uint64(l.Window))
 	if hi >= l.Hits {
@@ -188,8 +188,8 @@ func (l Limits) Validate() error {
 	return nil
 }
 
-// SharesState tells whether two limits of a list are of one algorithm and window, so that there may be one of them. Two zones whose numbers are the same,
-// which is one chance in 2^49, are one here.
+// SharesState reports whether two limits of a list are of one algorithm and window, so that there may be one of them.
+// Two zones whose numbers are the same, which is one chance in 2^49, are one here.
 func (l *Limit) SharesState(m *Limit) bool {
 	if l.Calendar != nil && m.Calendar != nil {
 		return l.Slot() == m.Slot()

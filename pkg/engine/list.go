@@ -28,7 +28,7 @@ func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	}
 }
 
-// stricter tells whether d is stricter than e, which stands before it.
+// stricter reports whether d is stricter than e, which stands before it.
 func stricter(d *Decision, dRefuses bool, e *Decision, eRefuses bool) bool {
 	switch {
 	case dRefuses != eRefuses:

@@ -83,7 +83,7 @@ func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
 	return n
 }
 
-// starts tells whether d, the answer to t, starts a penalty.
+// starts reports whether d, the answer to t, starts a penalty.
 func (p *Penalty) starts(d *Decision, t *Take) bool {
 	if p.On == OnExceeded {
 		return d.Admitted < t.Count

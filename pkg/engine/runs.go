@@ -59,7 +59,7 @@ func (l *Limit) viewRuns(s *State, now Micros) runsView {
 	return v
 }
 
-// future tells whether some of what counts is from the future.
+// future reports whether some of what counts is from the future.
 func (v *runsView) future() bool { return len(v.runs) > 0 && v.runs[len(v.runs)-1].at > v.tick }
 
 // left is how many hits more fit.

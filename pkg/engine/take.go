@@ -28,7 +28,7 @@ type more struct {
 	holders queue[holder]
 }
 
-// Empty tells whether s is that of a key not seen before, so that there is nothing to store.
+// Empty reports whether s is that of a key not seen before, so that there is nothing to store.
 func (s *State) Empty() bool { return s.expires == 0 }
 
 // Expires is the time from which s says no more than the zero State does. Stores may drop it from then on; no decision
@@ -160,7 +160,7 @@ func (l Limits) Reset(s []*State, now Micros) Decision {
 }
 
 // take decides a on l, admitting no more than a.most, and writes s where a.write is set. It fills in d, which is zero,
-// and tells whether l has no room for all of Count, be it alone or after what the others of a list admit.
+// and reports whether l has no room for all of Count, be it alone or after what the others of a list admit.
 func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
 	switch l.Algorithm {
 	case FixedWindow:

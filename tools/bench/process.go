@@ -32,7 +32,7 @@ func startIdle(ctx context.Context, program string, stderr io.Writer) (*process,
 	return p, p.start(ctx, stderr, listens(addr))
 }
 
-// listens returns what tells whether somebody listens on addr.
+// listens returns what reports whether somebody listens on addr.
 func listens(addr string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)

@@ -228,7 +228,7 @@ func value(t *testing.T, d *appsv1.Deployment, name string) string {
 	return ""
 }
 
-// matches tells whether a selector meets labels.
+// matches reports whether a selector meets labels.
 func matches(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if labels[k] != v {

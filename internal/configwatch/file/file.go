@@ -168,7 +168,7 @@ func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 	return fresh
 }
 
-// concerns tells whether an event at path may have changed what is read.
+// concerns reports whether an event at path may have changed what is read.
 func (w *Watcher) concerns(path string) bool {
 	if _, itself := w.watched[path]; itself {
 		return true

@@ -312,5 +312,5 @@ func (f *follower) serves(t *testing.T, want string) {
 	}
 }
 
-// protocols names both, and tells whether each is delta.
+// protocols names both, and reports whether each is delta.
 func protocols() map[string]bool { return map[string]bool{"sotw": false, "delta": true} }

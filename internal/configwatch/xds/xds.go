@@ -128,7 +128,7 @@ func (c *Client) String() string { return "rules from " + c.config.Server }
 // second.
 func (c *Client) First() <-chan struct{} { return c.first }
 
-// Connected tells whether there is a stream on which something has come.
+// Connected reports whether there is a stream on which something has come.
 func (c *Client) Connected() bool { return c.connected.Load() }
 
 // Reload opens a new stream at once, and hands over what comes on it even where nothing changed. It does not wait.

@@ -115,7 +115,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	}
 }
 
-// flush sends all that is new, and tells whether it could.
+// flush sends all that is new, and reports whether it could.
 func (s *Sink) flush(ctx context.Context) (ok bool) {
 	err := s.send(ctx)
 	if err == nil {
@@ -189,7 +189,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	return nil
 }
 
-// stale tells whether a new connection is better: the other side has closed this one, or may have moved.
+// stale reports whether a new connection is better: the other side has closed this one, or may have moved.
 func (s *Sink) stale() bool {
 	if s.gone == nil {
 		return time.Since(s.dialed) >= lookAgain

@@ -223,7 +223,7 @@ func want(tag string) []string {
 	}
 }
 
-// isTime tells whether a line is the response time of counted, 12.5 ms but for how finely it is counted.
+// isTime reports whether a line is the response time of counted, 12.5 ms but for how finely it is counted.
 func isTime(line, tag, end string) bool {
 	v, ok := strings.CutPrefix(line, "ratelimit_server.ShouldRateLimit.response_time"+tag+":")
 	v, kind := strings.CutSuffix(v, "|ms"+end)

@@ -160,7 +160,7 @@ func (c *Collector) Resource() map[string]string {
 	return nil
 }
 
-// Holds tells whether text is anywhere in what was sent.
+// Holds reports whether text is anywhere in what was sent.
 func (c *Collector) Holds(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -119,8 +119,9 @@ func (s *subject) player() *player {
 	return &player{subject: s, oracle: newOracle(), twins: twins{}, now: start, rules: map[backend.Key]*rule{}}
 }
 
-// changed tells whether op's key came with another rule before or now. What one rule writes may end sooner than the times
-// tell that another one reads in it: a log of seconds keeps what it has for seconds, also for who then asks for days.
+// changed reports whether op's key came with another rule before or now. What one rule writes may end sooner than the
+// times tell that another one reads in it: a log of seconds keeps what it has for seconds, also for who then asks for
+// days.
 func (p *player) changed(op *backend.Op) bool {
 	r := p.rules[op.Key]
 	if r == nil {

@@ -181,7 +181,7 @@ func (g *sequence) window(t *rapid.T) int64 {
 	return rapid.SampledFrom(append([]int64{0, 0, int64(g.now), int64(g.now + day)}, told...)).Draw(t, "window")
 }
 
-// merges tells whether several requests may come as one take.
+// merges reports whether several requests may come as one take.
 func merges(op *backend.Op) bool {
 	for _, l := range op.Limits {
 		if l.Algorithm == engine.LeakyBucket {
@@ -191,7 +191,7 @@ func merges(op *backend.Op) bool {
 	return op.Penalty == nil && op.Take.Owner == ""
 }
 
-// leases tells whether a take may ask for hits in advance.
+// leases reports whether a take may ask for hits in advance.
 func leases(op *backend.Op) bool {
 	l := op.Limits[0]
 	return op.Mode == backend.Take && op.Penalty == nil && len(op.Limits) == 1 && l.Debt == 0 &&

@@ -80,5 +80,5 @@ func classify(node string, err error) *Error {
 	return &Error{Class: class, Node: node, text: remote.Clean(text)}
 }
 
-// trips tells whether e counts against a server: it, and not one operation, cannot go on.
+// trips reports whether e counts against a server: it, and not one operation, cannot go on.
 func (e *Error) trips() bool { return e.Class != ClassOther }

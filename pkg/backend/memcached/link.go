@@ -67,7 +67,7 @@ func (o only) PickServer(string) (net.Addr, error) { return o.addr, nil }
 // Each calls f with the server.
 func (o only) Each(f func(net.Addr) error) error { return f(o.addr) }
 
-// broken tells whether the link is of no use any more.
+// broken reports whether the link is of no use any more.
 func (l *link) broken() bool { return l.conn.closed }
 
 // ping waits until the server says its version.
@@ -109,7 +109,7 @@ func (l *link) exchange(items []*item, until time.Time) int {
 	return done
 }
 
-// looks tells whether it only asks how a counter stands.
+// looks reports whether it only asks how a counter stands.
 func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
 
 // do does items, which are one, or looks.

@@ -82,16 +82,16 @@ func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Err
 	return nil, late
 }
 
-// connected tells whether a connection is up.
+// connected reports whether a connection is up.
 func (s *server) connected() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.open > 0
 }
 
-// silent tells whether a caller that has waited since begun, until its time was up, says something about the server by leaving:
-// not where that has answered others meanwhile, the time was very short, the caller itself has gone, or this process
-// stood still.
+// silent reports whether a caller that has waited since begun, until its time was up, says something about the server
+// by leaving: not where that has answered others meanwhile, the time was very short, the caller itself has gone, or
+// this process stood still.
 func (s *server) silent(begun, ends time.Time, budget time.Duration) bool {
 	late := time.Since(ends)
 	return budget >= shortest && late >= 0 && late < budget && s.heard.Load() < begun.UnixNano()
@@ -233,8 +233,8 @@ func (s *server) run(ctx context.Context) {
 	s.stop()
 }
 
-// missing looks after the idle links, and tells whether there is neither a link nor one on its way. Where it is so the
-// caller has to connect.
+// missing looks after the idle links, and reports whether there is neither a link nor one on its way. Where it is so
+// the caller has to connect.
 func (s *server) missing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +257,7 @@ func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// connect opens a connection and waits until the server answers on it. It tells whether it did. It was counted in
+// connect opens a connection and waits until the server answers on it. It reports whether it did. It was counted in
 // s.dialing before.
 func (s *server) connect(ctx context.Context) bool {
 	l, err := s.openLink(ctx)

@@ -125,7 +125,7 @@ func (b *Backend) hash(k *backend.Key) uint64 {
 	return hi ^ lo
 }
 
-// decide applies op under the lock of its shard, and tells whether the backend now holds more than it may.
+// decide applies op under the lock of its shard, and reports whether the backend now holds more than it may.
 func (b *Backend) decide(sh *shard, hash uint32, op *backend.Op, now engine.Micros) (full bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock() // also if an engine panics

@@ -56,7 +56,7 @@ func windowOf(hits uint64, window engine.Micros) engine.Limits {
 	return engine.Limits{{Algorithm: engine.FixedWindow, Hits: hits, Window: window, CountRefused: true}}
 }
 
-// take takes one hit, and tells whether it was admitted.
+// take takes one hit, and reports whether it was admitted.
 func take(b *memory.Backend, key int, limits engine.Limits) bool {
 	ops := [1]backend.Op{{Key: keyOf(key), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
 	b.Apply(context.Background(), ops[:])

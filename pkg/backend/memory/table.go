@@ -47,7 +47,7 @@ func placeOf(hash, number uint32) place {
 // number is that of the entry at p, which must not be 0.
 func (p place) number() uint32 { return uint32(p)&maxEntries - 1 }
 
-// may tells whether the entry at p can have that hash.
+// may reports whether the entry at p can have that hash.
 func (p place) may(hash uint32) bool { return (uint32(p)^hash)>>numberBits == 0 }
 
 func newTable() table { return table{index: make([]place, minPlaces)} }

@@ -83,7 +83,7 @@ func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backen
 	return asks
 }
 
-// alone tells whether no other of ops has the key of the i-th.
+// alone reports whether no other of ops has the key of the i-th.
 func alone(ops []backend.Op, i int) bool {
 	for k := range ops {
 		if k != i && ops[k].Key == ops[i].Key {

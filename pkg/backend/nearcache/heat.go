@@ -45,7 +45,7 @@ func (h heat) touch(hash uint64, at engine.Micros) int {
 	return a.count(now)
 }
 
-// free tells whether nobody counts in p any more.
+// free reports whether nobody counts in p any more.
 func (p *place) free(now uint32) bool { return p.now == 0 || now-p.tick > 1 }
 
 func (p *place) count(now uint32) int {

@@ -40,10 +40,10 @@ func granted(d *engine.Decision, hits uint64, at, ttl engine.Micros) grant {
 	return g
 }
 
-// live tells whether hits of g may be spent.
+// live reports whether hits of g may be spent.
 func (g grant) live(now engine.Micros) bool { return g.left > 0 && now < g.ends }
 
-// mayAsk tells whether a refill may be asked for: one at a time, and only for as many grants as l has room for.
+// mayAsk reports whether a refill may be asked for: one at a time, and only for as many grants as l has room for.
 func (l lease) mayAsk() bool { return l.asked == 0 && l.next.left == 0 }
 
 // ask begins a refill, and numbers it.

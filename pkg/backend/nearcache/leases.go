@@ -380,7 +380,7 @@ type flights struct {
 // maxFlights is how many refills may be under way at once.
 const maxFlights = 256
 
-// begin tells whether a refill may begin, which then is to end with done.
+// begin reports whether a refill may begin, which then is to end with done.
 func (f *flights) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -123,7 +123,7 @@ func (b *back) op() backend.Op {
 	}
 }
 
-// late tells whether the window that b belongs to has ended, so that there is nothing to give it back to.
+// late reports whether the window that b belongs to has ended, so that there is nothing to give it back to.
 func (b *back) late(now engine.Micros) bool { return b.grant.window != 0 && now >= b.grant.reset }
 
 // backs are those that wait for [leases.run] to send them.

@@ -77,8 +77,8 @@ func sooner(span engine.Micros) engine.Micros { return span - (span+drift-1)/dri
 // drift is one part in 5,000.
 const drift = 5000
 
-// passable tells whether there is a time at which all limits would admit cost, and whether they are such that a refusal
-// lasts.
+// passable reports whether there is a time at which all limits would admit cost, and whether they are such that a
+// refusal lasts.
 func passable(limits engine.Limits, cost uint64) bool {
 	for i := range limits {
 		l := &limits[i]
@@ -97,10 +97,10 @@ func passable(limits engine.Limits, cost uint64) bool {
 	return true
 }
 
-// live tells whether r is remembered at a time. A clock that was set back to before r was made has undone it.
+// live reports whether r is remembered at a time. A clock that was set back to before r was made has undone it.
 func (r *refusal) live(now engine.Micros) bool { return r.at <= now && now < r.until }
 
-// speaks tells whether r is of the counter that op means, by the same rule.
+// speaks reports whether r is of the counter that op means, by the same rule.
 func (r *refusal) speaks(op *backend.Op) bool {
 	if r.gated != (op.Penalty != nil) || r.gated && r.penalty != *op.Penalty || len(r.limits) != len(op.Limits) {
 		return false
@@ -113,7 +113,7 @@ func (r *refusal) speaks(op *backend.Op) bool {
 	return true
 }
 
-// answers tells whether r says what op, of which it speaks, would be told.
+// answers reports whether r says what op, of which it speaks, would be told.
 func (r *refusal) answers(op *backend.Op) bool {
 	if op.Take.Count == 0 || max(op.Take.Cost, 1) < r.cost {
 		return false

@@ -129,7 +129,7 @@ type renewal struct {
 	wait chan struct{} // closed then
 }
 
-// renew has the op of n ask for all others if it is the first, and tells whether it may wait for the one that is.
+// renew has the op of n ask for all others if it is the first, and reports whether it may wait for the one that is.
 func (m *memory) renew(n *note) (waits bool) {
 	again := m.again.Load()
 	if again == nil {

@@ -54,7 +54,7 @@ func (c *Config) parse() (target, error) {
 	return t, nil
 }
 
-// hostAndPort tells whether s can only be host:port: as the path of a socket it would be a strange one.
+// hostAndPort reports whether s can only be host:port: as the path of a socket it would be a strange one.
 func hostAndPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil || strings.Contains(s, "/") {

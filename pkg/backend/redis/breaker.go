@@ -81,10 +81,10 @@ func (b *breaker) show() {
 	}
 }
 
-// open tells whether calls are kept away, but for probes.
+// open reports whether calls are kept away, but for probes.
 func (b *breaker) open() bool { return b.silent.Load() != nil || b.batches.Shut() }
 
-// admit tells whether a call may be queued, or why not. One that is a probe should not count on an answer.
+// admit reports whether a call may be queued, or why not. One that is a probe should not count on an answer.
 func (b *breaker) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
 	if e := b.silent.Load(); e != nil {
 		return false, e
@@ -96,7 +96,7 @@ func (b *breaker) admit(now time.Time, budget time.Duration) (probe bool, refuse
 	return refused == nil, refused
 }
 
-// quiet tells whether the node has not answered for some time, though it was asked.
+// quiet reports whether the node has not answered for some time, though it was asked.
 func (b *breaker) quiet(now time.Time) bool {
 	asked := b.asked.Load()
 	return asked > b.heard.Load() && now.Sub(b.begun)-time.Duration(asked) > quietFor

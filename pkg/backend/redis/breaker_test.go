@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// admits tells whether b lets a call through now.
+// admits reports whether b lets a call through now.
 func admits(b *breaker) bool {
 	_, refused := b.admit(time.Now(), time.Second)
 	return refused == nil && !b.open()

@@ -62,7 +62,7 @@ func decode(op *backend.Op, reply any) error {
 	return nil
 }
 
-// check tells whether a decision can be one on op.
+// check reports whether a decision can be one on op.
 func check(op *backend.Op, n *[fields]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
 		return fmt.Errorf("a script replied that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))

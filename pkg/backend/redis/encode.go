@@ -212,8 +212,8 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
-// quick makes p what the short way through a script needs, if op is one for it, and tells whether it is. The bounds keep
-// products in the range of a double.
+// quick makes p what the short way through a script needs, if op is one for it, and reports whether it is. The bounds
+// keep products in the range of a double.
 func (p *packed) quick(op *backend.Op, slack uint64) bool {
 	t, l := &op.Take, &op.Limits[0]
 	if op.Mode != backend.Take || t.Cost == 0 || t.Cost > math.MaxInt32 || t.Extra != 0 || l.Hits == 0 || slack > math.MaxUint32 {

@@ -112,7 +112,7 @@ func ofReply(node, text string) *Error {
 	return e
 }
 
-// trips tells whether e counts against a node: it, and not one operation, cannot go on.
+// trips reports whether e counts against a node: it, and not one operation, cannot go on.
 func (e *Error) trips() bool {
 	switch e.Class {
 	case ClassTimeout, ClassRefused, ClassReset, ClassReadOnly, ClassOOM, ClassBusy, ClassLoading, ClassClusterDown:

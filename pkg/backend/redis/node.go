@@ -45,7 +45,8 @@ func (p *pool) newNode(addr string, resolve func(context.Context) (string, error
 	return n
 }
 
-// admit tells whether n takes operations, or why not. Where it takes one as a probe, the caller should not count on it.
+// admit reports whether n takes operations, or why not. Where it takes one as a probe, the caller should not count on
+// it.
 func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
 	if e := n.down.Load(); e != nil {
 		return false, e
@@ -61,7 +62,7 @@ func (n *node) complain(now time.Time, waited time.Duration) {
 	}
 }
 
-// push queues it, and wakes a writer that has nothing to do. It tells whether there are writers still.
+// push queues it, and wakes a writer that has nothing to do. It reports whether there are writers still.
 func (n *node) push(it *item) bool {
 	n.mu.Lock()
 	if n.stopped {
@@ -81,7 +82,7 @@ func (n *node) push(it *item) bool {
 	return true
 }
 
-// drop takes it out of the queue, and tells whether it was there.
+// drop takes it out of the queue, and reports whether it was there.
 func (n *node) drop(it *item) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

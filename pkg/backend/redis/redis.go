@@ -267,7 +267,7 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// perSecond tells whether op belongs to the second Redis.
+// perSecond reports whether op belongs to the second Redis.
 func perSecond(op *backend.Op) bool {
 	for i := range op.Limits {
 		if op.Limits[i].Window != 1e6 {

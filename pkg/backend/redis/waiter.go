@@ -165,7 +165,7 @@ func (w *waiter) complain(now time.Time) {
 	}
 }
 
-// hopeless tells whether all nodes that have not answered are given up.
+// hopeless reports whether all nodes that have not answered are given up.
 func (w *waiter) hopeless() bool {
 	for i := range w.items {
 		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.open() {
@@ -203,7 +203,7 @@ func (w *waiter) release(n int32) {
 	w.items[0].node.pool.waiters.pool.Put(w)
 }
 
-// sameTake tells whether two takes or looks on one key may be one command. Those of lists are not: which limit is the
+// sameTake reports whether two takes or looks on one key may be one command. Those of lists are not: which limit is the
 // strictest, and so what is reported, may be another one after each take.
 func sameTake(a, b *backend.Op) bool {
 	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil ||
@@ -225,7 +225,7 @@ func sameTake(a, b *backend.Op) bool {
 	return a.Limits[0].Algorithm != engine.LeakyBucket && a.Limits[0].Equal(b.Limits[0])
 }
 
-// spends tells whether an operation is a take of something.
+// spends reports whether an operation is a take of something.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
 // split answers the operations that one take stood for, in order of arrival: the first ones get what was admitted.

@@ -86,7 +86,7 @@ func (w *writer) look(ctx context.Context) {
 	w.evicted = n
 }
 
-// ready tells whether w has a connection that is fit for a batch. One that is not is closed.
+// ready reports whether w has a connection that is fit for a batch. One that is not is closed.
 func (w *writer) ready() bool {
 	if w.link == nil {
 		return false
@@ -263,7 +263,7 @@ func (w *writer) deadline(now time.Time) time.Time {
 // patience is how long a round trip may take where neither the configuration nor a caller says so.
 const patience = 5 * time.Second
 
-// slow tells whether a batch took longer than half of its callers wait.
+// slow reports whether a batch took longer than half of its callers wait.
 func (w *writer) slow(took time.Duration) bool {
 	late := 0
 	for _, it := range w.items {

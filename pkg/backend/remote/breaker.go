@@ -35,7 +35,7 @@ type Breaker[E any] struct {
 // How says what a [Breaker] makes of a store's errors.
 type How[E any] struct {
 	Kept    func(*E) *E              // the error of calls that are kept away because of the given one
-	AtOnce  func(*E) bool            // tells whether one such failure is enough; nil: never
+	AtOnce  func(*E) bool            // reports whether one such failure is enough; nil: never
 	Changed func(node, state string) // is called when the state changes: closed, half-open or open; nil: not
 }
 
@@ -59,11 +59,11 @@ func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
 	return b
 }
 
-// Shut tells whether b is not closed.
+// Shut reports whether b is not closed.
 func (b *Breaker[E]) Shut() bool { return b.shut.Load() }
 
-// Admit tells whether a call may be queued (nil), or why not. In the half-open state it lets one through at a time, for
-// as long as the budget of the last.
+// Admit reports whether a call may be queued (nil), or why not. In the half-open state it lets one through at a time,
+// for as long as the budget of the last.
 func (b *Breaker[E]) Admit(now time.Time, budget time.Duration) *E {
 	if !b.shut.Load() {
 		return nil

@@ -67,12 +67,12 @@ func (m *Model) clone() *Model {
 
 func (c *counter) seen() bool { return c.until > 0 }
 
-// begins tells whether the key was not seen before, and what is counted depends on when it was.
+// begins reports whether the key was not seen before, and what is counted depends on when it was.
 func (c *counter) begins(l *engine.Limit) bool {
 	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
 }
 
-// future tells whether what is counted is from the future, and so is moved to now by whoever asks.
+// future reports whether what is counted is from the future, and so is moved to now by whoever asks.
 func (m *Model) future(l *engine.Limit, now engine.Micros) bool {
 	c := m.at(l, now)
 	if now >= m.counters[l.Slot()].until {
@@ -90,7 +90,7 @@ func (m *Model) future(l *engine.Limit, now engine.Micros) bool {
 	return m.counters[l.Slot()].slots.whole() > now+l.Window
 }
 
-// worthKeeping tells whether a refused take changes the counter.
+// worthKeeping reports whether a refused take changes the counter.
 func (c *counter) worthKeeping(l *engine.Limit) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -102,7 +102,7 @@ func (c *counter) worthKeeping(l *engine.Limit) bool {
 	return true
 }
 
-// takesBack tells whether giving back changes the counter.
+// takesBack reports whether giving back changes the counter.
 func (c *counter) takesBack(l *engine.Limit) bool {
 	switch l.Algorithm {
 	case engine.LeakyBucket: // turns are promised
@@ -128,7 +128,7 @@ func (c *counter) left(l *engine.Limit, owner string) uint64 {
 	return minus(l.Hits, c.slots.others(owner))
 }
 
-// fits tells whether cost would be admitted.
+// fits reports whether cost would be admitted.
 func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:

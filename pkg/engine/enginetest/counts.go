@@ -61,7 +61,7 @@ func (h hits) at(l *engine.Limit, now engine.Micros) hits {
 	return live
 }
 
-// counts tells whether a hit counts now.
+// counts reports whether a hit counts now.
 func counts(l *engine.Limit, at, now engine.Micros) bool {
 	if l.Algorithm == engine.SlidingLog {
 		return now-at < l.Window
@@ -84,7 +84,7 @@ func (h hits) whole(l *engine.Limit) engine.Micros {
 	return last + search(2*l.Window+1, func(after engine.Micros) bool { return !counts(l, last, last+after) })
 }
 
-// after tells whether the last hit is of a time after now, as far as times are told apart.
+// after reports whether the last hit is of a time after now, as far as times are told apart.
 func (h hits) after(l *engine.Limit, now engine.Micros) bool {
 	if len(h) == 0 {
 		return false

@@ -55,7 +55,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// takeOne takes once, and tells whether it met the counter and not only the gate.
+// takeOne takes once, and reports whether it met the counter and not only the gate.
 func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) (engine.Decision, bool) {
 	t.Count, t.Extra = 1, 0
 	if p == nil {
@@ -165,7 +165,7 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 	return d
 }
 
-// judge tells whether one take would be admitted, which limit is reported, and what that has left.
+// judge reports whether one take would be admitted, which limit is reported, and what that has left.
 func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	refusing := m.refusing(l, now, t)
 	d := engine.Decision{Strictest: m.strictest(l, now, t, refusing)}

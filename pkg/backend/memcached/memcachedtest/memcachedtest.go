@@ -58,7 +58,7 @@ func Start(tb testing.TB, args ...string) *Server {
 	return nil
 }
 
-// taken tells whether somebody else has the port.
+// taken reports whether somebody else has the port.
 func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
 
 // Addr is the host:port that the server listens on.

@@ -134,13 +134,13 @@ func (s *Server) Try(args ...string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), nil
 }
 
-// IsMaster tells whether the server takes writes. One that does not answer does not.
+// IsMaster reports whether the server takes writes. One that does not answer does not.
 func (s *Server) IsMaster() bool {
 	role, err := s.Try("ROLE")
 	return err == nil && strings.HasPrefix(role, "master")
 }
 
-// InStep tells whether the server is a replica that has what its master has.
+// InStep reports whether the server is a replica that has what its master has.
 func (s *Server) InStep() bool {
 	info, err := s.Try("INFO", "replication")
 	return err == nil && strings.Contains(info, "master_link_status:up")

@@ -20,7 +20,7 @@ local function merge(d, e)
   return d
 end
 
--- stricter tells whether d is stricter than e, which stands before it.
+-- stricter reports whether d is stricter than e, which stands before it.
 local function stricter(d, d_refuses, e, e_refuses)
   if d_refuses ~= e_refuses then return d_refuses end
   if d_refuses then return d[4] > e[4] end

@@ -45,7 +45,7 @@ local function first(count)
   return last
 end
 
--- starts tells whether the answer to so many starts a penalty.
+-- starts reports whether the answer to so many starts a penalty.
 local function starts(d, count)
   local admitted = d[1]
   if penalty.reached == 0 then return admitted < count end

@@ -54,7 +54,7 @@ families[2] = function()
   end
 
   -- The first view.dead runs do not count any more. The others hold view.used hits, at least one each, and their sums begin
-  -- at view.before. at, n, sum and gone are those of the newest run, dead or not; any tells whether there is one.
+  -- at view.before. at, n, sum and gone are those of the newest run, dead or not; any reports whether there is one.
   local function view(l)
     local v = {tick = tick(l), any = false, dead = 0, used = 0, before = 0, at = -1, n = 0, sum = 0, gone = 0}
     local newest = redis.call('LINDEX', l.key, '-1')
