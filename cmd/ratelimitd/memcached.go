@@ -59,10 +59,10 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	}
 	if m.TLS {
 		files := remote.TLSFiles{CA: m.CA, Cert: m.Cert, Key: m.Key, SkipHostname: m.SkipHostname}
-		var err error
-		if c.TLS, err = files.Load(); err != nil {
+		if _, err := files.Load(); err != nil {
 			return c, fmt.Errorf("%w (MEMCACHE_TLS_CACERT, MEMCACHE_TLS_CLIENT_CERT, MEMCACHE_TLS_CLIENT_KEY)", err)
 		}
+		c.TLS = files.Load
 	}
 	return c, nil
 }

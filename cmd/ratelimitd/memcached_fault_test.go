@@ -69,8 +69,16 @@ func TestMemcachedConfig(t *testing.T) {
 		if d := cmp.Diff(tt.want, got, cmpopts.IgnoreFields(memcached.Config{}, "TLS", "Resolver", "Observer", "Now")); d != "" {
 			t.Errorf("config (-want +got):\n%s", d)
 		}
-		if (got.TLS != nil) != tt.tls || tt.tls && (len(got.TLS.Certificates) != 1 || !got.TLS.InsecureSkipVerify || got.TLS.VerifyConnection == nil) {
-			t.Errorf("TLS is %v", got.TLS)
+		if (got.TLS != nil) != tt.tls {
+			t.Fatalf("there is TLS: %t", got.TLS != nil)
 		}
+		if !tt.tls {
+			continue
+		}
+		c, err := got.TLS()
+		if err != nil || !c.InsecureSkipVerify || c.VerifyConnection == nil {
+			t.Errorf("TLS is %v, %v", c, err)
+		}
+		followsFiles(t, got.TLS, files)
 	}
 }

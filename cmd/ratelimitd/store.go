@@ -124,8 +124,7 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 func redisConfig(s *settings.Settings) (redis.Config, error) {
 	r, p := &s.Redis, &s.RedisPerSecond
 	files := redis.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
-	tls, err := files.Load()
-	if err != nil {
+	if _, err := files.Load(); err != nil {
 		return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
 	}
 	c := redis.Config{
@@ -142,7 +141,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		DialTimeout:      r.DialTimeout,
 	}
 	if r.TLS {
-		c.TLS = tls
+		c.TLS = files.Load
 	}
 	if r.KeyFormat != "" {
 		c.KeyFormat = redis.ReferenceKeys
@@ -162,7 +161,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		DialTimeout:  p.DialTimeout,
 	}
 	if p.TLS {
-		c.PerSecond.TLS = tls
+		c.PerSecond.TLS = files.Load
 	}
 	return c, nil
 }

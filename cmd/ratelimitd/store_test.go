@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/tls"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -43,8 +45,27 @@ func TestRedisConfig(t *testing.T) {
 	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(redis.Config{}, "TLS", "Observer", "Now")); d != "" {
 		t.Errorf("config (-want +got):\n%s", d)
 	}
-	if got.TLS == nil || len(got.TLS.Certificates) != 1 || got.PerSecond.TLS != nil {
-		t.Errorf("TLS is %v, and per second %v; want it with a certificate, and not", got.TLS, got.PerSecond.TLS)
+	if got.TLS == nil || got.PerSecond.TLS != nil {
+		t.Fatalf("there is TLS: %t, and per second: %t; want it, and not", got.TLS != nil, got.PerSecond.TLS != nil)
+	}
+	followsFiles(t, got.TLS, files)
+}
+
+// followsFiles checks that TLS to a store is set up with what its files hold whenever it is asked for.
+func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistest.Certificates) {
+	t.Helper()
+	renewed := redistest.NewCertificates(t, "renewed")
+	for from, to := range map[string]string{renewed.CA: files.CA, renewed.Cert: files.Cert, renewed.Key: files.Key} {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Certificates) != 1 || c.Certificates[0].Leaf.Subject.CommonName != "renewed" {
+		t.Errorf("the certificates are %v, want that which the file holds now", c.Certificates)
 	}
 }
 

@@ -47,8 +47,8 @@ type Config struct {
 	SRVRefresh time.Duration
 	// Resolver asks DNS, for SRV and for the addresses of servers. Nil is net.DefaultResolver.
 	Resolver *net.Resolver
-	// TLS is how to set up TLS; nil is none.
-	TLS *tls.Config
+	// TLS says how to set up TLS; nil is none. It is asked for each connection, and must return a new configuration each time.
+	TLS func() (*tls.Config, error)
 	// KeyPrefix stands before every key.
 	KeyPrefix string
 	// KeyFormat is how counters are named: [OurKeys] by default.

@@ -275,23 +275,16 @@ func TestOverTLS(t *testing.T) {
 	t.Parallel()
 	certs, other := redistest.NewCertificates(t, "localhost"), redistest.NewCertificates(t, "localhost")
 	s := memcachedtest.Start(t, "-Z", "-o", "ssl_chain_cert="+certs.Cert, "-o", "ssl_key="+certs.Key, "-o", "ssl_ca_cert="+certs.CA, "-o", "ssl_verify_mode=2")
-	load := func(f remote.TLSFiles) *tls.Config {
-		c, err := f.Load()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return c
-	}
 	servers := []string{fmt.Sprintf("localhost:%d", s.Port())}
-	b := run(t, Config{Servers: servers, TLS: load(remote.TLSFiles{CA: certs.CA, Cert: certs.Cert, Key: certs.Key}), OpTimeout: slow}, true)
+	b := run(t, Config{Servers: servers, TLS: remote.TLSFiles{CA: certs.CA, Cert: certs.Cert, Key: certs.Key}.Load, OpTimeout: slow}, true)
 	for want := range uint64(3) {
 		if op := one(b, "a"); op.Err != nil || op.Decision.Left != 1e6-want {
 			t.Fatalf("%+v, %v", op.Decision, op.Err)
 		}
 	}
-	for name, c := range map[string]*tls.Config{
-		"no certificate": load(remote.TLSFiles{CA: certs.CA}),
-		"another CA":     load(remote.TLSFiles{CA: other.CA, Cert: certs.Cert, Key: certs.Key}),
+	for name, c := range map[string]func() (*tls.Config, error){
+		"no certificate": remote.TLSFiles{CA: certs.CA}.Load,
+		"another CA":     remote.TLSFiles{CA: other.CA, Cert: certs.Cert, Key: certs.Key}.Load,
 		"no TLS":         nil,
 	} {
 		if op := one(run(t, Config{Servers: servers, TLS: c, OpTimeout: slow}, false), "a"); op.Err == nil {

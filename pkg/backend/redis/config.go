@@ -48,8 +48,9 @@ type Config struct {
 	// with TLS, rediss://…. For a cluster: a list of these, separated by commas, of which one suffices. For sentinels: the
 	// master's name and their host:port, separated by commas.
 	URL string
-	// TLS is how to set up TLS, which is used if this is not nil or the URL says rediss. See [TLSFiles].
-	TLS *tls.Config
+	// TLS says how to set up TLS, which is used if this is not nil or the URL says rediss. It is asked for each connection,
+	// and must return a new configuration each time. See [TLSFiles.Load].
+	TLS func() (*tls.Config, error)
 	// Auth is a password, or user:password; empty is none, or what the URL says.
 	Auth string
 	// AuthFile is a file that holds what else Auth would. It is read for each new connection, so that a rotated password

@@ -63,11 +63,7 @@ func TestDeployments(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if c.files != (TLSFiles{}) {
-				config, err := c.files.Load()
-				if err != nil {
-					t.Fatal(err)
-				}
-				c.config.TLS = config
+				c.config.TLS = c.files.Load
 			}
 			c.config.DialTimeout, c.config.OpTimeout = 5*time.Second, 2*time.Second
 			b, err := New(c.config)

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -32,7 +31,7 @@ func age() time.Duration { return lifetime - lifeJitter + rand.N(2*lifeJitter) }
 func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	d := &remote.Dialer{TLS: c.TLS, Timeout: c.DialTimeout, Permits: permits}
 	if d.TLS == nil && t.tls {
-		d.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+		d.TLS = TLSFiles{}.Load
 	}
 	return d
 }

@@ -20,8 +20,8 @@ const (
 
 // Dialer opens connections, few at a time.
 type Dialer struct {
-	// TLS is how to set up TLS; nil is none.
-	TLS *tls.Config
+	// TLS says how to set up TLS, and is asked for each connection; nil is none. What it returns is used once. See [TLSFiles.Load].
+	TLS func() (*tls.Config, error)
 	// Timeout is how long it may take to connect, the handshake of TLS included.
 	Timeout time.Duration
 	// Permits are shared by dialers that together open only so many connections at once; see [NewPermits].
@@ -48,11 +48,17 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 		Control:         control,
 		Resolver:        d.Resolver,
 	}
-	conn, err := nd.DialContext(ctx, network, addr)
-	if err != nil || d.TLS == nil {
-		return conn, err
+	if d.TLS == nil {
+		return nd.DialContext(ctx, network, addr)
 	}
-	config := d.TLS.Clone()
+	config, err := d.TLS()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nd.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
 	if config.ServerName == "" {
 		if host, _, err := net.SplitHostPort(addr); err == nil {
 			config.ServerName = strings.TrimSuffix(host, ".")

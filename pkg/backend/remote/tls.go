@@ -15,7 +15,7 @@ type TLSFiles struct {
 	SkipHostname bool   // do not compare the server's name with its certificate, whose chain is verified all the same
 }
 
-// Load reads the files and makes a configuration of them.
+// Load reads the files and makes a configuration of them. Whoever calls it for each connection follows files that are renewed.
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
