@@ -140,7 +140,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		OpTimeout:        opTimeout(r.OpTimeout),
 		DialTimeout:      r.DialTimeout,
 	}
-	if r.TLS {
+	if overTLS(r.TLS, r.URL) {
 		c.TLS = files.Load
 	}
 	if r.KeyFormat != "" {
@@ -160,10 +160,15 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		OpTimeout:    opTimeout(p.OpTimeout),
 		DialTimeout:  p.DialTimeout,
 	}
-	if p.TLS {
+	if overTLS(p.TLS, p.URL) {
 		c.PerSecond.TLS = files.Load
 	}
 	return c, nil
+}
+
+// overTLS tells whether a Redis is spoken to over TLS: a URL may say so too.
+func overTLS(on bool, url string) bool {
+	return on || strings.Contains(strings.ToLower(url), "rediss://")
 }
 
 func redisType(name string) redis.Type {

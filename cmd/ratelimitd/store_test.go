@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/tls"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +67,32 @@ func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistes
 	}
 	if len(c.Certificates) != 1 || c.Certificates[0].Leaf.Subject.CommonName != "renewed" {
 		t.Errorf("the certificates are %v, want that which the file holds now", c.Certificates)
+	}
+}
+
+// TestRedissTakesFiles: a URL that asks for TLS is as good as the variable that does, and the files hold for both.
+func TestRedissTakesFiles(t *testing.T) {
+	t.Parallel()
+	files := redistest.NewCertificates(t, "redis")
+	environ := []string{"USE_STATSD=false", "REDIS_TLS_CLIENT_CERT=" + files.Cert, "REDIS_TLS_CLIENT_KEY=" + files.Key, "REDIS_PERSECOND=true"}
+	for _, tt := range []struct {
+		url, perSecond        string
+		wantFirst, wantSecond bool
+	}{
+		{"rediss://r:1", "s:1", true, false},
+		{"redis://r:1", "REDISS://s:1", false, true},
+	} {
+		s, _, err := settings.Parse(append(slices.Clone(environ), "REDIS_URL="+tt.url, "REDIS_PERSECOND_URL="+tt.perSecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := redisConfig(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (got.TLS != nil) != tt.wantFirst || (got.PerSecond.TLS != nil) != tt.wantSecond {
+			t.Errorf("%s and %s: files are used: %t and %t", tt.url, tt.perSecond, got.TLS != nil, got.PerSecond.TLS != nil)
+		}
 	}
 }
 
