@@ -74,6 +74,8 @@ const granularity = 2 * time.Second
 
 // expiration is when a key that is written now and lasts so long expires, as memcached wants it: in seconds from now, up to
 // thirty days, and else in seconds since the epoch. The latter is by the clock of memcached's machine, which may be ahead.
+// memcached reads 31 bits of them, until January 2038: a key that is to last longer never expires (0), since without its
+// counter the window would begin anew. The window's start is in its name, so nobody asks for it afterwards.
 func expiration(now time.Time, lasts time.Duration) int32 {
 	const (
 		longest = 30 * 24 * time.Hour
@@ -82,7 +84,10 @@ func expiration(now time.Time, lasts time.Duration) int32 {
 	if lasts <= longest {
 		return int32((lasts + time.Second - 1) / time.Second)
 	}
-	return int32(min(now.Add(lasts+ahead).Unix()+1, math.MaxInt32))
+	if at := now.Add(lasts+ahead).Unix() + 1; at <= math.MaxInt32 {
+		return int32(at)
+	}
+	return 0
 }
 
 func (it *item) limits() engine.Limits { return it.limit[:] }

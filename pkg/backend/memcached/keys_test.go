@@ -201,7 +201,9 @@ func TestExpiration(t *testing.T) {
 		30 * day:                30 * 86400,
 		30*day + 1:              int32(now.Add(30*day).Unix()) + 61,
 		365 * day:               int32(now.Add(365*day).Unix()) + 61,
-		50 * 365 * day:          1<<31 - 1,
+		time.Unix(1<<31-1, 0).Sub(now) - 61*time.Second: 1<<31 - 1,
+		time.Unix(1<<31-1, 0).Sub(now) - 60*time.Second: 0, // for ever
+		50 * 365 * day: 0,
 	} {
 		if got := expiration(now, lasts); got != want {
 			t.Errorf("%v: %d, want %d", lasts, got, want)
