@@ -22,6 +22,9 @@ func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*t
 	if !s.Tracing.On {
 		return nil, nil //nolint:nilnil // there is none
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { // until there is the Tracer
+		log.WarnContext(ctx, "a variable that OpenTelemetry reads is passed over", "error", err)
+	}))
 	t, err := tracing.New(ctx, tracing.Config{
 		Service:   s.Tracing.Service,
 		Namespace: s.Tracing.Namespace,
