@@ -71,6 +71,9 @@ under that name, it prints what that program prints and exits as that does.`,
 
 // call sends the requests. The error is errRefused where one of them was over its limit.
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
+	if f.repeat < 1 {
+		return fmt.Errorf("--repeat %d: takes 1 or more", f.repeat)
+	}
 	request, err := f.request(args[0], args[1:])
 	if err != nil {
 		return err

@@ -84,7 +84,10 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 			return nil, fmt.Errorf("reading --ca: %s holds no certificate in PEM form", c.ca)
 		}
 	}
-	if c.cert != "" || c.key != "" {
+	if (c.cert == "") != (c.key == "") {
+		return nil, errors.New("loading --cert and --key: they go together, and one of them is missing")
+	}
+	if c.cert != "" {
 		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
 		if err != nil {
 			return nil, fmt.Errorf("loading --cert and --key: %w", err)

@@ -22,7 +22,7 @@ counter. It asks no server and counts nothing.
 ` + optionHelp,
 		Example: `  ratelimitd explain --config config/example example fixed=ann
   ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
-		Args: cobra.MinimumNArgs(2),
+		Args: argsAtLeast(2),
 	}
 	flagsErr := flags.add(p, cmd)
 	configFlag(cmd, &dir)

@@ -34,7 +34,7 @@ MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
 ` + optionHelp,
 		Example: `  ratelimitd key --config config/example example fixed=ann
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
-		Args: cobra.MinimumNArgs(2),
+		Args: argsAtLeast(2),
 	}
 	flagsErr := flags.add(p, cmd)
 	configFlag(cmd, &dir)

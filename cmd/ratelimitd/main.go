@@ -69,6 +69,16 @@ func (p *program) env(name string) string {
 
 func (p *program) printf(format string, args ...any) { fmt.Fprintf(p.stdout, format, args...) }
 
+// argsAtLeast wants at least n arguments, and tells the command's usage where there are fewer.
+func argsAtLeast(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := cobra.MinimumNArgs(n)(cmd, args); err != nil {
+			return fmt.Errorf("%w: usage: %s", err, cmd.UseLine())
+		}
+		return nil
+	}
+}
+
 func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ratelimitd",
@@ -91,6 +101,9 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
 	}
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+	})
 	root.AddCommand(
 		p.serveCommand(), p.checkCommand(), p.explainCommand(), p.callCommand(),
 		p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),

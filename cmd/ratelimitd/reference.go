@@ -96,7 +96,7 @@ func argsUnless(flags []string, n int) cobra.PositionalArgs {
 		if given(cmd, flags) {
 			return nil
 		}
-		return cobra.MinimumNArgs(n)(cmd, args)
+		return argsAtLeast(n)(cmd, args)
 	}
 }
 

@@ -98,7 +98,7 @@ func scan(l Layout) *snapshot {
 	dir := l.Dir()
 	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		s.problem(dir, "%s: rules are read from RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY", reason(err))
+		s.problem(dir, "%s%s", reason(err), l.hint())
 		return s
 	}
 	err = filepath.WalkDir(resolved, func(path string, d fs.DirEntry, err error) error {
@@ -111,6 +111,14 @@ func scan(l Layout) *snapshot {
 		s.problem(dir, "no rules in here: %s", l.expects())
 	}
 	return s
+}
+
+// hint says where a directory comes from that is not there: from variables, unless it was named itself.
+func (l Layout) hint() string {
+	if l.Subdirectory == "" && l.AppDirectory == "" {
+		return ""
+	}
+	return ": rules are read from RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY"
 }
 
 func (l Layout) expects() string {
