@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long a script waits for what must happen at once.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	testscript.Main(leakChecked{m}, map[string]func(){"ratelimitd": main, "ratelimit": main, "ratelimit_client": main, "ratelimit_config_check": main, "ratelimitd_dns": mainWithDNS})

@@ -70,12 +70,14 @@ const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memor
 // what is alive; the limit of the container's memory, or GOMEMLIMIT, bounds that.
 const gcPercent = 400
 
-// run runs the tasks until a signal, or ctx, ends them.
+// run runs the tasks until SIGINT, SIGTERM or ctx ends them. A second signal ends the process at once. SIGHUP loads the
+// rules again.
 func (s *server) run(ctx context.Context) error {
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // so that a second signal ends the process at once
-	again := make(chan os.Signal, 1)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	ends, again := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(ends, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(ends)
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
 	done := make(chan struct{})
@@ -83,6 +85,9 @@ func (s *server) run(ctx context.Context) error {
 	go func() {
 		for {
 			select {
+			case <-ends:
+				signal.Stop(ends) // before anybody can see that this server is ending, and send the second one
+				end()
 			case <-again:
 				s.watcher.Reload()
 			case <-done:
