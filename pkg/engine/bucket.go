@@ -1,7 +1,7 @@
 package engine
 
-// A token bucket and a leaky bucket keep the same state, one timestamp: the time at which the bucket is full again, or at
-// which the queue is empty. What lies between now and that time is the wait; measured in hits it is what was used.
+// A token bucket and a leaky bucket keep the same state, one timestamp: the time at which the bucket is full again, or
+// the queue is empty. The span from now to that time is the wait; measured in hits, it is what has been used.
 //
 // The timestamp is exact: whole microseconds and a numerator over L' = L/gcd(L, W), where L is hits per window W. One hit
 // lasts W'/L' microseconds, with W' = W/gcd(L, W). It is the generic cell rate algorithm (ITU-T I.371).
@@ -12,7 +12,7 @@ type rate struct {
 	den uint64 // L', less than 2^32
 }
 
-// rate is computed each time unless l comes from [Limit.Prepared].
+// rate returns l's rate. It is computed anew each time unless l comes from [Limit.Prepared].
 func (l *Limit) rate() rate {
 	if l.prepared.hits == l.Hits && l.prepared.window == l.Window {
 		return l.prepared.rate
@@ -32,7 +32,7 @@ func rateOf(hits uint64, window Micros) rate {
 // span is a length of time: us + num/L' microseconds.
 type span struct{ us, num uint64 }
 
-// of is how long hits last.
+// of returns how long hits last.
 func (r rate) of(hits uint64) span {
 	if r.den == 1 {
 		return span{us: hits * r.us}
@@ -41,7 +41,7 @@ func (r rate) of(hits uint64) span {
 	return span{us, num}
 }
 
-// hits is how many hits fit into t wholly, and whether something remains.
+// hits returns how many whole hits fit into t, and whether there is a remainder.
 func (r rate) hits(t span) (whole uint64, more bool) {
 	if r.den == 1 {
 		whole = t.us / r.us
@@ -52,7 +52,7 @@ func (r rate) hits(t span) (whole uint64, more bool) {
 	return quo + rem/r.us, rem%r.us != 0
 }
 
-// add is t + u.
+// add returns t + u.
 func (r rate) add(t, u span) span {
 	t.us += u.us
 	t.num += u.num
@@ -63,7 +63,7 @@ func (r rate) add(t, u span) span {
 	return t
 }
 
-// sub is t − u, at least 0.
+// sub returns t − u, at least 0.
 func (r rate) sub(t, u span) span {
 	if t.less(u) {
 		return span{}
@@ -79,7 +79,7 @@ func (r rate) sub(t, u span) span {
 
 func (t span) less(u span) bool { return t.us < u.us || t.us == u.us && t.num < u.num }
 
-// up is t in whole microseconds, rounded up.
+// up returns t in whole microseconds, rounded up.
 func (t span) up() Micros {
 	if t.num > 0 {
 		return Micros(t.us) + 1
@@ -87,21 +87,21 @@ func (t span) up() Micros {
 	return Micros(t.us)
 }
 
-// over is the first whole microsecond after t.
+// over returns the first whole microsecond after t.
 func (t span) over() Micros { return Micros(t.us) + 1 }
 
-// bucketView is what the state of a bucket says at a time.
+// bucketView is the state of a bucket as seen at a given time.
 type bucketView struct {
 	rate
-	base  Micros // now, or the last step before it at which tokens came
+	base  Micros // now, or the last time before it at which tokens arrived, if they come in steps
 	wait  span   // from base until full, or empty
 	used  uint64 // the wait in hits, rounded down
-	more  bool   // used was rounded
-	seen  bool   // the key was
-	moved bool   // from the future to now
+	more  bool   // used was rounded down
+	seen  bool   // the key was seen before
+	moved bool   // the state was from the future, and was moved to now
 }
 
-// set fills v, which is zero, in where it lies. A rate of 0 leaves it zero.
+// set fills in v, which is zero. A rate of 0 leaves it zero.
 func (v *bucketView) set(l *Limit, s *State, now Micros) {
 	if l.Hits == 0 {
 		return
@@ -126,8 +126,8 @@ func (v *bucketView) set(l *Limit, s *State, now Micros) {
 	}
 }
 
-// longest is the longest wait that a state of the present has. In a queue it is less than Burst + 1 hits last, by the
-// least that two timestamps differ.
+// longest returns the longest wait that a state not from the future can have. For a queue that is the smallest possible
+// step less than the time that Burst + 1 hits last.
 func (v *bucketView) longest(l *Limit) span {
 	t := v.of(l.Burst + l.depth())
 	switch {
@@ -139,8 +139,8 @@ func (v *bucketView) longest(l *Limit) span {
 	return v.sub(t, span{num: 1})
 }
 
-// depth is how many hits more than Burst a bucket's timestamp may be ahead, or all but; further ahead it comes from the
-// future.
+// depth returns how many hits beyond Burst the timestamp may be ahead of now (for a leaky bucket, less than that); one
+// that is further ahead comes from the future.
 func (l *Limit) depth() uint64 {
 	switch {
 	case l.Algorithm == LeakyBucket:
@@ -151,7 +151,7 @@ func (l *Limit) depth() uint64 {
 	return l.Debt
 }
 
-// step is now, or the last time at which tokens came where they come in steps.
+// step returns now or, where tokens come in steps, the last time at which some came.
 func (l *Limit) step(now Micros) Micros {
 	if l.FillInterval > 0 {
 		return now - now%l.FillInterval
@@ -159,7 +159,7 @@ func (l *Limit) step(now Micros) Micros {
 	return now
 }
 
-// stepUp is the first time at or after t at which tokens come.
+// stepUp returns the first time at or after t at which tokens come.
 func (l *Limit) stepUp(t Micros) Micros {
 	if l.FillInterval == 0 {
 		return t
@@ -170,13 +170,13 @@ func (l *Limit) stepUp(t Micros) Micros {
 	return t
 }
 
-// full is when the bucket is full, or the queue empty.
+// full returns when the bucket is full, or the queue empty.
 func (v *bucketView) full(l *Limit) Micros {
 	return l.stepUp(v.base + v.wait.up())
 }
 
-// write makes s say what v does. A bucket that is not full when it is first asked has to be remembered for longer than
-// it takes to fill: until it has been full for a window.
+// write stores v in s. A bucket that does not start full has to be remembered for longer than it takes to fill, namely
+// until it has been full for a window: once it is forgotten it would start low again.
 func (v *bucketView) write(l *Limit, s *State, now Micros) {
 	s.at, s.n, s.den = v.base+Micros(v.wait.us), v.wait.num, uint32(v.den)
 	s.expires = max(v.full(l), now)

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Windows may follow the calendar of a time zone: its days, weeks, months and years, as long as they are there. They
-// lie without gaps one behind the other.
+// Windows may follow the calendar of a time zone: its days, weeks, months and years, however long each is there. They
+// follow each other without gaps.
 //
-// A day begins when the zone's clocks first show its date, or a later one. So a day that begins with a change of the clocks
-// begins where the clocks stand afterwards, an hour that is repeated around midnight belongs to the later day, and a
-// date that a zone skipped has no window. Weeks begin with Mondays, as in ISO 8601, months and years with their first days.
+// A day begins when the zone's clocks first show its date, or a later one. So where clocks skip midnight the day begins
+// at the moment they change, where they repeat the hour around midnight the repetition belongs to the later day, and a
+// date that a zone skipped has no window. Weeks begin on Monday, as in ISO 8601, months and years on their first day.
 
-// CalendarUnit is the unit of windows that follow the calendar.
+// CalendarUnit is the unit of windows that follow a calendar.
 type CalendarUnit uint8
 
-// The units of calendars.
+// The units of a calendar.
 const (
 	CalendarDay CalendarUnit = iota
 	CalendarWeek
@@ -24,15 +24,15 @@ const (
 	CalendarYear
 )
 
-// calendarKind is what sets the calendars of a zone apart.
+// calendarKind is what distinguishes the calendars of one zone.
 type calendarKind struct {
 	unit  CalendarUnit
 	every uint32 // units
-	name  string // in a Slot's; no digit stands at its front
+	name  string // part of a Slot's name; does not begin with a digit
 }
 
-// calendarKinds are all there are. Slots hold their numbers, from 1, so an order once used stays. Several months are
-// counted from January, which parts of a year can be.
+// calendarKinds lists all kinds. Slots hold their numbers, counted from 1, so the order must never change. Periods of
+// several months are counted from January, so they must divide a year.
 const calendarCount = 9
 
 func calendarKinds() [calendarCount]calendarKind {
@@ -49,22 +49,22 @@ func calendarKinds() [calendarCount]calendarKind {
 	}
 }
 
-// Zone has the calendars of a time zone. It is immutable.
+// Zone holds the calendars of a time zone. It is immutable.
 type Zone struct {
 	location  *time.Location
-	id        uint64 // 0 for UTC, else made of the name
+	id        uint64 // 0 for UTC, else a hash of the name
 	spans     []zoneSpan
 	calendars [calendarCount]Calendar
 }
 
-// zoneSpan is a time in which clocks stand still against UTC. It ends where the next one begins.
+// zoneSpan is a span of time with a constant offset from UTC. It ends where the next one begins.
 type zoneSpan struct {
 	from  int64 // seconds since the Unix epoch
-	ahead int64 // seconds that clocks are ahead of UTC
+	ahead int64 // offset from UTC in seconds, positive to the east
 }
 
-// NewZone returns the calendars of a location. Its name is what names counters: two locations of one name are one zone,
-// and two names of one place are two. It takes about as long as reading the location did.
+// NewZone returns the calendars of a location. Counters are named after the location's name: two locations with the
+// same name are one zone, and two names of the same place are two. It takes about as long as loading the location did.
 func NewZone(location *time.Location) *Zone {
 	z := &Zone{location: location, id: zoneID(location.String()), spans: spansOf(location)}
 	for i, kind := range calendarKinds() {
@@ -73,7 +73,7 @@ func NewZone(location *time.Location) *Zone {
 	return z
 }
 
-// zoneID is a number for a name, an FNV-1a hash, that fits where a Slot has its window.
+// zoneID returns a number for a zone's name, an FNV-1a hash folded to the width of a Slot's window.
 func zoneID(name string) uint64 {
 	if name == time.UTC.String() {
 		return 0
@@ -86,7 +86,7 @@ func zoneID(name string) uint64 {
 	return max(1, (sum^sum>>slotPrecision)&(1<<slotPrecision-1))
 }
 
-// spansOf lists the spans of a location in the time that the engine tells apart, and some years around it.
+// spansOf lists the spans of a location, from some years before to some years after the times that the engine handles.
 func spansOf(location *time.Location) []zoneSpan {
 	var spans []zoneSpan
 	last := time.UnixMicro(int64(latest)).AddDate(10, 0, 0)
@@ -99,8 +99,8 @@ func spansOf(location *time.Location) []zoneSpan {
 	return spans
 }
 
-// spanEnd is a time behind t up to which clocks stand still. [time.Time.ZoneBounds] does not know it on the last day of a leap
-// year that is far from now: there it says that the span ends when the day begins.
+// spanEnd returns a time after t up to which the offset from UTC does not change. [time.Time.ZoneBounds] gets it wrong
+// on the last day of a leap year in the far future: there it says that the span ends when that day begins.
 func spanEnd(t time.Time) time.Time {
 	const day = secondsPerDay * time.Second
 	_, end := t.ZoneBounds()
@@ -117,7 +117,7 @@ func spanEnd(t time.Time) time.Time {
 	return t.Add(time.Minute)
 }
 
-// at is the index of the span that a time is in.
+// at returns the index of the span that contains a time.
 func (z *Zone) at(unix int64) int {
 	i, found := slices.BinarySearchFunc(z.spans, unix, func(s zoneSpan, t int64) int { return cmp.Compare(s.from, t) })
 	if !found {
@@ -126,8 +126,8 @@ func (z *Zone) at(unix int64) int {
 	return max(i, 0)
 }
 
-// Calendar is the calendar whose windows are so many units long, or nil where there is none: several months have to be a
-// part of a year (2, 3, 4, 6 or 12), and there is only one of the other units.
+// Calendar returns the calendar whose windows are every units long, or nil if there is none: for months every must
+// divide a year (1, 2, 3, 4, 6 or 12), and for the other units it must be 1.
 func (z *Zone) Calendar(unit CalendarUnit, every uint32) *Calendar {
 	for i := range z.calendars {
 		if c := &z.calendars[i]; c.unit == unit && c.every == every {
@@ -142,37 +142,37 @@ type Calendar struct {
 	zone   *Zone
 	unit   CalendarUnit
 	every  uint32
-	number uint64 // of its kind, from 1
+	number uint64 // the number of its kind, from 1
 }
 
-// Unit is the unit of the windows.
+// Unit returns the unit of the windows.
 func (c *Calendar) Unit() CalendarUnit { return c.unit }
 
-// Every is how many units a window has.
+// Every returns how many units long a window is.
 func (c *Calendar) Every() uint32 { return c.every }
 
-// Zone is the zone whose calendar it is.
+// Zone returns the zone that c belongs to.
 func (c *Calendar) Zone() *Zone { return c.zone }
 
-// Location is the time zone.
+// Location returns the time zone that c follows.
 func (c *Calendar) Location() *time.Location { return c.zone.location }
 
-// same reports whether c and d are one calendar; nil is none.
+// same reports whether c and d are the same calendar; either may be nil.
 func (c *Calendar) same(d *Calendar) bool {
 	return c == d || c != nil && d != nil && c.number == d.number && c.zone.location.String() == d.zone.location.String()
 }
 
-// Where the present window stands among [Edges].
+// How many windows [Edges] has before and after the current one.
 const (
 	edgesBefore = 2 // windows
 	edgesAfter  = 2
 )
 
-// Edges are where five windows begin that follow each other, and where the last of them ends: the present window, and
-// two before and behind it. Who is told them can tell the present window by a clock that goes wrong by a window's length.
+// Edges are the boundaries of five consecutive windows: the current one, two before and two after it. Whoever has them
+// can find the current window even with a clock that is off by up to a window's length.
 type Edges [edgesBefore + 1 + edgesAfter + 1]Micros
 
-// Edges are those around now.
+// Edges returns the boundaries of the windows around now.
 func (c *Calendar) Edges(now Micros) (e Edges) {
 	present, begin, end := c.present(inRange(now))
 	e[edgesBefore], e[edgesBefore+1] = begin, end
@@ -186,24 +186,27 @@ func (c *Calendar) Edges(now Micros) (e Edges) {
 	return e
 }
 
-// window is the window that now is in.
+// window returns the window that contains now.
 func (c *Calendar) window(now Micros) (start, end Micros) {
 	_, start, end = c.present(now)
 	return start, end
 }
 
-// present is the number of the period that now is in, the last one to have begun, and where it begins and ends.
+// present returns the number of the period that contains now, which is the last one to have begun, and where it begins
+// and ends.
 func (c *Calendar) present(now Micros) (p int64, begin, end Micros) {
 	p = c.period(now)
 	begin, end = c.begin(p), c.begin(p+1)
-	for end <= now { // the first day of the next one came, and went again
+	for end <= now { // clocks showed the next period's first day already, and then went back
 		p++
 		begin, end = end, c.begin(p+1)
 	}
 	return p, begin, end
 }
 
-// beside is where the first period before or after p begins that does not begin with it, at begin, and its number.
+// beside steps from p, which begins at begin, by step periods at a time to the first one that begins at another time,
+// and returns where that one begins and its number. A period whose days were all skipped begins together with its
+// successor.
 func (c *Calendar) beside(p, step int64, begin Micros) (Micros, int64) {
 	for {
 		p += step
@@ -215,15 +218,15 @@ func (c *Calendar) beside(p, step int64, begin Micros) (Micros, int64) {
 
 const secondsPerDay = 86_400
 
-// period is the number of the period that the date of a time is in. Days and weeks are counted from 1970, the others
-// from the year 0.
+// period returns the number of the period that contains the date the clocks show at now. Days and weeks are counted
+// from 1970, the others from the year 0.
 func (c *Calendar) period(now Micros) int64 {
 	z, unix := c.zone, int64(now/1e6)
 	year, month, day := time.Unix(unix+z.spans[z.at(unix)].ahead, 0).UTC().Date()
 	switch c.unit {
 	case CalendarDay:
 		return dayNumber(year, month, day)
-	case CalendarWeek: // 1970 began with a Thursday
+	case CalendarWeek: // 1970 began on a Thursday
 		return (dayNumber(year, month, day) + 3) / 7
 	case CalendarMonth:
 		return (int64(year)*12 + int64(month) - 1) / int64(c.every)
@@ -232,7 +235,7 @@ func (c *Calendar) period(now Micros) int64 {
 	return int64(year)
 }
 
-// begin is when a period begins.
+// begin returns when a period begins.
 func (c *Calendar) begin(period int64) Micros {
 	switch c.unit {
 	case CalendarDay:
@@ -246,12 +249,12 @@ func (c *Calendar) begin(period int64) Micros {
 	return c.zone.reach(dayNumber(int(period), time.January, 1))
 }
 
-// dayNumber is how many days a date is after that of the Unix epoch.
+// dayNumber returns the number of days from 1970-01-01 to a date.
 func dayNumber(year int, month time.Month, day int) int64 {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / secondsPerDay
 }
 
-// reach is when the zone's clocks first show a date, or a later one. No zone is two days ahead of UTC.
+// reach returns when the zone's clocks first show a date, or a later one. No zone is two days ahead of UTC.
 func (z *Zone) reach(day int64) Micros {
 	midnight := day * secondsPerDay
 	from := midnight - 2*secondsPerDay

@@ -5,25 +5,25 @@ import (
 	"strings"
 )
 
-// Concurrency counts what is held at the same time: a cost of n takes n slots, giving n back releases them, and what
-// nobody releases is free again after the window. Slots that have an owner are that owner's alone: its takes say how
-// many it holds at least, and renew them all.
+// Concurrency counts slots held at the same time: a cost of n takes n slots, giving back n releases them, and a slot
+// that nobody releases is free again after the window. Slots with an owner belong to that owner alone: a take with cost
+// n means that the owner holds at least n slots, and renews all of its slots.
 
-// holder is slots that end at the same time and have the same owner.
+// holder is a group of slots with the same owner and the same end.
 type holder struct {
 	end   Micros
 	n     uint64
-	owner string // empty for slots without
+	owner string // empty for slots without an owner
 }
 
-// slotsView is what the state of a concurrency limit says at a time.
+// slotsView is the state of a concurrency limit as seen at a given time.
 type slotsView struct {
-	dead    int      // how many holders' slots have ended
-	holders []holder // the others, the first to end first
-	held    uint64   // slots of theirs
-	mine    int      // index of the asker's record, or −1
-	own     uint64   // slots of the asker's
-	end     Micros   // when slots end that are taken now; none ends later
+	dead    int      // how many holders have ended
+	holders []holder // those that have not, the first to end first
+	held    uint64   // slots of holders
+	mine    int      // index of the caller's record in holders, or −1
+	own     uint64   // slots of the caller
+	end     Micros   // when slots taken now end; no slot ends later
 }
 
 func (l *Limit) viewSlots(s *State, a *ask) slotsView {
@@ -46,11 +46,11 @@ func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 	return v
 }
 
-// left is how many slots the asker may hold in all, its own included.
+// left returns how many slots the caller may hold in all, including those it holds already.
 func (v *slotsView) left(l *Limit) uint64 { return left(l.Hits, v.held-v.own) }
 
-// room is how many of what a wants are admitted. Takes of one owner ask for the same slots again, and get them back even
-// where the limit has fallen below what is held.
+// room returns how many of the takes that a wants are admitted. An owner that takes again asks for the slots it already
+// has, and keeps them even if the limit has fallen below what is held.
 func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	free := v.left(l)
 	if a.owner != "" && (a.cost <= free || a.cost <= v.own && l.Hits > 0) {
@@ -59,12 +59,12 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	return a.fit(free)
 }
 
-// future reports whether some slots end later than those that are taken now.
+// future reports whether some slots end later than slots taken now, because the clock went back.
 func (v *slotsView) future() bool {
 	return len(v.holders) > 0 && v.holders[len(v.holders)-1].end > v.end
 }
 
-// whole is when the last slot is free.
+// whole returns when the last slot is free.
 func (v *slotsView) whole() Micros {
 	if len(v.holders) == 0 {
 		return 0
@@ -72,7 +72,7 @@ func (v *slotsView) whole() Micros {
 	return min(v.holders[len(v.holders)-1].end, v.end)
 }
 
-// free is when n slots of others than the asker's are free.
+// free returns when n slots that are not the caller's are free.
 func (v *slotsView) free(n uint64) Micros {
 	end := Micros(0)
 	for i, h := range v.holders {
@@ -88,7 +88,7 @@ func (v *slotsView) free(n uint64) Micros {
 	return end
 }
 
-// settleSlots drops from s what has ended, and brings to the window's length from now what ends later. Then the ends are
+// settleSlots drops from s what has ended, and shortens what ends later than a window from now. Afterwards the ends are
 // in order.
 func (l *Limit) settleSlots(s *State, a *ask) {
 	v := l.viewSlots(s, a)
@@ -103,7 +103,7 @@ func (l *Limit) settleSlots(s *State, a *ask) {
 	}
 }
 
-// hold gives n slots more to the asker, and renews those that it has where they are its own.
+// hold gives n more slots to the caller and, if it is an owner, renews those that it has.
 func (v *slotsView) hold(s *State, n uint64, owner string) {
 	if s.more == nil {
 		s.more = new(more)
@@ -150,7 +150,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// giveSlots releases n slots of the owner, or without one the oldest of those that have none.
+// giveSlots releases n slots of the owner or, without one, the n oldest slots that have no owner.
 func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	if a.now < s.expires {
 		l.settleSlots(s, a)
@@ -160,7 +160,7 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), a.now)}
 }
 
-// release takes n slots, or as many as there are, from the oldest records of owner.
+// release removes up to n slots from the oldest records of owner.
 func release(s *State, owner string, n uint64) {
 	q := &s.more.holders
 	q.filter(func(h *holder) bool {

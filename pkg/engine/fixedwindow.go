@@ -1,12 +1,12 @@
 package engine
 
-// A fixed window counts hits in windows that follow each other: at most Hits in each, and so at most twice as many in any
-// span of a window's length.
+// A fixed window counts hits in consecutive windows: at most Hits in each, and so at most twice as many in any span of
+// a window's length.
 //
-// A window that has begun runs to its end even if the rule's alignment changes meanwhile.
+// A window that has begun runs to its end even if the rule's alignment changes in the meantime.
 
-// WindowAt is the fixed window that now is in, or the one that a hit at now would begin. How windows lie in time is said
-// here and nowhere else.
+// WindowAt returns the fixed window that contains now, or the one that a hit at now would begin. It is the only place
+// that decides where windows begin and end.
 func (l *Limit) WindowAt(now Micros) (start, end Micros) {
 	switch {
 	case l.Calendar != nil:
@@ -18,15 +18,15 @@ func (l *Limit) WindowAt(now Micros) (start, end Micros) {
 	return start, start + l.Window
 }
 
-// fixedView is what the state of a fixed window says at a time.
+// fixedView is the state of a fixed window as seen at a given time.
 type fixedView struct {
 	start, end Micros
 	count      uint64
-	begun      bool // false where the window waits for its first hit
-	moved      bool // from the future to now
+	begun      bool // false while the window waits for its first hit
+	moved      bool // the state was from the future, and was moved to now
 }
 
-// set fills v, which is zero, in where it lies.
+// set fills in v, which is zero.
 func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	if s.at <= now && now < s.expires {
 		v.start, v.end, v.count, v.begun = s.at, s.expires, s.n, true
@@ -40,8 +40,8 @@ func (v *fixedView) set(l *Limit, s *State, now Micros) {
 	}
 }
 
-// room is how many of what a wants the window admits. A look for nothing passes at exactly the limit where refused hits
-// count, as in envoyproxy/ratelimit.
+// room returns how many of the takes that a wants the window admits. Where refused hits count, a look with a cost of 0
+// is admitted at exactly the limit, as in envoyproxy/ratelimit.
 func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	if a.probe && l.CountRefused && !a.listed && v.count <= l.Hits {
 		return a.want
@@ -49,13 +49,13 @@ func (v *fixedView) room(l *Limit, a *ask) uint64 {
 	return a.fit(left(l.Hits, v.count))
 }
 
-// write makes s say what v does, with count hits.
+// write stores v in s, with count hits.
 func (v *fixedView) write(s *State, count uint64) {
 	s.at, s.expires, s.n = v.start, v.end, count
 	v.begun = true
 }
 
-// report fills in the part of a decision that every call has.
+// report fills in the fields of a decision that every call sets.
 func (v *fixedView) report(d *Decision, now Micros, left uint64) {
 	d.Left = left
 	if v.begun {
@@ -78,7 +78,7 @@ func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// giveFixed gives hits back, unless they were spent before the present window began.
+// giveFixed gives hits back, unless they were spent before the current window began.
 func (l *Limit) giveFixed(s *State, now Micros, hits uint64, window Micros) (d Decision) {
 	var v fixedView
 	v.set(l, s, now)

@@ -1,10 +1,10 @@
 package engine
 
-// A leaky bucket is a queue of Burst places that empties at the limit's rate: an admitted hit is told how long to wait for
-// its turn, and in any time t at most rate·t hits, and the cost of one request, have their turn.
+// A leaky bucket is a queue of Burst places that empties at the limit's rate: an admitted hit is told how long to wait
+// for its turn, and in any time t at most rate·t hits plus the cost of one request have their turn.
 
-// places is how many hits the queue has room for. Fewer than Burst hits may be ahead of one that is admitted, which is
-// to say that it waits less than (Burst − cost + 1)·W/L.
+// places returns how many hits the queue has room for. A take is admitted while its wait is less than (Burst − cost +
+// 1)·W/L: with a cost of 1, while fewer than Burst hits are ahead of it.
 func (v *bucketView) places(l *Limit) uint64 {
 	if l.Hits == 0 {
 		return 0
@@ -40,7 +40,7 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// turn is when the queue has room for cost, at most Burst.
+// turn returns when the queue has room for cost, which is at most Burst.
 func (v *bucketView) turn(l *Limit, cost uint64) Micros {
 	room := v.of(l.Burst - cost + 1)
 	if v.wait.less(room) {
@@ -49,7 +49,7 @@ func (v *bucketView) turn(l *Limit, cost uint64) Micros {
 	return v.base + v.sub(v.wait, room).over()
 }
 
-// giveTurns gives nothing back: turns are promised.
+// giveTurns gives nothing back, because callers have already been promised their turns.
 func (l *Limit) giveTurns(s *State, now Micros) Decision {
 	if l.Hits == 0 {
 		return Decision{}

@@ -10,22 +10,22 @@ import (
 // Bounds of a limit's numbers.
 const (
 	maxNumber           = math.MaxUint32
-	maxStamps           = 10_000             // of a log, and of holders
+	maxStamps           = 10_000             // in a log, and slots that can be held
 	maxWindow    Micros = 1 << 48            // 8.9 years
-	maxFill             = 100 * 365.25 * day // of a bucket, from its lowest
+	maxFill             = 100 * 365.25 * day // longest time a bucket may take to fill from its lowest level, in µs
 	day                 = 24 * 60 * 60 * 1e6
 	maxPrecision        = 100
 )
 
-// prepared is what can be computed once of a limit. It says of which numbers, so that it is never wrong for a limit whose
-// numbers were changed afterwards.
+// prepared is what can be computed once per limit. It records the numbers it was computed from, so that it is never
+// used for a limit whose numbers changed afterwards.
 type prepared struct {
 	rate   rate
 	hits   uint64
 	window Micros
 }
 
-// Prepared is l with what can be computed once. It decides as l does, only faster.
+// Prepared returns l with everything computed that can be computed once. It decides as l does, only faster.
 func (l Limit) Prepared() Limit {
 	if l.Hits > 0 && l.Window > 0 {
 		l.prepared = prepared{rateOf(l.Hits, l.Window), l.Hits, l.Window}
@@ -33,7 +33,7 @@ func (l Limit) Prepared() Limit {
 	return l
 }
 
-// Equal reports whether l and m say the same, prepared or not.
+// Equal reports whether l and m are the same limit, prepared or not.
 func (l Limit) Equal(m Limit) bool {
 	if !l.Calendar.same(m.Calendar) {
 		return false
@@ -43,21 +43,20 @@ func (l Limit) Equal(m Limit) bool {
 	return l == m
 }
 
-// FieldError is what is wrong with one field of a [Limit] or a [Penalty].
+// FieldError describes what is wrong with one field of a [Limit] or a [Penalty].
 type FieldError struct {
 	Field string // its key in the rules, such as burst
 	Text  string // what is wrong, and what would be accepted
 }
 
-// Error is the field and the text: burst is 0; it takes 1 to 4294967295.
+// Error returns the field and the text, such as "burst is 0; it takes 1 to 4294967295".
 func (e *FieldError) Error() string { return e.Field + " " + e.Text }
 
 func wrong(field, format string, args ...any) error {
 	return &FieldError{Field: field, Text: fmt.Sprintf(format, args...)}
 }
 
-// Validate says what is wrong with l, naming the field and what would be accepted, or returns nil. The error is a
-// [*FieldError].
+// Validate returns nil if l is valid, or else a [*FieldError] that names the field and what would be accepted.
 func (l Limit) Validate() error {
 	if err := l.checkMeaning(); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (l Limit) Validate() error {
 	return l.checkBucket()
 }
 
-// checkMeaning looks for fields that the algorithm has no use for.
+// checkMeaning rejects fields that the algorithm does not use.
 func (l *Limit) checkMeaning() error {
 	a := l.Algorithm
 	if a > Concurrency {
@@ -98,7 +97,7 @@ func (l *Limit) checkMeaning() error {
 	return nil
 }
 
-// checkNumbers checks what every limit has, and what sliding windows have besides.
+// checkNumbers checks the fields that every limit has, and those of sliding windows.
 func (l *Limit) checkNumbers() error {
 	switch {
 	case l.Align > AlignFirst:
@@ -119,7 +118,7 @@ func (l *Limit) checkNumbers() error {
 	return nil
 }
 
-// checkRefused checks where refused hits may count.
+// checkRefused checks that refused hits are counted only where they may be.
 func (l *Limit) checkRefused() error {
 	switch {
 	case !l.CountRefused:
@@ -162,7 +161,7 @@ func (l *Limit) checkBucket() error {
 	return nil
 }
 
-// fills reports whether so many hits come back within 100 years.
+// fills reports whether that many hits are refilled within 100 years.
 func (l *Limit) fills(hits uint64) bool {
 	hi, lo := bits.Mul64(hits, uint64(l.Window))
 	if hi >= l.Hits {
@@ -172,7 +171,7 @@ func (l *Limit) fills(hits uint64) bool {
 	return us < maxFill
 }
 
-// Validate says what is wrong with the first limit that has something wrong, or that there are two of one algorithm and
+// Validate returns the error of the first limit that is not valid. It also rejects two limits of one algorithm and
 // window, which would share a state.
 func (l Limits) Validate() error {
 	for i := range l {
@@ -188,8 +187,8 @@ func (l Limits) Validate() error {
 	return nil
 }
 
-// SharesState reports whether two limits of a list are of one algorithm and window, so that there may be one of them.
-// Two zones whose numbers are the same, which is one chance in 2^49, are one here.
+// SharesState reports whether l and m, two limits of a list, have the same algorithm and window, so that only one of
+// them may be there. Two time zones whose numbers collide, a chance of one in 2^49, count as the same.
 func (l *Limit) SharesState(m *Limit) bool {
 	if l.Calendar != nil && m.Calendar != nil {
 		return l.Slot() == m.Slot()
@@ -197,22 +196,23 @@ func (l *Limit) SharesState(m *Limit) bool {
 	return l.Algorithm == m.Algorithm && l.Window == m.Window && l.Calendar == m.Calendar
 }
 
-// Slot names the state of one limit among those that belong to one descriptor. It depends on the algorithm, the precision
-// and, where it matters, the window's length or the calendar; never on the limit's number.
+// Slot names the state of one limit among the states of one descriptor. It depends on the algorithm, the precision and,
+// where it matters, the window's length or the calendar; never on the number of hits.
 type Slot uint64
 
 // GateSlot names the state of a penalty beside those of the limits.
 const GateSlot Slot = 1<<64 - 1
 
-// Where the parts of a Slot stand: the window below, which has 49 bits at most. A fixed window has no precision; one that
-// follows a calendar has the number of its kind there, and its zone where the window stands.
+// The layout of a Slot: the window's length is in the low 49 bits, the precision and the algorithm are above it. A
+// fixed window has no precision; one that follows a calendar has the number of its kind in place of the precision, and
+// its zone's number in place of the length.
 const (
 	slotPrecision = 49
 	slotAlgorithm = slotPrecision + 7
 )
 
-// Slot names the state that l reads and writes. Outside lists, buckets, logs and concurrency keep theirs when the
-// window's length changes.
+// Slot returns the name of the state that l reads and writes. Outside a list, buckets, logs and concurrency limits keep
+// their state when the window's length changes.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
 		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number)<<slotPrecision | Slot(c.zone.id)
@@ -224,9 +224,9 @@ func (l Limit) Slot() Slot {
 	return s
 }
 
-// String is a short name of s, of letters, digits and '/', that no other Slot has: a letter for the algorithm, the window in
-// microseconds where it belongs to the name, and the precision. A calendar's has its unit, and a number for its zone unless
-// that is UTC: fmonth3, or fday/2f4hg91k6z.
+// String returns a short, unique name made of letters, digits and '/': a letter for the algorithm, the window in
+// microseconds where it is part of the name, and the precision. For a calendar it has the unit, and a number for the
+// zone unless that is UTC: fmonth3, or fday/2f4hg91k6z.
 func (s Slot) String() string {
 	if s == GateSlot {
 		return "p"
@@ -253,7 +253,7 @@ func (s Slot) String() string {
 	return string(buf)
 }
 
-// calendar is the kind of calendar that s is of, if it is of one.
+// calendar returns the kind of calendar that s belongs to, if any.
 func (s Slot) calendar() (calendarKind, bool) {
 	number := s >> slotPrecision & 127
 	if Algorithm(s>>slotAlgorithm) != FixedWindow || number == 0 || number > calendarCount {

@@ -1,13 +1,13 @@
 package engine
 
-// Several limits admit together or not at all: what is admitted is what the one with the least room admits, and only that
-// is spent on each. Refused hits never count. The decision speaks of the strictest: among limits that refuse the one
-// that does so for longest, else the one with least left; the first of them on ties.
+// The limits of a list admit together or not at all: the one with the least room decides how much is admitted, and
+// exactly that is spent on each. Refused hits never count. The decision describes the strictest limit: of those that
+// refuse, the one that does so for longest, otherwise the one with the least left; on a tie, the first.
 //
-// Two fields speak of all limits: Wait is the longest, and Window the latest start, so that giving back with it reaches
-// each window that has not ended since.
+// Three fields cover all limits: Wait is the longest, Window the latest start, so that a Give with it reaches every
+// window that has not ended since, and Renewed the most.
 
-// takeAll is take for a list.
+// takeAll is Limits.take for several limits.
 func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	a.listed = true
 	a.most = min(a.most, a.want)
@@ -28,7 +28,7 @@ func (l Limits) takeAll(s []*State, a *ask, d *Decision) {
 	}
 }
 
-// stricter reports whether d is stricter than e, which stands before it.
+// stricter reports whether d is stricter than e, which comes before it in the list.
 func stricter(d *Decision, dRefuses bool, e *Decision, eRefuses bool) bool {
 	switch {
 	case dRefuses != eRefuses:
@@ -39,14 +39,14 @@ func stricter(d *Decision, dRefuses bool, e *Decision, eRefuses bool) bool {
 	return d.Left < e.Left
 }
 
-// merge takes over from e what a decision says of all limits.
+// merge takes from e the fields that cover all limits.
 func (d *Decision) merge(e *Decision) {
 	d.Wait = max(d.Wait, e.Wait)
 	d.Window = max(d.Window, e.Window)
 	d.Renewed = max(d.Renewed, e.Renewed)
 }
 
-// giveAll is give for a list.
+// giveAll gives hits back to each limit.
 func (l Limits) giveAll(s []*State, a *ask, hits uint64, window Micros) Decision {
 	var d Decision
 	for i := range l {

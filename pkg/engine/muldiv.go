@@ -2,8 +2,8 @@ package engine
 
 import "math/bits"
 
-// muldiv is the quotient and the remainder of a·b by c, which is not 0. A quotient that does not fit 64 bits is
-// 2^63 with remainder 0: more than anything it is ever compared with.
+// muldiv returns the quotient and the remainder of a·b divided by c, which must not be 0. If the quotient does not fit
+// 64 bits it returns 2^63 and remainder 0, which is more than anything it is ever compared with.
 func muldiv(a, b, c uint64) (quo, rem uint64) {
 	hi, lo := bits.Mul64(a, b)
 	if hi == 0 {
@@ -15,7 +15,7 @@ func muldiv(a, b, c uint64) (quo, rem uint64) {
 	return bits.Div64(hi, lo, c)
 }
 
-// times is a·b, at most MaxHits.
+// times returns a·b, at most MaxHits.
 func times(a, b uint64) uint64 {
 	if a == 1 {
 		return min(b, MaxHits)
@@ -27,7 +27,7 @@ func times(a, b uint64) uint64 {
 	return min(lo, MaxHits)
 }
 
-// gcd is the greatest common divisor of a and b, which are not both 0.
+// gcd returns the greatest common divisor of a and b, which must not both be 0.
 func gcd(a, b uint64) uint64 {
 	for b != 0 {
 		a, b = b, a%b

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// String is the algorithm's name in the rules, such as fixed_window.
+// String returns the algorithm's name in the rules, such as fixed_window.
 func (a Algorithm) String() string {
 	switch a {
 	case FixedWindow:
@@ -24,7 +24,7 @@ func (a Algorithm) String() string {
 	return fmt.Sprintf("algorithm(%d)", uint8(a))
 }
 
-// String is the alignment's name in the rules: clock or first.
+// String returns the alignment's name in the rules: clock or first.
 func (a Align) String() string {
 	switch a {
 	case AlignClock:
@@ -35,7 +35,7 @@ func (a Align) String() string {
 	return fmt.Sprintf("align(%d)", uint8(a))
 }
 
-// String is the trigger's name in the rules: exceeded or reached.
+// String returns the trigger's name in the rules: exceeded or reached.
 func (t Trigger) String() string {
 	switch t {
 	case OnExceeded:
@@ -46,16 +46,16 @@ func (t Trigger) String() string {
 	return fmt.Sprintf("trigger(%d)", uint8(t))
 }
 
-// ParseAlgorithm is the algorithm of that name. The error names those that are known.
+// ParseAlgorithm returns the algorithm with that name. The error lists the known names.
 func ParseAlgorithm(name string) (Algorithm, error) { return parse(name, FixedWindow, Concurrency) }
 
-// ParseAlign is the alignment of that name. The error names those that are known.
+// ParseAlign returns the alignment with that name. The error lists the known names.
 func ParseAlign(name string) (Align, error) { return parse(name, AlignClock, AlignFirst) }
 
-// ParseTrigger is the trigger of that name. The error names those that are known.
+// ParseTrigger returns the trigger with that name. The error lists the known names.
 func ParseTrigger(name string) (Trigger, error) { return parse(name, OnExceeded, OnReached) }
 
-// named is a number whose values from 0 have names.
+// named is an enumeration whose values, from 0, have names.
 type named interface {
 	~uint8
 	fmt.Stringer

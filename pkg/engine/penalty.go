@@ -14,18 +14,18 @@ const (
 	OnReached                 // an admitted take that leaves nothing
 )
 
-// Penalty refuses everything for a while once a limit is exceeded or reached. It is a gate beside the counter, with a
-// state of its own, and knows nothing of how the counter counts.
+// Penalty refuses everything for a while once a limit is exceeded or reached. It is a gate in front of the counter,
+// with a state of its own, and does not depend on how the counter counts.
 //
-// While it runs, takes and looks are refused, nothing is counted, and nothing prolongs it.
+// While a penalty runs, takes and looks are refused, nothing is counted, and nothing prolongs it.
 type Penalty struct {
 	For      Micros // how long it lasts, at least 1
-	Max      Micros // the longest it grows to, and how long after its end the next one still counts as a repetition
+	Max      Micros // the longest it grows to; also how long after its end another one still counts as a repetition
 	On       Trigger
-	Escalate uint32 // how many times as long as the last one a repetition lasts; 1 is the same again
+	Escalate uint32 // factor by which a repetition lasts longer than the one before; 1 keeps the length
 }
 
-// Validate says what is wrong with p, as [Limit.Validate] does.
+// Validate returns nil if p is valid, or else a [*FieldError], as [Limit.Validate] does.
 func (p *Penalty) Validate() error {
 	switch {
 	case p.For < 1 || p.For > maxWindow:
@@ -40,7 +40,7 @@ func (p *Penalty) Validate() error {
 	return nil
 }
 
-// Take is [Limits.Take] behind the gate, whose own state is gate. Extra is not taken.
+// Take is [Limits.Take] behind the gate, whose own state is gate. It ignores t.Extra.
 func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now, t.Extra = inRange(now), 0
 	if t.Cost == 0 {
@@ -60,13 +60,13 @@ func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) De
 	if d.Admitted < t.Count {
 		d.RetryAfter = max(d.RetryAfter, d.Penalty)
 	}
-	if d.Admitted == part.Count && part.Count < t.Count { // the rest meets the gate, not the counter
+	if d.Admitted == part.Count && part.Count < t.Count { // the remaining takes are refused by the gate and do not reach the counter
 		d.RetryAfter = max(d.RetryAfter, l.Look(s, now, Take{Cost: t.Cost, Count: 1, Owner: t.Owner}).RetryAfter)
 	}
 	return d
 }
 
-// first is how many of t.Count reach the counter: those up to the one that starts the penalty.
+// first returns how many of t.Count reach the counter: all up to and including the one that starts the penalty.
 func (p *Penalty) first(l Limits, s []*State, now Micros, t Take) uint64 {
 	if t.Count <= 1 {
 		return t.Count
@@ -95,7 +95,7 @@ func (p *Penalty) starts(d *Decision, t *Take) bool {
 	return n > 0 && times(n, min(t.Cost, MaxHits)) >= d.Left
 }
 
-// start starts a penalty and tells how long it lasts.
+// start starts a penalty and returns how long it lasts.
 func (p *Penalty) start(gate *State, now Micros) time.Duration {
 	n := p.For
 	if p.Escalate > 1 && now < gate.expires {
@@ -111,8 +111,8 @@ func (p *Penalty) start(gate *State, now Micros) time.Duration {
 	return until(gate.at, now)
 }
 
-// penalty is when the penalty of a gate ends, and whether it runs. One that ends later than it lasts is from the future, and
-// is moved to now.
+// penalty returns when the penalty of a gate ends, and whether it is running. One that ends later than a full penalty
+// from now is from the future, and is moved to begin now.
 func (s *State) penalty(now Micros) (end Micros, runs bool) {
 	if now >= s.expires {
 		return 0, false
@@ -124,7 +124,7 @@ func (s *State) penalty(now Micros) (end Micros, runs bool) {
 	return s.at, now < s.at
 }
 
-// refuse makes of a counter's decision one by a penalty: nothing is left while it runs.
+// refuse turns a counter's decision into a refusal by a penalty: nothing is left while it runs.
 func refuse(d Decision, penalty time.Duration) Decision {
 	d.Admitted, d.Left, d.Wait, d.Renewed = 0, 0, 0, 0
 	d.Penalty, d.RetryAfter = penalty, max(d.RetryAfter, penalty)
@@ -141,7 +141,7 @@ func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) De
 	return d
 }
 
-// Give is [Limits.Give] behind the gate: giving back ends no penalty.
+// Give is [Limits.Give] behind the gate. Giving back does not end a penalty.
 func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now = inRange(now)
 	d := l.Give(s, now, t)
@@ -151,8 +151,8 @@ func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) De
 	return d
 }
 
-// Reset is [Limits.Reset] behind the gate, which is forgotten too. While a penalty runs it does nothing, unless forced:
-// then Admitted is 0, and the decision tells what is left of the penalty.
+// Reset is [Limits.Reset] behind the gate, whose state is forgotten too. While a penalty runs and force is not set it
+// does nothing: Admitted is 0, and the decision says what is left of the penalty.
 func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
 	now = inRange(now)
 	if end, runs := gate.penalty(now); runs && !force {

@@ -10,21 +10,21 @@ type queue[E any] struct {
 
 func (q *queue[E]) len() int { return len(q.buf) - q.head }
 
-// live is what the queue holds, the oldest first. It is valid until the queue changes.
+// live returns what the queue holds, the oldest first. The slice is valid until the queue changes.
 func (q *queue[E]) live() []E { return q.buf[q.head:] }
 
-// last is the newest of a queue that is not empty.
+// last returns the newest element. The queue must not be empty.
 func (q *queue[E]) last() *E { return &q.buf[len(q.buf)-1] }
 
 func (q *queue[E]) push(e E) { q.buf = append(q.buf, e) }
 
-// pop takes the newest away.
+// pop removes the newest element.
 func (q *queue[E]) pop() {
 	clear(q.buf[len(q.buf)-1:])
 	q.buf = q.buf[:len(q.buf)-1]
 }
 
-// drop takes the n oldest away, and lets go of memory that a far longer queue needed.
+// drop removes the n oldest elements, and frees memory once the queue is far shorter than its capacity.
 func (q *queue[E]) drop(n int) {
 	clear(q.buf[q.head : q.head+n])
 	q.head += n
@@ -42,12 +42,12 @@ func (q *queue[E]) drop(n int) {
 	q.head = 0
 }
 
-// remove takes the i-th oldest away.
+// remove removes the i-th oldest element.
 func (q *queue[E]) remove(i int) {
 	q.buf = slices.Delete(q.buf, q.head+i, q.head+i+1)
 }
 
-// filter keeps what keep wants.
+// filter removes the elements for which keep returns false.
 func (q *queue[E]) filter(keep func(*E) bool) {
 	n := q.head
 	for i := range q.live() {

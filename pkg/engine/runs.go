@@ -2,18 +2,18 @@ package engine
 
 import "time"
 
-// A sliding window and a sliding log are the same thing on two clocks: a list of runs of hits that share a tick, of which
-// those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the ticks of a
-// sliding window are its sub-windows, and its span is one more than make up the window, because the oldest is counted
-// whole.
+// A sliding window and a sliding log are the same thing on two clocks: a list of runs, each the hits that share a tick,
+// of which those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the
+// ticks of a sliding window are its sub-windows, and its span is one more than make up the window, because the oldest
+// is counted whole.
 
-// run is hits that share a tick.
+// run is the hits that share a tick.
 type run struct {
 	at Micros
 	n  uint64
 }
 
-// tick is the tick that now is in.
+// tick returns the tick that contains now.
 func (l *Limit) tick(now Micros) Micros {
 	if l.Algorithm == SlidingLog {
 		return now
@@ -21,7 +21,7 @@ func (l *Limit) tick(now Micros) Micros {
 	return l.cell(now)
 }
 
-// span is how many ticks count, the present one included.
+// span returns how many ticks count, the current one included.
 func (l *Limit) span() Micros {
 	if l.Algorithm == SlidingLog {
 		return l.Window
@@ -29,7 +29,7 @@ func (l *Limit) span() Micros {
 	return Micros(l.Precision) + 1
 }
 
-// gone is the time from which hits of a tick do not count.
+// gone returns the time from which the hits of a tick no longer count.
 func (l *Limit) gone(tick Micros) Micros {
 	if l.Algorithm == SlidingLog {
 		return tick + l.Window
@@ -37,11 +37,11 @@ func (l *Limit) gone(tick Micros) Micros {
 	return l.cellStart(tick + l.span())
 }
 
-// runsView is what the state of a sliding window or log says at a time.
+// runsView is the state of a sliding window or log as seen at a given time.
 type runsView struct {
 	tick  Micros
-	dead  int   // how many runs do not count any more
-	runs  []run // the others, the oldest first
+	dead  int   // how many runs no longer count
+	runs  []run // the runs that count, the oldest first
 	count uint64
 }
 
@@ -62,10 +62,10 @@ func (l *Limit) viewRuns(s *State, now Micros) runsView {
 // future reports whether some of what counts is from the future.
 func (v *runsView) future() bool { return len(v.runs) > 0 && v.runs[len(v.runs)-1].at > v.tick }
 
-// left is how many hits more fit.
+// left returns how many more hits fit.
 func (v *runsView) left(l *Limit) uint64 { return left(l.Hits, v.count) }
 
-// free is when the oldest hits, so many of those that count, do not count any more.
+// free returns the time from which that many of the hits that count, the oldest, no longer do.
 func (v *runsView) free(l *Limit, hits uint64) Micros {
 	if hits == 0 {
 		return 0
@@ -79,7 +79,7 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	return 0
 }
 
-// settleRuns drops from s what does not count any more and moves to now what is from the future.
+// settleRuns drops from s what no longer counts, and moves what is from the future to now.
 func (l *Limit) settleRuns(s *State, now Micros) {
 	v := l.viewRuns(s, now)
 	if len(v.runs) == 0 {
@@ -100,7 +100,7 @@ func (l *Limit) settleRuns(s *State, now Micros) {
 	s.expires = l.gone(q.last().at)
 }
 
-// addRun adds hits, at least one, at a tick that is not before any other.
+// addRun adds hits, at least one, at a tick that is not before any other in s.
 func (l *Limit) addRun(s *State, tick Micros, hits uint64) {
 	if s.more == nil {
 		s.more = new(more)
@@ -123,7 +123,7 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
 	}
 	d.Left = v.left(l)
 	d.Admitted, refuses = a.judge(a.fit(d.Left))
-	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // at most L beyond the limit
+	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // a count is at most twice the limit
 		l.addRun(s, v.tick, spent)
 		v = l.viewRuns(s, a.now)
 	}
@@ -137,7 +137,7 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// whole is how long it takes until nothing counts any more.
+// whole returns how long it takes until nothing counts any more.
 func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	if len(v.runs) == 0 {
 		return 0
@@ -145,7 +145,7 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns takes the oldest hits away, which never admits more than if they had not been spent.
+// giveRuns removes the oldest hits, which never admits more than if the hits given back had not been spent.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)

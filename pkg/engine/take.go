@@ -3,8 +3,9 @@ package engine
 import "time"
 
 // State is what one limit has counted so far. The zero State is that of a key not seen before. A State belongs to the
-// Limit's [Slot] that wrote it; the limit's other fields may have changed since, by a reload of the rules or by a
-// request that brought its own. A State must not be copied while the copy and the original are both in use.
+// [Slot] of the limit that wrote it; the limit's other fields may have changed since then, through a reload of the
+// rules or a request that brought its own limit. A State must not be copied while the copy and the original are both in
+// use.
 //
 // What the fields mean depends on the algorithm:
 //
@@ -17,8 +18,8 @@ import "time"
 type State struct {
 	at      Micros
 	n       uint64
-	expires Micros // from here on the state says nothing; 0 only in the zero State
-	more    *more  // what does not fit above, else nil
+	expires Micros // from this time on the state means nothing; 0 only in the zero State
+	more    *more  // what does not fit into the other fields, or nil
 	den     uint32
 }
 
@@ -28,14 +29,15 @@ type more struct {
 	holders queue[holder]
 }
 
-// Empty reports whether s is that of a key not seen before, so that there is nothing to store.
+// Empty reports whether s is the state of a key not seen before, so that there is nothing to store.
 func (s *State) Empty() bool { return s.expires == 0 }
 
-// Expires is the time from which s says no more than the zero State does. Stores may drop it from then on; no decision
-// depends on whether they did, unless the clock jumps back to before it.
+// Expires returns the time from which s means the same as the zero State. Stores may drop it from then on; no decision
+// depends on whether they did, unless the clock jumps back to before that time.
 func (s *State) Expires() Micros { return s.expires }
 
-// Weight is what s counts for against a cap on keys: 1, and more for a state that holds many stamps (one per 16).
+// Weight returns how many keys s counts as against a cap on keys: 1, or more for a state that holds many stamps or
+// holders (one per 16).
 func (s *State) Weight() int {
 	if s.more == nil {
 		return 1
@@ -43,26 +45,26 @@ func (s *State) Weight() int {
 	return max(1, (s.more.runs.len()+s.more.holders.len()+15)/16)
 }
 
-// latest is the last time that is told apart, in the year 2112; a later one counts as this one, so that 100 years more
-// still fit a double.
+// latest is the last time that is handled, in the year 2112. Later times are clamped to it, so that a time 100 years
+// after it still fits a double exactly.
 const latest Micros = 1 << 52
 
 func inRange(now Micros) Micros { return min(max(now, 0), latest) }
 
-// ask is a Take brought into range: every number fits a double, and so does count + extra.
+// ask is a Take brought into range: every number fits a double exactly, and so does count + extra.
 type ask struct {
 	now    Micros
 	cost   uint64 // at least 1
 	count  uint64
-	want   uint64 // count and extra
-	most   uint64 // what the other limits of a list admit
+	want   uint64 // count + extra
+	most   uint64 // what the other limits of a list admit, at most
 	owner  string
-	probe  bool // the cost was 0: see whether a cost of 1 would pass
+	probe  bool // the cost was 0: only see whether a cost of 1 would be admitted
 	write  bool
-	listed bool // refused hits do not count, whatever the limit says
+	listed bool // of a list: refused hits do not count, whatever the limit says
 }
 
-// set makes a of t. It fills a in where it lies, for copies of what was just written are slow.
+// set fills a, which is zero, from t. It writes in place because copying what was just written is slow.
 func (a *ask) set(now Micros, t *Take, write bool) {
 	a.now = inRange(now)
 	a.cost, a.count = min(t.Cost, MaxHits), min(t.Count, MaxHits)
@@ -75,7 +77,7 @@ func (a *ask) set(now Micros, t *Take, write bool) {
 	}
 }
 
-// fit is how many of the hits that a wants fit into left.
+// fit returns how many of the takes that a wants fit into left hits.
 func (a *ask) fit(left uint64) uint64 {
 	switch {
 	case left < a.cost:
@@ -88,13 +90,14 @@ func (a *ask) fit(left uint64) uint64 {
 	return min(a.want, left/a.cost)
 }
 
-// judge is how many of what a wants are admitted where this limit has room for so many, and whether it is this limit
-// that refuses one of Count.
+// judge returns how many takes are admitted when this limit has room for that many, and whether it is this limit that
+// refuses one of Count.
 func (a *ask) judge(room uint64) (admitted uint64, refuses bool) {
 	return min(room, a.most), room < a.count && room <= a.most
 }
 
-// spends is the hits that are spent where so many are admitted: theirs, and with counts, those of the refused ones of Count.
+// spends returns the hits that are spent when that many takes are admitted: those of the admitted takes and, if counts
+// is set, those of the refused ones of Count.
 func (a *ask) spends(admitted uint64, counts bool) uint64 {
 	if !a.write {
 		return 0
@@ -106,9 +109,9 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 }
 
 // Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
-// of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. It equals t.Count takes of
-// one after the other, and then, if all of them were admitted, t.Extra more up to the first that is refused. A cost of
-// 0 is a [Limits.Look].
+// of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. The result equals that of
+// t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is refused. A
+// cost of 0 is a [Limits.Look].
 func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, true)
@@ -116,10 +119,10 @@ func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	return d
 }
 
-// Look tells what Take would answer, and spends nothing. It leaves s alone, but for two cases: a bucket that starts with
-// less than its burst begins to fill when it is first asked, and what comes from the future is moved to now, or callers
-// that look before they take would wait for it. With a cost of 0 all of t.Count are admitted where a cost of 1
-// would be; a fixed window that counts refused hits admits them at exactly its limit as well.
+// Look returns what Take would return, but spends nothing. It changes s in two cases only: a bucket that starts with
+// less than its burst begins to fill when it is first asked, and a state from the future (the clock went back) is moved
+// to now, or callers that look before they take would have to wait for it. With a cost of 0 all of t.Count are admitted
+// if a cost of 1 would be; a fixed window that counts refused hits also admits them at exactly its limit.
 func (l Limits) Look(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, false)
@@ -135,8 +138,9 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 	l.takeAll(s, a, d)
 }
 
-// Give gives t.Cost·t.Count hits back, at most what was spent, and is always admitted. The decision's Left is what is left
-// afterwards. With t.Window a fixed window that has begun after it is left alone, for its hits were others.
+// Give gives back t.Cost·t.Count hits, at most what was spent, and is always admitted. The decision's Left is what is
+// left afterwards. With t.Window set, a fixed window that began later is left alone, because the hits were not spent in
+// it.
 func (l Limits) Give(s []*State, now Micros, t Take) Decision {
 	var a ask
 	a.set(now, &t, true)
@@ -149,7 +153,8 @@ func (l Limits) Give(s []*State, now Micros, t Take) Decision {
 	return d
 }
 
-// Reset forgets everything that s has counted. The decision has Admitted 1, and the hits that the strictest limit has left.
+// Reset forgets everything that s has counted. The decision has Admitted 1, and Left is what the strictest limit has
+// left.
 func (l Limits) Reset(s []*State, now Micros) Decision {
 	for i := range l {
 		*s[i] = State{}
@@ -159,8 +164,8 @@ func (l Limits) Reset(s []*State, now Micros) Decision {
 	return d
 }
 
-// take decides a on l, admitting no more than a.most, and writes s where a.write is set. It fills in d, which is zero,
-// and reports whether l has no room for all of Count, be it alone or after what the others of a list admit.
+// take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
+// and reports whether it is l that refuses some of Count, rather than another limit of a list.
 func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
 	switch l.Algorithm {
 	case FixedWindow:
@@ -177,7 +182,7 @@ func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
 	return true
 }
 
-// room is how many of what a wants l alone would admit.
+// room returns how many of the takes that a wants l alone would admit.
 func (l *Limit) room(s *State, a *ask) uint64 {
 	switch l.Algorithm {
 	case FixedWindow:
@@ -202,7 +207,8 @@ func (l *Limit) room(s *State, a *ask) uint64 {
 	return 0
 }
 
-// give gives hits back to l; a tells the time and the owner, and window where they were spent, or 0.
+// give gives hits back to l. The time and the owner are in a; window is the start of the window they were spent in, or
+// 0.
 func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
 	switch l.Algorithm {
 	case FixedWindow:
@@ -219,7 +225,7 @@ func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
 	return Decision{}
 }
 
-// left is what remains of limit after used.
+// left returns what remains of limit after used, at least 0.
 func left(limit, used uint64) uint64 {
 	if used >= limit {
 		return 0
@@ -227,7 +233,7 @@ func left(limit, used uint64) uint64 {
 	return limit - used
 }
 
-// until is the time from now to then, or 0 where then has passed.
+// until returns the time from now to then, or 0 if then has passed.
 func until(then, now Micros) time.Duration {
 	return time.Duration(max(then-now, 0)) * time.Microsecond
 }

@@ -1,9 +1,9 @@
 package engine
 
-// A token bucket holds up to Burst tokens and is refilled at the limit's rate; a hit takes one. In any time t at most
-// Burst + rate·t hits are admitted, and Debt more where the bucket may owe.
+// A token bucket holds up to Burst tokens and refills at the limit's rate; a hit takes one. In any time t at most Burst
+// + rate·t hits are admitted, plus Debt where the balance may go negative.
 
-// balance is the tokens in the bucket, rounded down and up; it is negative where the bucket owes.
+// balance returns the tokens in the bucket, rounded down and up; they are negative while the bucket is in debt.
 func (v *bucketView) balance(l *Limit) (down, up int64) {
 	up = int64(l.Burst) - int64(v.used)
 	if v.more {
@@ -12,7 +12,7 @@ func (v *bucketView) balance(l *Limit) (down, up int64) {
 	return up, up
 }
 
-// tokens is how many of what a wants the bucket admits.
+// tokens returns how many of the takes that a wants the bucket admits.
 func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	if l.Hits == 0 {
 		return 0
@@ -24,7 +24,7 @@ func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	if a.probe {
 		return a.fit(uint64(max(up, 0)))
 	}
-	// The i-th, from 0, is admitted while balance − i·cost > 0 and balance − (i+1)·cost ≥ −Debt.
+	// The i-th take, counting from 0, is admitted while balance − i·cost > 0 and balance − (i+1)·cost ≥ −Debt.
 	owing := (uint64(max(up, 0)) + a.cost - 1) / a.cost
 	return min(owing, a.fit(uint64(down+int64(l.Debt))))
 }
@@ -51,7 +51,8 @@ func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// spend takes hits out of the bucket. Only refused hits that count can be more than it takes: they stop at −Burst.
+// spend takes hits out of the bucket. Only counted refused hits can exceed what it may give; they lower the balance to
+// −Burst at most.
 func (v *bucketView) spend(l *Limit, hits uint64) {
 	most := l.Burst + l.depth()
 	v.wait = v.add(v.wait, v.of(min(hits, most)))
@@ -62,21 +63,22 @@ func (v *bucketView) spend(l *Limit, hits uint64) {
 	}
 }
 
-// retry is when cost passes, or when the bucket is full if it never does.
+// retry returns when cost would be admitted, or when the bucket is full if it never would be.
 func (v *bucketView) retry(l *Limit, cost uint64) Micros {
 	if cost > l.Burst+l.Debt {
 		return v.full(l)
 	}
 	at := v.base
 	if l.Debt > 0 {
-		if full := v.of(l.Burst); !v.wait.less(full) { // the balance has to rise above 0
+		if full := v.of(l.Burst); !v.wait.less(full) { // first the balance has to rise above 0
 			at = v.base + v.sub(v.wait, full).over()
 		}
 	}
 	return l.stepUp(max(at, v.base+v.sub(v.wait, v.of(l.Burst+l.Debt-cost)).up()))
 }
 
-// giveTokens moves the timestamp back by what hits last, but not before now; one that has passed stays.
+// giveTokens moves the timestamp back by the time that hits last, but not to before now; one that has already passed
+// stays.
 func (l *Limit) giveTokens(s *State, now Micros, hits uint64) Decision {
 	if l.Hits == 0 {
 		return Decision{}
