@@ -31,10 +31,11 @@ type calendarKind struct {
 	name  string // part of a Slot's name; does not begin with a digit
 }
 
-// calendarKinds lists all kinds. Slots hold their numbers, counted from 1, so the order must never change. Periods of
-// several months are counted from January, so they must divide a year.
+// calendarCount is how many kinds there are.
 const calendarCount = 9
 
+// calendarKinds lists all kinds. Slots hold their numbers, counted from 1, so the order must never change. Periods of
+// several months are counted from January, so they must divide a year.
 func calendarKinds() [calendarCount]calendarKind {
 	return [calendarCount]calendarKind{
 		{CalendarDay, 1, "day"},

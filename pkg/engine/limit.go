@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"strconv"
 )
 
 // Bounds of a limit's numbers.
@@ -194,70 +193,4 @@ func (l *Limit) SharesState(m *Limit) bool {
 		return l.Slot() == m.Slot()
 	}
 	return l.Algorithm == m.Algorithm && l.Window == m.Window && l.Calendar == m.Calendar
-}
-
-// Slot names the state of one limit among the states of one descriptor. It depends on the algorithm, the precision and,
-// where it matters, the window's length or the calendar; never on the number of hits.
-type Slot uint64
-
-// GateSlot names the state of a penalty beside those of the limits.
-const GateSlot Slot = 1<<64 - 1
-
-// The layout of a Slot: the window's length is in the low 49 bits, the precision and the algorithm are above it. A
-// fixed window has no precision; one that follows a calendar has the number of its kind in place of the precision, and
-// its zone's number in place of the length.
-const (
-	slotPrecision = 49
-	slotAlgorithm = slotPrecision + 7
-)
-
-// Slot returns the name of the state that l reads and writes. Outside a list, buckets, logs and concurrency limits keep
-// their state when the window's length changes.
-func (l Limit) Slot() Slot {
-	if c := l.Calendar; c != nil {
-		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number)<<slotPrecision | Slot(c.zone.id)
-	}
-	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
-	if l.Listed || l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow {
-		s |= Slot(l.Window)
-	}
-	return s
-}
-
-// String returns a short, unique name made of letters, digits and '/': a letter for the algorithm, the window in
-// microseconds where it is part of the name, and the precision. For a calendar it has the unit, and a number for the
-// zone unless that is UTC: fmonth3, or fday/2f4hg91k6z.
-func (s Slot) String() string {
-	if s == GateSlot {
-		return "p"
-	}
-	letter := byte('x')
-	if a := s >> slotAlgorithm; a <= Slot(Concurrency) {
-		letter = "fwltqc"[a]
-	}
-	buf := append(make([]byte, 0, 24), letter)
-	if kind, ok := s.calendar(); ok {
-		buf = append(buf, kind.name...)
-		if zone := s & (1<<slotPrecision - 1); zone != 0 {
-			buf = strconv.AppendUint(append(buf, '/'), uint64(zone), 36)
-		}
-		return string(buf)
-	}
-	if window := uint64(s) & (1<<slotPrecision - 1); window != 0 {
-		buf = strconv.AppendUint(buf, window, 10)
-	}
-	if precision := s >> slotPrecision & 127; precision != 0 {
-		buf = append(buf, '/')
-		buf = strconv.AppendUint(buf, uint64(precision), 10)
-	}
-	return string(buf)
-}
-
-// calendar returns the kind of calendar that s belongs to, if any.
-func (s Slot) calendar() (calendarKind, bool) {
-	number := s >> slotPrecision & 127
-	if Algorithm(s>>slotAlgorithm) != FixedWindow || number == 0 || number > calendarCount {
-		return calendarKind{}, false
-	}
-	return calendarKinds()[number-1], true
 }
