@@ -79,7 +79,7 @@ func (r *raised) reload(rule string) {
 	}
 }
 
-// passes tells whether a request is admitted.
+// passes reports whether a request is admitted.
 func (r *raised) passes(c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest) bool {
 	r.t.Helper()
 	answer, err := c.ShouldRateLimit(r.t.Context(), q)

@@ -56,7 +56,8 @@ type storeObserver struct {
 // nodeState is what is known of a node's breaker.
 type nodeState struct {
 	state atomic.Int32
-	told  bool // that it is open; guarded by storeObserver.mu
+	gone  atomic.Bool // it is asked no more
+	told  bool        // that it is open; guarded by storeObserver.mu
 }
 
 // said is when the log spoke of something, and how often it would have since.
@@ -172,10 +173,14 @@ func (o *storeObserver) node(name string) *nodeState {
 	return n
 }
 
-// breaker follows the state of a node's breaker. A log says that it opens and that it closes, and not each probe.
+// breaker follows the state of a node's breaker. A node that is gone is shown as closed, for nobody has to mend it. A log
+// says that a breaker opens and that it closes, and not each probe.
 func (o *storeObserver) breaker(name, state string) {
 	n := o.node(name)
-	now := map[string]int32{"closed": breakerClosed, "half-open": breakerHalfOpen, "open": breakerOpen}[state]
+	now := map[string]int32{
+		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
+	}[state]
+	n.gone.Store(state == remote.Gone)
 	before := n.state.Swap(now)
 	switch {
 	case before == breakerClosed && now != breakerClosed:
@@ -190,7 +195,7 @@ func (o *storeObserver) breaker(name, state string) {
 			o.tell(n, true)
 		}
 	}
-	if now == breakerClosed && o.tell(n, false) {
+	if now == breakerClosed && o.tell(n, false) && state != remote.Gone {
 		o.log.Warn("the store answers again", "store", o.name, "node", name)
 	}
 }
@@ -290,7 +295,12 @@ func (o *storeObserver) notReady() string {
 		return o.failure
 	}
 	var nodes int64
-	o.nodes.Range(func(any, any) bool { nodes++; return true })
+	o.nodes.Range(func(_, n any) bool {
+		if !n.(*nodeState).gone.Load() {
+			nodes++
+		}
+		return true
+	})
 	if nodes > 0 && o.breakers.Load() >= nodes {
 		return "it does not answer in time or at all"
 	}

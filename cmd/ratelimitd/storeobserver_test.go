@@ -57,6 +57,33 @@ func TestBreakerInTheLog(t *testing.T) {
 	})
 }
 
+// TestNodeGone: a node that is asked no more is not shown as open for ever, and does not count among those that may be
+// ready; it does again when it comes back.
+func TestNodeGone(t *testing.T) {
+	t.Parallel()
+	o, log, _ := observed(nil)
+	o.connection(2)
+	state := func(node string) int32 { return o.node(node).state.Load() }
+	for _, node := range []string{"a:1", "b:1"} {
+		o.breaker(node, "closed")
+		o.breaker(node, "open")
+	}
+	if o.notReady() == "" || state("a:1") != breakerOpen {
+		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %d", state("a:1"))
+	}
+	o.breaker("a:1", "gone")
+	if o.notReady() == "" || state("a:1") != breakerClosed {
+		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %d", state("a:1"))
+	}
+	o.breaker("a:1", "closed")
+	if why := o.notReady(); why != "" {
+		t.Errorf("not ready though a node is back: %s", why)
+	}
+	if strings.Contains(log.String(), "answers again") {
+		t.Errorf("the log says of a node that is gone that it answers again:\n%s", log)
+	}
+}
+
 // TestHealthOfRedis follows health through a first connection, its loss, and a failed attempt to connect.
 func TestHealthOfRedis(t *testing.T) {
 	t.Parallel()

@@ -77,7 +77,8 @@ type Observer struct {
 	Exchange func(Exchange)
 	// Command is called after each command of an exchange.
 	Command func(Command)
-	// Breaker is called when a server's breaker changes: closed, half-open or open.
+	// Breaker is called when a server's breaker changes: closed, half-open or open; gone, when DNS names a server no more;
+	// and closed, when it names a new one.
 	Breaker func(node, state string)
 	// Connections is called with the number of connections that are up, of all servers together, when it changes.
 	Connections func(active int)

@@ -105,18 +105,35 @@ func (b *Backend) adopt(ctx context.Context, names []string, wg *sync.WaitGroup)
 		return
 	}
 	f := b.newFleet(names, before)
+	if before != nil {
+		b.tell(before, f)
+	}
 	f.start(ctx, wg)
 	b.fleet.Store(f)
 	if before == nil {
 		return
 	}
-	b.event(Event{Kind: EventServersChanged, Node: b.config.SRV, Detail: strings.Join(names, ",")})
 	for _, s := range before.servers {
 		if !slices.Contains(f.servers, s) {
 			wg.Go(func() {
 				pause(ctx, grace, nil)
 				s.cancel()
 			})
+		}
+	}
+}
+
+// tell tells of other servers.
+func (b *Backend) tell(before, now *fleet) {
+	b.event(Event{Kind: EventServersChanged, Node: b.config.SRV, Detail: strings.Join(now.names, ",")})
+	for _, s := range before.servers {
+		if !slices.Contains(now.servers, s) {
+			s.breaker.Retire()
+		}
+	}
+	for _, s := range now.servers {
+		if f := b.config.Observer.Breaker; f != nil && !slices.Contains(before.servers, s) {
+			f(s.name, remote.Closed) // it may have been gone
 		}
 	}
 }

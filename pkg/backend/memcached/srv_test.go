@@ -1,6 +1,7 @@
 package memcached
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -15,9 +16,13 @@ func TestSRV(t *testing.T) {
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
 	names := memcachedtest.NewDNS(t)
 	events := make(chan Event, 10_000)
+	states := make(chan string, 10_000)
 	b := run(t, Config{
 		SRV: "_memcached._tcp.example.org", SRVRefresh: 10 * time.Millisecond, Resolver: names.Resolver(), KeyFormat: ReferenceKeys,
-		OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: Observer{Event: func(e Event) { events <- e }},
+		OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: Observer{
+			Event:   func(e Event) { events <- e },
+			Breaker: func(node, state string) { states <- node + " " + state },
+		},
 	}, false)
 	if op := one(b, "a"); class(op) != ClassRefused {
 		t.Errorf("before DNS knows: %v", op.Err)
@@ -46,6 +51,15 @@ func TestSRV(t *testing.T) {
 	}
 	if !slices.Contains(kinds, EventServersChanged) {
 		t.Errorf("nobody was told that the servers changed: %v", kinds)
+	}
+
+	var told []string
+	for len(states) > 0 {
+		told = append(told, <-states)
+	}
+	gone, begun := fmt.Sprintf("m1.example.org.:%d gone", first.Port()), fmt.Sprintf("m2.example.org.:%d closed", second.Port())
+	if !slices.Contains(told, gone) || !slices.Contains(told, begun) {
+		t.Errorf("of breakers was told %q, want %q and %q among it", told, gone, begun)
 	}
 
 	names.Set(nil) // DNS has lost its mind: the last servers stay

@@ -40,14 +40,8 @@ type breaker struct {
 	count int           // how many these are
 }
 
-// The states of a breaker, as observers are told.
-const (
-	stateClosed = "closed"
-	stateOpen   = "open"
-)
-
 func newBreaker(node string, changed func(node, state string)) *breaker {
-	b := &breaker{begun: time.Now(), changed: func(string) {}, state: stateClosed, shown: stateClosed}
+	b := &breaker{begun: time.Now(), changed: func(string) {}, state: remote.Closed, shown: remote.Closed}
 	if changed != nil {
 		b.changed = func(state string) { changed(node, state) }
 	}
@@ -72,8 +66,8 @@ func kept(e *Error) *Error {
 // show tells of the state if it is another than before. b.mu is held.
 func (b *breaker) show() {
 	state := b.state
-	if state == stateClosed && b.silent.Load() != nil {
-		state = stateOpen
+	if state == remote.Closed && b.silent.Load() != nil {
+		state = remote.Open
 	}
 	if state != b.shown {
 		b.shown = state

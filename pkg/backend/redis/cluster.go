@@ -84,6 +84,9 @@ func (c *cluster) add(addr string) *node {
 		return n
 	}
 	n := c.pool.newNode(addr, func(context.Context) (string, error) { return addr, nil })
+	if f := c.pool.observer.Breaker; f != nil {
+		f(addr, remote.Closed) // it may have been gone
+	}
 	nodes := maps.Clone(old)
 	nodes[addr] = n
 	c.nodes.Store(&nodes)
@@ -168,6 +171,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 			delete(nodes, addr)
 			n.stop(&Error{Class: ClassClusterDown, Node: addr, text: "this node is no master any more"})
 			n.end()
+			n.breaker.batches.Retire()
 		}
 	}
 	c.nodes.Store(&nodes)

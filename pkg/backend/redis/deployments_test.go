@@ -6,12 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -298,7 +300,8 @@ func TestF07_HalfMoved(t *testing.T) {
 func TestF07_ClusterMasterKilled(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
-	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr()}, true)
+	var breaker sync.Map // the last state by node
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), Observer: Observer{Breaker: func(node, state string) { breaker.Store(node, state) }}}, true)
 	l := newLoad(b, 500, usual)
 	time.Sleep(300 * time.Millisecond)
 	killed := time.Now()
@@ -315,6 +318,10 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 			}
 		}
 		return true
+	})
+	within(t, 40*time.Second, "the old master to be gone", func() bool {
+		state, _ := breaker.Load(nodes[1].Addr())
+		return state == remote.Gone
 	})
 	time.Sleep(time.Second)
 	l.end()

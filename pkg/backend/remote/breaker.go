@@ -3,6 +3,7 @@ package remote
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,13 +31,24 @@ type Breaker[E any] struct {
 	atOnce atomic.Bool       // the next failure opens it
 	begun  time.Time         // when b was made
 	probe  atomic.Int64      // until when, in nanoseconds since begun by the monotonic clock, a probe is under way
+
+	mu      sync.Mutex
+	retired bool // nobody is told of its state any more
 }
+
+// The states of a breaker, as [How.Changed] is told.
+const (
+	Closed   = "closed"
+	HalfOpen = "half-open"
+	Open     = "open"
+	Gone     = "gone" // its server is asked no more: the last that is told of it
+)
 
 // How says what a [Breaker] makes of a store's errors.
 type How[E any] struct {
 	Kept    func(*E) *E              // the error of calls that are kept away because of the given one
 	AtOnce  func(*E) bool            // reports whether one such failure is enough; nil: never
-	Changed func(node, state string) // is called when the state changes: closed, half-open or open; nil: not
+	Changed func(node, state string) // is called when the state changes; nil: not
 }
 
 // NewBreaker makes the breaker of a server, closed.
@@ -51,13 +63,25 @@ func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
 		},
 		OnStateChange: func(name string, _, to gobreaker.State) {
 			b.shut.Store(to != gobreaker.StateClosed)
-			if how.Changed != nil {
-				how.Changed(name, to.String())
-			}
+			b.tell(name, to.String())
 		},
 	})
 	return b
 }
+
+// tell tells of a state, unless the last one was told.
+func (b *Breaker[E]) tell(node, state string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.how.Changed != nil && !b.retired {
+		b.how.Changed(node, state)
+	}
+	b.retired = b.retired || state == Gone
+}
+
+// Retire is to be called when the server is asked no more: else it would be shown for ever as it was last, mostly open.
+// What is still under way may go on to use b.
+func (b *Breaker[E]) Retire() { b.tell(b.cb.Name(), Gone) }
 
 // Shut reports whether b is not closed.
 func (b *Breaker[E]) Shut() bool { return b.shut.Load() }

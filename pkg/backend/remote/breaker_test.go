@@ -38,6 +38,20 @@ func play(t *testing.T, b *Breaker[failure], outcomes string) {
 	}
 }
 
+// TestBreakerRetired: the last that is told of a breaker is that it is gone, whatever still happens to it.
+func TestBreakerRetired(t *testing.T) {
+	t.Parallel()
+	var states []string
+	b := newTestBreaker(&states)
+	done, _ := b.Begin()
+	b.Retire()
+	b.Retire()
+	done(&failure{atOnce: true})
+	if got := strings.Join(states, " "); got != Gone || !b.Shut() {
+		t.Errorf("states %q", got)
+	}
+}
+
 func TestBreakerOpens(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // in which no time passes: a second is what counts
