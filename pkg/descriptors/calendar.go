@@ -10,7 +10,8 @@ import (
 // zones are the time zones that rules name, each loaded once.
 type zones map[string]*engine.Zone
 
-// zone is the one of a name in the IANA database. What is called Local there is none: it is another one on each machine.
+// zone returns the zone with a name in the IANA database, or nil. The name Local is not accepted, because it is another
+// zone on each machine.
 func (z zones) zone(name string) *engine.Zone {
 	if known, ok := z[name]; ok {
 		return known
@@ -22,7 +23,7 @@ func (z zones) zone(name string) *engine.Zone {
 	return z[name]
 }
 
-// calendarUnit is what a calendar calls u; false where windows of u follow none.
+// calendarUnit returns the unit of calendars that corresponds to u; ok is false if there is none.
 func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
 	switch u {
 	case Day:
@@ -38,7 +39,7 @@ func (u Unit) calendarUnit() (engine.CalendarUnit, bool) {
 	return 0, false
 }
 
-// calendarOf is the calendar of a zone whose windows are multiplier units long, or nil where there is none.
+// calendarOf returns the calendar of a zone whose windows are multiplier units long, or nil if there is none.
 func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 	unit, ok := u.calendarUnit()
 	if !ok || z == nil {
@@ -55,7 +56,7 @@ func (c *compiler) calendar(e *rawEngine, item *Item, path string) {
 		c.fail(e.timezone.at, path, "timezone means nothing without calendar: true")
 	}
 	switch {
-	case l.Algorithm != engine.FixedWindow: // which has been reported, if one was asked for
+	case l.Algorithm != engine.FixedWindow: // already reported, if a calendar was asked for
 	case on:
 		c.askedCalendar(e, item, path)
 	case !e.calendar.at.present() && l.Align == engine.AlignClock && item.Unit == Month:
@@ -87,8 +88,8 @@ func (c *compiler) askedCalendar(e *rawEngine, item *Item, path string) {
 	item.Limit.Calendar = calendar
 }
 
-// overriddenCalendar is the calendar of an override of l: that of a rule that asks for one, where its zone has one of the
-// unit, or of USE_CALENDAR_MONTH_RATE_LIMIT.
+// overriddenCalendar returns the calendar of an override of l: for a rule with the key calendar, that of the rule's
+// zone with the unit of the override, if there is one; otherwise the one that USE_CALENDAR_MONTH_RATE_LIMIT asks for.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {
 	zone := m.months
 	if o.Unit != Month || l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock {

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// String is the limit in words, such as "3 per minute, token_bucket, burst 16". What is as by default is left out.
+// String returns the limit in words, such as "3 per minute, token_bucket, burst 16". Defaults are left out.
 func (i Item) String() string {
 	l := &i.Limit
 	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
@@ -25,7 +25,7 @@ func (i Item) String() string {
 	return strings.Join(words, ", ")
 }
 
-// WindowText is the window in words: minute, or 5 minutes.
+// WindowText returns the window in words: minute, or 5 minutes.
 func (i Item) WindowText() string {
 	unit := strings.ToLower(i.Unit.String())
 	if i.Multiplier == 1 {
@@ -34,7 +34,7 @@ func (i Item) WindowText() string {
 	return fmt.Sprintf("%d %ss", i.Multiplier, unit)
 }
 
-// spanText is the length of the window, or which of a calendar it is.
+// spanText returns the length of the window or, if it follows a calendar, its unit and time zone.
 func (i Item) spanText() string {
 	if c := i.Limit.Calendar; c != nil {
 		return fmt.Sprintf("%d × %s by the calendar of %s", i.Multiplier, strings.ToLower(i.Unit.String()), c.Location())
@@ -42,10 +42,10 @@ func (i Item) spanText() string {
 	return spanText(i.Limit.Window)
 }
 
-// fact is a key of the grammar with its value.
+// fact is a key of the grammar and its value.
 type fact struct{ name, value string }
 
-// String is the fact in words.
+// String returns the fact in words.
 func (f fact) String() string {
 	name := strings.ReplaceAll(f.name, "_", " ")
 	if f.value == "true" {
@@ -54,7 +54,7 @@ func (f fact) String() string {
 	return name + " " + f.value
 }
 
-// facts are the keys of a limit that are not as by default, beside number, window and algorithm.
+// limitFacts returns the keys of a limit that do not have their default value, except number, window and algorithm.
 func limitFacts(l *engine.Limit) (out []fact) {
 	add := func(k, value string) { out = append(out, fact{k, value}) }
 	bucket := l.Algorithm == engine.TokenBucket || l.Algorithm == engine.LeakyBucket
@@ -88,7 +88,7 @@ func limitFacts(l *engine.Limit) (out []fact) {
 	return out
 }
 
-// spanText is a span of time as rules spell it, without the zeros that Go puts behind hours and minutes.
+// spanText returns a span of time as rules spell it, without the zero minutes and seconds that Go appends.
 func spanText(m engine.Micros) string {
 	s := (time.Duration(m) * time.Microsecond).String()
 	if strings.HasSuffix(s, "m0s") {
@@ -100,7 +100,7 @@ func spanText(m engine.Micros) string {
 	return s
 }
 
-// String is the rule in words: its limits, and what else is not as by default.
+// String returns the rule in words: its limits, and whatever else differs from the default.
 func (r *Rule) String() string {
 	words := []string{r.limitText()}
 	for _, f := range r.facts() {
@@ -120,7 +120,7 @@ func (r *Rule) limitText() string {
 	return strings.Join(limits, " and ")
 }
 
-// facts are the keys of a descriptor that are not as by default.
+// facts returns the keys of a descriptor that do not have their default value.
 func (r *Rule) facts() (out []fact) {
 	add := func(k, value string) { out = append(out, fact{k, value}) }
 	if r.Holder != "" {
@@ -156,8 +156,8 @@ func penaltyText(p *engine.Penalty) string {
 	return text
 }
 
-// AppendConfig appends the rule as /rlconfig of the reference shows it, one line for each limit; what the reference has
-// no key for follows at the end of the line.
+// AppendConfig appends the rule as the reference's /rlconfig shows it, one line per limit. Keys that the reference does
+// not have follow at the end of the line.
 func (r *Rule) AppendConfig(dst []byte) []byte {
 	for i := range r.Items {
 		item := &r.Items[i]

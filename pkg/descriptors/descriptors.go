@@ -1,13 +1,13 @@
 // Package descriptors holds the rules: it reads YAML trees of descriptors, checks them, compiles them into an immutable
 // tree, matches requests against it, and names the counters.
 //
-// A request carries descriptors, each a list of entries, a key and a value each. A [Domain] is a tree whose nodes are
-// keys, or keys with a value; each entry goes one step down it, and the node that the last entry leads to says what the
-// limit is. [Load] makes a [Set] of domains from files in two steps: bytes become raw structs that know where each value
-// stands, and those become checked values. All that is wrong is reported, with file, line, column and path. After
-// that nothing changes any more, so a Set may be used from any number of goroutines.
+// A request carries descriptors. Each is a list of entries, and each entry has a key and a value. A [Domain] is a tree
+// whose nodes are keys, or keys with a value; each entry goes one step down the tree, and the node that the last entry
+// leads to says what the limit is. [Load] makes a [Set] of domains from files in two steps: bytes become raw structs
+// that know where each value stands, and those become checked values. All problems are reported, with file, line,
+// column and path. A loaded Set never changes, so any number of goroutines may use it.
 //
-// The grammar is that of envoyproxy/ratelimit, with more keys; config/reference.yaml shows all of them.
+// The grammar is that of envoyproxy/ratelimit with additional keys; config/reference.yaml shows all of them.
 package descriptors
 
 import (
@@ -20,22 +20,22 @@ import (
 
 // Source is one file of rules, or one resource of a control plane.
 type Source struct {
-	Name string // what messages call it: a path, or the name of a resource
-	Data []byte // YAML; not looked at where there is a Tree
+	Name string // a path, or the name of a resource, as used in messages
+	Data []byte // YAML; ignored if Tree is set
 	Tree *Tree
 }
 
 // Options say how sources are read. The zero value reads them as envoyproxy/ratelimit does.
 type Options struct {
-	MergeDomains bool // descriptors of one domain may stand in several sources
-	Strict       bool // warnings are errors
+	MergeDomains bool // several sources may have descriptors of the same domain
+	Strict       bool // treat warnings as errors
 
-	// CalendarMonths makes fixed windows of months by the clock follow the calendar of UTC, also those that requests bring
-	// along. A rule with a calendar key has its own way.
+	// CalendarMonths makes fixed windows of months that are aligned to the clock follow the calendar of UTC, including
+	// those of limits that requests bring along. A rule that has a calendar key is not affected.
 	CalendarMonths bool
 }
 
-// Entry is one key and value of a request's descriptor. The bytes belong to the caller and are not kept.
+// Entry is one key and value of a request's descriptor. The bytes belong to the caller and are not retained.
 type Entry struct{ Key, Value []byte }
 
 // Set is a checked and compiled set of rules. It is immutable.
@@ -46,45 +46,45 @@ type Set struct {
 	rules   []*Rule
 }
 
-// Domain is one domain of a Set.
+// Domain is one domain of a [Set].
 type Domain struct {
 	Name           string
 	ChargeTogether bool // charge: together
 	AllowOverride  bool // allow_limit_override
 
 	root     level
-	months   *engine.Zone // of Options.CalendarMonths, else nil
+	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil
 	settings domainSettings
-	file     int // index into Set.files, of the first one
+	file     int // index in Set.files of the first file with this domain
 }
 
 // Rule is the limit, or the list of limits, of one node of the tree.
 type Rule struct {
-	Index     int    // position in Set.Rules
-	Path      string // domain and keys as written in the file, joined as the reference joins them: shop.user_u1.path
+	Index     int    // position in [Set.Rules]
+	Path      string // domain, keys and values as written in the file, joined as the reference joins them: shop.user_u1.path
 	File      string
-	Line      int           // of the descriptor; 0 where the source has no lines
+	Line      int           // of the descriptor; 0 if the source has no lines
 	Items     []Item        // one for rate_limit, several for rate_limits
-	Limits    engine.Limits // of the items, in their order; empty for an unlimited rule
-	Unlimited bool          // then Items has one element, for its name and replaces
+	Limits    engine.Limits // of the items, in the same order; empty for an unlimited rule
+	Unlimited bool          // Items then has one element, which carries the name and replaces
 	Shadow    bool
 	Quota     bool
-	Holder    string // key of the entry that names the holder of a concurrency limit's slots, else empty
+	Holder    string // key of the entry that names the holder of a concurrency limit's slots, or empty
 	Penalty   *engine.Penalty
 	OnFailure OnFailure
-	Lease     int32          // hits to fetch in advance; 0 is auto, -1 is off
-	Metadata  map[string]any // what structpb.NewStruct takes; nil without
+	Lease     int32          // hits to fetch in advance; 0 means auto, -1 off
+	Metadata  map[string]any // in the form that structpb.NewStruct takes; nil if there is none
 
 	node      *node
-	holderAt  int     // index of the entry of Holder; −1 without
-	rewritten bool    // the counter's name is not just the entries of a request
-	dynamic   bool    // values of a request may get into the metric key
-	path      []*node // from the top down to node, where one of the two is true
+	holderAt  int     // index of the entry of Holder; −1 if there is none
+	rewritten bool    // the counter's name is not just the request's entries
+	dynamic   bool    // values of a request may become part of the metric key
+	path      []*node // from the top down to node; set only if rewritten or dynamic is
 
-	saysCalendar bool // the key calendar is there, true or false
+	saysCalendar bool // the rule has the key calendar, be it true or false
 }
 
-// Place is where the rule stands, for people: file:line, or the source alone where it has no lines.
+// Place returns where the rule is defined, for people: file:line, or the source alone if it has no lines.
 func (r *Rule) Place() string {
 	if r.Line == 0 {
 		return r.File
@@ -92,12 +92,12 @@ func (r *Rule) Place() string {
 	return r.File + ":" + strconv.Itoa(r.Line)
 }
 
-// Item is one limit of a rule, as the file says it.
+// Item is one limit of a rule, as the file gives it.
 type Item struct {
 	Limit           engine.Limit
 	RequestsPerUnit uint32
 	Unit            Unit
-	Multiplier      uint32 // of the unit; 1 where the file has none
+	Multiplier      uint32 // of the unit; 1 if the file has none
 	Name            string
 	Replaces        []string
 }
@@ -105,25 +105,25 @@ type Item struct {
 // Override is a limit that a request brings along.
 type Override struct {
 	RequestsPerUnit uint32
-	Unit            Unit   // UnitUnknown also stands for every number that is no unit
-	Multiplier      uint32 // 0 stands for 1
+	Unit            Unit   // UnitUnknown also stands for numbers that are not a unit
+	Multiplier      uint32 // 0 means 1
 }
 
 // Match is where a descriptor's entries lead in the tree.
 type Match struct {
-	Rule *Rule // nil where nothing matched, or what matched has no limit
+	Rule *Rule // nil if nothing matched, or what matched has no limit
 
-	node   *node        // of the last entry; nil where nothing matched. Its parents are those of the entries before
+	node   *node        // matched by the last entry; nil if nothing matched. Its parents are the nodes of the entries before
 	months *engine.Zone // of the domain
 }
 
 // Rules yields the rules in the order of the files.
 func (s *Set) Rules() iter.Seq[*Rule] { return slices.Values(s.rules) }
 
-// Files are the names of the sources.
+// Files returns the names of the sources.
 func (s *Set) Files() []string { return slices.Clone(s.files) }
 
-// Domain is the domain of that name, or nil. It does not allocate.
+// Domain returns the domain with that name, or nil. It does not allocate.
 func (s *Set) Domain(name []byte) *Domain { return s.byName[string(name)] }
 
 // Domains yields the domains in the order of the files.

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Diff says in words what changed from old, which may be nil, to s: one line a change, what is gone last. It is empty
-// where both decide alike.
+// Diff describes what changed from old, which may be nil, to s: one line per change, removed domains last. It is empty
+// if both sets decide alike.
 func (s *Set) Diff(old *Set) []string {
 	if old == nil {
 		old = &Set{}
@@ -45,9 +45,9 @@ func chargeText(together bool) string {
 	return "each"
 }
 
-// diff compares two levels that stand at the same path; both may be nil.
+// diff compares two levels at the same path; either may be nil.
 func (l *level) diff(old *level, path string) (lines []string) {
-	var order []*node // those of old that are still there, in the new order
+	var order []*node // nodes of old that are still there, in the new order
 	for _, n := range l.all() {
 		was := old.same(n)
 		if was != nil {
@@ -73,7 +73,7 @@ func (l *level) all() []*node {
 	return l.nodes
 }
 
-// same is the node of l with the key and value of n, or nil.
+// same returns the node of l with the key and value of n, or nil.
 func (l *level) same(n *node) *node {
 	if l == nil {
 		return nil
@@ -88,7 +88,7 @@ func (l *level) same(n *node) *node {
 	return g.exactly([]byte(n.value))
 }
 
-// reordered reports whether the wildcards among nodes do not stand in the order of their files.
+// reordered reports whether the wildcards among nodes are in another order than on their level.
 func reordered(nodes []*node) bool {
 	last := int32(-1)
 	for _, n := range nodes {
@@ -103,7 +103,7 @@ func reordered(nodes []*node) bool {
 	return false
 }
 
-// diff compares a node with what it was; one of the two may be nil.
+// diff compares a node with what it was before; one of the two may be nil.
 func (n *node) diff(was *node, path string) (lines []string) {
 	var children, wereChildren *level
 	if n != nil {
@@ -118,7 +118,8 @@ func (n *node) diff(was *node, path string) (lines []string) {
 	return append(lines, children.diff(wereChildren, path)...)
 }
 
-// change says what changed at a node itself, or is empty. A node that only holds others is not worth a word.
+// change describes what changed at a node itself, or returns "". Adding or removing a node that only holds others is
+// not mentioned.
 func change(n, was *node) string {
 	switch {
 	case was == nil && n.rule != nil:

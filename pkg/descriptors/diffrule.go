@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// same reports whether r and was are one rule, wherever they stand.
+// same reports whether r and was are the same rule, regardless of where they stand.
 func (r *Rule) same(was *Rule) bool {
 	sameItem := func(a, b Item) bool {
 		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
@@ -19,7 +19,7 @@ func (r *Rule) same(was *Rule) bool {
 		r.Lease == was.Lease && reflect.DeepEqual(r.Metadata, was.Metadata)
 }
 
-// changes says what changed from was to r, in the shortest words that tell both.
+// changes describes what changed from was to r, as briefly as possible.
 func (r *Rule) changes(was *Rule) (out []string) {
 	if r.same(was) {
 		return nil
@@ -43,7 +43,7 @@ func (r *Rule) changes(was *Rule) (out []string) {
 	return out
 }
 
-// limitChange is "3→5 per minute" where only the number changed, and both limits in full where more did.
+// limitChange returns "3→5 per minute" if only the number changed, and both limits in full if more did.
 func (r *Rule) limitChange(was *Rule) string {
 	now, before := r.limitText(), was.limitText()
 	if now == before {
@@ -59,7 +59,7 @@ func (r *Rule) limitChange(was *Rule) string {
 	return before + " → " + now
 }
 
-// factChanges compares two lists of facts, of which each name stands in a list once at most.
+// factChanges compares two lists of facts. Each name occurs at most once in a list.
 func factChanges(now, before []fact) (out []string) {
 	value := func(facts []fact, name string) (string, bool) {
 		i := slices.IndexFunc(facts, func(f fact) bool { return f.name == name })

@@ -8,11 +8,11 @@ import (
 // Step is one step of a match, for people.
 type Step struct {
 	Entry string // key=value
-	Text  string // what it met, and why
+	Text  string // what it matched, and why
 }
 
-// Explain tells how Match goes, step by step: one for each entry up to where it ends, and a last one, without an
-// entry, that says what the limit is. Unlike Match it allocates.
+// Explain describes what Match does, step by step: one step for each entry until the search ends and, if all entries
+// matched, a last one without an entry that says what the limit is. Unlike Match it allocates.
 func (d *Domain) Explain(entries []Entry) []Step {
 	var steps []Step
 	l := &d.root
@@ -35,7 +35,7 @@ func (d *Domain) Explain(entries []Entry) []Step {
 	return append(steps, Step{Text: d.outcome(n, entries)})
 }
 
-// reason says why find answers n.
+// reason says why find returned n.
 func (l *level) reason(e *Entry, n *node) string {
 	switch {
 	case len(e.Key) == 0:
@@ -54,7 +54,7 @@ func (l *level) reason(e *Entry, n *node) string {
 	return fmt.Sprintf("the key with any value: %s", n.placed())
 }
 
-// placed is the node with its line, if it has one.
+// placed returns the node's label with its line, if it has one.
 func (n *node) placed() string {
 	if n.at.number() == 0 {
 		return n.label()
@@ -82,7 +82,7 @@ func (d *Domain) outcome(n *node, entries []Entry) string {
 	return text
 }
 
-// printable is text of a request for people.
+// printable returns text of a request in a form fit for people, quoted if need be.
 func printable(b []byte) string {
 	s := fmt.Sprintf("%q", b)
 	if inner := s[1 : len(s)-1]; inner == string(b) && inner != "" {

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// glob is a pattern in which each * stands for any bytes, or none. There is no escape.
+// glob is a pattern in which each * stands for any number of bytes, including none. There is no escape.
 type glob struct {
 	prefix, suffix string
-	middle         [][]byte // literals between two *, in their order
+	middle         [][]byte // literals between two *, in order
 	min            int      // bytes of all literals together
 }
 
-// newGlob is the pattern of a text, or nil where there is no * in it.
+// newGlob returns the pattern of a text, or nil if it has no *.
 func newGlob(text string) *glob {
 	pieces := strings.Split(text, "*")
 	if len(pieces) == 1 {
@@ -30,8 +30,8 @@ func newGlob(text string) *glob {
 	return g
 }
 
-// match reports whether the whole of v fits. It takes time in proportion to v: the leftmost place of each literal is as
-// good as any later one, so nothing is tried twice.
+// match reports whether the whole of v fits. It never backtracks: the leftmost place of each literal is as good as any
+// later one.
 func (g *glob) match(v []byte) bool {
 	if len(v) < g.min || string(v[:len(g.prefix)]) != g.prefix || string(v[len(v)-len(g.suffix):]) != g.suffix {
 		return false

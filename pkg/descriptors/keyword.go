@@ -48,7 +48,7 @@ const (
 	kwMax                = "max"
 )
 
-// place is a map of the grammar, or several of them.
+// place is one of the maps of the grammar, or a set of several.
 type place uint8
 
 // The maps of the grammar.
@@ -59,11 +59,11 @@ const (
 	inItem             // an element of rate_limits
 	inReplaces         // an element of replaces
 	inPenalty          // penalty
-	inIgnored          // what stands in the wrong place
+	inIgnored          // inside a key that has no effect
 )
 
-// keyword is a row of the grammar: a key, and where it has an effect. Any key of envoyproxy/ratelimit is taken in any
-// place.
+// keyword is a row of the grammar: a key, and where it has an effect. A key of envoyproxy/ratelimit is accepted, with a
+// warning, in any other place too.
 type keyword struct {
 	name        string
 	where       place
@@ -81,7 +81,7 @@ func keywords() []keyword {
 		{name: kwRateLimit, where: inDescriptor, ofReference: true},
 		{name: kwUnit, where: inLimit | inItem, ofReference: true},
 		{name: kwRequestsPerUnit, where: inLimit | inItem, ofReference: true},
-		{name: kwUnlimited, where: inLimit | inItem, ofReference: true}, // in an item only to be refused with a reason
+		{name: kwUnlimited, where: inLimit | inItem, ofReference: true}, // in an item only so that it is rejected with a reason
 		{name: kwName, where: inLimit | inItem | inReplaces, ofReference: true},
 		{name: kwReplaces, where: inLimit | inItem, ofReference: true},
 		{name: kwShadowMode, where: inDescriptor, ofReference: true},
@@ -128,7 +128,7 @@ type keywordSet uint64
 func (s *keywordSet) add(k keyword)     { *s |= 1 << k.index }
 func (s keywordSet) has(k keyword) bool { return s&(1<<k.index) != 0 }
 
-// grammar is the table by name, made once for a Load.
+// grammar is the table by name, built once per Load.
 type grammar map[string]keyword
 
 func newGrammar() grammar {
@@ -150,7 +150,7 @@ func (p place) accepted() string {
 	return strings.Join(names, ", ")
 }
 
-// String is what messages call the place.
+// String returns what messages call the place.
 func (p place) String() string {
 	var names []string
 	for i, name := range []string{"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "a place without effect"} {
@@ -161,7 +161,7 @@ func (p place) String() string {
 	return strings.Join(names, " or ")
 }
 
-// similar is the key of a place that name was probably meant to be, or "".
+// similar returns the key of a place that name is probably a misspelling of, or "".
 func (p place) similar(name string) string {
 	best, bestDistance := "", 3
 	name = strings.ReplaceAll(strings.ToLower(name), "-", "_")
@@ -177,7 +177,7 @@ func (p place) similar(name string) string {
 	return best
 }
 
-// distance is Levenshtein's, of short names.
+// distance returns the Levenshtein distance of short names.
 func distance(a, b string) int {
 	if len(a) > 40 {
 		return len(a)

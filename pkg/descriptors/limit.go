@@ -8,13 +8,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Defaults of a limit's keys.
+// Defaults of keys.
 const (
 	defaultPrecision = 10
 	defaultEscalate  = 1
 )
 
-// written is a key of ours that a file has, and where.
+// written is one of our own keys that is present in a file, and where.
 type written struct {
 	k  string
 	at mark
@@ -29,7 +29,7 @@ func present(all ...written) (out []written) {
 	return out
 }
 
-// written lists the keys that are there.
+// written lists the keys that are present.
 func (p *rawPolicy) written() []written {
 	return present(
 		written{kwOnFailure, p.onFailure.at}, written{kwPenalty, p.penaltyAt},
@@ -46,7 +46,7 @@ func (e *rawEngine) written() []written {
 	)
 }
 
-// item checks one limit. It is not ok where Limit is not to be relied on.
+// item checks one limit. If ok is false the item's Limit must not be used.
 func (c *compiler) item(l *rawLimit, path string, listed bool) (item Item, ok bool) {
 	item = Item{RequestsPerUnit: uint32(l.requests.n), Multiplier: 1, Name: l.name.s}
 	for _, r := range l.replaces {
@@ -104,7 +104,7 @@ func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 	}
 }
 
-// engine fills in what the algorithm needs. It is false where it has reported something.
+// engine fills in what the algorithm needs. It returns false if it has reported anything.
 func (c *compiler) engine(e *rawEngine, l *engine.Limit, path string) bool {
 	before := len(c.problems)
 	a, known := parseAlgorithm(e.algorithm.s)
@@ -152,7 +152,7 @@ func (c *compiler) align(t text, l *engine.Limit, path string) {
 	}
 }
 
-// or is the number, or the default where it is not there.
+// or returns the number, or the default d if it is absent.
 func (n number) or(d uint64) uint64 {
 	if n.at.present() {
 		return n.n
@@ -160,7 +160,7 @@ func (n number) or(d uint64) uint64 {
 	return d
 }
 
-// takers are the algorithms under which a key means something; nil for all of them.
+// takers returns the algorithms that use a key; nil means all of them.
 func takers(k string) []engine.Algorithm {
 	switch k {
 	case kwBurst:
@@ -185,8 +185,8 @@ func algorithmList(all []engine.Algorithm) string {
 	return strings.Join(names, ", ")
 }
 
-// validate reports everything that an engine finds wrong with a limit: it tells one thing at a time, which is then put
-// right.
+// validate reports everything that the engine finds wrong with a limit. The engine reports one field at a time, so each
+// one is put right in turn to find the next.
 func (c *compiler) validate(raw *rawLimit, e *rawEngine, l engine.Limit, path string) bool {
 	for tries := 0; ; tries++ {
 		err := l.Validate()
@@ -205,7 +205,7 @@ func (c *compiler) validate(raw *rawLimit, e *rawEngine, l engine.Limit, path st
 	}
 }
 
-// where is the place of a key of a limit, or of the limit.
+// where returns the place of a key of a limit, or of the limit itself if the key is absent.
 func (l *rawLimit) where(e *rawEngine, field string) mark {
 	for _, w := range append(e.written(), written{kwRequestsPerUnit, l.requests.at}) {
 		if w.k == field && w.at.present() {
@@ -215,8 +215,8 @@ func (l *rawLimit) where(e *rawEngine, field string) mark {
 	return l.at
 }
 
-// mend gives a field that is wrong a value that is not. It is false where it already had that, so that nothing is mended
-// twice.
+// mend gives a wrong field a valid value. It returns false if the field already had that value, so that nothing is
+// mended twice.
 func mend(l *engine.Limit, field string) bool {
 	before := *l
 	switch field {

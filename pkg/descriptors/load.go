@@ -7,9 +7,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Load reads, checks and compiles sources, in the order given, which is also the order of wildcards where domains are
-// merged. Problems holds every error and warning, in the order of sources and lines; the error is not nil where one
-// of them is an error, and then there is no Set. No sources are a Set without rules.
+// Load reads, checks and compiles sources in the order given, which is also the order in which wildcards are tried
+// where domains are merged. Problems holds every error and warning, ordered by source and line. If one of them is an
+// error, Load returns a nil Set, and the Problems as the error too. Without any sources the Set has no rules.
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
 	g := newGrammar()
@@ -33,7 +33,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 
 // compiler turns raw structs into the nodes and rules of a set.
 type compiler struct {
-	*report // of the source at hand
+	*report // of the current source
 
 	set     *Set
 	options Options
@@ -41,9 +41,9 @@ type compiler struct {
 	zones   zones
 }
 
-// domainSettings are the keys of a domain that all its files have to agree on, and where they stand.
+// domainSettings records where the settings that all files of a domain have to agree on were found.
 type domainSettings struct {
-	charge, override string // the place, for messages; empty where no file has the key
+	charge, override string // the place, for messages; empty if no file has the key
 }
 
 func (c *compiler) file(f *rawFile) {
@@ -58,7 +58,7 @@ func (c *compiler) file(f *rawFile) {
 	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
 }
 
-// source reads a source, whichever form it has.
+// source reads a source in either form.
 func (r *reader) source(s *Source) rawFile {
 	if s.Tree != nil {
 		return r.tree(s.Tree)
@@ -66,7 +66,7 @@ func (r *reader) source(s *Source) rawFile {
 	return r.read(s.Data)
 }
 
-// orTop is where the text stands, or the top of the file.
+// orTop returns where the text is, or the top of the file if it is missing.
 func (t text) orTop() mark {
 	if t.at.present() {
 		return t.at
@@ -74,8 +74,8 @@ func (t text) orTop() mark {
 	return mark{1, 1}
 }
 
-// enterDomain is the domain that a file belongs to. Where that is an error it is one outside the set, so that the rest
-// of the file can be checked.
+// enterDomain returns the domain that a file belongs to. If there is an error it returns a domain outside the set, so
+// that the rest of the file can still be checked.
 func (c *compiler) enterDomain(f *rawFile) *Domain {
 	name := f.domain.s
 	earlier := c.set.byName[name]
@@ -96,8 +96,8 @@ func (c *compiler) enterDomain(f *rawFile) *Domain {
 	return d
 }
 
-// settings reads the keys that belong to the domain as a whole. A file without one takes what another file says; two
-// that differ are an error.
+// settings reads the keys that apply to the domain as a whole. A file without such a key takes on what another file
+// says; two files that differ are an error.
 func (c *compiler) settings(f *rawFile) {
 	d := c.domain
 	if f.charge.at.present() && !f.charge.broken {
@@ -124,7 +124,7 @@ func (c *compiler) where(at mark) string {
 	return at.in(c.report.file)
 }
 
-// scope is where descriptors are compiled into.
+// scope is where compiled descriptors go.
 type scope struct {
 	level  *level
 	parent *node // nil at the top
@@ -166,7 +166,7 @@ func (c *compiler) descriptor(d *rawDescriptor, s scope) {
 	}
 }
 
-// or is where the text stands, or at.
+// or returns where the text is, or at if it is missing.
 func (t text) or(at mark) mark {
 	if t.at.present() {
 		return t.at
@@ -187,7 +187,7 @@ func (d *rawDescriptor) flags() (f nodeFlags) {
 	return f
 }
 
-// rule makes the rule of a node, if it has a limit.
+// rule makes the rule of a node that has a limit.
 func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	switch {
 	case d.limit != nil && d.limitsAt.present():
@@ -213,7 +213,7 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	c.set.rules = append(c.set.rules, r)
 }
 
-// withoutLimit reports the keys of a descriptor that only mean something beside a limit.
+// withoutLimit reports keys of a descriptor that have a meaning only together with a limit.
 func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
 	for _, f := range []struct {
 		k  string
@@ -296,7 +296,7 @@ func (c *compiler) replaces(l *rawLimit, names []string, path string) {
 	}
 }
 
-// bind ties a rule to its node: it finds out which values of a request get into names and keys.
+// bind ties a rule to its node, and works out which values of a request become part of names and metric keys.
 func (r *Rule) bind(n *node) {
 	r.node, n.rule = n, r
 	r.holderAt = -1

@@ -2,10 +2,10 @@ package descriptors
 
 import "unicode/utf8"
 
-// Match finds the node for the entries of a descriptor: each entry goes one level down, to the node with its key and
-// value; else, where there is none, to the first wildcard of the file that fits; else to the node with its key and no
-// value. There is no way back up. A rule is found only where the last entry leads to one, so a descriptor with more
-// or fewer entries than the rule has keys finds none. It does not allocate.
+// Match finds the node for the entries of a descriptor. Each entry goes one level down: to the node with its key and
+// value or, if there is none, to the first wildcard of the file that fits or, failing that, to the node with its key
+// and no value. It never backtracks. A rule is found only if the last entry leads to it, so a descriptor with more or
+// fewer entries than the rule has keys does not match. Match does not allocate.
 func (d *Domain) Match(entries []Entry) Match {
 	l := &d.root
 	var n *node
@@ -24,8 +24,8 @@ func (d *Domain) Match(entries []Entry) Match {
 	return Match{Rule: n.rule, node: n, months: d.months}
 }
 
-// find is the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is no UTF-8,
-// because files are; values may be any bytes.
+// find returns the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is not
+// valid UTF-8, because files are UTF-8; values may be any bytes.
 func (l *level) find(e *Entry) *node {
 	g := l.group(e.Key)
 	if g != nil {
@@ -47,7 +47,7 @@ func (l *level) find(e *Entry) *node {
 	return l.findWild(g, e)
 }
 
-// findWild is find for a level where keys are patterns too, once there is no exact node. g may be nil.
+// findWild is find for a level on which some keys are patterns, when there is no exact match. g may be nil.
 func (l *level) findWild(g *group, e *Entry) *node {
 	if len(e.Key) == 0 || !utf8.Valid(e.Key) {
 		return nil
@@ -71,7 +71,7 @@ func (l *level) findWild(g *group, e *Entry) *node {
 	return best
 }
 
-// matches reports whether the entry fits a node whose key is a pattern.
+// matches reports whether the entry fits n, whose key is a pattern.
 func (n *node) matches(e *Entry) bool {
 	switch {
 	case !n.keyGlob.match(e.Key):

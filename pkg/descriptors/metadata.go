@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// metadata checks what goes into answers as it is.
+// metadata checks metadata, which is sent in answers unchanged.
 func (c *compiler) metadata(m map[string]any, where mark, path string) {
 	if m == nil {
 		return
@@ -19,7 +19,7 @@ func (c *compiler) metadata(m map[string]any, where mark, path string) {
 	}
 }
 
-// weigh is how many bytes of text there are in metadata, a number or other scalar counting as one, or why it cannot be
+// weigh returns how many bytes of text there are in metadata, counting any other scalar as one, or why it cannot be
 // sent.
 func weigh(v any, depth int) (size int, why string) {
 	var inner iter.Seq2[string, any]

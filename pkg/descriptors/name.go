@@ -5,12 +5,12 @@ import (
 	"encoding/binary"
 )
 
-// AppendName appends the canonical name of the counter of a matched, or unmatched, descriptor to dst: domain and
-// entries, length-prefixed, with the values of shared thresholds replaced by their pattern and a holder's value left
-// out. With raw, as for overrides, values stand as they came, but a holder's is left out all the same.
+// AppendName appends the canonical name of a descriptor's counter, matched or not, to dst: domain and entries,
+// length-prefixed, with the values of shared thresholds replaced by their pattern and a holder's value left out. With
+// raw, which is for overrides, values stay as they came, except that a holder's is still left out.
 //
-// No two names are equal: each text follows its length, and a length of 0 where a value would stand means that there is
-// a holder, so that a counter with holders is not that of the descriptor without the entry.
+// Names are unambiguous: each text follows its length, and a length of 0 in place of a value stands for a holder, so
+// that a counter with holders differs from that of the descriptor without the entry.
 func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = appendText(dst, d.Name)
 	rewritten := m.Rule != nil && m.Rule.rewritten
@@ -36,9 +36,10 @@ func (m Match) AppendName(dst []byte, d *Domain, entries []Entry, raw bool) []by
 	return dst
 }
 
-// AppendReferenceName appends what envoyproxy/ratelimit names the counter, but for its prefix and the start of its window:
-// domain_key_value_key_value_, with the patterns of shared thresholds in place of the values they matched. With raw, as
-// for overrides, values stand as they came. Nothing is escaped there, so names of different descriptors may be equal.
+// AppendReferenceName appends the name that envoyproxy/ratelimit gives the counter, without its prefix and the start of
+// the window: domain_key_value_key_value_, with the patterns of shared thresholds in place of the values they matched.
+// With raw, which is for overrides, values stay as they came. Nothing is escaped, so different descriptors may have the
+// same name.
 func (m Match) AppendReferenceName(dst []byte, d *Domain, entries []Entry, raw bool) []byte {
 	dst = append(append(dst, d.Name...), '_')
 	rewritten := m.Rule != nil && m.Rule.rewritten && !raw
@@ -58,13 +59,13 @@ func appendText[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// appendValue leaves the length 0 to holders.
+// appendValue appends a value after its length plus one: a length of 0 stands for a holder.
 func appendValue[T ~string | ~[]byte](dst []byte, s T) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))+1), s...)
 }
 
-// Holder is the value of the entry that names the holder of slots; it is false for a rule without holders. The bytes
-// are those of entries.
+// Holder returns the value of the entry that names the holder of slots; ok is false for a rule without holders. The
+// bytes are those of entries.
 func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
 	if m.Rule == nil || m.Rule.holderAt < 0 || m.Rule.holderAt >= len(entries) {
 		return nil, false
@@ -72,14 +73,15 @@ func (m Match) Holder(entries []Entry) (owner []byte, ok bool) {
 	return entries[m.Rule.holderAt].Value, true
 }
 
-// Hash is the key of a canonical name: the first half of its SHA-256.
+// Hash returns the key of a canonical name: the first half of its SHA-256.
 func Hash(name []byte) [16]byte {
 	sum := sha256.Sum256(name)
 	return [16]byte(sum[:16])
 }
 
-// Identity tells the rule from every other, and is the same in every set that has it. Path does not: it joins with dots,
-// which domains and keys may hold, so it is preceded here by how long the parts are.
+// Identity returns a string that distinguishes the rule from every other one, and is the same in every Set that has the
+// rule. Path alone is ambiguous, because it joins with dots, which domains and keys may contain; here it is preceded by
+// the lengths of its parts.
 func (r *Rule) Identity() string {
 	path := r.node.path()
 	id := binary.AppendUvarint(nil, uint64(len(path)))
@@ -90,11 +92,11 @@ func (r *Rule) Identity() string {
 	return string(append(id, r.Path...))
 }
 
-// DynamicMetric reports whether the metric key of the rule may hold values of a request. Where not, it is Path.
+// DynamicMetric reports whether the rule's metric key may contain values of a request. If not, the key is Path.
 func (r *Rule) DynamicMetric() bool { return r.dynamic }
 
-// AppendMetricKey appends the reference's metric key. Values that come from the request, and not from the rules, make
-// dynamic true. Without a rule nothing is appended.
+// AppendMetricKey appends the reference's metric key to dst. dynamic is true if the key contains values that come from
+// the request and not from the rules. Without a rule nothing is appended.
 func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []byte, dynamic bool) {
 	switch {
 	case m.Rule == nil:
@@ -112,7 +114,7 @@ func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []by
 	return dst, dynamic
 }
 
-// MetricLevels is the metric key without its domain, one text for each level: what AppendMetricKey joins with dots.
+// MetricLevels returns the metric key without its domain, one string per level: what AppendMetricKey joins with dots.
 func (m Match) MetricLevels(entries []Entry) []string {
 	if m.Rule == nil {
 		return nil
@@ -126,8 +128,8 @@ func (m Match) MetricLevels(entries []Entry) []string {
 	return levels
 }
 
-// appendLevel appends a dot and the level of the metric key that e led to. Values that come from the request make
-// fromRequest true.
+// appendLevel appends a dot and the level of the metric key for n, which e led to. fromRequest is true if it contains
+// values that come from the request.
 func (m Match) appendLevel(dst []byte, n *node, e *Entry, shared bool) (level []byte, fromRequest bool) {
 	wildcard := n.isWildcard() && !n.spells(e)
 	switch {
@@ -141,7 +143,7 @@ func (m Match) appendLevel(dst []byte, n *node, e *Entry, shared bool) (level []
 	return appendLabel(dst, n.key, n.value, false), false
 }
 
-// shares reports whether an entry was matched by a wildcard with a shared threshold.
+// shares reports whether one of the entries was matched by a wildcard with a shared threshold.
 func (m Match) shares(entries []Entry) bool {
 	for i, n := range m.Rule.path {
 		if n.flags&shareThreshold != 0 && n.isWildcard() && !n.spells(&entries[i]) {
@@ -151,13 +153,13 @@ func (m Match) shares(entries []Entry) bool {
 	return false
 }
 
-// spells reports whether the entry is just what the file says, so that a wildcard was not needed.
+// spells reports whether the entry is literally what the file says, so that no wildcard was needed.
 func (n *node) spells(e *Entry) bool {
 	return string(e.Key) == n.key && string(e.Value) == n.value
 }
 
-// AppendOverrideMetricKey appends the reference's metric key of a limit that came with the request: the domain and
-// the entries, with their values as they came.
+// AppendOverrideMetricKey appends the reference's metric key for a limit that came with the request: the domain and the
+// entries, with their values as they came.
 func (d *Domain) AppendOverrideMetricKey(dst []byte, entries []Entry) []byte {
 	dst = append(dst, d.Name...)
 	for i := range entries {
@@ -166,7 +168,7 @@ func (d *Domain) AppendOverrideMetricKey(dst []byte, entries []Entry) []byte {
 	return dst
 }
 
-// appendLabel appends .key_value, or .key where there is no value, unless the underscore is wanted all the same.
+// appendLabel appends .key_value, or .key if there is no value. With underscore it appends the underscore in any case.
 func appendLabel[T ~string | ~[]byte](dst []byte, key, value T, underscore bool) []byte {
 	dst = append(append(dst, '.'), key...)
 	if len(value) > 0 || underscore {

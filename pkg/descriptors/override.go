@@ -13,10 +13,11 @@ var (
 	ErrOverrideWindow = errors.New("override with a window of more than 2^48 µs")
 )
 
-// Override is the limit that o makes of the matched rule, or of none: number, unit and multiplier are those of o, and
-// the algorithm stays that of the rule, with burst, debt and initial in proportion, and so does a calendar that has the unit. Of no rule, of an unlimited one and
-// of a list it makes a fixed window. The error says why o is to be ignored: it is one of the above, or what
-// [engine.Limit.Validate] says of a number that the algorithm cannot hold.
+// Override returns the limit that results from applying o to the matched rule, if any. Number, unit and multiplier are
+// those of o. The algorithm stays that of the rule, with burst, debt and initial scaled in proportion; so does the
+// calendar, if it has the unit. If there is no rule, or it is unlimited or a list, the result is a fixed window. The
+// error says why o has to be ignored: it is one of the above, or that of [engine.Limit.Validate] for a number that the
+// algorithm cannot take.
 func (m Match) Override(o Override) (Item, error) {
 	item := Item{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, Multiplier: max(o.Multiplier, 1)}
 	if o.Unit.Length() == 0 {
@@ -41,12 +42,12 @@ func (m Match) Override(o Override) (Item, error) {
 	return item, nil
 }
 
-// scaleBucket changes what a bucket holds as its number changes to hits.
+// scaleBucket scales what a bucket holds as its number of hits changes to hits.
 func scaleBucket(l *engine.Limit, hits uint64) {
-	full := l.Algorithm == engine.TokenBucket && l.Initial == l.Burst // also where the burst is too small for proportions
+	full := l.Algorithm == engine.TokenBucket && l.Initial == l.Burst // stays so even if the burst is too small to scale
 	switch {
 	case l.Algorithm != engine.TokenBucket && l.Algorithm != engine.LeakyBucket:
-	case l.Hits == 0: // there is nothing to be in proportion to
+	case l.Hits == 0: // there is nothing to scale from
 		l.Burst = hits
 		l.Initial = min(l.Initial, hits)
 	default:
@@ -59,7 +60,7 @@ func scaleBucket(l *engine.Limit, hits uint64) {
 	}
 }
 
-// inProportion is n·to/from, rounded down and at most engine.MaxHits.
+// inProportion returns n·to/from, rounded down and at most engine.MaxHits.
 func inProportion(n, to, from uint64) uint64 {
 	hi, lo := bits.Mul64(n, to)
 	if hi >= from {

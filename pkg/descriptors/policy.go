@@ -8,15 +8,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds of the keys that belong to a descriptor; longestTime is 2^48 µs in whole hours.
+// Bounds and defaults of the keys that belong to a descriptor as a whole; longestTime is 2^48 µs in whole hours.
 const (
-	minLease    = 2 // fewer hits are no lease
+	minLease    = 2 // a single hit is not worth a lease
 	maxLease    = 1_000_000
-	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless it lasts longer already
+	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless its first one is longer
 	longestTime = "78187h"
 )
 
-// policy checks the keys that belong to the descriptor and not to one limit.
+// policy checks the keys that belong to the descriptor as a whole and not to one limit.
 func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
 	if p == nil {
 		return
@@ -46,8 +46,8 @@ func (c *compiler) onFailure(t text, r *Rule) {
 	r.OnFailure = f
 }
 
-// holder checks that the key stands on the path from the domain to the rule. Where it stands there twice the one
-// nearer to the rule is meant.
+// holder checks that the key is on the path from the domain to the rule. If it is there twice, the one nearer to the
+// rule counts.
 func (c *compiler) holder(t text, r *Rule, n *node) {
 	if !t.at.present() || t.broken {
 		return
@@ -108,7 +108,7 @@ func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 	}
 }
 
-// lease reads off, auto or a number. Hits are fetched in advance for single windows and token buckets only.
+// lease reads off, auto or a number. Hits are fetched in advance only for single fixed windows and token buckets.
 func (c *compiler) lease(t text, r *Rule) {
 	if !t.at.present() || t.broken {
 		return
@@ -133,7 +133,7 @@ func (c *compiler) lease(t text, r *Rule) {
 	r.Lease = int32(n)
 }
 
-// unleased says where hits of the rule cannot be fetched in advance, or is empty.
+// unleased returns the reason, as part of a sentence, why hits of the rule cannot be fetched in advance, or "".
 func (r *Rule) unleased() string {
 	switch {
 	case r.Penalty != nil:
@@ -149,7 +149,8 @@ func (r *Rule) unleased() string {
 	return ""
 }
 
-// duration reads a time in whole microseconds, more than none, as Go spells it; it is 0 where there is none, or an error.
+// duration reads a positive time in whole microseconds, as Go spells it. It returns 0 if there is none, or after an
+// error.
 func (c *compiler) duration(k string, t text, path string) engine.Micros {
 	if !t.at.present() || t.broken {
 		return 0

@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Problem is something wrong, or doubtful, in a source.
+// Problem is an error or a warning about a source.
 type Problem struct {
 	File         string
-	Line, Column int    // from 1; 0 where the problem belongs to the file as a whole
+	Line, Column int    // from 1; 0 if the problem concerns the file as a whole
 	Path         string // in the tree, such as shop.user_u1; may be empty
 	Text         string // what is wrong, and what would be accepted
 	Warning      bool
 }
 
-// String is the problem on one line: file:line:column: path: text.
+// String returns the problem on one line: file:line:column: path: text.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -39,12 +39,12 @@ func (p Problem) String() string {
 }
 
 // Problems is a list of problems; it is the error that Load returns.
-type Problems []Problem //nolint:errname // it is a list first, and an error where one of them is
+type Problems []Problem //nolint:errname // primarily a list; an error only if one of its elements is
 
-// shownErrors bounds the text of Problems.Error, which goes to a log; a Problems has them all.
+// shownErrors bounds the text of [Problems.Error], which goes to a log; the list itself is complete.
 const shownErrors = 100
 
-// Error has one line for each error, the warnings left out. Of very many it shows the first hundred.
+// Error returns one line per error, without the warnings. It shows at most the first hundred.
 func (p Problems) Error() string {
 	lines := []string{}
 	for i := range p {
@@ -58,21 +58,21 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Failed reports whether one of them is an error.
+// Failed reports whether one of the problems is an error.
 func (p Problems) Failed() bool {
 	return slices.ContainsFunc(p, func(q Problem) bool { return !q.Warning })
 }
 
-// mark is where something stands in a source. The zero mark says that it does not stand there, and a negative line that it
-// stands in one that has no lines.
+// mark is a position in a source. The zero mark means that the thing is absent, and a negative line that it is present
+// in a source without lines.
 type mark struct{ line, column int32 }
 
 func (m mark) present() bool { return m.line != 0 }
 
-// number is the line, from 1, or 0 where there are no lines.
+// number returns the line, from 1, or 0 if there are no lines.
 func (m mark) number() int { return int(max(m.line, 0)) }
 
-// in is the place in a source, for messages: file:line:column, or the name of the source alone where it has no lines.
+// in returns the position for messages: file:line:column, or the name of the source alone if it has no lines.
 func (m mark) in(file string) string {
 	if m.line <= 0 {
 		return file
@@ -102,7 +102,8 @@ func (r *report) add(at mark, path, text string, warning bool) {
 	})
 }
 
-// sort brings the problems of a source into the order of its lines; those of one place stay in the order of the checks.
+// sort orders the problems of a source by line and column; those at one position stay in the order in which they were
+// found.
 func (r *report) sort() {
 	slices.SortStableFunc(r.problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))

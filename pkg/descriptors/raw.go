@@ -2,8 +2,8 @@ package descriptors
 
 import "gopkg.in/yaml.v3"
 
-// The raw structs hold what a file says, with its place, before anything but its types is checked. A zero mark says that
-// the key is not there. broken says that an error about the value has been reported already.
+// The raw structs hold what a file says and where it says it, before anything but types is checked. A zero mark means
+// that the key is absent. broken means that an error about the value has already been reported.
 
 type text struct {
 	s      string
@@ -115,7 +115,7 @@ func (r *reader) descriptors(n *yaml.Node) []rawDescriptor {
 	return out
 }
 
-// tooDeep tells, and reports, that descriptors in what is being read are nested too deep.
+// tooDeep returns true, and reports an error, if the descriptors being read are nested too deep.
 func (r *reader) tooDeep(where mark) bool {
 	if len(r.trail) <= MaxDepth {
 		return false
@@ -155,8 +155,8 @@ func (r *reader) descriptor(n *yaml.Node, d *rawDescriptor) {
 	})
 }
 
-// rateLimit reads rate_limit. Where it stands twice, or comes out of a merge, the later keys go on top of the earlier
-// ones, as in the reference.
+// rateLimit reads rate_limit. If it is repeated, or comes from a merge, later keys are laid over earlier ones, as in
+// the reference.
 func (r *reader) rateLimit(n *yaml.Node, d *rawDescriptor) {
 	if r.isNull(n) {
 		d.limit = nil
@@ -194,7 +194,7 @@ func (r *reader) rateLimits(n *yaml.Node, d *rawDescriptor) {
 	}
 }
 
-// countOK checks the number of items of rate_limits.
+// countOK checks the number of items of rate_limits, and reports an error if it is out of range.
 func (r *reader) countOK(n int, where mark) bool {
 	if n > 0 && n <= maxItems {
 		return true

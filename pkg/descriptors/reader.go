@@ -15,17 +15,17 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Bounds of what is read.
+// Bounds on what is read.
 const (
 	MaxFileSize = 10 << 20 // bytes of a source
 	MaxDepth    = 64       // levels of descriptors
 
 	maxLine          = 512 << 10 // bytes of a line
 	maxItems         = 16        // of rate_limits
-	maxIgnoredDepth  = 64        // of what has no effect
-	maxMetadataDepth = 24        // deeper, and Envoy refuses to parse the answer that carries it
-	maxMetadataSize  = 1 << 20   // bytes of the texts in it: each answer carries them
-	freeVisits       = 100_000   // nodes that aliases may add to those of a file, beside one per byte
+	maxIgnoredDepth  = 64        // of keys that have no effect
+	maxMetadataDepth = 24        // if it were deeper, Envoy would refuse to parse the answer that carries it
+	maxMetadataSize  = 1 << 20   // bytes of text in it, since every answer carries them
+	freeVisits       = 100_000   // nodes that may be visited through aliases, on top of two per byte of the file
 )
 
 // reader turns the nodes of one source into raw structs.
@@ -34,16 +34,16 @@ type reader struct {
 
 	grammar grammar
 	trail   []step                  // the descriptors around what is being read, the domain first
-	open    map[*yaml.Node]struct{} // targets of aliases that are being read
-	visits  int                     // nodes that may still be read
-	unread  bool                    // nothing could be read, and that has been reported
-	spent   bool                    // nothing more is read: visits are used up, or there is a cycle
+	open    map[*yaml.Node]struct{} // targets of the aliases being read
+	visits  int                     // how many nodes may still be read
+	unread  bool                    // the source could not be read, and that has been reported
+	spent   bool                    // reading has stopped: visits are used up, or there is a cycle
 }
 
 // step is one step of a path in the tree.
 type step struct{ key, value string }
 
-// String is the step as the reference spells it: key, or key_value; a missing key is a question mark.
+// String returns the step as the reference spells it: key, or key_value; a missing key is a question mark.
 func (s step) String() string {
 	switch {
 	case s.key == "":
@@ -54,7 +54,7 @@ func (s step) String() string {
 	return s.key + "_" + s.value
 }
 
-// path is where in the tree the reader is.
+// path returns where in the tree the reader is.
 func (r *reader) path() string {
 	if len(r.trail) == 1 && r.trail[0].key == "" {
 		return ""
@@ -69,7 +69,7 @@ func (r *reader) path() string {
 	return b.String()
 }
 
-// read parses a source and reads its first document. What it returns is incomplete where it has reported an error.
+// read parses a source and reads its first document. If it reports an error the result is incomplete.
 func (r *reader) read(data []byte) rawFile {
 	if !r.readable(data) {
 		r.unread = true
@@ -104,7 +104,7 @@ func (r *reader) read(data []byte) rawFile {
 	return f
 }
 
-// readable refuses what is no YAML text that one would want in memory.
+// readable rejects what is not YAML text of a size fit for memory.
 func (r *reader) readable(data []byte) bool {
 	switch {
 	case len(data) > MaxFileSize:
@@ -143,11 +143,12 @@ func (r *reader) readableLines(data []byte) bool {
 
 var yamlErrorLine = regexp.MustCompile(`line (\d+): `)
 
-// syntax reports an error of the parser, which knows the line and not the column: it is that of the line's first letter.
+// syntax reports an error of the parser, which gives a line but no column; the column is that of the line's first
+// non-blank character.
 func (r *reader) syntax(data []byte, err error) {
 	var where mark
 	if m := yamlErrorLine.FindStringSubmatch(err.Error()); m != nil {
-		n, _ := strconv.ParseInt(m[1], 10, 32) // what the expression matches is a number; too large a one is 0
+		n, _ := strconv.ParseInt(m[1], 10, 32) // the expression matches only digits; a number too large becomes the largest
 		where = mark{int32(n), 1}
 		for l := range bytes.Lines(data) {
 			if n--; n == 0 {
@@ -162,7 +163,7 @@ func at(n *yaml.Node) mark {
 	return mark{int32(min(n.Line, math.MaxInt32)), int32(min(n.Column, math.MaxInt32))}
 }
 
-// target is what an alias stands for, or n itself.
+// target returns what an alias stands for, or n itself.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -170,8 +171,8 @@ func target(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// enter opens a map or list for reading; leave closes it again. It is false for a cycle, and when aliases have
-// multiplied the file beyond measure.
+// enter opens a map or list for reading; leave closes it again. It returns false for a cycle, for a tag that is
+// refused, and once aliases have multiplied the file too much.
 func (r *reader) enter(n *yaml.Node) (*yaml.Node, bool) {
 	t := target(n)
 	if r.spent || !r.plainTag(t) {
@@ -199,7 +200,7 @@ func (r *reader) leave(n *yaml.Node) {
 	}
 }
 
-// plainTag refuses explicit tags other than those of YAML's core.
+// plainTag rejects explicit tags other than those of YAML's core schema.
 func (r *reader) plainTag(n *yaml.Node) bool {
 	if n.Style&yaml.TaggedStyle == 0 {
 		return true
@@ -212,7 +213,7 @@ func (r *reader) plainTag(n *yaml.Node) bool {
 	return false
 }
 
-// mapping calls set for each key of a map that belongs there, those merged in with << included, in the order of the
+// mapping calls set for each key of a map that is allowed there, including those merged in with <<, in the order of the
 // file, so that the last of several wins.
 func (r *reader) mapping(n *yaml.Node, where place, set func(k string, v *yaml.Node)) {
 	var seen keywordSet
@@ -231,7 +232,7 @@ func (r *reader) mapping(n *yaml.Node, where place, set func(k string, v *yaml.N
 	})
 }
 
-// pair is a key and its value; merged tells that << brought it here.
+// pair is a key and its value; merged is true if << brought it in.
 type pair struct {
 	key, value *yaml.Node
 	merged     bool
@@ -260,7 +261,7 @@ func (r *reader) pairs(n *yaml.Node, where place, visit func(k keyword, p pair))
 	}
 }
 
-// merged visits the maps that << names: one, or a list of which the first wins and comes last.
+// merged visits the maps that << names: one, or a list, whose first element wins and is therefore visited last.
 func (r *reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 	t := target(n)
 	parts := []*yaml.Node{n}
@@ -280,7 +281,7 @@ func (r *reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 	}
 }
 
-// key is the keyword of a key that has an effect where it stands. The others it reports.
+// key returns the keyword of a key that has an effect where it stands, and reports any other key.
 func (r *reader) key(p pair, where place) (k keyword, ok bool) {
 	n := target(p.key)
 	k, known := r.grammar[n.Value]
@@ -309,7 +310,7 @@ func (r *reader) unknown(n *yaml.Node, where place) {
 	r.fail(at(n), r.path(), "config error, unknown key '%s': %s takes %s", shorten(n.Value), where, where.accepted())
 }
 
-// ignored checks what the reference checks of the value of a key that has no effect.
+// ignored checks the value of a key that has no effect as far as the reference does.
 func (r *reader) ignored(k string, n *yaml.Node, depth int) {
 	t := target(n)
 	switch {
@@ -334,7 +335,7 @@ func (r *reader) ignored(k string, n *yaml.Node, depth int) {
 	}
 }
 
-// list opens a list whose elements have to be maps. It is not ok where there is none; null is an empty one.
+// list opens a list whose elements have to be maps. ok is false if n is not a list; null is an empty one.
 func (r *reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(), ok bool) {
 	if r.isNull(n) {
 		return nil, func() {}, true
@@ -350,7 +351,7 @@ func (r *reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(),
 	return m.Content, func() { r.leave(n) }, true
 }
 
-// isElement reports whether an element of a list is a map, and reports it where not.
+// isElement returns whether an element of a list is a map, and reports an error if not.
 func (r *reader) isElement(n *yaml.Node) bool {
 	if t := target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)
@@ -372,7 +373,7 @@ func (r *reader) isNull(n *yaml.Node) bool {
 	return t.Kind == yaml.ScalarNode && resolve(t).kind == kindNull
 }
 
-// describe is a node for messages: its type, and a scalar's text.
+// describe returns a node for messages: its type, and the text of a scalar.
 func describe(n *yaml.Node) string {
 	n = target(n)
 	if n.Kind == yaml.MappingNode {
@@ -384,7 +385,7 @@ func describe(n *yaml.Node) string {
 	return fmt.Sprintf("%s `%s`", resolve(n).kind, shorten(n.Value))
 }
 
-// brief is a node for messages, without its type.
+// brief returns a node for messages, without its type.
 func brief(n *yaml.Node) string {
 	n = target(n)
 	switch {
@@ -398,7 +399,7 @@ func brief(n *yaml.Node) string {
 	return shorten(n.Value)
 }
 
-// shorten bounds a text of a file in a message.
+// shorten bounds the length of a file's text in a message.
 func shorten(s string) string {
 	const most = 60
 	if len(s) <= most {
@@ -411,7 +412,7 @@ func shorten(s string) string {
 	return s[:cut] + "…"
 }
 
-// peek is the text of a key of a map, for paths in messages; it may be wrong where the map is.
+// peek returns the text of a key's value in a map, for paths in messages; if the map is wrong it may be too.
 func peek(n *yaml.Node, key string) (value string) {
 	n = target(n)
 	for i := 0; i+1 < len(n.Content); i += 2 {

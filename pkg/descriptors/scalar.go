@@ -9,9 +9,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// kind is what a scalar is by the rules of YAML 1.1, which the reference's parser follows: yes, no, on and off are
-// booleans there, 010 is octal, and underscores in numbers are skipped. yaml.v3 follows YAML 1.2, so its own tags are
-// not looked at.
+// kind is the type of a scalar by the rules of YAML 1.1, which the reference's parser follows: yes, no, on and off are
+// booleans, 010 is octal, and underscores in numbers are skipped. yaml.v3 follows YAML 1.2, so the tags that it
+// resolves are not used.
 type kind uint8
 
 const (
@@ -19,10 +19,10 @@ const (
 	kindNull
 	kindBool
 	kindInt
-	kindFloat // or an integer that is too large for 64 bits with a sign
+	kindFloat // or an integer that does not fit a signed 64-bit number
 )
 
-// String is the tag of the kind.
+// String returns the tag of the kind.
 func (k kind) String() string {
 	switch k {
 	case kindNull:
@@ -38,7 +38,7 @@ func (k kind) String() string {
 	return "!!str"
 }
 
-// scalar is a resolved scalar. Its text stays as written.
+// scalar is a resolved scalar. A string's text is not here: it is the node's.
 type scalar struct {
 	kind  kind
 	truth bool
@@ -48,7 +48,8 @@ type scalar struct {
 
 var yamlFloat = regexp.MustCompile(`^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`)
 
-// resolve tells what a scalar node is. Explicit tags other than those of YAML's core are refused elsewhere.
+// resolve determines the type and value of a scalar node. Explicit tags outside YAML's core schema are rejected
+// elsewhere.
 func resolve(n *yaml.Node) scalar {
 	if n.Style&yaml.TaggedStyle != 0 && n.Tag == "!!str" {
 		return scalar{}
@@ -104,7 +105,7 @@ func resolveNumber(text string) scalar {
 		}
 	}
 	if yamlFloat.MatchString(plain) {
-		// An overflow is a string, as for the reference.
+		// An overflow makes it a string, as in the reference.
 		if f, err := strconv.ParseFloat(plain, 64); err == nil {
 			return scalar{kind: kindFloat, float: f}
 		}

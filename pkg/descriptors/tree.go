@@ -2,15 +2,15 @@ package descriptors
 
 import "slices"
 
-// node is one descriptor of the rules. Its parents lead to the root; those at the top have none.
+// node is one descriptor of the rules. Following parent leads up to the top level, whose nodes have none.
 type node struct {
-	key, value string // as written; an empty value stands for any
+	key, value string // as written; an empty value matches any
 	parent     *node
-	rule       *Rule  // nil without a limit
-	children   *level // nil without
-	keyGlob    *glob  // where the key holds a *
-	valueGlob  *glob  // where the value holds a *
-	order      int32  // among those of its level, in the order of the files
+	rule       *Rule  // nil if there is no limit
+	children   *level // nil if there are none
+	keyGlob    *glob  // nil unless the key contains a *
+	valueGlob  *glob  // nil unless the value contains a *
+	order      int32  // position among the nodes of its level, in the order of the files
 	file       int32  // index into Set.files
 	at         mark
 	flags      nodeFlags
@@ -25,13 +25,13 @@ const (
 	shareThreshold
 )
 
-// isWildcard reports whether the node stands among the wildcards of its level.
+// isWildcard reports whether the node's key or value is a pattern.
 func (n *node) isWildcard() bool { return n.keyGlob != nil || n.valueGlob != nil }
 
-// label is the node as the reference spells it: key, or key_value.
+// label returns the node as the reference spells it: key, or key_value.
 func (n *node) label() string { return step{n.key, n.value}.String() }
 
-// path is the nodes from the top down to n.
+// path returns the nodes from the top level down to n.
 func (n *node) path() []*node {
 	var out []*node
 	for ; n != nil; n = n.parent {
@@ -41,30 +41,31 @@ func (n *node) path() []*node {
 	return out
 }
 
-// maxIndexedPrefix bounds how much of a pattern's beginning is looked up, and so how often.
+// maxIndexedPrefix bounds how much of a pattern's literal beginning is indexed, and so the number of lookups per match.
 const maxIndexedPrefix = 16
 
-// few is up to how many elements are looked through rather than looked up.
+// few is the number of elements up to which a linear search replaces a map.
 const few = 4
 
 // level is the nodes below one node. The zero level is empty.
 type level struct {
 	nodes  []*node // in the order of the files
 	groups []*group
-	byKey  map[string]*group // where there are more than a few groups
-	wild   []*node           // whose key is a pattern, in the order of the files
+	byKey  map[string]*group // nil unless there are more than a few groups
+	wild   []*node           // nodes whose key is a pattern, in the order of the files
 }
 
-// group is the nodes of a level that have one key.
+// group is the nodes of a level with the same key.
 type group struct {
 	key     string
-	bare    *node            // without a value
-	exact   []*node          // with one, wildcards included: a value may spell a pattern
-	byValue map[string]*node // where there are more than a few of them
-	wild    *globIndex       // those whose value is a pattern and whose key is none; nil without
+	bare    *node            // the node without a value, or nil
+	exact   []*node          // those with a value, including wildcards: a request's value may be the pattern itself
+	byValue map[string]*node // nil unless there are more than a few of them
+	wild    *globIndex       // those whose value is a pattern and whose key is not; nil if there are none
 }
 
-// add puts a node into the level; it returns the node that is there already under its key and value, or nil.
+// add adds a node to the level. If the level already has a node with the same key and value, it returns that one
+// instead.
 func (l *level) add(n *node) (earlier *node) {
 	g := l.group([]byte(n.key))
 	switch {
@@ -123,12 +124,12 @@ func (g *group) addNode(n *node) {
 	}
 }
 
-// globIndex finds the first of many patterns that a value matches, in the order of the files. It looks only at those
-// whose literal beginning the value has. The zero globIndex is empty.
+// globIndex finds the first of many patterns, in the order of the files, that matches a value. It tries only those
+// whose literal beginning the value shares. The zero globIndex is empty.
 type globIndex struct {
 	nodes    []*node // in the order of the files
 	byPrefix map[string][]*node
-	lengths  []int // of the prefixes in byPrefix, rising
+	lengths  []int // of the prefixes in byPrefix, ascending
 }
 
 func (x *globIndex) add(n *node) {
@@ -153,7 +154,7 @@ func (x *globIndex) index(n *node) {
 	}
 }
 
-// first is the first node whose pattern value matches, or nil.
+// first returns the first node whose pattern matches value, or nil.
 func (x *globIndex) first(value []byte) *node {
 	if x.byPrefix == nil {
 		return firstMatch(x.nodes, value)

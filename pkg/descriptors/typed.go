@@ -1,8 +1,8 @@
 package descriptors
 
-// Tree is what a source says where it comes as values and not as YAML, as from a control plane. Its fields are the keys of
-// a file of rules, and mean what these mean; all checks are the same. An empty text, a false flag and a nil pointer are
-// keys that are not there. A Tree is not changed, and must not be changed while it is read.
+// Tree is the contents of a source that comes as values rather than as YAML, such as from a control plane. Its fields
+// are the keys of a rules file and have the same meaning; all checks are the same. An empty string, a false flag and a
+// nil pointer stand for absent keys. Load does not change a Tree, and nobody else may while Load runs.
 type Tree struct {
 	Domain             string
 	Charge             string
@@ -22,7 +22,7 @@ type TreeNode struct {
 	DetailedMetric bool
 	ValueToMetric  bool
 	ShareThreshold bool
-	Metadata       map[string]any // what structpb.Struct.AsMap makes; nil is none
+	Metadata       map[string]any // in the form that structpb.Struct.AsMap returns; nil if there is none
 }
 
 // TreeLimit is rate_limit, or an item of rate_limits, of a [Tree].
@@ -39,7 +39,7 @@ type TreeLimit struct {
 	Calendar, CountRefused                          *bool
 }
 
-// TreePolicy is the keys of a [Tree] that belong to a descriptor.
+// TreePolicy is the keys of a [Tree] that belong to a descriptor as a whole.
 type TreePolicy struct {
 	OnFailure, Holder, Lease string
 	Penalty                  *TreePenalty
@@ -51,10 +51,10 @@ type TreePenalty struct {
 	Escalate     *uint32
 }
 
-// somewhere is the mark of all that stands in a source that has no lines.
+// somewhere returns the mark of everything present in a source without lines.
 func somewhere() mark { return mark{line: -1} }
 
-// tree turns typed values into raw structs.
+// tree turns a Tree into raw structs.
 func (r *reader) tree(t *Tree) rawFile {
 	r.trail = []step{{key: t.Domain}}
 	f := rawFile{

@@ -10,7 +10,7 @@ import (
 // Unit is the unit of a window, numbered as in Envoy's API.
 type Unit uint8
 
-// The units; a month is 30 days and a year 365, but where a calendar is followed.
+// The units. A month is 30 days and a year 365, except where a calendar is followed.
 const (
 	UnitUnknown Unit = iota
 	Second
@@ -28,7 +28,7 @@ const (
 	second    = engine.Micros(1_000_000)
 )
 
-// String is the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
+// String returns the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
 func (u Unit) String() string {
 	switch u {
 	case Second:
@@ -50,7 +50,7 @@ func (u Unit) String() string {
 	return "UNKNOWN"
 }
 
-// Length is how long a window of one unit is; 0 for what is no unit.
+// Length returns how long a window of one unit is, or 0 if u is not a unit.
 func (u Unit) Length() engine.Micros {
 	switch u {
 	case Second:
@@ -72,7 +72,7 @@ func (u Unit) Length() engine.Micros {
 	return 0
 }
 
-// window is multiplier units long, or 0 where u is no unit or the window is longer than an engine takes.
+// window returns the length of multiplier units, or 0 if u is not a unit or the length is more than the engine takes.
 func (u Unit) window(multiplier uint32) engine.Micros {
 	length := u.Length()
 	if length == 0 || engine.Micros(multiplier) > maxWindow/length {
@@ -81,7 +81,7 @@ func (u Unit) window(multiplier uint32) engine.Micros {
 	return length * engine.Micros(multiplier)
 }
 
-// ParseUnit is the unit of a name in any case, or UnitUnknown.
+// ParseUnit returns the unit with a name, in upper or lower case, or UnitUnknown.
 func ParseUnit(name string) Unit {
 	for u := Second; u <= Week; u++ {
 		if strings.EqualFold(name, u.String()) {
@@ -91,19 +91,19 @@ func ParseUnit(name string) Unit {
 	return UnitUnknown
 }
 
-// OnFailure says how a rule decides while its store fails.
+// OnFailure says how a rule decides while the store is failing.
 type OnFailure uint8
 
-// What to answer while the store fails.
+// What to answer while the store is failing.
 const (
-	FailDefault OnFailure = iota // as DEFAULT_ON_FAILURE says
+	FailDefault OnFailure = iota // what DEFAULT_ON_FAILURE says
 	FailError                    // an error; Envoy's failure_mode_deny decides
 	FailAllow
 	FailDeny
 	FailLocal // count in this process
 )
 
-// String is the policy as rules spell it, or default.
+// String returns the policy as rules spell it, or default.
 func (f OnFailure) String() string {
 	switch f {
 	case FailError:
@@ -119,7 +119,7 @@ func (f OnFailure) String() string {
 	return "default"
 }
 
-// ParseOnFailure is the policy that rules, and DEFAULT_ON_FAILURE, call error, allow, deny or local.
+// ParseOnFailure returns the policy with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
 func ParseOnFailure(name string) (f OnFailure, ok bool) {
 	for f := FailError; f <= FailLocal; f++ {
 		if name == f.String() {
@@ -129,7 +129,7 @@ func ParseOnFailure(name string) (f OnFailure, ok bool) {
 	return FailDefault, false
 }
 
-// Leases that are no number of hits.
+// Leases other than a number of hits.
 const (
 	leaseAuto = 0
 	leaseOff  = -1

@@ -6,7 +6,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// tagged resolves a scalar. It is false where an explicit tag is refused or lies, which is then reported.
+// tagged resolves a scalar. It returns false, and reports an error, if the node has an explicit tag that is refused or
+// does not fit its text.
 func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
 	t := target(n)
 	s := resolve(t)
@@ -20,7 +21,7 @@ func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
 	return s, true
 }
 
-// scalar resolves a scalar outside metadata, where more is refused.
+// scalar resolves a scalar outside metadata, where floating-point numbers are refused.
 func (r *reader) scalar(n *yaml.Node) (scalar, bool) {
 	s, ok := r.tagged(n)
 	if ok && s.kind == kindFloat {
@@ -30,7 +31,7 @@ func (r *reader) scalar(n *yaml.Node) (scalar, bool) {
 	return s, ok
 }
 
-// text reads a scalar as it is written; null is empty.
+// text reads a scalar as it is written; null is the empty string.
 func (r *reader) text(k string, n *yaml.Node) text {
 	t := target(n)
 	out := text{at: at(n), broken: true}
@@ -66,7 +67,7 @@ func (r *reader) flag(k string, n *yaml.Node) flag {
 	return flag{}
 }
 
-// number reads an integer of 32 bits without a sign; null is none.
+// number reads an unsigned 32-bit integer; null counts as absent.
 func (r *reader) number(k string, n *yaml.Node) number {
 	if target(n).Kind == yaml.ScalarNode {
 		s, ok := r.scalar(n)
@@ -81,7 +82,7 @@ func (r *reader) number(k string, n *yaml.Node) number {
 	return number{}
 }
 
-// metadata reads a map of anything, as structpb.NewStruct takes it: numbers become float64.
+// metadata reads a map of arbitrary values into the form that structpb.NewStruct takes: numbers become float64.
 func (r *reader) metadata(n *yaml.Node) map[string]any {
 	if r.isNull(n) || !r.isMapping(kwMetadata, n) {
 		return nil
