@@ -74,7 +74,7 @@ func limitFacts(l *engine.Limit) (out []fact) {
 		add(kwInitial, strconv.FormatUint(l.Initial, 10))
 	}
 	if l.Align == engine.AlignFirst {
-		add(kwAlign, "first")
+		add(kwAlign, l.Align.String())
 	}
 	if l.Calendar != nil {
 		add(kwCalendar, "true")
@@ -145,11 +145,7 @@ func (r *Rule) facts() (out []fact) {
 }
 
 func penaltyText(p *engine.Penalty) string {
-	on := "exceeded"
-	if p.On == engine.OnReached {
-		on = "reached"
-	}
-	text := spanText(p.For) + " once " + on
+	text := spanText(p.For) + " once " + p.On.String()
 	if p.Escalate > defaultEscalate {
 		text += fmt.Sprintf(", %d times as long each time, up to %s", p.Escalate, spanText(p.Max))
 	}

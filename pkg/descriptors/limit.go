@@ -14,6 +14,8 @@ const (
 	defaultEscalate  = 1
 )
 
+const algorithmNames = "fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket or concurrency"
+
 // written is one of our own keys that is present in a file, and where.
 type written struct {
 	k  string
@@ -107,12 +109,15 @@ func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 // engine fills in what the algorithm needs. It returns false if it has reported anything.
 func (c *compiler) engine(e *rawEngine, l *engine.Limit, path string) bool {
 	before := len(c.problems)
-	a, known := parseAlgorithm(e.algorithm.s)
-	if e.algorithm.at.present() && !known && !e.algorithm.broken {
-		c.fail(e.algorithm.at, path, "unknown algorithm '%s': want %s", shorten(e.algorithm.s), algorithmNames)
-	}
-	if e.algorithm.at.present() && !known {
-		return false
+	a := engine.FixedWindow
+	if e.algorithm.at.present() {
+		var err error
+		if a, err = engine.ParseAlgorithm(e.algorithm.s); err != nil {
+			if !e.algorithm.broken {
+				c.fail(e.algorithm.at, path, "unknown algorithm '%s': want %s", shorten(e.algorithm.s), algorithmNames)
+			}
+			return false
+		}
 	}
 	l.Algorithm = a
 	for _, w := range e.written() {
@@ -143,13 +148,14 @@ func (c *compiler) engine(e *rawEngine, l *engine.Limit, path string) bool {
 }
 
 func (c *compiler) align(t text, l *engine.Limit, path string) {
-	switch {
-	case !t.at.present() || t.broken || t.s == "clock":
-	case t.s == "first":
-		l.Align = engine.AlignFirst
-	default:
+	if !t.at.present() || t.broken {
+		return
+	}
+	align, err := engine.ParseAlign(t.s)
+	if err != nil {
 		c.fail(t.at, path, "unknown align '%s': want clock or first", shorten(t.s))
 	}
+	l.Align = align
 }
 
 // or returns the number, or the default d if it is absent.

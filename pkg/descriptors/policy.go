@@ -16,6 +16,60 @@ const (
 	longestTime = "78187h"
 )
 
+// OnFailure says how a rule decides while the store is failing.
+type OnFailure uint8
+
+// What to answer while the store is failing.
+const (
+	FailDefault OnFailure = iota // what DEFAULT_ON_FAILURE says
+	FailError                    // an error; Envoy's failure_mode_deny decides
+	FailAllow
+	FailDeny
+	FailLocal // count in this process
+)
+
+// String returns the policy as rules spell it, or default.
+func (f OnFailure) String() string {
+	switch f {
+	case FailError:
+		return "error"
+	case FailAllow:
+		return "allow"
+	case FailDeny:
+		return "deny"
+	case FailLocal:
+		return "local"
+	case FailDefault:
+	}
+	return "default"
+}
+
+// ParseOnFailure returns the policy with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
+func ParseOnFailure(name string) (f OnFailure, ok bool) {
+	for f := FailError; f <= FailLocal; f++ {
+		if name == f.String() {
+			return f, true
+		}
+	}
+	return FailDefault, false
+}
+
+// Leases other than a number of hits.
+const (
+	leaseAuto = 0
+	leaseOff  = -1
+)
+
+func leaseText(n int32) string {
+	switch n {
+	case leaseAuto:
+		return "auto"
+	case leaseOff:
+		return "off"
+	}
+	return strconv.Itoa(int(n))
+}
+
 // policy checks the keys that belong to the descriptor as a whole and not to one limit.
 func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
 	if p == nil {
@@ -76,12 +130,12 @@ func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 		Escalate: uint32(raw.escalate.or(defaultEscalate)),
 		Max:      c.duration(kwMax, raw.max, r.Path),
 	}
-	switch {
-	case !raw.on.at.present() || raw.on.broken || raw.on.s == "exceeded":
-	case raw.on.s == "reached":
-		out.On = engine.OnReached
-	default:
-		c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", shorten(raw.on.s))
+	if raw.on.at.present() && !raw.on.broken {
+		on, err := engine.ParseTrigger(raw.on.s)
+		if err != nil {
+			c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", shorten(raw.on.s))
+		}
+		out.On = on
 	}
 	if !raw.duration.at.present() {
 		c.fail(p.penaltyAt, r.Path, "a penalty without for: want how long it lasts, such as 5m")

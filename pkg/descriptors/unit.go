@@ -1,7 +1,6 @@
 package descriptors
 
 import (
-	"strconv"
 	"strings"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -89,69 +88,4 @@ func ParseUnit(name string) Unit {
 		}
 	}
 	return UnitUnknown
-}
-
-// OnFailure says how a rule decides while the store is failing.
-type OnFailure uint8
-
-// What to answer while the store is failing.
-const (
-	FailDefault OnFailure = iota // what DEFAULT_ON_FAILURE says
-	FailError                    // an error; Envoy's failure_mode_deny decides
-	FailAllow
-	FailDeny
-	FailLocal // count in this process
-)
-
-// String returns the policy as rules spell it, or default.
-func (f OnFailure) String() string {
-	switch f {
-	case FailError:
-		return "error"
-	case FailAllow:
-		return "allow"
-	case FailDeny:
-		return "deny"
-	case FailLocal:
-		return "local"
-	case FailDefault:
-	}
-	return "default"
-}
-
-// ParseOnFailure returns the policy with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.
-func ParseOnFailure(name string) (f OnFailure, ok bool) {
-	for f := FailError; f <= FailLocal; f++ {
-		if name == f.String() {
-			return f, true
-		}
-	}
-	return FailDefault, false
-}
-
-// Leases other than a number of hits.
-const (
-	leaseAuto = 0
-	leaseOff  = -1
-)
-
-func leaseText(n int32) string {
-	switch n {
-	case leaseAuto:
-		return "auto"
-	case leaseOff:
-		return "off"
-	}
-	return strconv.Itoa(int(n))
-}
-
-const algorithmNames = "fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket or concurrency"
-
-func parseAlgorithm(name string) (a engine.Algorithm, ok bool) {
-	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
-		if name == a.String() {
-			return a, true
-		}
-	}
-	return engine.FixedWindow, false
 }
