@@ -34,7 +34,7 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	if f.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
-	if log := f.logged(); !strings.Contains(log, "no control plane, the last good rules serve on") {
+	if log := f.logged(); !strings.Contains(log, "no control plane: the rules stay as they are") {
 		t.Errorf("the log does not tell:\n%s", log)
 	}
 	mend()

@@ -180,7 +180,7 @@ func (c *Client) lost(err error, wait time.Duration) {
 	if errors.Is(err, errReload) {
 		c.log.Info("asking the control plane for everything", "server", c.config.Server)
 	} else {
-		c.log.Warn("no control plane, the last good rules serve on", "server", c.config.Server, "error", text, "next_try", wait)
+		c.log.Warn("no control plane: the rules stay as they are", "server", c.config.Server, "error", text, "next_try", wait)
 		c.config.Hooks.Waiting("no control plane at " + c.config.Server + ": " + text)
 	}
 	c.tried()
