@@ -146,12 +146,14 @@ func (v *server) notReady() []string {
 const draining = "sigterm"
 
 // drain waits until the server is to stop, tells everybody who asks for its health, and lets it serve on for a while so
-// that they can turn to others.
+// that they can turn to others. Where health was never good, because there were no rules or no store yet, nobody has to turn.
 func (v *server) drain(ctx context.Context) error {
 	<-ctx.Done()
 	v.log.Info("stopping", "drain_delay", v.settings.DrainDelay)
 	v.sigterm.Set(false, "the server is stopping")
-	time.Sleep(v.settings.DrainDelay)
+	if v.served.Load() {
+		time.Sleep(v.settings.DrainDelay)
+	}
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
@@ -37,6 +38,7 @@ type server struct {
 	store     *store
 	limiter   *limiter.Limiter
 	health    *task.Health
+	served    atomic.Bool // health was good once
 	rules     *rulesState
 	sigterm   *task.Component
 	watcher   rulesSource
@@ -75,6 +77,11 @@ func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*ser
 
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.sigterm = v.health.Add(draining, true, "")
+	v.health.OnChange(func(ok bool) { // all components are there
+		if ok {
+			v.served.Store(true)
+		}
+	})
 	v.takeRules(configwatch.Config{
 		Options: descriptors.Options{MergeDomains: s.Rules.MergeDomains, Strict: s.Rules.Strict, CalendarMonths: s.Decide.CalendarMonths},
 		Check:   v.store.check,
