@@ -69,14 +69,19 @@ func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, other, limits := s.key(), s.key(), engine.Limits{l}
+	calls := max(takes/8, 1)
+	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // whatever is drawn, together they ask for all there are
 	var sum atomic.Uint64
-	crowd(takes/8, callers, func(i int) {
+	crowd(calls, callers, func(i int) {
 		ops := []backend.Op{
 			{Key: key, Limits: limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}},
-			{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: 1 + rand.Uint64N(8)}},
+			{Key: key, Limits: limits, Take: engine.Take{Cost: 1, Count: least + rand.Uint64N(8)}},
 			{Key: other, Limits: limits, Mode: backend.Give, Take: engine.Take{Cost: uint64(i), Count: 1}},
 		}
 		s.backend.Apply(t.Context(), ops)
+		if ops[1].Err != nil {
+			t.Errorf("take: %v", ops[1].Err)
+		}
 		sum.Add(ops[1].Decision.Admitted)
 	})
 	if got := sum.Load(); got != l.Hits {
