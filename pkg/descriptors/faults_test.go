@@ -15,15 +15,15 @@ func load(data []byte) (*descriptors.Set, descriptors.Problems, error) {
 	return descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: data}}, descriptors.Options{})
 }
 
-// refuses loads data and wants an error that holds text, at a line and column, in a time and with an amount of memory
-// that no file may pass: ten times 100 ms, and 64 MB.
+// refuses loads data and wants an error that holds text, at a line and column, in a time of the processor and with an amount
+// of memory that no file may pass: ten times 100 ms, and 64 MB.
 func refuses(t *testing.T, data []byte, text string) []descriptors.Problem {
 	t.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	start := time.Now()
+	start := cpu(t)
 	set, problems, err := load(data)
-	took := time.Since(start)
+	took := cpu(t) - start
 	runtime.ReadMemStats(&after)
 	if err == nil || set != nil {
 		t.Fatalf("loaded, want an error with %q", text)
@@ -133,7 +133,7 @@ func TestY15_AliasCycle(t *testing.T) {
 	refuses(t, []byte("&a {<<: *a}\n"), "anchor 'a' value contains itself")
 }
 
-// Y18: a file of just 10 MB loads, in 5 s and 500 MB at most; the time is asserted at ten times its value.
+// Y18: a file of just 10 MB loads, in 5 s of the processor and 500 MB at most; the time is asserted at ten times its value.
 func TestY18_LargeFile(t *testing.T) {
 	data := manyRules(many)
 	data = append(data, bytes.Repeat([]byte("# nothing\n"), (descriptors.MaxFileSize-len(data))/10)...)
@@ -141,18 +141,19 @@ func TestY18_LargeFile(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	start := time.Now()
+	start := cpu(t)
 	set, problems, err := load(data)
-	took := time.Since(start)
+	took := cpu(t) - start
 	runtime.ReadMemStats(&after)
 	if err != nil || len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	t.Logf("%v, %d MB", took, (after.Sys-before.Sys)>>20)
+	grown := (int64(after.Sys) - int64(before.Sys)) >> 20
+	t.Logf("%v, %d MB", took, grown)
 	if took > 50*time.Second {
 		t.Errorf("it took %v, want 5s", took)
 	}
-	if grown := (after.Sys - before.Sys) >> 20; grown > 500 {
+	if grown > 500 {
 		t.Errorf("it took %d MB, want at most 500", grown)
 	}
 	if set.Domain([]byte("shop")).Match(entries("user", fmt.Sprintf("u%d", many-1))).Rule == nil {
@@ -266,14 +267,15 @@ func TestY24_Wildcards(t *testing.T) {
 			set := mustLoad(t, []byte("domain: shop\ndescriptors: [{key: k, value: '"+c.pattern+"', rate_limit: {unit: minute}}]"))
 			d := set.Domain([]byte("shop"))
 			e := []descriptors.Entry{{Key: []byte("k"), Value: value}}
+			const most = 10 * time.Millisecond // ten times what it may take
 			took := time.Hour
-			for range 5 {
+			for try := 0; try < 100 && took > most; try++ { // what else the machine does is not in each
 				start := time.Now()
 				d.Match(e)
 				took = min(took, time.Since(start))
 			}
 			t.Log(took)
-			if took > 10*time.Millisecond { // ten times what it may take
+			if took > most {
 				t.Errorf("it took %v, want 1ms", took)
 			}
 			if got := d.Match(e).Rule != nil; got != c.want {

@@ -65,9 +65,9 @@ func TestMatchAmongManyRules(t *testing.T) {
 				if allocs := testing.AllocsPerRun(100, func() { d.Match(e) }); allocs != 0 {
 					t.Errorf("%v allocations among %d rules, want none", allocs, rules)
 				}
-				const rounds = 10_000
+				const rounds = 1000 // few enough for some of them not to be interrupted
 				best := time.Hour
-				for range 10 {
+				for range 100 {
 					start := time.Now()
 					for range rounds {
 						d.Match(e)
