@@ -18,8 +18,8 @@ func Replica(tb testing.TB, master *Server, config ...string) *Server {
 	return s
 }
 
-// Sentinels starts so many sentinels that watch master by the given name, notice after half a second that it is down, and
-// waits until they know each other and its replicas.
+// Sentinels starts so many sentinels that watch master by the given name. They are patient: it is down when it has not
+// answered for a minute, so that none takes a busy machine for a fault. See [Down].
 func Sentinels(tb testing.TB, master *Server, name string, n int, config ...string) []*Server {
 	tb.Helper()
 	return SentinelsAt(tb, master.Addr(), name, n, config...)
@@ -36,11 +36,19 @@ func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*S
 	for i := range all {
 		all[i] = start(&Server{t: tb, dir: tb.TempDir(), args: []string{"--sentinel"}, ready: "+monitor master"}, append([]string{
 			fmt.Sprintf("sentinel monitor %s %s %s %d", name, host, port, n/2+1),
-			fmt.Sprintf("sentinel down-after-milliseconds %s 500", name),
+			fmt.Sprintf("sentinel down-after-milliseconds %s %d", name, patience.Milliseconds()),
 			fmt.Sprintf("sentinel failover-timeout %s 2000", name),
 		}, config...))
 	}
 	return all
+}
+
+// Down has sentinels take a master for down that has not answered for so long.
+func Down(all []*Server, name string, after time.Duration) {
+	for _, s := range all {
+		s.t.Helper()
+		s.CLI("SENTINEL", "SET", name, "down-after-milliseconds", fmt.Sprint(after.Milliseconds()))
+	}
 }
 
 // AwaitSentinels waits until each of the sentinels of a master knows the others and so many replicas.
@@ -64,11 +72,14 @@ func field(lines []string, name string) string {
 	return ""
 }
 
-// Cluster starts a cluster of so many masters, with a replica each, that notices after half a second that a node is
-// down. The masters come first, in the order of their slots, then the replicas.
+// Cluster starts a cluster of so many masters, with a replica each. It is patient: a node is down when it has not answered for
+// a minute, so that a busy machine is taken for no fault. See [NodeTimeout]. The masters come first, in the order of their slots,
+// then the replicas.
 func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 	tb.Helper()
-	config = append([]string{"cluster-enabled yes", "cluster-node-timeout 500", "cluster-replica-validity-factor 0"}, config...)
+	config = append([]string{
+		"cluster-enabled yes", "cluster-replica-validity-factor 0", fmt.Sprintf("cluster-node-timeout %d", patience.Milliseconds()),
+	}, config...)
 	args := []string{"--cluster", "create"}
 	all := make([]*Server, 2*masters)
 	for i := range all {
@@ -89,6 +100,14 @@ func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 		})
 	}
 	return all
+}
+
+// NodeTimeout has the nodes of a cluster take one for down that has not answered for so long.
+func NodeTimeout(all []*Server, after time.Duration) {
+	for _, s := range all {
+		s.t.Helper()
+		s.CLI("CONFIG", "SET", "cluster-node-timeout", fmt.Sprint(after.Milliseconds()))
+	}
 }
 
 // until waits until ok.

@@ -21,8 +21,8 @@ import (
 const (
 	program  = "redis-server"
 	ready    = "Ready to accept connections"
-	patience = 20 * time.Second // for a process to be ready, or to end
-	attempts = 5                // to find a port that is still free when the process binds it
+	patience = time.Minute // for a process to be ready, or to answer
+	attempts = 5           // to find a port that is still free when the process binds it
 )
 
 // Server is a redis-server process.
@@ -56,13 +56,16 @@ func start(s *Server, config []string) *Server {
 		if err == nil {
 			return s
 		}
-		if !strings.Contains(err.Error(), "Address already in use") {
+		if !taken(err) {
 			t.Fatalf("redistest: %v", err)
 		}
 	}
 	t.Fatalf("redistest: found no free port in %d attempts", attempts)
 	return nil
 }
+
+// taken tells whether somebody else has the port.
+func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
 
 // Addr is the host:port that the server listens on.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
@@ -102,14 +105,21 @@ func (s *Server) signal(sig syscall.Signal) {
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
-	if err := s.run(); err != nil {
+	err := s.run()
+	for deadline := time.Now().Add(patience); err != nil && taken(err) && time.Now().Before(deadline); err = s.run() {
+		time.Sleep(10 * time.Millisecond) // somebody's connection has the port for a moment
+	}
+	if err != nil {
 		s.t.Fatalf("redistest: restarting: %v", err)
 	}
 }
 
-// Client returns a client of go-redis, which retries nothing, and closes it when the test ends.
+// Client returns a patient client of go-redis, which retries nothing, and closes it when the test ends.
 func (s *Server) Client() *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1, DisableIdentity: true})
+	c := redis.NewClient(&redis.Options{
+		Addr: s.Addr(), MaxRetries: -1, DisableIdentity: true,
+		DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, PoolTimeout: patience,
+	})
 	s.t.Cleanup(func() { _ = c.Close() }) // the test may have done so
 	return c
 }
