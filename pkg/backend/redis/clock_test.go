@@ -124,7 +124,7 @@ func TestF13_ClockOfRedis(t *testing.T) {
 			s := redistest.Start(t)
 			j := &jumping{client: s.Client()}
 			j.now.Store(time.Now().Truncate(window).UnixMicro())
-			b := run(t, Config{URL: s.Addr(), OpTimeout: 5 * time.Second, Now: func() engine.Micros { return engine.Micros(j.now.Load()) }}, true)
+			b := run(t, Config{URL: s.Addr(), OpTimeout: slow, Now: func() engine.Micros { return engine.Micros(j.now.Load()) }}, true)
 			s.CLI("FLUSHALL") // what run counted
 			drain := func() (admitted uint64) {
 				t.Helper()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,23 +20,26 @@ const usual = 20 * time.Millisecond
 // settled waits until no more goroutines run than before.
 func settled(t *testing.T, before int) {
 	t.Helper()
-	within(t, 10*time.Second, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before+10 })
+	within(t, eventually, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before+10 })
 }
 
 func TestF01_DownAtStart(t *testing.T) {
 	s := redistest.Start(t)
 	s.Kill()
-	b := run(t, Config{URL: s.Addr()}, false)
-	within(t, time.Second, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassRefused })
-	begun := time.Now()
-	for range 100 {
-		if c := class(oneIn(b, 1, usual)); c != ClassRefused {
+	b := run(t, Config{URL: s.Addr(), DialTimeout: slow}, false)
+	within(t, eventually, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassRefused })
+	took := make([]time.Duration, 100)
+	for i := range took {
+		begun := time.Now()
+		if c := class(one(b, 1)); c != ClassRefused {
 			t.Fatalf("an op with Redis down: class %q, want refused", c)
 		}
+		took[i] = time.Since(begun)
 	}
-	figure(t, "a refusal", time.Since(begun)/100, time.Millisecond)
+	slices.Sort(took)
+	figure(t, "a refusal", took[len(took)/2], time.Millisecond)
 	s.Restart()
-	figure(t, "the first exact decision", within(t, 10*time.Second, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	figure(t, "the first exact decision", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
 // ride makes 2,000 calls a second, through a fault that begins with cause and ends with cure, and shows what they met.
@@ -43,7 +47,7 @@ func ride(t *testing.T, b *Backend, lasts time.Duration, cause, cure func()) *lo
 	t.Helper()
 	before := runtime.NumGoroutine()
 	l := newLoad(b, 2000, usual)
-	time.Sleep(500 * time.Millisecond)
+	l.healthy(t)
 	begun := time.Now()
 	cause()
 	time.Sleep(lasts)
@@ -55,10 +59,6 @@ func ride(t *testing.T, b *Backend, lasts time.Duration, cause, cure func()) *lo
 	figure(t, "p99 in the first second", p99(l.between(begun, begun.Add(time.Second))), 25*time.Millisecond)
 	figure(t, "p99 after it", p99(l.between(begun.Add(time.Second), end)), 5*time.Millisecond)
 	figure(t, "recovery", recovery(l.answers, cured), time.Second)
-	healthy := l.between(time.Time{}, begun.Add(-usual))
-	if n := failures(healthy); 2*n > len(healthy) { // other tests share the processors
-		t.Errorf("before the fault %d of %d calls failed: %v", n, len(healthy), failed(healthy))
-	}
 	if l.peak > before+1100 {
 		t.Errorf("%d goroutines, from %d", l.peak, before)
 	}
@@ -82,7 +82,7 @@ func TestF03_RestartedEmpty(t *testing.T) {
 	const limit = 50
 	var e events
 	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr(), Observer: Observer{Event: e.observe}}, true)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, Observer: Observer{Event: e.observe}}, true)
 	if n := e.count(EventDataChanged); n != 0 {
 		t.Fatalf("%d times another data set before the restart", n)
 	}
@@ -101,8 +101,8 @@ func TestF03_RestartedEmpty(t *testing.T) {
 		t.Errorf("%d were admitted of a window and a bucket of %d", n, limit)
 	}
 	s.Restart()
-	within(t, 10*time.Second, "the event", func() bool { return e.count(EventDataChanged) > 0 })
-	within(t, 10*time.Second, "a decision", func() bool { return one(b, 1).Err == nil })
+	within(t, eventually, "the event", func() bool { return e.count(EventDataChanged) > 0 })
+	within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil })
 	extra := admitted()
 	t.Logf("%d more were admitted after the counters were gone", extra)
 	if extra > 2*limit {
@@ -116,7 +116,7 @@ func TestF04_Slow(t *testing.T) {
 	b := run(t, Config{URL: p.addr()}, true)
 	before, memory := runtime.NumGoroutine(), resident(t)
 	l := newLoad(b, 2000, usual)
-	time.Sleep(300 * time.Millisecond)
+	l.healthy(t)
 	p.latency.Store(int64(time.Second))
 	slow := time.Now()
 	time.Sleep(3 * time.Second)
@@ -162,7 +162,7 @@ func TestF04_SlowerThanCallers(t *testing.T) {
 		states[state] = true
 	}}}, true)
 	p.latency.Store(int64(50 * time.Millisecond))
-	within(t, 10*time.Second, "the breaker to open", func() bool {
+	within(t, eventually, "the breaker to open", func() bool {
 		oneIn(b, 1, usual)
 		mu.Lock()
 		defer mu.Unlock()
@@ -201,5 +201,5 @@ func TestF05_Blackhole(t *testing.T) {
 	}
 	figure(t, "noticing that nothing comes back", time.Since(begun)/5, 100*time.Millisecond)
 	p.silent.Store(false)
-	figure(t, "recovery", within(t, 10*time.Second, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
 }

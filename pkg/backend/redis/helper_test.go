@@ -13,6 +13,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// Times that no test takes unless something is wrong.
+const (
+	slow       = 20 * time.Second // the time-out of tests that are not about time
+	eventually = time.Minute      // for what has to come
+)
+
 // run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
 func run(tb testing.TB, c Config, want bool) *Backend {
 	tb.Helper()
@@ -20,6 +26,16 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	start(tb, b)
+	if want {
+		within(tb, eventually, "a decision", func() bool { return one(b, 1<<60).Err == nil })
+	}
+	return b
+}
+
+// start runs b until the test ends.
+func start(tb testing.TB, b *Backend) {
+	tb.Helper()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := b.Run(context.WithoutCancel(tb.Context())); err != nil {
@@ -32,10 +48,6 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 		}
 		wg.Wait()
 	})
-	if want {
-		within(tb, 10*time.Second, "a decision", func() bool { return one(b, 1<<60).Err == nil })
-	}
-	return b
 }
 
 // within waits until ok, and returns how long that took.
@@ -49,6 +61,16 @@ func within(tb testing.TB, limit time.Duration, what string, ok func() bool) tim
 		time.Sleep(time.Millisecond)
 	}
 	return time.Since(begun)
+}
+
+// waiting is how many operations are queued for the one server.
+func waiting(b *Backend) (n int) {
+	b.main.one.mu.Lock()
+	defer b.main.one.mu.Unlock()
+	for it := b.main.one.first; it != nil; it = it.next {
+		n++
+	}
+	return n
 }
 
 // keyOf returns the i-th key, a hash as those of real counters are.

@@ -19,14 +19,19 @@ type answer struct {
 type load struct {
 	mu      sync.Mutex
 	answers []answer
+	stalls  []stall
 	peak    int // goroutines
 	stop    chan struct{}
 	wg      sync.WaitGroup
 }
 
+// stall is a time in which this process stood still, since the machine did something else.
+type stall struct{ from, to time.Time }
+
 // newLoad makes rate calls a second of b, each by a caller that waits so long.
 func newLoad(b *Backend, rate int, wait time.Duration) *load {
 	l := &load{stop: make(chan struct{})}
+	l.wg.Go(l.watch)
 	l.wg.Go(func() {
 		each := time.Second / time.Duration(rate)
 		next := time.Now()
@@ -36,8 +41,11 @@ func newLoad(b *Backend, rate int, wait time.Duration) *load {
 				return
 			default:
 			}
-			if d := time.Until(next); d > 0 {
+			switch d := time.Until(next); {
+			case d > 0:
 				time.Sleep(d)
+			case d < -50*each:
+				next = time.Now() // after a stall there is no crowd
 			}
 			next = next.Add(each)
 			if i%100 == 0 {
@@ -55,11 +63,62 @@ func newLoad(b *Backend, rate int, wait time.Duration) *load {
 	return l
 }
 
-// end ends the load and waits for what is under way.
+// watch notes when this process stands still: when a short sleep takes long.
+func (l *load) watch() {
+	const short, long = 2 * time.Millisecond, 10 * time.Millisecond
+	for {
+		select {
+		case <-l.stop:
+			return
+		default:
+		}
+		from := time.Now()
+		time.Sleep(short)
+		if to := time.Now(); to.Sub(from) > long {
+			l.mu.Lock()
+			l.stalls = append(l.stalls, stall{from, to})
+			l.mu.Unlock()
+		}
+	}
+}
+
+// stood is for how long this process stood still in a span of time.
+func (l *load) stood(from, to time.Time) (sum time.Duration) {
+	for _, s := range l.stalls {
+		if s.from.Before(from) {
+			s.from = from
+		}
+		if s.to.After(to) {
+			s.to = to
+		}
+		sum += max(s.to.Sub(s.from), 0)
+	}
+	return sum
+}
+
+// healthy waits until most calls of half a second are answered.
+func (l *load) healthy(t *testing.T) {
+	t.Helper()
+	within(t, eventually, "calls that are answered", func() bool {
+		from := time.Now()
+		time.Sleep(500 * time.Millisecond)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		found := l.between(from, time.Now())
+		return len(found) > 0 && 2*failures(found) <= len(found) // other tests share the processors
+	})
+}
+
+// end ends the load and waits for what is under way. How long calls took is from then on how long they took while this process
+// ran.
 func (l *load) end() {
 	close(l.stop)
 	l.wg.Wait()
 	slices.SortFunc(l.answers, func(a, b answer) int { return a.at.Compare(b.at) })
+	for i := range l.answers {
+		a := &l.answers[i]
+		a.took -= l.stood(a.at, a.at.Add(a.took))
+	}
 }
 
 // between returns the calls made in a span of time.

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
@@ -24,6 +23,6 @@ func TestBackend(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
 		tb.Helper()
 		s.CLI("FLUSHALL")
-		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: 5 * time.Second}, true)
+		return run(tb, Config{URL: s.Addr(), Now: now, OpTimeout: slow}, true)
 	}})
 }
