@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// ErrTwice is the error of a second Run, or of one after Close.
+// ErrTwice is returned by a second Run, or by one after Close.
 var ErrTwice = errors.New("backend: Run was called twice, or after Close")
 
-// Life is that of a backend which has something to run: once, until its context ends or the backend is closed. Its methods are
-// safe for concurrent use. The zero Life is ready.
+// Life is the life cycle of a backend that has something to run: it runs once, until its context ends or the backend is
+// closed. Its methods are safe for concurrent use. The zero Life is ready to use.
 type Life struct {
 	mu     sync.Mutex
 	cancel context.CancelFunc // of Run; nil before it
@@ -18,7 +18,7 @@ type Life struct {
 	over   bool
 }
 
-// Run calls do with a context that ends with ctx, or with [Life.End]. A second call, or one after End, is [ErrTwice].
+// Run calls do with a context that ends with ctx or on [Life.End]. A second call, or one after End, returns [ErrTwice].
 func (l *Life) Run(ctx context.Context, do func(context.Context)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -34,7 +34,7 @@ func (l *Life) Run(ctx context.Context, do func(context.Context)) error {
 	return nil
 }
 
-// End ends Run, if there is one, and waits until it has returned. None can begin afterwards.
+// End makes Run return, if it is running, and waits until it has. Run cannot be called afterwards.
 func (l *Life) End() {
 	l.mu.Lock()
 	l.over = true

@@ -7,17 +7,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// How often the clock of day is looked at, and how far off it must be to be followed.
+// How often the wall clock is checked, and by how much it must differ to be followed.
 const (
 	checkEvery = time.Second
 	setBy      = time.Millisecond
 )
 
-// clock tells the time of day by the monotonic clock, which costs half as much to read and never runs backwards. Both run
-// at one rate, whatever disciplines them; that the clock of day was set is noticed within checkEvery.
+// clock derives wall-clock time from the monotonic clock, which costs half as much to read and never goes backwards.
+// Both run at the same rate even while NTP slews them; a step of the wall clock is noticed within checkEvery.
 type clock struct {
 	start   time.Time
-	day     atomic.Int64 // the time of day at start, in ns since the epoch
+	day     atomic.Int64 // the wall-clock time at start, in ns since the epoch
 	checked atomic.Int64 // when it was last compared, in ns since start
 }
 
@@ -35,7 +35,7 @@ func (c *clock) now() engine.Micros {
 	return engine.Micros((c.day.Load() + since) / int64(time.Microsecond))
 }
 
-// check follows the clock of day if it was set.
+// check follows the wall clock if it was set.
 func (c *clock) check() {
 	now := time.Now()
 	day := now.UnixNano() - int64(now.Sub(c.start))

@@ -1,10 +1,9 @@
 // Package memory keeps counters in this process.
 //
-// Counters live in shards, each a mutex and a table of its own. All states of one descriptor, those of its limits and of
-// its penalty, lie in one shard, so that they are decided on under one lock. Nothing runs in the background: what has
-// expired is dropped by the operations that follow, a bounded number of entries at a time, and a cap on the number of
-// counters holds whatever clients send. Where only counters that still say something are left, the cap forces out those
-// that say least; see [Stats].
+// Counters live in shards, each a mutex and a table of its own. All states of one descriptor, those of its limits and
+// of its penalty, are in one shard, so that one lock covers a decision. Nothing runs in the background: later
+// operations drop what has expired, a bounded number of entries at a time, and a cap on the number of counters holds
+// whatever clients send. If nothing has expired, the cap forces out the least used counters; see [Stats].
 package memory
 
 import (
@@ -18,12 +17,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// DefaultMaxKeys is the cap on counters where [Config] sets none.
+// DefaultMaxKeys is the cap on counters if [Config] sets none.
 const DefaultMaxKeys = 1_000_000
 
-// The number of shards is a power of two. There are up to manyShards, enough for every processor of a machine to find one
-// free, as long as each holds minShard counters when b is full, so that there is something to choose from when one has to
-// go. There are up to maxShards where they would hold more than maxShard else, whose growth would be felt.
+// The number of shards is a power of two. There are up to manyShards, enough for every processor to find one free,
+// provided that each holds at least minShard counters when the backend is full, so that there is a choice when one has
+// to go. There are more, up to maxShards, if a shard would otherwise hold more than maxShard counters, since growing a
+// larger one would cause a noticeable pause.
 const (
 	manyShards = 256
 	minShard   = 64
@@ -34,11 +34,11 @@ const (
 
 // Config says how counters are kept. Its zero value works.
 type Config struct {
-	// MaxKeys is how many counters are kept at most: [DefaultMaxKeys] if it is not positive, and no more than a billion. Each limit of a descriptor and
-	// a penalty count as one, a log of stamps as one per 16 of them. The counters of the descriptor decided on last are
-	// kept in any case, also where they alone come to more.
+	// MaxKeys is the maximum number of counters kept: [DefaultMaxKeys] if it is not positive, and about a billion at
+	// most. Each limit of a descriptor and a penalty count as one, a log of stamps as one per 16 stamps. The counters
+	// of the most recent descriptor are always kept, even if they alone exceed the maximum.
 	MaxKeys int
-	// Now is the time: that of the system's clock if nil. It is called concurrently.
+	// Now returns the time. If nil, it is the system clock's. It is called concurrently.
 	Now func() engine.Micros
 }
 
@@ -46,20 +46,20 @@ type Config struct {
 type Backend struct {
 	now    func() engine.Micros
 	max    int64
-	seed   [2]uint64 // so that nobody outside can tell which keys meet in one place
+	seed   [2]uint64 // so that nobody outside can tell which keys collide
 	mask   uint64    // number of shards − 1
 	shards []shard
 	sweeps sweeper
 
-	weight atomic.Int64 // of all entries, held against max
+	weight atomic.Int64 // of all entries; must not exceed max
 	forced atomic.Uint64
 }
 
-// Stats tells how full a [Backend] is.
+// Stats says how full a [Backend] is.
 type Stats struct {
-	Entries   int    // states held, those that have expired and were not dropped yet included
-	Keys      int    // the same as Config.MaxKeys counts them
-	ForcedOut uint64 // entries dropped to make room before they expired, since the start; each opened a limit early
+	Entries   int    // states held, including expired ones not yet dropped
+	Keys      int    // the same, counted as [Config.MaxKeys] does
+	ForcedOut uint64 // entries dropped before they expired to make room, since the start; each reset a limit early
 }
 
 // New returns an empty backend.
@@ -88,8 +88,8 @@ func New(c Config) *Backend {
 	return b
 }
 
-// Apply decides every op. It never waits for anything but another op on the same shard, so it does not look at ctx, and it
-// leaves every Err nil.
+// Apply decides every op. It waits for nothing but other ops on the same shard, so it ignores ctx, and it leaves every
+// Err nil.
 func (b *Backend) Apply(_ context.Context, ops []backend.Op) {
 	now := b.now()
 	for i := range ops {
@@ -106,7 +106,7 @@ func (b *Backend) Apply(_ context.Context, ops []backend.Op) {
 // Close does nothing: there is nothing to release.
 func (b *Backend) Close() error { return nil }
 
-// Stats counts what b holds. It takes every shard's lock in turn.
+// Stats returns what b holds. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
 	s := Stats{Keys: int(b.weight.Load()), ForcedOut: b.forced.Load()}
 	for i := range b.shards {
@@ -118,8 +118,8 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards (its low bits) and the places in them (its high bits). Keys are hashes already, but of
-// values that clients choose; the seeds keep them from choosing values that meet.
+// hash spreads keys over shards (its low bits) and over the places within them (its high bits). Keys are hashes
+// already, but of values that clients choose; the seeds keep clients from choosing values that collide.
 func (b *Backend) hash(k *backend.Key) uint64 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:8])^b.seed[0], binary.LittleEndian.Uint64(k[8:])^b.seed[1])
 	return hi ^ lo
@@ -130,8 +130,9 @@ func (b *Backend) decide(sh *shard, hash uint32, op *backend.Op, now engine.Micr
 	sh.mu.Lock()
 	defer sh.mu.Unlock() // also if an engine panics
 	if now < sh.last {
-		// Who read the clock later came first. Time must not run backwards because of that, or a hit of this window would
-		// be counted to the one before; if it still does, the clock itself was set back, which engines know how to take.
+		// An op that read the clock later got the lock first. Time must not go backwards because of that, or a hit of
+		// this window would be counted in the one before. If it still does, the clock itself was set back, which
+		// engines can handle.
 		now = b.now()
 	}
 	sh.last = now

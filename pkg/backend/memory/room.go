@@ -8,15 +8,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// When an entry has to go, at least minCandidates are compared if there are that many, and more, up to maxCandidates, as
-// long as all of them are in use.
+// When an entry has to go, at least minCandidates are compared, if there are that many, and up to maxCandidates as long
+// as all of them are in use.
 const (
 	minCandidates = 8
 	maxCandidates = 64
 )
 
-// makeRoom drops entries until b holds no more than it may, of the shard home if it has any but those of keep, else of
-// the next ones. keep's own stay. It sweeps a little first, so that expired entries soon make all the room that is needed.
+// makeRoom drops entries until b holds no more than it may: from the shard home as long as it has entries other than
+// keep's, then from the shards after it. Entries of keep stay. It sweeps a little first, so that expired entries soon
+// make all the room that is needed.
 func (b *Backend) makeRoom(home int, keep *backend.Key, now engine.Micros) {
 	b.sweepShard(&b.shards[home], minCandidates, now)
 	for i := range b.shards {
@@ -42,9 +43,9 @@ func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (e
 	return true
 }
 
-// least picks the entry to do without: one that has expired, or of some that lie far apart the one that was used least, and
-// of those alike the first to expire anyway. Counters in use thus outlive any number of keys that are seen once, however
-// long their windows are. It returns nil where only keep's entries are left.
+// least picks the entry to drop: one that has expired or, from a sample spread over the shard, the least used one and
+// among equals the first to expire. So counters in use outlive any number of keys that are seen once, however long
+// their windows are. It returns nil if only keep's entries are left.
 func (sh *shard) least(keep *backend.Key, now engine.Micros) (e *entry, live bool) {
 	if sh.n == 0 {
 		return nil, false
@@ -71,8 +72,8 @@ func (sh *shard) least(keep *backend.Key, now engine.Micros) (e *entry, live boo
 	return e, true
 }
 
-// age makes the next entry in turn worth a use less. An entry that is used once while as many others are forced out as
-// there are entries thus keeps its worth.
+// age takes one use off the next entry in turn. So an entry keeps its count if it is used once in the time it takes to
+// force out as many entries as the shard has.
 func (sh *shard) age() {
 	if sh.hand >= sh.n {
 		sh.hand = 0
@@ -82,18 +83,18 @@ func (sh *shard) age() {
 	sh.hand++
 }
 
-// Every entry is looked at once in sweepRound, as long as anything is asked at all, sweepBatch at a time. Looking at a
-// shard counts as one more.
+// While there is traffic, every entry is examined once per sweepRound, sweepBatch entries at a time. Visiting a shard
+// counts as one more entry.
 const (
 	sweepRound = 10_000_000 // µs
 	sweepBatch = 256
 )
 
-// sweeper tells when and where to sweep next.
+// sweeper keeps track of when and where to sweep next.
 type sweeper struct {
 	last  atomic.Int64 // when the last batch was swept, in µs since the epoch
 	every atomic.Int64 // µs between batches
-	most  atomic.Int64 // the greatest weight of all entries seen in this round
+	most  atomic.Int64 // the largest total weight seen in this round
 	shard atomic.Uint64
 }
 
@@ -101,7 +102,7 @@ type sweeper struct {
 func (b *Backend) sweep(now engine.Micros) {
 	s := &b.sweeps
 	last := s.last.Load()
-	since := int64(now) - last // a little below 0 where another one read the clock later, far where it was set back
+	since := int64(now) - last // slightly negative if another caller read the clock later, very negative if the clock was set back
 	if since > -sweepRound && since < s.every.Load() || !s.last.CompareAndSwap(last, int64(now)) {
 		return
 	}
@@ -122,7 +123,8 @@ func (b *Backend) sweep(now engine.Micros) {
 	}
 }
 
-// sweepShard looks at up to budget entries of sh. It returns what is left of the budget, and whether it came to the end.
+// sweepShard examines up to budget entries of sh. It returns what is left of the budget, and whether it reached the end
+// of the shard.
 func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int, done bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -132,7 +134,7 @@ func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int
 			sh.broom++
 			continue
 		}
-		b.drop(sh, e) // the last one takes its place and is next
+		b.drop(sh, e) // the last entry takes its place and is examined next
 	}
 	if sh.broom < sh.n {
 		return budget, false

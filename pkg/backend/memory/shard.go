@@ -13,24 +13,24 @@ type shard struct {
 	mu sync.Mutex
 	table
 	last  engine.Micros  // the time of the last op
-	hand  uint32         // entry that is next to age
-	broom uint32         // entry that is next to be swept
+	hand  uint32         // index of the next entry to age
+	broom uint32         // index of the next entry to sweep
 	fresh []engine.State // scratch: states of cells that are not in the table yet
 
-	_ [24]byte // to a multiple of a cache line, so that neighbours do not slow each other down
+	_ [24]byte // pads to a multiple of a cache line, against false sharing
 }
 
-// cell is one state of the descriptor that an op is about.
+// cell is one of the states that an op works on.
 type cell struct {
 	slot  engine.Slot
 	state *engine.State
-	entry *entry // where the state lies in the table; nil if it lies in shard.fresh
+	entry *entry // the table entry of the state; nil if the state is in shard.fresh
 }
 
-// cellsInline is the number of states of one op up to which it is decided without allocation.
+// cellsInline is the number of states up to which an op is decided without allocation.
 const cellsInline = 4
 
-// apply decides op and stores what it changed. It returns by how much the weight of the entries has grown.
+// apply decides op and stores what changed. It returns by how much the total weight of the entries has grown.
 func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown int) {
 	var cellBuf [cellsInline]cell
 	var stateBuf [cellsInline]*engine.State
@@ -49,7 +49,7 @@ func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown in
 	return sh.store(cells, hash, &op.Key)
 }
 
-// load finds the states of op: those of its limits in their order, then that of its penalty, if there is one.
+// load finds the states of op: those of its limits, in order, then that of its penalty, if there is one.
 func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
 	if need := len(op.Limits) + 1; cap(sh.fresh) < need {
 		sh.fresh = make([]engine.State, 0, need)
@@ -71,11 +71,11 @@ func (sh *shard) cell(hash uint32, key *backend.Key, slot engine.Slot) cell {
 		}
 		return cell{slot: slot, state: &e.state, entry: e}
 	}
-	sh.fresh = append(sh.fresh, engine.State{}) // never moves: load made room
+	sh.fresh = append(sh.fresh, engine.State{}) // never reallocates: load made room
 	return cell{slot: slot, state: &sh.fresh[len(sh.fresh)-1]}
 }
 
-// store keeps the states that say something, and drops the others.
+// store keeps the states that are not empty, and drops the others.
 func (sh *shard) store(cells []cell, hash uint32, key *backend.Key) (grown int) {
 	dropped := false
 	for i := range cells {

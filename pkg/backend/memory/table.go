@@ -5,7 +5,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// maxUses is where the count of an entry's uses stops. A few levels tell a counter that is hot from one that was used twice.
+// maxUses caps the count of an entry's uses. A few levels are enough to tell a hot counter from one that was used
+// twice.
 const maxUses = 3
 
 // entry is a state and its name.
@@ -13,26 +14,27 @@ type entry struct {
 	key    backend.Key
 	slot   engine.Slot
 	hash   uint32 // of key and slot
-	weight uint16 // what it counts for against the cap
-	uses   uint8  // since it was stored, less those that have aged; stops at maxUses
+	weight uint16 // what it counts as against the cap
+	uses   uint8  // since it was stored, reduced by aging; at most maxUses
 	state  engine.State
 }
 
 const (
-	chunkLen  = 64 // entries that are allocated at a time
+	chunkLen  = 64 // entries allocated at a time
 	minPlaces = 16
 )
 
-// table finds entries by name. They lie densely, in chunks that never move, so that growing costs no copying and whoever
-// walks over them meets live ones only. Beside them stands an index, open addressing with linear probing. It is small, so
-// that it stays near the processor while entries do not, and holds no pointers.
+// table finds entries by name. Entries are stored densely, in chunks that never move, so that growing copies nothing
+// and iteration meets live entries only. A separate index uses open addressing with linear probing. It is small enough
+// to stay in the processor's caches, which the entries are not, and holds no pointers.
 type table struct {
 	index  []place // the length is a power of two
 	chunks []*[chunkLen]entry
 	n      uint32 // entries
 }
 
-// place is one in the index: the number of an entry, plus 1, below some bits of its hash; 0 where there is none.
+// place is a slot of the index: an entry's number plus 1 in the low bits, and the high bits of its hash; 0 if it is
+// free.
 type place uint32
 
 const (
@@ -44,15 +46,15 @@ func placeOf(hash, number uint32) place {
 	return place(hash&^maxEntries | (number + 1))
 }
 
-// number is that of the entry at p, which must not be 0.
+// number returns the number of the entry at p, which must not be 0.
 func (p place) number() uint32 { return uint32(p)&maxEntries - 1 }
 
-// may reports whether the entry at p can have that hash.
+// may reports whether the entry at p may have that hash.
 func (p place) may(hash uint32) bool { return (uint32(p)^hash)>>numberBits == 0 }
 
 func newTable() table { return table{index: make([]place, minPlaces)} }
 
-// hashOf is the hash of a state's name, made of that of its key.
+// hashOf returns the hash of a state's name, derived from that of its key.
 func hashOf(key uint32, slot engine.Slot) uint32 {
 	return key ^ uint32(uint64(slot)*0x9e3779b97f4a7c15>>32)
 }
@@ -60,7 +62,7 @@ func hashOf(key uint32, slot engine.Slot) uint32 {
 // at returns the i-th entry, which stays where it is until an entry is removed.
 func (t *table) at(i uint32) *entry { return &t.chunks[i/chunkLen][i%chunkLen] }
 
-// find returns the entry of that name, or nil.
+// find returns the entry with that name, or nil.
 func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	mask := uint32(len(t.index) - 1)
 	for at := hash & mask; ; at = (at + 1) & mask {
@@ -77,7 +79,7 @@ func (t *table) find(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	}
 }
 
-// insert adds an entry, of weight 0 and with a zero state, that must not be there yet.
+// insert adds an entry, with weight 0 and a zero state. The table must not have it yet.
 func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	if int(t.n) == len(t.chunks)*chunkLen {
 		t.chunks = append(t.chunks, new([chunkLen]entry))
@@ -92,7 +94,7 @@ func (t *table) insert(hash uint32, key *backend.Key, slot engine.Slot) *entry {
 	return e
 }
 
-// remove takes e out. The last entry moves to where it was.
+// remove removes e. The last entry moves into its place.
 func (t *table) remove(e *entry) {
 	t.n--
 	last := t.at(t.n)
@@ -112,7 +114,7 @@ func (t *table) remove(e *entry) {
 	}
 }
 
-// position is where e stands in the index.
+// position returns where e is in the index.
 func (t *table) position(e *entry) uint32 {
 	mask := uint32(len(t.index) - 1)
 	for at := e.hash & mask; ; at = (at + 1) & mask {
@@ -133,7 +135,7 @@ func (t *table) enter(i uint32) {
 	t.index[at] = placeOf(hash, i)
 }
 
-// leave empties a place of the index, and moves up what stands behind it only because it was taken.
+// leave frees a place of the index, and moves up the places after it that were displaced by it.
 func (t *table) leave(at uint32) {
 	mask := uint32(len(t.index) - 1)
 	for next := (at + 1) & mask; t.index[next] != 0; next = (next + 1) & mask {

@@ -13,24 +13,25 @@ import (
 // When a breaker opens and closes.
 const (
 	failuresInARow = 5
-	ratioOf        = 20 // calls in a second, from which on half of them suffice
+	ratioOf        = 20 // calls in a second from which on a failure rate of one half opens it
 	ratioWindow    = time.Second
 	ratioBucket    = 100 * time.Millisecond
 	probeEach      = 250 * time.Millisecond // ± 20 %
 	goodProbes     = 2
 )
 
-// Breaker keeps calls from a server that does not answer, or not in time. It opens on five failed calls in a row, or on
-// half of at least twenty in a second, or at once where a failure says so; then one call is let through every quarter of
-// a second, and two good ones close it. E is the store's type of errors. Its methods are safe for concurrent use.
+// Breaker keeps calls away from a server that does not answer, or not in time. It opens on five failed calls in a row,
+// on failure of half of at least twenty calls in a second, or at once if [How.AtOnce] says so. While it is open one
+// call is let through every quarter of a second, and two successful ones close it. E is the store's error type. Its
+// methods are safe for concurrent use.
 type Breaker[E any] struct {
 	cb     *gobreaker.TwoStepCircuitBreaker[struct{}]
 	how    How[E]
 	shut   atomic.Bool       // not closed: calls have to ask
-	last   atomic.Pointer[E] // what calls that are kept away are told
-	atOnce atomic.Bool       // the next failure opens it
+	last   atomic.Pointer[E] // the error of calls that are kept away
+	atOnce atomic.Bool       // the next failure opens the breaker
 	begun  time.Time         // when b was made
-	probe  atomic.Int64      // until when, in nanoseconds since begun by the monotonic clock, a probe is under way
+	probe  atomic.Int64      // until when a probe is under way, in monotonic nanoseconds since begun
 
 	mu      sync.Mutex
 	retired bool // nobody is told of its state any more
@@ -44,14 +45,14 @@ const (
 	Gone     = "gone" // its server is asked no more: the last that is told of it
 )
 
-// How says what a [Breaker] makes of a store's errors.
+// How says how a [Breaker] treats a store's errors.
 type How[E any] struct {
-	Kept    func(*E) *E              // the error of calls that are kept away because of the given one
+	Kept    func(*E) *E              // returns the error of calls that are kept away because of the given one
 	AtOnce  func(*E) bool            // reports whether one such failure is enough; nil: never
 	Changed func(node, state string) // is called when the state changes; nil: not
 }
 
-// NewBreaker makes the breaker of a server, closed.
+// NewBreaker returns a closed breaker for a server.
 func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
 	b := &Breaker[E]{how: how, begun: time.Now()}
 	b.cb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
@@ -103,8 +104,8 @@ func (b *Breaker[E]) Admit(now time.Time, budget time.Duration) *E {
 	return b.last.Load()
 }
 
-// Begin is to be called before a call is sent, and done after it with how it went: nil, or what makes it a failure. Where
-// refused is not nil the call must not be sent, and there is no done.
+// Begin must be called before a call is sent, and done after it with the outcome: nil, or the error that makes it a
+// failure. If refused is not nil the call must not be sent, and done is nil.
 func (b *Breaker[E]) Begin() (done func(*E), refused *E) {
 	end, err := b.cb.Allow()
 	if err != nil {
@@ -122,5 +123,5 @@ func (b *Breaker[E]) Begin() (done func(*E), refused *E) {
 	}, nil
 }
 
-// errFailed tells gobreaker of a failure, whatever it was.
+// errFailed reports any failure to gobreaker.
 var errFailed = errors.New("failed")

@@ -9,31 +9,32 @@ import (
 	"time"
 )
 
-// How connections are kept, and how many are opened at once.
+// Bounds and times of connections.
 const (
 	maxDials     = 4
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = time.Second
 	keepAlive    = 5 * time.Second
-	unanswered   = time.Second // until a connection whose packets nobody acknowledges is given up (TCP_USER_TIMEOUT)
+	unanswered   = time.Second // until a connection whose packets are not acknowledged is given up (TCP_USER_TIMEOUT)
 )
 
-// Dialer opens connections, few at a time.
+// Dialer opens connections, a few at a time.
 type Dialer struct {
-	// TLS says how to set up TLS, and is asked for each connection; nil is none. What it returns is used once. See [TLSFiles.Load].
+	// TLS returns a TLS configuration, and is called for each connection; nil means no TLS. What it returns is used
+	// once. See [TLSFiles.Load].
 	TLS func() (*tls.Config, error)
-	// Timeout is how long it may take to connect, the handshake of TLS included.
+	// Timeout is how long it may take to connect, including the TLS handshake.
 	Timeout time.Duration
-	// Permits are shared by dialers that together open only so many connections at once; see [NewPermits].
+	// Permits is shared by dialers that together may open only so many connections at once; see [NewPermits].
 	Permits chan struct{}
-	// Resolver looks names up; nil is net.DefaultResolver.
+	// Resolver looks up names; nil means net.DefaultResolver.
 	Resolver *net.Resolver
 }
 
-// NewPermits lets four connections be opened at once.
+// NewPermits returns permits for opening four connections at once.
 func NewPermits() chan struct{} { return make(chan struct{}, maxDials) }
 
-// Dial opens a connection, with TLS where that is wanted.
+// Dial opens a connection, with TLS if that is configured.
 func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	select {
 	case d.Permits <- struct{}{}:
@@ -66,21 +67,21 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	}
 	secured := tls.Client(conn, config)
 	if err := secured.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // it is of no use
+		_ = conn.Close() // it is useless
 		return nil, err
 	}
 	return secured, nil
 }
 
-// Backoff is how long to wait before the next attempt to connect: 50 ms, then up to a second, with full jitter. The zero
-// value is ready.
+// Backoff says how long to wait before the next attempt to connect: up to 50 ms, then up to a second, with full jitter.
+// The zero value is ready to use.
 type Backoff struct{ most time.Duration }
 
-// Next is the wait after one more failure.
+// Next returns how long to wait after another failure.
 func (b *Backoff) Next() time.Duration {
 	b.most = min(max(2*b.most, firstBackoff), lastBackoff)
 	return time.Millisecond + rand.N(b.most)
 }
 
-// Reset is to be called when an attempt was good.
+// Reset must be called after a successful attempt.
 func (b *Backoff) Reset() { b.most = 0 }

@@ -25,10 +25,10 @@ func control(network, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// Alive looks whether the other side has closed a connection on which nothing is awaited, and does not wait.
+// Alive returns an error if the other side has closed conn, on which no reply may be outstanding. It does not block.
 func Alive(conn net.Conn) error {
 	if t, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		conn = t.NetConn() // below TLS, where there may be a message of TLS itself, which is no harm
+		conn = t.NetConn() // below TLS; a pending message of TLS itself does no harm
 	}
 	s, ok := conn.(syscall.Conn)
 	if !ok {

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// control sets nothing: TCP_USER_TIMEOUT is known to Linux only, and deadlines and keepalive do without.
+// control does nothing: only Linux has TCP_USER_TIMEOUT; elsewhere deadlines and keep-alive have to do.
 func control(_, _ string, _ syscall.RawConn) error { return nil }
 
-// Alive is not known here; a connection that is closed shows with the next call.
+// Alive cannot tell here; a closed connection is noticed by the next call.
 func Alive(net.Conn) error { return nil }

@@ -1,5 +1,5 @@
-// Package remote is what backends whose store is behind a network have in common: connections that notice when the other
-// side is gone, a breaker for each of the store's servers, and the few classes of what goes wrong on the way.
+// Package remote is what backends with a store behind a network have in common: connections that notice when the other
+// side is gone, a circuit breaker for each of the store's servers, and a few classes of errors.
 package remote
 
 import (
@@ -13,18 +13,18 @@ import (
 	"unicode"
 )
 
-// Class is what kind of thing went wrong. There are few, so that it makes a label of metrics.
+// Class is a kind of error. There are few, so that it can be a label of metrics.
 type Class string
 
-// The classes of what goes wrong on the way. Stores add those of what they reply.
+// The classes of errors of the network. Stores add those of their replies.
 const (
-	Timeout Class = "timeout" // no answer in time; whether hits were counted is not known
+	Timeout Class = "timeout" // no answer in time; hits may have been counted
 	Refused Class = "refused" // no connection; nothing was counted
-	Reset   Class = "reset"   // the connection broke; whether hits were counted is not known
+	Reset   Class = "reset"   // the connection broke; hits may have been counted
 	Other   Class = "other"
 )
 
-// ClassOf is the class of an error of a connection, of opening one or of waiting for it.
+// ClassOf returns the class of an error of a connection, of opening one or of waiting for one.
 func ClassOf(err error) Class {
 	var timeout net.Error
 	var name *net.DNSError
@@ -42,7 +42,8 @@ func ClassOf(err error) Class {
 	return Other
 }
 
-// Clean cuts off a text what may have come from a client: what follows a quotation mark.
+// Clean removes from the text of an error what may have come from a client: everything after a quotation mark. It also
+// removes control characters, and bounds the length.
 func Clean(text string) string {
 	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
 		text = text[:i] + "…"

@@ -8,14 +8,16 @@ import (
 	"os"
 )
 
-// TLSFiles says where the parts of a TLS configuration are. The zero value trusts the system's roots and shows no certificate.
+// TLSFiles names the files of a client's TLS configuration. The zero value trusts the system's roots and presents no
+// certificate.
 type TLSFiles struct {
-	CA           string // a PEM file of roots trusted besides the system's
-	Cert, Key    string // PEM files of the certificate shown to the store and its key; both or none
-	SkipHostname bool   // do not compare the server's name with its certificate, whose chain is verified all the same
+	CA           string // a PEM file of roots trusted in addition to the system's
+	Cert, Key    string // PEM files of the certificate presented to the store and its key; both or none
+	SkipHostname bool   // do not check the server's name against its certificate; the chain is still verified
 }
 
-// Load reads the files and makes a configuration of them. Whoever calls it for each connection follows files that are renewed.
+// Load reads the files and returns a configuration. A caller that does so for each connection picks up files that are
+// renewed.
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
@@ -49,7 +51,7 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 	return c, nil
 }
 
-// verifyChain verifies a server's chain, and not its name.
+// verifyChain returns a check of a server's chain that ignores its name.
 func verifyChain(roots *x509.CertPool) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
