@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// target is what the URL of a [Config] says.
+// target is the parsed URL of a [Config].
 type target struct {
 	network string
 	addrs   []string // of servers, or of sentinels
@@ -54,7 +54,7 @@ func (c *Config) parse() (target, error) {
 	return t, nil
 }
 
-// hostAndPort reports whether s can only be host:port: as the path of a socket it would be a strange one.
+// hostAndPort reports whether s is host:port rather than the path of a socket.
 func hostAndPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil || strings.Contains(s, "/") {
@@ -64,7 +64,7 @@ func hostAndPort(s string) bool {
 	return err == nil
 }
 
-// add adds one server to t. What has a host is reached by TCP.
+// add adds one server to t. A server with a host is reached by TCP.
 func (t *target) add(s string) error {
 	t.network = "tcp"
 	if !strings.Contains(s, "://") {
@@ -101,7 +101,7 @@ func (t *target) add(s string) error {
 	return t.options(u, db)
 }
 
-// options takes the database and the credentials of u, as the reference does.
+// options reads the database and the credentials from u, as the reference does.
 func (t *target) options(u *url.URL, db string) error {
 	if db != "" {
 		n, err := strconv.Atoi(db)

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// ask sends the units of the batch and fills in what they were answered. It returns the worst error.
+// ask sends the units of the batch and fills in their answers. It returns the worst error.
 func (w *writer) ask(ctx context.Context) (worst *Error) {
 	codec := w.node.pool.codec
 	units := w.units[:w.used]
@@ -37,7 +37,7 @@ func (w *writer) ask(ctx context.Context) (worst *Error) {
 	return worst
 }
 
-// undecoded is the error of a reply that makes no decision.
+// undecoded returns the error of a reply that is not a decision.
 func undecoded(node string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -45,8 +45,8 @@ func undecoded(node string, err error) *Error {
 	return &Error{Class: ClassOther, Node: node, text: remote.Clean(err.Error())}
 }
 
-// send sends units over w's connection. What one was replied stands in its err; a failure of the connection is all
-// units' and is returned.
+// send sends units over w's connection. An error reply to a unit is stored in its err; a failure of the connection is
+// stored in all of them and returned.
 func (w *writer) send(ctx context.Context, units []*unit) *Error {
 	w.cmds = w.cmds[:0]
 	for _, u := range units {
@@ -68,7 +68,7 @@ func (w *writer) send(ctx context.Context, units []*unit) *Error {
 	return e
 }
 
-// more sends second steps, where there are any.
+// more sends second steps, if there are any.
 func (w *writer) more(ctx context.Context, units []*unit) *Error {
 	var second []*unit
 	for _, u := range units {
@@ -90,7 +90,8 @@ func (w *writer) more(ctx context.Context, units []*unit) *Error {
 	return w.send(ctx, second)
 }
 
-// unanswered appends the commands of u that have no reply yet: where one of two was answered, it may have counted.
+// unanswered appends the commands of u that have no reply yet. One that was answered may have counted, and must not be
+// sent again.
 func (u *unit) unanswered(cmds []redis.Cmder) []redis.Cmder {
 	for _, c := range u.sent {
 		if c := c.(*command); c.Err() == nil && c.Val() == nil {
@@ -100,7 +101,7 @@ func (u *unit) unanswered(cmds []redis.Cmder) []redis.Cmder {
 	return cmds
 }
 
-// replied looks whether u was answered.
+// replied sets u.err to the first error among the replies, or to nil.
 func (u *unit) replied(node string) {
 	u.err = nil
 	for _, c := range u.sent {
@@ -111,8 +112,9 @@ func (u *unit) replied(node string) {
 	}
 }
 
-// follow sends once more what was certainly not counted: by the text of its script where that is not known, by another
-// connection where this one leads to a replica, and by the cluster's client where the key is elsewhere.
+// follow resends what was certainly not counted: with the text of its script if the server does not know the script,
+// over another connection if this one leads to a replica, and through the cluster's client if the key is on another
+// node.
 func (w *writer) follow(ctx context.Context, units []*unit) {
 	var here, anew, elsewhere []*unit
 	for _, u := range units {
@@ -138,14 +140,14 @@ func (w *writer) follow(ctx context.Context, units []*unit) {
 	}
 	if len(here) > 0 {
 		again(here)
-		_ = w.send(ctx, here) // it stands in the units, and is none of the others' business
+		_ = w.send(ctx, here) // the error is in these units, and does not concern the others
 	}
 	if len(anew) > 0 {
 		w.node.renewed.Add(1)
 		w.hangUp()
 		if e := w.open(ctx); e == nil && ctx.Err() == nil {
 			again(anew)
-			_ = w.send(ctx, anew) // it stands in the units
+			_ = w.send(ctx, anew) // the error is in the units
 			w.node.repent(anew)
 		}
 	}
@@ -154,7 +156,7 @@ func (w *writer) follow(ctx context.Context, units []*unit) {
 	}
 }
 
-// repent renews the connections of n once more where they lead to a replica still.
+// repent has the connections of n renewed once more if they still lead to a replica.
 func (n *node) repent(units []*unit) {
 	for _, u := range units {
 		if u.err != nil && u.err.code == "READONLY" {

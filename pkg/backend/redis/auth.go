@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// splitAuth splits user:password at the first colon. What has none is a password.
+// splitAuth splits user:password at the first colon. Without a colon it is all password.
 func splitAuth(auth string) (user, password string) {
 	if user, password, ok := strings.Cut(auth, ":"); ok {
 		return user, password
@@ -16,7 +16,7 @@ func splitAuth(auth string) (user, password string) {
 	return "", auth
 }
 
-// credentials are what a new connection authenticates with.
+// credentials returns what a new connection authenticates with.
 func (c *Config) credentials(fromURL string) (user, password string, err error) {
 	switch {
 	case c.AuthFile != "":

@@ -8,36 +8,36 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// When a node is silent.
+// When a node counts as silent.
 const (
 	complaints = 5                      // of callers, in a row
-	shortest   = 5 * time.Millisecond   // the time to wait below which a caller says nothing about a node
-	quietFor   = 500 * time.Millisecond // after which a crowd is not let in any more
-	lateFor    = 2 * time.Millisecond   // for which they complain, and nothing is heard: else this process may itself have stood still
+	shortest   = 5 * time.Millisecond   // callers that wait for less than this say nothing about a node
+	quietFor   = 500 * time.Millisecond // after this long, a crowd is no longer let in
+	lateFor    = 2 * time.Millisecond   // over which complaints must spread with no answer heard; otherwise this process itself may have stalled
 )
 
-// breaker keeps calls from a node that does not answer, or not in time, for two reasons.
+// breaker keeps calls away from a node that does not answer, or not in time. There are two reasons to open it.
 //
-// Batches fail: that is [remote.Breaker]'s, and opens at once where Redis is busy with a script.
+// Batches fail. This is left to [remote.Breaker], which opens at once if Redis is busy with a script.
 //
-// It is silent: five callers in a row, whose time is nearly up, have heard nothing, nor has anybody else meanwhile. That is
-// known long before batches have failed, while those callers can still be answered by policy. The first word of the node, on
-// a connection that there is or on a new one, ends it.
+// The node is silent: five callers in a row, whose time is nearly up, have had no answer, and nobody else has had one
+// in the meantime. That is known long before batches fail, while those callers can still be answered by policy. The
+// first reply of the node, on an existing connection or a new one, ends the silence.
 type breaker struct {
 	batches *remote.Breaker[Error]
 	changed func(state string)
 
-	begun    time.Time             // what the times below are counted from, by the monotonic clock
-	silent   atomic.Pointer[Error] // what callers are told while it is silent, else nil
-	asked    atomic.Int64          // when the node was asked first of what it has not answered, or before heard
-	heard    atomic.Int64          // when the node answered last
-	patience atomic.Int64          // how long callers wait, about
+	begun    time.Time             // the times below are measured from it, by the monotonic clock
+	silent   atomic.Pointer[Error] // the error of callers while the node is silent, else nil
+	asked    atomic.Int64          // when the oldest request without an answer was sent; not after heard if there is none
+	heard    atomic.Int64          // when the node last answered
+	patience atomic.Int64          // about how long callers wait
 
 	mu    sync.Mutex
 	state string        // of batches
-	shown string        // what changed was told last
-	since time.Duration // when the first of those complained who do so in a row
-	count int           // how many these are
+	shown string        // the state last passed to changed
+	since time.Duration // when the first complaint in a row came
+	count int           // complaints in a row
 }
 
 func newBreaker(node string, changed func(node, state string)) *breaker {
@@ -58,12 +58,12 @@ func newBreaker(node string, changed func(node, state string)) *breaker {
 	return b
 }
 
-// kept is the error of calls that are kept away because of e.
+// kept returns the error of calls that are kept away because of e.
 func kept(e *Error) *Error {
 	return &Error{Class: e.Class, Node: e.Node, Unsent: true, text: "calls are kept away, because of: " + e.text, code: e.code}
 }
 
-// show tells of the state if it is another than before. b.mu is held.
+// show passes the state to changed if it has changed. b.mu must be held.
 func (b *breaker) show() {
 	state := b.state
 	if state == remote.Closed && b.silent.Load() != nil {
@@ -75,10 +75,10 @@ func (b *breaker) show() {
 	}
 }
 
-// open reports whether calls are kept away, but for probes.
+// open reports whether calls are kept away, except for probes.
 func (b *breaker) open() bool { return b.silent.Load() != nil || b.batches.Shut() }
 
-// admit reports whether a call may be queued, or why not. One that is a probe should not count on an answer.
+// admit returns nil if a call may be queued, or why it may not. A call that is a probe should not count on an answer.
 func (b *breaker) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
 	if e := b.silent.Load(); e != nil {
 		return false, e
@@ -96,14 +96,14 @@ func (b *breaker) quiet(now time.Time) bool {
 	return asked > b.heard.Load() && now.Sub(b.begun)-time.Duration(asked) > quietFor
 }
 
-// ask notes that the node is asked something.
+// ask notes that a request is sent to the node.
 func (b *breaker) ask(now time.Time) {
 	if asked := b.asked.Load(); asked <= b.heard.Load() {
 		b.asked.CompareAndSwap(asked, int64(now.Sub(b.begun)))
 	}
 }
 
-// hear notes that the node answered.
+// hear notes that the node has answered.
 func (b *breaker) hear(now time.Time) {
 	b.heard.Store(int64(now.Sub(b.begun)))
 	if b.silent.Load() != nil {
@@ -120,9 +120,9 @@ func (b *breaker) waits(budget time.Duration) {
 	b.patience.Store(before + (int64(budget)-before)/8)
 }
 
-// complain counts a caller that has waited nearly as long as it can. Where that makes the node a silent one it returns what
-// callers are told then. It does not count one that waits much shorter than others do, nor one that heard of others' answers
-// meanwhile.
+// complain counts a caller that has waited nearly as long as it can. If that makes the node silent it returns the error
+// that callers get from now on. It does not count a caller whose wait is much shorter than that of others, nor one
+// during whose wait the node answered others.
 func (b *breaker) complain(now time.Time, waited time.Duration, e *Error) (silent *Error) {
 	if b.open() || waited < max(shortest, time.Duration(b.patience.Load())/2) {
 		return nil
@@ -142,7 +142,7 @@ func (b *breaker) complain(now time.Time, waited time.Duration, e *Error) (silen
 	}
 	silent = kept(e)
 	b.silent.Store(silent)
-	if time.Duration(b.heard.Load()) != heard { // a word that came meanwhile may have seen no silence to end
+	if time.Duration(b.heard.Load()) != heard { // a reply that came in between may have found no silence to end
 		b.silent.Store(nil)
 		return nil
 	}

@@ -15,21 +15,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How often the masters of a cluster are asked for.
+// How often the masters of a cluster are looked up.
 const (
 	refreshEach  = 10 * time.Second
-	refreshFor   = time.Second            // until they are given up to answer
-	refreshAfter = 500 * time.Millisecond // at most, when something is wrong
+	refreshFor   = time.Second            // how long the lookup may take
+	refreshAfter = 500 * time.Millisecond // the shortest interval, when something is wrong
 )
 
-// cluster knows the masters of a Redis Cluster, each of which is a node with writers of its own. The topology, and what
-// is answered MOVED or ASK, is left to go-redis' client of clusters.
+// cluster keeps track of the masters of a Redis Cluster, each of which is a node with writers of its own. The topology,
+// and replies of MOVED or ASK, are left to go-redis' cluster client.
 type cluster struct {
 	pool    *pool
 	client  *redis.ClusterClient
 	nodes   atomic.Pointer[map[string]*node] // by address
-	known   atomic.Pointer[Error]            // why the masters are not known; nil when they are
-	trouble atomic.Bool                      // something points at another topology
+	known   atomic.Pointer[Error]            // why the masters are not known; nil if they are
+	trouble atomic.Bool                      // something suggests that the topology has changed
 
 	mu    sync.Mutex
 	wg    sync.WaitGroup
@@ -59,12 +59,12 @@ func newCluster(p *pool) *cluster {
 	return c
 }
 
-// route is the node of the master that holds key.
+// route returns the node of the master that holds key.
 func (c *cluster) route(ctx context.Context, key string) (*node, *Error) {
 	if e := c.known.Load(); e != nil {
 		return nil, e
 	}
-	client, err := c.client.MasterForKey(ctx, key) // which does not ask, as they are known
+	client, err := c.client.MasterForKey(ctx, key) // does not ask the cluster, as the masters are known
 	if err != nil {
 		return nil, classify("", err)
 	}
@@ -75,7 +75,7 @@ func (c *cluster) route(ctx context.Context, key string) (*node, *Error) {
 	return c.add(addr), nil
 }
 
-// add makes a node of addr, and starts it.
+// add returns the node of addr; a new one is created and started.
 func (c *cluster) add(addr string) *node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +141,7 @@ func (c *cluster) watch(ctx context.Context) {
 	}
 }
 
-// refresh asks for the masters, makes nodes of new ones and ends those that are masters no more.
+// refresh asks for the masters, adds nodes for new ones and ends the nodes of those that are no longer masters.
 func (c *cluster) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshFor)
 	defer cancel()
@@ -178,7 +178,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	return nil
 }
 
-// tick has idle writers look after their connections.
+// tick has idle writers check their connections.
 func (c *cluster) tick() {
 	for _, n := range *c.nodes.Load() {
 		n.tick()
@@ -195,14 +195,15 @@ func (c *cluster) close() error {
 	return c.client.Close()
 }
 
-// tryAgainAfter is how long keys that are on their way are given to arrive.
+// tryAgainAfter is how long keys that are being moved are given to arrive.
 const tryAgainAfter = 5 * time.Millisecond
 
-// redirect sends units, whose keys are elsewhere or on their way, by the cluster's client, which follows MOVED and ASK. What is
-// answered TRYAGAIN, because some of its keys are here and some there, is sent once more after a while.
+// redirect sends units whose keys are on another node, or being moved, through the cluster's client, which follows
+// MOVED and ASK. A unit that gets TRYAGAIN, because some of its keys have been moved and some have not, is sent once
+// more after a while.
 func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
 	if p.cluster == nil {
-		return // a server that is part of a cluster, and should not be: the reply says so
+		return // the server is part of a cluster although the configuration does not say so; the reply tells
 	}
 	p.cluster.trouble.Store(true)
 	halves := func(u *unit) bool { return u.err != nil && u.err.code == "TRYAGAIN" }
@@ -226,7 +227,7 @@ func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
 	}
 }
 
-// send has the cluster's client ask units once more, of which nothing was counted.
+// send resends units, of which nothing was counted, through the cluster's client.
 func (c *cluster) send(ctx context.Context, w *writer, units []*unit) {
 	if len(units) == 0 {
 		return
@@ -236,7 +237,7 @@ func (c *cluster) send(ctx context.Context, w *writer, units []*unit) {
 		c.pool.codec.again(u)
 		_ = pipe.BatchProcess(ctx, u.unanswered(nil)...) // only collects
 	}
-	_, _ = pipe.Exec(ctx) // its error is that of a command
+	_, _ = pipe.Exec(ctx) // each command has its own error
 	for _, u := range units {
 		u.replied(w.node.addr)
 	}

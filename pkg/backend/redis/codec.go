@@ -7,41 +7,41 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// unit is one command as the queue sees it, that is one operation or several that were merged: one script call, or, with
-// the reference's keys, an INCRBY and what goes with it.
+// unit is one operation, or several that were merged into one, with the commands that carry it out: one script call or,
+// with the reference's keys, an INCRBY and what goes with it.
 type unit struct {
-	op      *backend.Op // what to ask: the first item's own, or merged
+	op      *backend.Op // the operation to carry out: the first item's own, or &merged
 	merged  backend.Op
 	first   *item
 	last    *item
 	items   int
-	sent    []redis.Cmder // the commands that ask it
+	sent    []redis.Cmder // the commands that carry it out
 	call    call
-	command *command // that of sent, where it is used again
+	command *command // the command in sent, kept for reuse
 	err     *Error
 
-	refused *Error        // what codec.encode cannot express; nothing is sent
-	hits    uint64        // with the reference's keys: what is spent or given back
-	at      engine.Micros // with the reference's keys: the time that tells the window
+	refused *Error        // why codec.encode cannot express the operation; nothing is sent then
+	hits    uint64        // with the reference's keys: hits to spend or to give back
+	at      engine.Micros // with the reference's keys: the time that determines the window
 }
 
 // codec turns operations into commands and replies into decisions.
 type codec interface {
-	// encode sets u.sent to what asks u.op.
+	// encode sets u.sent to the commands for u.op.
 	encode(u *unit)
-	// again sets u.sent to what asks u.op where encode's commands were answered that the script is not known or that the
-	// key is elsewhere.
+	// again sets u.sent to the commands for u.op after the server replied to encode's that it does not know the script,
+	// or that the key is on another node.
 	again(u *unit)
-	// more sets u.sent to a second step, which depends on the replies to the first, where there is one.
+	// more sets u.sent to a second step, which depends on the replies to the first, and reports whether there is one.
 	more(u *unit) bool
-	// decode fills in u.op from the replies to u.sent, of which u.err is the first that is an error. What it returns is
-	// the error of the operation.
+	// decode fills in u.op from the replies to u.sent. u.err is the first error among them. It returns the error of the
+	// operation.
 	decode(u *unit) error
-	// route is a key of op's, by which a cluster tells the node.
+	// route returns one of op's keys, which determines the node of a cluster.
 	route(op *backend.Op) string
 }
 
-// scriptCodec asks by scripts.
+// scriptCodec carries out operations by scripts.
 type scriptCodec struct{ encoder *encoder }
 
 func newScriptCodec(c *Config) (*scriptCodec, error) {
@@ -56,19 +56,19 @@ func (s *scriptCodec) encode(u *unit) {
 	s.encoder.encode(&u.call, u.op)
 	args := u.args("evalsha", &u.call.script.sha)
 	for i := range u.call.keys {
-		args[3+i] = &u.call.keys[i] // pointers, because to make an any of a string allocates
+		args[3+i] = &u.call.keys[i] // pointers, because converting a string to any allocates
 	}
 }
 
 func (s *scriptCodec) again(u *unit) {
 	args := u.args("eval", u.call.script.text)
 	for i, key := range u.call.keys {
-		args[3+i] = key // by which go-redis tells the slot
+		args[3+i] = key // go-redis determines the slot by it
 	}
 }
 
-// args makes a command of the script for u, and returns its arguments, of which the keys are still to be filled in. They
-// are written over those of the command before if there are as many.
+// args makes the command that calls the script for u, and returns its arguments, in which the caller has to fill in the
+// keys. It reuses u's previous command if that has as many arguments.
 func (u *unit) args(name, script any) []any {
 	n := 3 + len(u.call.keys) + len(u.call.args)
 	c := u.command
@@ -91,12 +91,12 @@ func (s *scriptCodec) decode(u *unit) error {
 	return decode(u.op, u.sent[0].(*command).Val())
 }
 
-// more is nothing: a script does it all in one step.
+// more returns false: a script does everything in one step.
 func (s *scriptCodec) more(*unit) bool { return false }
 
 func (s *scriptCodec) route(op *backend.Op) string { return s.encoder.route(op) }
 
-// texts are the scripts' texts, to load on each new connection.
+// texts returns the scripts' texts, to load on each new connection.
 func (s *scriptCodec) texts() []string {
 	var texts []string
 	for _, script := range s.encoder.scripts.all() {

@@ -35,64 +35,67 @@ const (
 	DefaultDialTimeout = 250 * time.Millisecond
 )
 
-// NoOpTimeout as [Config.OpTimeout] has callers wait for as long as their own deadlines allow.
+// NoOpTimeout as [Config.OpTimeout] lets callers wait for as long as their own deadlines allow.
 const NoOpTimeout time.Duration = -1
 
-// Config says where Redis is and how it is spoken to. URL is required; the zero value of all else works.
+// Config says where Redis is and how to talk to it. URL is required; the zero value of every other field works.
 type Config struct {
 	// Type is the kind of deployment: [Single] by default.
 	Type Type
-	// Network is tcp, the default, or unix. Sentinels, clusters, and a URL that has a host and a port are always reached by TCP.
+	// Network is tcp, the default, or unix. Sentinels, clusters and any URL with a host and a port are always reached
+	// by TCP.
 	Network string
-	// URL is where Redis is. For a single server: host:port, the path of a socket, redis://[user[:password]@]host:port[/db] or,
-	// with TLS, rediss://…. For a cluster: a list of these, separated by commas, of which one suffices. For sentinels: the
-	// master's name and their host:port, separated by commas.
+	// URL is where Redis is. For a single server: host:port, the path of a socket,
+	// redis://[user[:password]@]host:port[/db] or, with TLS, rediss://…. For a cluster: one or more of these, separated
+	// by commas. For sentinels: the master's name and their host:port, separated by commas.
 	URL string
-	// TLS says how to set up TLS, which is used if this is not nil or the URL says rediss. It is asked for each connection,
-	// and must return a new configuration each time. See [TLSFiles.Load].
+	// TLS returns a TLS configuration. TLS is used if it is not nil or the URL says rediss. It is called for each
+	// connection, and must return a new configuration each time. See [TLSFiles.Load].
 	TLS func() (*tls.Config, error)
-	// Auth is a password, or user:password; empty is none, or what the URL says.
+	// Auth is a password, or user:password; if empty, the URL's is used, if any.
 	Auth string
-	// AuthFile is a file that holds what else Auth would. It is read for each new connection, so that a rotated password
-	// is taken up without a restart.
+	// AuthFile names a file whose contents take the place of Auth. It is read for each new connection, so that a
+	// rotated password takes effect without a restart.
 	AuthFile string
-	// SentinelAuth is as Auth, for the sentinels.
+	// SentinelAuth is like Auth, for the sentinels.
 	SentinelAuth string
-	// KeyPrefix stands before every key.
+	// KeyPrefix is prepended to every key.
 	KeyPrefix string
-	// ExpirationJitter spreads expiry: keys live up to so much longer than they have to. 0 is not at all.
+	// ExpirationJitter spreads expiry: keys live up to this much longer than they have to, at random.
 	ExpirationJitter time.Duration
-	// PoolSize is how many connections are opened to one server at most: 10 if zero. Two are used.
+	// PoolSize is the maximum number of connections to one server: 10 if zero. Two are used.
 	PoolSize int
-	// OpTimeout is how long one round trip may take, and a caller without a deadline waits: 50 ms if zero.
-	// [NoOpTimeout] leaves it to the callers' deadlines, the latest one of those that share the round trip.
+	// OpTimeout is how long one round trip may take, and how long a caller without a deadline waits: 50 ms if zero.
+	// With [NoOpTimeout] the latest deadline of the callers that share a round trip decides.
 	OpTimeout time.Duration
-	// DialTimeout is how long it may take to connect, to authenticate and to learn what is needed of a server: 250 ms if zero.
+	// DialTimeout is how long it may take to connect, and again to authenticate and to learn about the server: 250 ms
+	// if zero.
 	DialTimeout time.Duration
 	// KeyFormat is how counters are named and counted: [OurKeys] by default.
 	KeyFormat KeyFormat
-	// PerSecond is a second Redis, for the descriptors all of whose limits have a window of one second. Its own PerSecond,
-	// KeyPrefix, ExpirationJitter, KeyFormat, Now and Observer are not looked at: those of this Config hold. Nil is none.
+	// PerSecond is a second Redis, for descriptors all of whose limits have a window of one second. Its own PerSecond,
+	// KeyPrefix, ExpirationJitter, KeyFormat, Now and Observer are ignored in favour of this Config's. Nil means that
+	// there is none.
 	PerSecond *Config
-	// Observer is told what happens. Nil functions in it are not called.
+	// Observer is notified of what happens. Functions in it may be nil.
 	Observer Observer
-	// Now is the time that scripts decide by. Nil is the clock of Redis; tests set it.
+	// Now returns the time that scripts decide by. Nil means the clock of Redis; tests set it.
 	Now func() engine.Micros
 }
 
-// Observer is told what a [Backend] does. Its functions are called concurrently and must not wait.
+// Observer is notified of what a [Backend] does. Its functions are called concurrently and must not block.
 type Observer struct {
 	// Batch is called after each round trip.
 	Batch func(Batch)
 	// Breaker is called when a node's breaker changes: closed, half-open or open; gone, when a node of a cluster is a master
 	// no more; and closed, when one has become a master.
 	Breaker func(node, state string)
-	// Connections is called with the number of connections that are up, of all nodes together, when it changes.
+	// Connections is called with the total number of connections that are up when it changes.
 	Connections func(active int)
-	// Evicted is called with the number of keys that a node has thrown out for want of memory since it was last asked, and
-	// at first with those since it was started. Each may have been a counter, whose limit it has reset.
+	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, or
+	// at first since it was started. Each may have been a counter, whose limit was thereby reset.
 	Evicted func(node string, keys int64)
-	// Event is called for what an operator should know of. It may be called again and again for as long as it holds.
+	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
 	Event func(Event)
 }
 
@@ -100,10 +103,10 @@ type Observer struct {
 type Batch struct {
 	Node     string        // host:port, or the path of a socket
 	Ops      int           // operations answered by it
-	Merged   int           // takes and looks that others spoke for: Ops less commands
-	Failed   int           // those of Ops that got an error
-	Duration time.Duration // from when the batch was cut to when it was answered
-	Err      *Error        // the worst that happened to one of Ops; nil is nothing
+	Merged   int           // takes and looks that were merged into others: Ops less units sent
+	Failed   int           // how many of Ops got an error
+	Duration time.Duration // from when the batch was formed to when it was answered
+	Err      *Error        // the worst error of any of Ops; nil if there was none
 }
 
 // EventKind is what an [Event] is about.
@@ -113,17 +116,17 @@ type EventKind string
 const (
 	EventConnectFailed EventKind = "connect_failed"  // no connection could be opened; Err says why
 	EventConnected     EventKind = "connected"       // a connection is up
-	EventDataChanged   EventKind = "dataset_changed" // a node is another process than before: counters may be gone
+	EventDataChanged   EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone
 	EventMaxMemory     EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits
-	EventMasterChanged EventKind = "master_changed"  // the sentinels name another master
+	EventMasterChanged EventKind = "master_changed"  // the sentinels name a new master
 )
 
-// Event is something an operator should know of.
+// Event is something an operator should know about.
 type Event struct {
 	Kind   EventKind
 	Node   string
-	Detail string // a policy, the id of a process
-	Err    error  // why, where something failed
+	Detail string // a policy, a run ID, a version or an address
+	Err    error  // why something failed, else nil
 }
 
 func (c *Config) defaults() {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// What scripts reply, each a double. What is missing at the end is 0.
+// The fields of a script's reply, each a double. Fields missing at the end are 0.
 const (
 	fieldAdmitted = iota
 	fieldLeft
@@ -24,8 +24,8 @@ const (
 	fields
 )
 
-// decode fills in op.Decision from the reply to op's call. A reply that no script gives is an error, and op is left alone:
-// wrong numbers must not become decisions.
+// decode fills in op.Decision from the reply to op's call. A reply that no script could give is an error and leaves op
+// unchanged: wrong numbers must not become decisions.
 func decode(op *backend.Op, reply any) error {
 	text, ok := reply.(string)
 	if !ok {
@@ -62,7 +62,7 @@ func decode(op *backend.Op, reply any) error {
 	return nil
 }
 
-// check reports whether a decision can be one on op.
+// check returns an error if the reply cannot be a decision on op.
 func check(op *backend.Op, n *[fields]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
 		return fmt.Errorf("a script replied that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))

@@ -13,8 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// call is what one op needs from Redis: EVALSHA script.sha len(keys) keys… args…. All of it is valid until the call is
-// encoded again.
+// call is the script call for one op: EVALSHA script.sha len(keys) keys… args…. It is valid until it is encoded again.
 type call struct {
 	script *script
 	keys   []string
@@ -24,14 +23,14 @@ type call struct {
 	key    []byte // scratch
 }
 
-// packed is numbers in the format of Lua's struct library, as scripts unpack them: doubles for all that may not fit a
-// byte. It is written to Redis without being copied.
+// packed holds numbers in the format of Lua's struct library, as scripts unpack them: mostly doubles, and bytes for
+// flags. It is written to Redis without being copied.
 type packed struct{ b []byte }
 
-// MarshalBinary is what go-redis writes.
+// MarshalBinary returns the bytes for go-redis to write.
 func (p *packed) MarshalBinary() ([]byte, error) { return p.b, nil }
 
-// num appends integers that a double holds.
+// num appends integers that a double holds exactly.
 func (p *packed) num(ns ...uint64) {
 	for _, n := range ns {
 		p.float(float64(n))
@@ -60,13 +59,13 @@ func (p *packed) flag(set bool) {
 // encoder turns ops into calls of scripts. It is safe for concurrent use.
 type encoder struct {
 	prefix  string               // before every key
-	jitter  int64                // keys are kept for up to so many ms longer than they are needed, at random
-	now     func() engine.Micros // a clock to inject instead of that of Redis; nil but in tests
-	clock   func() engine.Micros // of this process, by which the edges of calendars are told; nil but in tests
+	jitter  int64                // keys are kept for up to this many ms longer than needed, at random
+	now     func() engine.Micros // overrides the clock of Redis; nil except in tests
+	clock   func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
 	scripts *scripts
 }
 
-// here is the time of this process.
+// here returns the time by the clock of this process.
 func (e *encoder) here() engine.Micros {
 	switch {
 	case e.clock != nil:
@@ -77,11 +76,11 @@ func (e *encoder) here() engine.Micros {
 	return engine.Micros(time.Now().UnixMicro())
 }
 
-// injectedSlack is how much longer keys are kept where the clock is injected, in ms: it need not go as fast as the one by
-// which Redis expires keys.
+// injectedSlack is how much longer keys are kept if a clock is injected, in ms: that clock may run slower than the one
+// by which Redis expires keys.
 const injectedSlack = 3_600_000
 
-// encode makes c the call that op needs, and reuses what c holds. What scripts do with it stands at the head of each.
+// encode makes c the call for op, and reuses c's memory. The head of each script documents its arguments.
 func (e *encoder) encode(c *call, op *backend.Op) {
 	c.keys, c.packed.b = c.keys[:0], c.packed.b[:0]
 	c.script = e.pick(op)
@@ -108,13 +107,13 @@ func (e *encoder) encode(c *call, op *backend.Op) {
 	}
 }
 
-// latest is the last time that the engine tells apart.
+// latest is the last time that the engine handles.
 const latest engine.Micros = 1 << 52
 
-// route is a key that lies in the slot of all of op's.
+// route returns a key in the cluster slot of all of op's keys.
 func (e *encoder) route(op *backend.Op) string { return string(e.base(nil, op)) }
 
-// base appends what all keys of op begin with to b. Clients choose nothing of it but a hash.
+// base appends the common beginning of all keys of op to b. Clients influence nothing of it but a hash.
 func (e *encoder) base(b []byte, op *backend.Op) []byte {
 	b = append(b, e.prefix...)
 	b = append(b, "rl:{"...)
@@ -122,7 +121,7 @@ func (e *encoder) base(b []byte, op *backend.Op) []byte {
 	return append(b, '}')
 }
 
-// pick is the script that op needs.
+// pick returns the script for op.
 func (e *encoder) pick(op *backend.Op) *script {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return e.scripts.limits
@@ -140,7 +139,7 @@ func (e *encoder) pick(op *backend.Op) *script {
 	return e.scripts.limits
 }
 
-// slack is how long a key is kept beyond its need, in ms.
+// slack returns how much longer than needed a key is kept, in ms.
 func (e *encoder) slack() uint64 {
 	slack := uint64(0)
 	if e.jitter > 0 {
@@ -179,16 +178,16 @@ func family(l *engine.Limit) families {
 	return familyFixed
 }
 
-// mode is what scripts know as mode.
+// mode is the mode argument of scripts.
 type mode uint8
 
 const (
 	modeTake  mode = iota
 	modeLook       // and write nothing
-	modeProbe      // look whether a cost of 1 would pass, for a cost of 0
+	modeProbe      // with a cost of 0: look whether a cost of 1 would be admitted
 	modeGive
 	modeReset
-	modeForce // reset, also while a penalty runs
+	modeForce // reset even while a penalty runs
 )
 
 func modeOf(op *backend.Op) mode {
@@ -212,8 +211,8 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
-// quick makes p what the short way through a script needs, if op is one for it, and reports whether it is. The bounds
-// keep products in the range of a double.
+// quick writes the short form of the arguments, for the fast path of a script, if op qualifies for it, and reports
+// whether it does. The bounds keep products within the exact range of a double.
 func (p *packed) quick(op *backend.Op, slack uint64) bool {
 	t, l := &op.Take, &op.Limits[0]
 	if op.Mode != backend.Take || t.Cost == 0 || t.Cost > math.MaxInt32 || t.Extra != 0 || l.Hits == 0 || slack > math.MaxUint32 {
@@ -245,7 +244,7 @@ func (p *packed) quick(op *backend.Op, slack uint64) bool {
 	return false
 }
 
-// ask appends what head.lua says, and the penalty if there is one.
+// ask appends the arguments that ask.lua describes, up to and including the penalty, if there is one.
 func (p *packed) ask(op *backend.Op, slack uint64) {
 	t, m := &op.Take, modeOf(op)
 	count := min(t.Count, engine.MaxHits)
@@ -274,7 +273,7 @@ func (p *packed) ask(op *backend.Op, slack uint64) {
 	}
 }
 
-// times is a·b, at most MaxHits; a and b are no more than that.
+// times returns a·b, at most MaxHits; neither a nor b may exceed that.
 func times(a, b uint64) uint64 {
 	if a != 0 && b > engine.MaxHits/a {
 		return engine.MaxHits
@@ -282,7 +281,7 @@ func times(a, b uint64) uint64 {
 	return a * b
 }
 
-// owner appends a hash of the owner's name, which is of one length; nothing for nobody.
+// owner appends a hash of the owner's name, which has a fixed length, or nothing if there is no owner.
 func (p *packed) owner(name string) {
 	if name != "" {
 		sum := sha256.Sum256([]byte(name))
@@ -290,7 +289,7 @@ func (p *packed) owner(name string) {
 	}
 }
 
-// limit appends l's family and what its file says of a limit.
+// limit appends l's family and the numbers that the family's script describes.
 func (p *packed) limit(l *engine.Limit, e *encoder) {
 	kind := family(l)
 	p.b = append(p.b, byte(kind))
@@ -314,8 +313,9 @@ func (p *packed) limit(l *engine.Limit, e *encoder) {
 	}
 }
 
-// bucket appends a bucket: den hits in us, where den is 0 for one that never fills; its size, how many hits ahead its
-// timestamp may be, what it may owe, what it starts with; the length of its steps; its window; what it is.
+// bucket appends the numbers of a bucket: its rate, den hits in us microseconds, where den is 0 if it never fills; its
+// size; how many hits ahead its timestamp may be; its debt; what it starts with; its fill interval; its window; and its
+// flags.
 func (p *packed) bucket(l *engine.Limit) {
 	leaky := l.Algorithm == engine.LeakyBucket
 	us, den := uint64(1), uint64(0)

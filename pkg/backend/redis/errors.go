@@ -9,34 +9,34 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// Class is what kind of thing went wrong. There are few, so that it makes a label of metrics.
+// Class is a kind of error. There are few, so that it can be a label of metrics.
 type Class = remote.Class
 
 // The classes of errors.
 const (
-	ClassTimeout           = remote.Timeout // no answer in time; whether hits were counted is not known
+	ClassTimeout           = remote.Timeout // no answer in time; hits may have been counted
 	ClassRefused           = remote.Refused // no connection; nothing was counted
-	ClassReset             = remote.Reset   // the connection broke; whether hits were counted is not known
+	ClassReset             = remote.Reset   // the connection broke; hits may have been counted
 	ClassReadOnly    Class = "readonly"     // a replica, or a server that refuses writes
 	ClassOOM         Class = "oom"          // no memory left
-	ClassBusy        Class = "busy"         // a script of somebody else runs too long
-	ClassLoading     Class = "loading"      // the server reads its data from disk
+	ClassBusy        Class = "busy"         // another client's script runs for too long
+	ClassLoading     Class = "loading"      // the server is loading its data from disk
 	ClassClusterDown Class = "clusterdown"  // the cluster, the master or enough replicas are missing
-	ClassNoAuth      Class = "noauth"       // wrong or missing password, or missing permission: for an operator to mend
-	ClassNoScript    Class = "noscript"     // the script was gone twice
+	ClassNoAuth      Class = "noauth"       // wrong or missing password, or missing permission: for an operator to fix
+	ClassNoScript    Class = "noscript"     // the script was missing again after it was sent
 	ClassOther             = remote.Other
 )
 
-// Error is why an operation has no decision. Its text holds no key, value or password.
+// Error is why an operation has no decision. Its text contains no key, value or password.
 type Error struct {
 	Class  Class
-	Node   string // host:port or the path of a socket; empty where the operation met none
-	Unsent bool   // the operation was not sent, so that it is certain that nothing was counted
+	Node   string // host:port or the path of a socket; empty if the operation reached none
+	Unsent bool   // the operation was not sent, so nothing was counted
 	text   string
 	code   string // the first word of a reply, else empty
 }
 
-// Error tells what happened, and where.
+// Error says what happened, and where.
 func (e *Error) Error() string {
 	if e.Node == "" {
 		return "redis: " + string(e.Class) + ": " + e.text
@@ -44,10 +44,10 @@ func (e *Error) Error() string {
 	return "redis " + e.Node + ": " + string(e.Class) + ": " + e.text
 }
 
-// errBehind is that of a reply that belongs to another command.
+// errBehind is the error of replies that belong to other commands.
 var errBehind = errors.New("replies do not match commands")
 
-// classOf is the class of a reply by its first word, empty where that has none of its own.
+// classOf returns the class of an error reply by its first word, or "" if the word has none.
 func classOf(code string) Class {
 	switch code {
 	case "READONLY", "MISCONF":
@@ -68,7 +68,7 @@ func classOf(code string) Class {
 	return ""
 }
 
-// classify makes an Error of what go-redis reports.
+// classify turns an error of go-redis into an Error.
 func classify(node string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -86,7 +86,7 @@ func classify(node string, err error) *Error {
 	return &Error{Class: class, Node: node, text: remote.Clean(err.Error())}
 }
 
-// ofReply makes an Error of an error that a server replied.
+// ofReply turns an error reply of a server into an Error.
 func ofReply(node, text string) *Error {
 	code, _, _ := strings.Cut(text, " ")
 	e := &Error{Class: classOf(code), Node: node, text: remote.Clean(text), code: code}
@@ -102,7 +102,8 @@ func ofReply(node, text string) *Error {
 		e.Class, e.text = ClassNoAuth, "the user may not run a command that the scripts need"
 		return e
 	}
-	// Redis 6.2 wraps what a command in a script was answered: "ERR Error running script …: -OOM command not allowed …".
+	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not
+	// allowed …".
 	for word := range strings.FieldsSeq(text) {
 		if inner, ok := strings.CutPrefix(word, "-"); ok && code == "ERR" && classOf(inner) != "" {
 			e.Class, e.code = classOf(inner), inner
@@ -112,7 +113,7 @@ func ofReply(node, text string) *Error {
 	return e
 }
 
-// trips reports whether e counts against a node: it, and not one operation, cannot go on.
+// trips reports whether e counts against a node: the node as a whole cannot serve, not just one operation.
 func (e *Error) trips() bool {
 	switch e.Class {
 	case ClassTimeout, ClassRefused, ClassReset, ClassReadOnly, ClassOOM, ClassBusy, ClassLoading, ClassClusterDown:

@@ -22,10 +22,10 @@ const (
 	lifeJitter = 2 * time.Minute
 )
 
-// dialAgain is what go-redis wants to know and never waits for, since it is told to dial once.
+// dialAgain has to be given to go-redis, which never waits for it since it is told to dial once.
 const dialAgain = 50 * time.Millisecond
 
-// age is how long a new connection is used.
+// age returns how long a new connection is used.
 func age() time.Duration { return lifetime - lifeJitter + rand.N(2*lifeJitter) }
 
 func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
@@ -36,8 +36,8 @@ func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	return d
 }
 
-// link is one connection of one writer, with a client of go-redis around it that never opens another one: when it is no
-// good any more the writer makes a new link. So nobody but the writer decides when to connect and to what.
+// link is a writer's connection, wrapped in a go-redis client that never opens another one: once it is unusable the
+// writer makes a new link. So only the writer decides when to connect and to what.
 type link struct {
 	net    net.Conn
 	client *redis.Client
@@ -53,27 +53,27 @@ type link struct {
 type server struct {
 	run     string // its run_id
 	version string
-	policy  string // maxmemory-policy, empty where it may not be asked
+	policy  string // maxmemory-policy, or empty if we may not ask
 }
 
-// command is a command of go-redis that nobody but us sends again.
+// command is a go-redis command that go-redis itself never retries.
 type command struct{ *redis.Cmd }
 
-// NoRetry keeps go-redis from sending what may have been counted once more: a cluster client follows MOVED and ASK only.
+// NoRetry keeps go-redis from resending what may have been counted: a cluster client then only follows MOVED and ASK.
 func (c *command) NoRetry() bool { return true }
 
 func newCommand(args ...any) *command { return &command{redis.NewCmd(context.Background(), args...)} }
 
-// reset makes c ready to be sent once more, after its arguments were written over.
+// reset makes c ready to be sent again, after its arguments were overwritten.
 func (c *command) reset() {
 	c.SetErr(nil)
 	c.SetVal(nil)
 }
 
-// errSpent is what go-redis meets where it wants a second connection for a link.
+// errSpent is what go-redis gets if it wants a second connection for a link.
 var errSpent = errors.New("the connection is closed")
 
-// open connects to addr, authenticates, and learns what is needed to know of the server.
+// open connects to addr, authenticates, and finds out what we need to know about the server.
 func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*p.config.DialTimeout)
 	defer cancel()
@@ -83,10 +83,10 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	}
 	user, password, err := p.config.credentials(p.target.auth)
 	if err != nil {
-		_ = conn.Close() // it is of no use
+		_ = conn.Close() // it is useless
 		return nil, err
 	}
-	l := &link{net: conn, ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis keeps it, and does not look at it
+	l := &link{net: conn, ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis stores the context, but does not use it
 	once := make(chan net.Conn, 1)
 	once <- conn
 	o := p.options(addr)
@@ -110,7 +110,7 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	return l, nil
 }
 
-// options are those that all clients of go-redis share.
+// options returns the options that all go-redis clients share.
 func (p *pool) options(addr string) *redis.Options {
 	longest := max(p.config.OpTimeout, 5*time.Second) // the real bound is the context's
 	return &redis.Options{
@@ -124,8 +124,8 @@ func (p *pool) options(addr string) *redis.Options {
 	}
 }
 
-// meet authenticates, asks the server who it is, and loads scripts. What a user of the server may not ask is left open; a
-// version that is known to be too old is an error.
+// meet authenticates, asks the server who it is, and loads scripts. What the user has no permission to ask stays
+// unknown; a version known to be too old is an error.
 func (l *link) meet(ctx context.Context, scripts []string) error {
 	pipe := l.conn.Pipeline()
 	info := pipe.Do(ctx, "info", "server")
@@ -148,7 +148,7 @@ func (l *link) meet(ctx context.Context, scripts []string) error {
 	if err := checkVersion(text); err != nil {
 		return err
 	}
-	for _, s := range scripts { // not before: who is not authenticated may not send so much
+	for _, s := range scripts { // only now: unauthenticated clients may not send this much
 		pipe.Do(ctx, "script", "load", s)
 	}
 	if _, err = pipe.Exec(ctx); errors.As(err, &reply) {
@@ -157,8 +157,8 @@ func (l *link) meet(ctx context.Context, scripts []string) error {
 	return err
 }
 
-// exec sends commands, and after them an ECHO of a number that must come back last, or else the replies may be those of
-// other commands. An error means that no reply is to be trusted and that l must be closed.
+// exec sends commands, followed by an ECHO of a number that must come back last; otherwise the replies may belong to
+// other commands. If it returns an error, no reply can be trusted and l must be closed.
 func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 	l.n++
 	number := strconv.FormatInt(l.n, 10)
@@ -171,7 +171,7 @@ func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 		if _, ok := errors.AsType[redis.Error](e); !ok {
 			return e
 		}
-		return nil // it was answered, by a server that answers nothing else either
+		return nil // an error reply is an answer too; the server then answers the other commands in the same way
 	}
 	if got, _ := l.echo.Val().(string); got != number {
 		return errBehind
@@ -180,12 +180,12 @@ func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
 }
 
 func (l *link) close() {
-	_ = l.conn.Close()   // what is unanswered
+	_ = l.conn.Close()   // whatever is unanswered
 	_ = l.client.Close() // is lost
 	_ = l.net.Close()    // in any case
 }
 
-// parseInfo reads what INFO says about the server.
+// parseInfo reads the server's identity from a reply to INFO.
 func parseInfo(text string) server {
 	return server{run: infoField(text, "run_id"), version: infoField(text, "redis_version")}
 }
@@ -199,7 +199,7 @@ func infoField(text, name string) string {
 	return ""
 }
 
-// checkVersion refuses servers that are too old for the scripts.
+// checkVersion rejects servers that are too old for the scripts.
 func checkVersion(info string) error {
 	name, version, least := "Redis", infoField(info, "redis_version"), [2]int{6, 2}
 	if v := infoField(info, "valkey_version"); v != "" {
@@ -207,7 +207,7 @@ func checkVersion(info string) error {
 	}
 	var major, minor int
 	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
-		return nil //nolint:nilerr // a server that does not say is taken as it is
+		return nil //nolint:nilerr // a server that does not give its version is accepted
 	}
 	if major < least[0] || major == least[0] && minor < least[1] {
 		return fmt.Errorf("this is %s %s, which is too old; it takes Redis 6.2 or later, or Valkey 7.2 or later", name, version)

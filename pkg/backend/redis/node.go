@@ -9,27 +9,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// Bounds of what waits.
+// Bounds on what waits.
 const (
-	maxCalls    = 16_384 // under way; what comes then is refused at once
-	manyCalls   = 1024   // under way, above which what comes is refused where the node keeps silent
-	maxCommands = 128    // of a batch
+	maxCalls    = 16_384 // calls under way; further ones are refused at once
+	manyCalls   = 1024   // calls under way above which further ones are refused if the node is silent
+	maxCommands = 128    // in a batch
 	maxWriters  = 2      // of a node
 )
 
-// node is one server: a queue, and writers that empty it.
+// node is one server, with a queue and the writers that empty it.
 type node struct {
 	pool    *pool
 	addr    string
 	resolve func(context.Context) (string, error) // where to connect to
 	breaker *breaker
 
-	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or was not tried yet
+	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
 	links   atomic.Int32          // connections that are up
-	renewed atomic.Int64          // the times that all connections had to be renewed
+	renewed atomic.Int64          // how many times all connections had to be renewed
 	run     atomic.Pointer[string]
-	end     context.CancelFunc // of the writers of a cluster's node
-	again   chan struct{}      // has writers that wait to connect once more do so now
+	end     context.CancelFunc // ends the writers, for a node of a cluster
+	again   chan struct{}      // makes writers that wait before they reconnect do so now
 
 	mu          sync.Mutex
 	wake        sync.Cond
@@ -45,8 +45,8 @@ func (p *pool) newNode(addr string, resolve func(context.Context) (string, error
 	return n
 }
 
-// admit reports whether n takes operations, or why not. Where it takes one as a probe, the caller should not count on
-// it.
+// admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
+// answer.
 func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
 	if e := n.down.Load(); e != nil {
 		return false, e
@@ -54,15 +54,15 @@ func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *
 	return n.breaker.admit(now, budget)
 }
 
-// complain is told of a caller that has waited nearly as long as it can. Where n has been silent for long enough, those who
-// still wait to be sent are answered at once.
+// complain notes that a caller has waited nearly as long as it can. If n has been silent for long enough, everything
+// still in the queue is answered at once.
 func (n *node) complain(now time.Time, waited time.Duration) {
 	if e := n.breaker.complain(now, waited, &Error{Class: ClassTimeout, Node: n.addr, text: "it does not answer in time"}); e != nil {
 		n.fail(e)
 	}
 }
 
-// push queues it, and wakes a writer that has nothing to do. It reports whether there are writers still.
+// push queues it and wakes an idle writer. It returns false if the writers have been stopped.
 func (n *node) push(it *item) bool {
 	n.mu.Lock()
 	if n.stopped {
@@ -82,7 +82,7 @@ func (n *node) push(it *item) bool {
 	return true
 }
 
-// drop takes it out of the queue, and reports whether it was there.
+// drop removes it from the queue, and reports whether it was there.
 func (n *node) drop(it *item) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,7 +93,7 @@ func (n *node) drop(it *item) bool {
 	return true
 }
 
-// unlink takes it out of the queue. n.mu is held.
+// unlink removes it from the queue. n.mu must be held.
 func (n *node) unlink(it *item) {
 	if it.prev == nil {
 		n.first = it.next
@@ -108,7 +108,8 @@ func (n *node) unlink(it *item) {
 	it.prev, it.next, it.queued = nil, nil, false
 }
 
-// await waits until something is queued (true), or there was a tick since the one that the caller knows of.
+// await waits until something is queued, in which case work is true, there has been a tick since the one in *tick, or
+// the writers are stopped. It updates *tick.
 func (n *node) await(tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,7 +120,7 @@ func (n *node) await(tick *int) (work, stopped bool) {
 	return n.first != nil, n.stopped
 }
 
-// tick has writers that have nothing to do look after their connections.
+// tick has idle writers check their connections.
 func (n *node) tick() {
 	n.mu.Lock()
 	n.ticks++
@@ -127,7 +128,7 @@ func (n *node) tick() {
 	n.wake.Broadcast()
 }
 
-// hurry has writers that wait before they try to connect once more do so now.
+// hurry makes writers that wait before they reconnect do so now.
 func (n *node) hurry() {
 	for range maxWriters {
 		select {
@@ -138,7 +139,7 @@ func (n *node) hurry() {
 	}
 }
 
-// stop ends the writers, and fails what waits.
+// stop ends the writers, and fails everything in the queue.
 func (n *node) stop(why *Error) {
 	n.mu.Lock()
 	n.stopped = true
@@ -147,7 +148,7 @@ func (n *node) stop(why *Error) {
 	n.fail(why)
 }
 
-// fail answers all that waits.
+// fail answers everything in the queue with e.
 func (n *node) fail(e *Error) {
 	for it := n.take(); it != nil; it = n.take() {
 		for it != nil {
@@ -158,7 +159,7 @@ func (n *node) fail(e *Error) {
 	}
 }
 
-// take takes the first item out of the queue, nil if there is none. Those that follow it belong to it.
+// take removes the first item from the queue and returns it, or nil. The items that follow it go with it.
 func (n *node) take() *item {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -170,7 +171,7 @@ func (n *node) take() *item {
 	return it
 }
 
-// cut takes up to so many items out of the queue and appends them to items.
+// cut removes up to most items from the queue and appends them to items.
 func (n *node) cut(items []*item, most int) []*item {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,16 +1,17 @@
 // Package redis keeps counters in Redis, where any number of replicas share them.
 //
-// Operations queue for the node that holds their key. Whenever one of a node's two writers is free it cuts all that waits
-// and sends it as one pipeline: an idle server adds no delay, a busy one shares system calls, and there is no timer and no
-// window to tune. Takes of one key that wait together are one take with a count, answered in order of arrival.
+// Operations queue for the node that holds their key. Whenever one of a node's two writers is free it takes everything
+// from the queue and sends it as one pipeline: an idle server adds no delay, a busy one shares system calls, and there
+// is no timer or window to tune. Takes of one key that are queued together become one take with a count, and are
+// answered in order of arrival.
 //
-// A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow, and leave; who has left
-// before the batch was cut is not sent. Nothing that may have been counted is sent a second time. A breaker for each node
-// keeps calls from one that does not answer, and connections are opened in the background, so that a call never waits
-// for one that cannot be had.
+// A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow; the operations of one
+// that gives up before the batch is formed are not sent. Nothing that may have been counted is sent a second time. Each
+// node has a breaker that keeps calls away while it does not answer, and connections are opened in the background, so
+// that a call never waits for one that cannot be opened.
 //
-// What ops of one call do to one key is done in their order. Where a script was lost by the server (NOSCRIPT), or a key
-// is on its way to another node, an operation may be done after one that follows it.
+// Ops of one call on the same key are applied in order, with one exception: if the server has lost a script (NOSCRIPT),
+// or a key is being moved to another node, an op may be applied after the one that follows it.
 package redis
 
 import (
@@ -29,13 +30,13 @@ import (
 // Backend is a [backend.Backend] in Redis.
 type Backend struct {
 	main   *pool
-	second *pool // for windows of one second, else nil
+	second *pool // for windows of one second; may be nil
 	active atomic.Int64
 
 	life backend.Life
 }
 
-// pool is one deployment: a server, a master that sentinels know, or the masters of a cluster.
+// pool is one deployment: a single server, a master watched by sentinels, or the masters of a cluster.
 type pool struct {
 	config   *Config
 	target   target
@@ -47,14 +48,14 @@ type pool struct {
 	waiters  waiters
 	opened   atomic.Uint64 // connections
 	closed   atomic.Uint64
-	calls    atomic.Int64 // of Apply that are under way
+	calls    atomic.Int64 // of Apply, under way
 
-	one       *node      // of a server or a master, else nil
+	one       *node      // the server or master; nil for a cluster
 	sentinels *sentinels // else nil
 	cluster   *cluster   // else nil
 }
 
-// New makes a backend of c. It opens no connection: Run does.
+// New returns a backend for c. It opens no connection: Run does.
 func New(c Config) (*Backend, error) {
 	b := new(Backend)
 	permits := remote.NewPermits()
@@ -110,8 +111,8 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	return p, nil
 }
 
-// Run opens connections, and sends what Apply queues, until ctx ends or b is closed. Operations that were queued before
-// wait for it, for as long as their callers do.
+// Run opens connections, and sends what Apply queues, until ctx ends or b is closed. Operations queued before Run wait
+// for it for as long as their callers do.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {
 		var wg sync.WaitGroup
@@ -132,7 +133,7 @@ func (b *Backend) pools() []*pool {
 	return []*pool{b.main, b.second}
 }
 
-// Close ends Run, waits for its end, and closes all connections.
+// Close ends Run, waits until it has returned, and closes all connections.
 func (b *Backend) Close() error {
 	b.life.End()
 	var err error
@@ -147,7 +148,7 @@ func (b *Backend) Close() error {
 	return err
 }
 
-// Check connects to Redis, once, and says what is wrong with the address, the password or the server.
+// Check connects to Redis once, and returns what is wrong with the address, the password or the server.
 func (b *Backend) Check(ctx context.Context) error {
 	for _, p := range b.pools() {
 		addr := p.target.addrs[0]
@@ -167,13 +168,13 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
-// Connections is how many connections are up.
+// Connections returns how many connections are up.
 func (b *Backend) Connections() int { return int(b.active.Load()) }
 
-// Pool counts the connections to one deployment that were up, and those of them that no longer are.
+// Pool counts the connections to one deployment that were ever opened, and those that have been closed.
 type Pool struct{ Opened, Closed uint64 }
 
-// Pools are the counts of the deployment, and then of the one for limits per second, if there is one.
+// Pools returns the counts of the main deployment, and then those of the one for limits per second, if there is one.
 func (b *Backend) Pools() []Pool {
 	var all []Pool
 	for _, p := range []*pool{b.main, b.second} {
@@ -185,7 +186,7 @@ func (b *Backend) Pools() []Pool {
 	return all
 }
 
-// idleLook is how often writers that have nothing to do look after their connections.
+// idleLook is how often idle writers check their connections.
 const idleLook = 250 * time.Millisecond
 
 // run runs the writers of p until ctx ends.
@@ -231,7 +232,7 @@ func (p *pool) event(e Event) {
 	}
 }
 
-// opTimeout is how long a round trip may take.
+// opTimeout returns how long a round trip may take.
 func (p *pool) opTimeout() time.Duration {
 	if t := p.config.OpTimeout; t > 0 {
 		return t
@@ -239,10 +240,10 @@ func (p *pool) opTimeout() time.Duration {
 	return patience
 }
 
-// Apply decides every op, in one round trip to each node that holds a key of theirs. It waits until ctx's deadline less
-// 2 ms, and no longer than [Config.OpTimeout]; an op that has no answer by then gets an [*Error], and may have been
-// counted unless the error says Unsent, or its class is one of what Redis replies. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait
-// for it; after it has ended they fail at once.
+// Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
+// deadline, but no longer than [Config.OpTimeout]. An op without an answer by then gets an [*Error], and may have been
+// counted unless the error says Unsent, or its class is that of an error reply. With less than 1 ms to wait nothing is
+// sent. Before Run has begun ops wait for it; after it has ended they fail at once.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
 		b.main.apply(ctx, ops, nil)
@@ -277,13 +278,13 @@ func perSecond(op *backend.Op) bool {
 	return len(op.Limits) > 0
 }
 
-// What a caller keeps of its time.
+// What a caller holds back of its time.
 const (
 	margin = 2 * time.Millisecond // for the way back
 	least  = time.Millisecond     // below which nothing is sent
 )
 
-// budget is how long a caller can wait, and until when; 0 and the zero time are for as long as it takes.
+// budget returns how long a caller can wait, and until when; the zero time means for as long as it takes.
 func (p *pool) budget(ctx context.Context, now time.Time) (time.Duration, time.Time) {
 	budget := p.config.OpTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -298,7 +299,7 @@ func (p *pool) budget(ctx context.Context, now time.Time) (time.Duration, time.T
 	return budget, now.Add(budget)
 }
 
-// apply decides the ops that belong to p, all if mine is nil.
+// apply decides the ops for which mine returns true, or all if mine is nil.
 func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.Op) bool) {
 	if len(ops) == 0 {
 		return
@@ -359,7 +360,8 @@ var (
 	errFull    = &Error{Class: ClassTimeout, Unsent: true, text: "too many calls wait already"}
 )
 
-// enter is the node that op is to be queued for, or why it is not. The caller of a probe waits for half of its time only.
+// enter returns the node to queue op for, or why it must not be queued. The caller of a probe waits for only half of
+// its time.
 func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time) (*node, *Error) {
 	n, e := p.route(ctx, op)
 	if e != nil {
@@ -375,7 +377,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 	return n, e
 }
 
-// route is the node that holds op's counters.
+// route returns the node that holds op's counters.
 func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *Error) {
 	if p.one != nil {
 		return p.one, nil
@@ -383,7 +385,7 @@ func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *Error) {
 	return p.cluster.route(ctx, p.codec.route(op))
 }
 
-// queue queues the items of w. Those on one key follow the first of them.
+// queue queues the items of w. Items on the same key are chained to the first of them.
 func (w *waiter) queue() {
 	n := int32(len(w.items))
 	w.pending.Store(n)
@@ -421,7 +423,7 @@ func (w *waiter) queue() {
 	}
 }
 
-// push queues it and what follows it, or fails them.
+// push queues it and the items that follow it, or fails them.
 func (w *waiter) push(it *item) {
 	if it.node.push(it) {
 		return

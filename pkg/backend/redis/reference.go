@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Errors of ops that cannot be done with the reference's keys.
+// Errors of ops that are not possible with the reference's keys.
 var (
 	errFixedOnly = &Error{Class: ClassOther, text: "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; " +
 		"other algorithms, rate_limits and penalties are there without REDIS_KEY_FORMAT"}
@@ -22,11 +22,12 @@ var (
 	errNumber = errors.New("a counter is no number")
 )
 
-// referenceCodec counts as envoyproxy/ratelimit does, on its keys: INCRBY and, each time, EXPIRE, without scripts. The
-// window is that of this process' clock and begins at a whole second, and refused hits count, whatever the rule says.
+// referenceCodec counts as envoyproxy/ratelimit does, under its keys: an INCRBY and an EXPIRE each time, without
+// scripts. The window is determined by this process' clock and begins at a whole second, and refused hits count,
+// whatever the rule says.
 //
-// Giving back takes two steps, since it must not leave less than nothing: what is there is read first. Another replica that
-// gives back in between may make a counter fall below zero, which counts as zero.
+// Giving back takes two steps, since a counter must not become negative: it is read first. If another replica gives
+// back in between, the counter may fall below zero, which counts as zero.
 type referenceCodec struct {
 	prefix string
 	jitter int64 // seconds
@@ -41,7 +42,7 @@ func newReferenceCodec(c *Config) *referenceCodec {
 	return r
 }
 
-// fits says what is wrong with op for this format.
+// fits returns why op is not possible in this format, or nil.
 func (r *referenceCodec) fits(op *backend.Op) *Error {
 	switch {
 	case len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow || op.Limits[0].Align != engine.AlignClock ||
@@ -53,14 +54,14 @@ func (r *referenceCodec) fits(op *backend.Op) *Error {
 	return nil
 }
 
-// window is the window that op is about, in seconds.
+// window returns op's window at now, in seconds.
 func (r *referenceCodec) window(op *backend.Op, now engine.Micros) (start, end int64) {
 	first, last := op.Limits[0].WindowAt(now)
 	return int64(first / 1e6), int64(last / 1e6)
 }
 
-// expiry is for how many seconds a counter is kept: for a window's length from its last hit on, and where windows follow a
-// calendar until the window ends.
+// expiry returns for how many seconds a counter is kept: a window's length from its last hit or, if windows follow a
+// calendar, until the window ends.
 func (r *referenceCodec) expiry(op *backend.Op, now engine.Micros) int64 {
 	start, end := r.window(op, now)
 	if op.Limits[0].Calendar != nil {
@@ -102,14 +103,13 @@ func (r *referenceCodec) encode(u *unit) {
 	u.hits = hits
 }
 
-// more sets u.sent to the second step of giving back, where there is one: what was given back is never more than what
-// was there.
+// more sets u.sent to the second step of giving back, if one is needed: no more is given back than there was.
 func (r *referenceCodec) more(u *unit) bool {
 	if u.op.Mode != backend.Give || u.refused != nil || u.err != nil {
 		return false
 	}
 	if start, _ := r.window(u.op, u.at); u.op.Take.Window > 0 && u.op.Take.Window/1e6 < start {
-		return false // the hits were another window's, which has ended
+		return false // the hits belong to a window that has ended
 	}
 	count, err := count(u.sent[0])
 	if err != nil || count == 0 || u.hits == 0 {
@@ -120,7 +120,8 @@ func (r *referenceCodec) more(u *unit) bool {
 	return true
 }
 
-// again keeps the commands, of which those are sent that were refused: there is no script that could be unknown.
+// again keeps the commands, and resets those that were refused so that they are sent again: there is no script that
+// could be unknown.
 func (r *referenceCodec) again(u *unit) {
 	for _, c := range u.sent {
 		if c := c.(*command); c.Err() != nil {
@@ -133,7 +134,7 @@ func (r *referenceCodec) decode(u *unit) error {
 	if u.refused != nil {
 		return u.refused
 	}
-	// An INCRBY that would overflow is of a counter far above every limit.
+	// If INCRBY would overflow, the counter is far above every limit.
 	full := u.err != nil && strings.Contains(u.err.text, "would overflow")
 	if u.err != nil && !full {
 		return u.err
@@ -166,7 +167,7 @@ func (r *referenceCodec) decode(u *unit) error {
 	case backend.Take, backend.Look:
 		cost := max(op.Take.Cost, 1)
 		d.Admitted = min(op.Take.Count, d.Left/cost)
-		if op.Take.Cost == 0 && before <= limit { // as the reference: at the limit, and not above it
+		if op.Take.Cost == 0 && before <= limit { // admitted at the limit but not above it, as in the reference
 			d.Admitted = op.Take.Count
 		} else if op.Take.Cost == 0 {
 			d.Admitted = 0
@@ -179,7 +180,7 @@ func (r *referenceCodec) decode(u *unit) error {
 	return nil
 }
 
-// count is what a counter holds, according to the reply to c.
+// count returns the value of a counter from the reply to c.
 func count(c redis.Cmder) (uint64, error) {
 	var n int64
 	switch v := c.(*command).Val().(type) {

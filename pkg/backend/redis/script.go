@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// files holds the engine in Lua. What all scripts have in common, and each family of states, is a file of its own; a
-// script is some of them, one after the other.
+// files holds the engine in Lua. There is a file for each part that scripts share and for each family of states; a
+// script is several of them concatenated.
 //
 //go:embed scripts/*.lua
 var files embed.FS
@@ -20,16 +20,16 @@ type script struct {
 	sha  string // its SHA-1 in hex, by which EVALSHA calls it
 }
 
-// scripts are all that ops need. They are made once and never change.
+// scripts are all the scripts. They are built once and never change.
 type scripts struct {
 	fixed  *script // one fixed window
 	bucket *script // one bucket
 	runs   *script // one sliding window or log
-	slots  *script // one limit of concurrency
+	slots  *script // one concurrency limit
 	limits *script // a list, or anything behind a penalty
 }
 
-// all are the scripts in no particular order, to be loaded.
+// all returns all scripts, in no particular order.
 func (s *scripts) all() []*script {
 	return []*script{s.fixed, s.bucket, s.runs, s.slots, s.limits}
 }
@@ -57,7 +57,7 @@ func newScripts() (*scripts, error) {
 	return &s, nil
 }
 
-// compose joins files of scripts/.
+// compose concatenates files of scripts/.
 func compose(names []string) (string, error) {
 	var b strings.Builder
 	for _, name := range names {

@@ -14,7 +14,7 @@ import (
 // How often sentinels are asked for the master.
 const (
 	masterEach  = time.Second
-	masterAfter = 250 * time.Millisecond // while it does not answer
+	masterAfter = 250 * time.Millisecond // while the master does not answer
 )
 
 // sentinels know where the master is.
@@ -22,7 +22,7 @@ type sentinels struct {
 	pool *pool
 
 	mu     sync.Mutex
-	first  int // index of the one that answered last
+	first  int // index of the sentinel that answered last
 	before string
 }
 
@@ -47,7 +47,7 @@ func (s *sentinels) master(ctx context.Context) (string, error) {
 	return "", failed
 }
 
-// found remembers which sentinel answered, and tells of a new master.
+// found remembers which sentinel answered, and reports a new master.
 func (s *sentinels) found(at int, master string) {
 	s.mu.Lock()
 	before := s.before
@@ -58,7 +58,7 @@ func (s *sentinels) found(at int, master string) {
 	}
 }
 
-// watch renews the connections of n when the sentinels name another master: the old one may still answer.
+// watch has the connections of n renewed when the sentinels name a new master, since the old one may still answer.
 func (s *sentinels) watch(ctx context.Context, n *node) {
 	ticker := time.NewTicker(masterAfter)
 	defer ticker.Stop()
@@ -98,7 +98,7 @@ func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
 		return p.dialer.Dial(ctx, network, addr)
 	}
 	c := redis.NewSentinelClient(o)
-	defer func() { _ = c.Close() }() // nothing is unanswered
+	defer func() { _ = c.Close() }() // nothing is outstanding
 	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
 	if errors.Is(err, redis.Nil) {
 		return "", errors.New("it knows no master of this name")

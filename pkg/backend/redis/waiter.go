@@ -12,16 +12,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item is one operation on its way. It holds a copy of all it needs, because its caller may leave, and use what it
-// passed for something else, while a writer is still at work on it.
+// item is one operation in progress. It holds copies of all it needs, because its caller may give up, and reuse what it
+// passed, while a writer is still working on it.
 type item struct {
 	waiter     *waiter
 	node       *node
 	prev, next *item // in the node's queue
-	follow     *item // the next operation of the same call on the same key, which goes in the same batch
-	merged     *item // the next one that the same command speaks for
+	follow     *item // the next operation of the same call on the same key, which goes into the same batch
+	merged     *item // the next item merged into the same command
 	queued     bool  // guarded by node.mu
-	dropped    bool  // by its caller, before it was sent
+	dropped    bool  // withdrawn by its caller before it was sent
 
 	op      backend.Op // Decision and Err are the answer, once done is set
 	one     [1]engine.Limit
@@ -29,23 +29,23 @@ type item struct {
 	done    atomic.Bool
 }
 
-// waiter is a call of Apply. It is used again once its caller and all of its items are through with it.
+// waiter is a call of Apply. It is reused once its caller and all of its items are done with it.
 type waiter struct {
 	items   []item
 	at      []int         // the index in ops of each item
-	users   atomic.Int32  // the caller, and each item that is not answered yet
+	users   atomic.Int32  // the caller, and each item not answered yet
 	pending atomic.Int32  // items that are not answered yet
-	done    chan struct{} // receives when all are
-	left    atomic.Bool   // the caller has gone because its time was over
+	done    chan struct{} // receives once all items are answered
+	left    atomic.Bool   // the caller has given up because its time was over
 	budget  time.Duration
-	ends    time.Time // of the budget; zero is never
-	leaves  time.Time // when the caller leaves: at the end of its budget, or, as a probe, when half of it is over; zero is never
+	ends    time.Time // when the budget ends; zero means never
+	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it; zero means never
 
-	complains time.Time // when the caller finds the nodes late; zero is never
+	complains time.Time // when the caller complains about late nodes; zero means never
 	timer     *time.Timer
 }
 
-// waiters are those that nobody uses.
+// waiters holds waiters for reuse.
 type waiters struct{ pool sync.Pool }
 
 func (ws *waiters) get(n int) *waiter {
@@ -91,7 +91,7 @@ func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	return it
 }
 
-// await waits until all items are answered or the time is over, and takes what is not sent yet out of its queue.
+// await waits until all items are answered or the time is over, and then withdraws what has not been sent yet.
 func (w *waiter) await(ctx context.Context) {
 	if w.wait(ctx) {
 		return
@@ -108,11 +108,11 @@ func (w *waiter) await(ctx context.Context) {
 	}
 }
 
-// impatience is how often a caller that has complained looks whether there is still something to wait for.
+// impatience is how often a caller that has complained checks whether there is still something to wait for.
 const impatience = time.Millisecond
 
-// wait waits until all items are answered, or the time is over. When most of the time is over it complains; where its nodes
-// are given up then it does not wait for the end.
+// wait waits until all items are answered or the time is over. When most of the time is over it complains; if all of
+// its nodes are then given up it stops waiting.
 func (w *waiter) wait(ctx context.Context) (answered bool) {
 	if w.leaves.IsZero() {
 		select {
@@ -150,7 +150,7 @@ func (w *waiter) wait(ctx context.Context) (answered bool) {
 	}
 }
 
-// complain tells each node whose answer the caller has waited for in vain so far.
+// complain complains to each node that has not answered yet.
 func (w *waiter) complain(now time.Time) {
 	if w.complains.IsZero() {
 		return
@@ -165,7 +165,7 @@ func (w *waiter) complain(now time.Time) {
 	}
 }
 
-// hopeless reports whether all nodes that have not answered are given up.
+// hopeless reports whether all nodes that have not answered are given up on.
 func (w *waiter) hopeless() bool {
 	for i := range w.items {
 		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.open() {
@@ -175,7 +175,7 @@ func (w *waiter) hopeless() bool {
 	return true
 }
 
-// answer tells the caller that it is answered. it must not be touched afterwards.
+// answer tells the caller that the item is answered. The item must not be used afterwards.
 func (it *item) answer() {
 	w := it.waiter
 	it.done.Store(true)
@@ -191,7 +191,7 @@ func (it *item) fail(e *Error) {
 	it.answer()
 }
 
-// release gives up n uses of w. The last one makes it ready to be used again.
+// release gives up n uses of w. The last one returns it for reuse.
 func (w *waiter) release(n int32) {
 	if w.users.Add(-n) > 0 {
 		return
@@ -203,8 +203,8 @@ func (w *waiter) release(n int32) {
 	w.items[0].node.pool.waiters.pool.Put(w)
 }
 
-// sameTake reports whether two takes or looks on one key may be one command. Those of lists are not: which limit is the
-// strictest, and so what is reported, may be another one after each take.
+// sameTake reports whether two takes or looks on one key may become one command. Those of lists may not: which limit is
+// the strictest, and so what is reported, may change with each take.
 func sameTake(a, b *backend.Op) bool {
 	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil ||
 		a.Take.Owner != "" || b.Take.Owner != "" || a.Take.Extra != 0 || b.Take.Extra != 0 || len(a.Limits) != 1 || len(b.Limits) != 1 {
@@ -225,10 +225,11 @@ func sameTake(a, b *backend.Op) bool {
 	return a.Limits[0].Algorithm != engine.LeakyBucket && a.Limits[0].Equal(b.Limits[0])
 }
 
-// spends reports whether an operation is a take of something.
+// spends reports whether op is a take with a cost.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
-// split answers the operations that one take stood for, in order of arrival: the first ones get what was admitted.
+// split answers the operations that were merged into one take, in order of arrival: the first ones get what was
+// admitted.
 func split(d engine.Decision, op *backend.Op, first *item) {
 	refusedCount := op.Limits[0].CountRefused && !op.Limits[0].Listed
 	admitted, left, retry := d.Admitted, d.Left, d.RetryAfter

@@ -12,22 +12,22 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// writer sends batches over one connection. Whenever it is free it sends all that waits: an idle server adds no delay,
-// and a busy one shares system calls.
+// writer sends batches over one connection. Whenever it is free it sends everything in the queue: an idle server adds
+// no delay, and a busy one shares system calls.
 type writer struct {
 	node    *node
 	link    *link
 	renewed int64 // of node, when link was opened
 	backoff remote.Backoff
-	heard   time.Time // when a batch or a ping ended
-	watches bool      // this one of the node's writers looks for evictions
-	looked  time.Time // when it did last
-	evicted int64     // what it saw
+	heard   time.Time // when the last batch or ping ended
+	watches bool      // this is the one of the node's writers that looks for evictions
+	looked  time.Time // when it last did
+	evicted int64     // the count it saw then
 
 	items []*item
-	units []*unit // those in use, then those that were used
+	units []*unit // the first used ones are in use, the others are kept for reuse
 	used  int
-	keys  map[backend.Key]int // the last unit of each key in the batch, and one
+	keys  map[backend.Key]int // index of the last unit of each key in the batch, plus 1
 	cmds  []redis.Cmder
 }
 
@@ -47,7 +47,7 @@ func (w *writer) serve(ctx context.Context) {
 		case stopped:
 			return
 		case !w.ready():
-			w.node.wake.Signal() // what woke this writer may be for the other one
+			w.node.wake.Signal() // what woke this writer may be for the other one to handle
 		case work:
 			w.batch(ctx)
 		case w.node.breaker.silent.Load() != nil, !w.node.breaker.open() && time.Since(w.heard) > pingAfter:
@@ -62,7 +62,7 @@ func (w *writer) serve(ctx context.Context) {
 // lookEach is how often a node is asked how many keys it has evicted.
 const lookEach = 5 * time.Second
 
-// look asks how many keys the node has evicted, and tells how many more these are than the last time.
+// look asks how many keys the node has evicted, and reports how many more that is than last time.
 func (w *writer) look(ctx context.Context) {
 	w.looked = time.Now()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
@@ -75,9 +75,9 @@ func (w *writer) look(ctx context.Context) {
 	text, _ := info.Val().(string)
 	n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64)
 	if err != nil {
-		return // it may not be asked, or does not say
+		return // we have no permission to ask, or the server does not say
 	}
-	if n < w.evicted { // it was started anew
+	if n < w.evicted { // the server was restarted
 		w.evicted = 0
 	}
 	if f := w.node.pool.observer.Evicted; f != nil && n > w.evicted {
@@ -86,7 +86,7 @@ func (w *writer) look(ctx context.Context) {
 	w.evicted = n
 }
 
-// ready reports whether w has a connection that is fit for a batch. One that is not is closed.
+// ready reports whether w has a connection that is fit for a batch, and closes one that is not.
 func (w *writer) ready() bool {
 	if w.link == nil {
 		return false
@@ -109,7 +109,7 @@ func (w *writer) hangUp() {
 	w.node.pool.connected(-1)
 }
 
-// connect opens a connection. Where that fails it waits before it returns, longer each time.
+// connect opens a connection. If that fails it waits before it returns, longer each time.
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -159,7 +159,7 @@ func (w *writer) open(ctx context.Context) *Error {
 	return nil
 }
 
-// met compares the process at the other end with the one that was there before.
+// met reports if the process at the other end is not the one that was there before, or may evict counters.
 func (n *node) met(addr string, s server) {
 	if s.run != "" {
 		before := n.run.Swap(&s.run)
@@ -174,10 +174,10 @@ func (n *node) met(addr string, s server) {
 	}
 }
 
-// pingAfter is how long a connection may be idle.
+// pingAfter is how long a connection may be idle before it is checked.
 const pingAfter = time.Second
 
-// ping finds out whether a connection that has nothing to do still works.
+// ping finds out whether an idle connection still works.
 func (w *writer) ping(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
@@ -190,10 +190,10 @@ func (w *writer) ping(ctx context.Context) {
 	w.node.breaker.hear(w.heard)
 }
 
-// batch sends what waits, and answers it.
+// batch sends what is queued, and answers it.
 func (w *writer) batch(ctx context.Context) {
 	n := w.node
-	runtime.Gosched() // let those who are ready queue first: costs nothing when nobody is, and makes batches a third longer
+	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
 	w.items = n.cut(w.items[:0], maxCommands)
 	if len(w.items) == 0 {
@@ -242,7 +242,7 @@ func (w *writer) batch(ctx context.Context) {
 	}
 }
 
-// deadline is the end of a batch that is cut now.
+// deadline returns the deadline of a batch that is formed now.
 func (w *writer) deadline(now time.Time) time.Time {
 	if t := w.node.pool.config.OpTimeout; t > 0 {
 		return now.Add(t)
@@ -260,10 +260,10 @@ func (w *writer) deadline(now time.Time) time.Time {
 	return latest
 }
 
-// patience is how long a round trip may take where neither the configuration nor a caller says so.
+// patience is how long a round trip may take if neither the configuration nor a caller limits it.
 const patience = 5 * time.Second
 
-// slow reports whether a batch took longer than half of its callers wait.
+// slow reports whether more than half of a batch's callers had to give up on it.
 func (w *writer) slow(took time.Duration) bool {
 	late := 0
 	for _, it := range w.items {
@@ -274,9 +274,9 @@ func (w *writer) slow(took time.Duration) bool {
 	return 2*late > len(w.items)
 }
 
-// merge makes units of items and returns how many operations there are. Only the last unit of a key takes further
-// operations on it, so that operations on one key stay in order. Operations that follow another one of their own call are
-// units of their own, because their caller could tell: what a merged take says of time is true after all of it.
+// merge turns items into units and returns how many operations there are. Only the last unit of a key takes further
+// operations on it, so that operations on one key stay in order. An operation that follows another one of its own call
+// is not merged, because the caller could tell: the times in the answer to a merged take are those after all of it.
 func (w *writer) merge() (ops int) {
 	clear(w.keys)
 	w.used = 0
@@ -296,7 +296,7 @@ func (w *writer) merge() (ops int) {
 	return ops
 }
 
-// unit makes a unit of it.
+// unit starts a new unit with it.
 func (w *writer) unit(it *item) {
 	if w.used == len(w.units) {
 		w.units = append(w.units, new(unit))
@@ -321,7 +321,7 @@ func (u *unit) join(it *item) {
 	}
 }
 
-// answer answers all items of the batch. The units must not be looked at afterwards.
+// answer answers all items of the batch. The units must not be used afterwards.
 func (w *writer) answer() {
 	for _, u := range w.units[:w.used] {
 		switch {
