@@ -126,7 +126,7 @@ func (e *encoder) pick(op *backend.Op) *script {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return e.scripts.limits
 	}
-	switch family(&op.Limits[0]) {
+	switch familyOf(&op.Limits[0]) {
 	case familyFixed, familyCalendar:
 		return e.scripts.fixed
 	case familyBucket:
@@ -151,18 +151,19 @@ func (e *encoder) slack() uint64 {
 	return slack
 }
 
-// families are the kinds of state, by the numbers that scripts know them by.
-type families uint8
+// family is a kind of state, by the number that scripts know it by.
+type family uint8
 
 const (
-	familyFixed families = iota
+	familyFixed family = iota
 	familyBucket
 	familyRuns
 	familySlots
 	familyCalendar
 )
 
-func family(l *engine.Limit) families {
+// familyOf returns the family that keeps the state of l.
+func familyOf(l *engine.Limit) family {
 	switch l.Algorithm {
 	case engine.TokenBucket, engine.LeakyBucket:
 		return familyBucket
@@ -291,7 +292,7 @@ func (p *packed) owner(name string) {
 
 // limit appends l's family and the numbers that the family's script describes.
 func (p *packed) limit(l *engine.Limit, e *encoder) {
-	kind := family(l)
+	kind := familyOf(l)
 	p.b = append(p.b, byte(kind))
 	switch kind {
 	case familyFixed, familyCalendar:

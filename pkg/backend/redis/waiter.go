@@ -91,6 +91,56 @@ func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	return it
 }
 
+// queue queues the items of w. Items on the same key are chained to the first of them.
+func (w *waiter) queue() {
+	n := int32(len(w.items))
+	w.pending.Store(n)
+	w.users.Store(n + 1)
+	if n == 1 {
+		w.push(&w.items[0])
+		return
+	}
+	var heads map[backend.Key]*item
+	if n > 16 {
+		heads = make(map[backend.Key]*item, n)
+	}
+	for i := range w.items {
+		it := &w.items[i]
+		var last *item
+		if heads != nil {
+			last = heads[it.op.Key]
+			heads[it.op.Key] = it
+		} else {
+			for j := i - 1; j >= 0 && last == nil; j-- {
+				if w.items[j].op.Key == it.op.Key && w.items[j].node == it.node {
+					last = &w.items[j]
+				}
+			}
+		}
+		it.queued = last == nil
+		if last != nil {
+			last.follow = it
+		}
+	}
+	for i := range w.items {
+		if it := &w.items[i]; it.queued {
+			w.push(it)
+		}
+	}
+}
+
+// push queues it and the items that follow it, or fails them.
+func (w *waiter) push(it *item) {
+	if it.node.push(it) {
+		return
+	}
+	for it != nil {
+		next := it.follow
+		it.fail(errStopped)
+		it = next
+	}
+}
+
 // await waits until all items are answered or the time is over, and then withdraws what has not been sent yet.
 func (w *waiter) await(ctx context.Context) {
 	if w.wait(ctx) {
