@@ -2,7 +2,7 @@ package memcached
 
 import "github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 
-// breaker keeps calls from a server that does not answer, or not in time.
+// breaker keeps calls away from a server that does not answer, or not in time.
 type breaker = remote.Breaker[Error]
 
 func newBreaker(node string, changed func(node, state string)) *breaker {

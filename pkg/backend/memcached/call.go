@@ -20,17 +20,18 @@ type call struct {
 	budget  time.Duration
 }
 
-// lane is what goes over one connection, one after the other. All that a call does to one key is in one lane.
+// lane is the items that go over one connection, one after the other. All items of a call on one key are in one lane.
 type lane struct {
 	server *server
 	items  []*item
 	ends   time.Time     // the caller's time
 	budget time.Duration // of the caller
-	done   chan struct{} // closed when all is decided
+	done   chan struct{} // closed when all items are decided
 	use    atomic.Pointer[use]
 }
 
-// use is one use of a connection, of which the breaker is told once: how it went, or, before that, that its caller has left.
+// use is one use of a connection. The breaker is told about it once: how it went or, if that comes first, that its
+// caller has given up.
 type use struct {
 	begun time.Time
 	tell  func(*Error)
@@ -39,7 +40,7 @@ type use struct {
 
 func (u *use) end(e *Error) { u.once.Do(func() { u.tell(e) }) }
 
-// plan makes items of ops and puts them into lanes. Looks share the first one of their server, and takes spread.
+// plan turns ops into items and assigns them to lanes. Looks share the first lane of their server, takes are spread.
 func (c *call) plan(f *fleet) {
 	b := c.backend
 	now := b.config.Now()
@@ -58,7 +59,7 @@ func (c *call) plan(f *fleet) {
 	}
 }
 
-// put puts it into a lane.
+// put assigns it to a lane.
 func (c *call) put(it *item, s *server) {
 	var first, shortest *lane
 	lanes := 0
@@ -91,7 +92,7 @@ func (c *call) put(it *item, s *server) {
 	to.items = append(to.items, it)
 }
 
-// send gives each lane a connection. Who finds none in time has sent nothing.
+// send gives each lane a connection. A lane that gets none in time sends nothing.
 func (c *call) send(ctx context.Context) {
 	for _, l := range c.lanes {
 		link, e := l.server.acquire(ctx, time.Until(c.ends))
@@ -104,7 +105,7 @@ func (c *call) send(ctx context.Context) {
 	}
 }
 
-// await waits for the lanes, as long as the caller can, and fills in what became of the ops.
+// await waits for the lanes as long as the caller can, and fills in the results of the ops.
 func (c *call) await(ctx context.Context) {
 	enough := time.NewTimer(time.Until(c.ends))
 	defer enough.Stop()
@@ -137,14 +138,14 @@ func (c *call) await(ctx context.Context) {
 	}
 }
 
-// leave has the breaker know that the caller waited in vain, if that says something about the server.
+// leave tells the breaker that the caller waited in vain, if that says something about the server.
 func (l *lane) leave(e *Error) {
 	if u := l.use.Load(); u != nil && l.server.silent(u.begun, l.ends, l.budget) {
 		u.end(e)
 	}
 }
 
-// run does what l is for. The caller may leave meanwhile.
+// run carries out the items of l. The caller may give up in the meantime.
 func (l *lane) run(ctx context.Context, link *link) {
 	defer close(l.done)
 	s := l.server
@@ -159,7 +160,7 @@ func (l *lane) run(ctx context.Context, link *link) {
 		if len(rest) == 0 {
 			break
 		}
-		if worst == nil || worst.trips() { // or gomemcache had to close the connection because of one counter
+		if worst == nil || worst.trips() { // otherwise gomemcache closed the connection because of one counter
 			l.fail(rest, &Error{Class: ClassReset, Node: s.name, Unsent: true, text: errBroken.Error()})
 			break
 		}
@@ -172,7 +173,7 @@ func (l *lane) run(ctx context.Context, link *link) {
 	l.report(time.Since(begun))
 }
 
-// exchange does as many of items as link lasts for, gives it back, and tells the breaker.
+// exchange carries out items until link breaks, releases it, and tells the breaker.
 func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Error, n int) {
 	s := l.server
 	tell, refused := s.breaker.Begin()
@@ -202,7 +203,7 @@ func (l *lane) fail(items []*item, e *Error) {
 	}
 }
 
-// worstOf is the error of items that says most about the server; nil is none.
+// worstOf returns the error of items that says most about the server, or nil.
 func worstOf(items []*item) (worst *Error) {
 	for _, it := range items {
 		if it.err != nil && (worst == nil || it.err.trips()) {

@@ -17,10 +17,12 @@ type KeyFormat uint8
 
 // The formats of keys.
 const (
-	// OurKeys are prefix + "rl:{" + hash + "}f" + length of the window + ":" + its start, both in µs. No two counters share one.
+	// OurKeys are prefix + "rl:{" + hash + "}f" + length of the window + ":" + its start, both in µs. No two counters
+	// share a key.
 	OurKeys KeyFormat = iota
-	// ReferenceKeys are those of envoyproxy/ratelimit, so that both may count in the same servers. Descriptors that it
-	// confuses share a counter here too, and so do windows of two lengths that start at one time. Windows are of whole seconds.
+	// ReferenceKeys are those of envoyproxy/ratelimit, so that both may count on the same servers. Descriptors that it
+	// cannot tell apart share a counter here too, and so do windows of different lengths that start at the same time.
+	// Windows must be whole seconds.
 	ReferenceKeys
 )
 
@@ -32,80 +34,84 @@ const (
 	DefaultDialTimeout  = 250 * time.Millisecond
 )
 
-// NoOpTimeout as [Config.OpTimeout] has callers wait for as long as their own deadlines allow.
+// NoOpTimeout as [Config.OpTimeout] lets callers wait for as long as their own deadlines allow.
 const NoOpTimeout time.Duration = -1
 
-// Config says where the servers are and how they are spoken to. Servers or SRV is required; the zero value of all else works.
+// Config says where the servers are and how to talk to them. Servers or SRV is required; the zero value of every other
+// field works.
 type Config struct {
-	// Servers are host:port, or paths of sockets, which hold a slash. A key lives on the one that its CRC-32 modulo their
-	// number says, in this order, as the reference has it: another order is another place. One that stands there twice gets twice
-	// as many keys. Names are looked up whenever a connection is opened.
+	// Servers are host:port, or paths of sockets, which contain a slash. The CRC-32 of a key modulo the number of
+	// servers is the index of the key's server, as in the reference, so the order matters. A server listed twice gets
+	// twice as many keys. Names are resolved whenever a connection is opened.
 	Servers []string
-	// SRV is _service._proto.name: the servers are what DNS knows under it, sorted by name. In place of Servers.
+	// SRV is a DNS name of the form _service._proto.name, used in place of Servers: its records are the servers, sorted
+	// by name.
 	SRV string
-	// SRVRefresh is how often DNS is asked again: 0 is never, once it has answered.
+	// SRVRefresh is how often DNS is asked again: 0 means never, once it has answered.
 	SRVRefresh time.Duration
-	// Resolver asks DNS, for SRV and for the addresses of servers. Nil is net.DefaultResolver.
+	// Resolver is used to look up SRV and the addresses of servers. Nil means net.DefaultResolver.
 	Resolver *net.Resolver
-	// TLS says how to set up TLS; nil is none. It is asked for each connection, and must return a new configuration each time.
+	// TLS returns a TLS configuration; nil means no TLS. It is called for each connection, and must return a new
+	// configuration each time.
 	TLS func() (*tls.Config, error)
-	// KeyPrefix stands before every key.
+	// KeyPrefix is prepended to every key.
 	KeyPrefix string
 	// KeyFormat is how counters are named: [OurKeys] by default.
 	KeyFormat KeyFormat
-	// ExpirationJitter spreads expiry: keys live up to so much longer than they have to. 0 is not at all.
+	// ExpirationJitter spreads expiry: keys live up to this much longer than they have to, at random.
 	ExpirationJitter time.Duration
-	// MaxIdleConns is how many connections to a server are kept though nothing has used them for ten seconds: 2 if zero.
+	// MaxIdleConns is how many connections to a server are kept although nothing has used them for ten seconds: 2 if
+	// zero.
 	MaxIdleConns int
-	// MaxConns is how many connections are opened to a server at most: 64 if zero. Who finds none free waits.
+	// MaxConns is the maximum number of connections to a server: 64 if zero. A call that finds none free waits for one.
 	MaxConns int
-	// OpTimeout is how long an exchange with a server may take, and a caller without a deadline waits: 50 ms if zero.
-	// [NoOpTimeout] leaves it to the callers' deadlines.
+	// OpTimeout is how long an exchange with a server may take, and how long a caller without a deadline waits: 50 ms
+	// if zero. [NoOpTimeout] leaves both to the callers' deadlines.
 	OpTimeout time.Duration
 	// DialTimeout is how long it may take to connect to a server and to hear from it: 250 ms if zero.
 	DialTimeout time.Duration
-	// Observer is told what happens. Nil functions in it are not called.
+	// Observer is notified of what happens. Functions in it may be nil.
 	Observer Observer
-	// Now is the time that decides in which window a hit is counted: memcached has none to tell. Nil is the clock of
-	// this process; tests set it.
+	// Now returns the time that determines the window in which a hit is counted, since memcached cannot be asked for
+	// the time. Nil means the clock of this process; tests set it.
 	Now func() engine.Micros
 }
 
-// Observer is told what a [Backend] does. Its functions are called concurrently and must not wait.
+// Observer is notified of what a [Backend] does. Its functions are called concurrently and must not block.
 type Observer struct {
 	// Exchange is called after each use of a connection.
 	Exchange func(Exchange)
 	// Command is called after each command of an exchange.
 	Command func(Command)
-	// Breaker is called when a server's breaker changes: closed, half-open or open; gone, when DNS names a server no more;
-	// and closed, when it names a new one.
+	// Breaker is called when a server's breaker changes: closed, half-open or open; gone, when DNS no longer names a
+	// server; and closed, when it names a new one.
 	Breaker func(node, state string)
-	// Connections is called with the number of connections that are up, of all servers together, when it changes.
+	// Connections is called with the total number of connections that are up when it changes.
 	Connections func(active int)
-	// Event is called for what an operator should know of. It may be called again and again for as long as it holds.
+	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
 	Event func(Event)
 }
 
-// Exchange is what one use of a connection came to.
+// Exchange is the outcome of one use of a connection.
 type Exchange struct {
-	Node     string // of the server, as [Config.Servers] has it
-	Ops      int    // operations that it was for
-	Failed   int    // those of Ops that got an error
+	Node     string // the server, as named in [Config.Servers]
+	Ops      int    // operations carried out
+	Failed   int    // how many of Ops got an error
 	Duration time.Duration
-	Err      *Error // the worst that happened to one of Ops; nil is nothing
+	Err      *Error // the worst error of any of Ops; nil if there was none
 }
 
 // CommandName is what a [Command] does.
 type CommandName string
 
-// The commands that are told of, by the names that the reference counts them under.
+// The commands that are reported, by the names under which the reference counts them.
 const (
 	CommandMultiGet  CommandName = "multiget"
 	CommandIncrement CommandName = "increment"
 	CommandAdd       CommandName = "add"
 )
 
-// Code is what a [Command] came to.
+// Code is the outcome of a [Command].
 type Code string
 
 // The codes of commands.
@@ -116,11 +122,11 @@ const (
 	CodeError     Code = "error"
 )
 
-// Command is what one command came to.
+// Command is one command and its outcome.
 type Command struct {
 	Name        CommandName
 	Code        Code
-	Keys, Found int // of a multiget: those asked for, and those that were there
+	Keys, Found int // of a multiget: keys asked for, and keys found
 }
 
 // EventKind is what an [Event] is about.
@@ -130,16 +136,16 @@ type EventKind string
 const (
 	EventConnectFailed  EventKind = "connect_failed"  // no connection could be opened; Err says why
 	EventConnected      EventKind = "connected"       // a server that had no connection has one
-	EventLookupFailed   EventKind = "lookup_failed"   // DNS did not tell the servers; Err says why
-	EventServersChanged EventKind = "servers_changed" // DNS tells other servers: most counters live elsewhere now, and begin anew
+	EventLookupFailed   EventKind = "lookup_failed"   // DNS did not return the servers; Err says why
+	EventServersChanged EventKind = "servers_changed" // DNS names other servers than before: most counters now live elsewhere, and begin anew
 )
 
-// Event is something an operator should know of.
+// Event is something an operator should know about.
 type Event struct {
 	Kind   EventKind
 	Node   string // the server, or the name that was looked up
 	Detail string // the servers
-	Err    error  // why, where something failed
+	Err    error  // why something failed, else nil
 }
 
 func (c *Config) defaults() {

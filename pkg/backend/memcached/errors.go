@@ -8,27 +8,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// Class is what kind of thing went wrong. There are few, so that it makes a label of metrics.
+// Class is a kind of error. There are few, so that it can be a label of metrics.
 type Class = remote.Class
 
 // The classes of errors.
 const (
-	ClassTimeout = remote.Timeout // no answer in time; whether hits were counted is not known
-	ClassRefused = remote.Refused // no connection, or no server is known; nothing was counted
-	ClassReset   = remote.Reset   // the connection broke; whether hits were counted is not known
+	ClassTimeout = remote.Timeout // no answer in time; hits may have been counted
+	ClassRefused = remote.Refused // no connection, or no known server; nothing was counted
+	ClassReset   = remote.Reset   // the connection broke; hits may have been counted
 	ClassOOM     = Class("oom")   // no memory left for a new counter
 	ClassOther   = remote.Other
 )
 
-// Error is why an operation has no decision. Its text holds no key and no value.
+// Error is why an operation has no decision. Its text contains no key and no value.
 type Error struct {
 	Class  Class
-	Node   string // the server, as [Config.Servers] has it; empty where the operation met none
-	Unsent bool   // the operation was not sent, so that it is certain that nothing was counted
+	Node   string // the server, as named in [Config.Servers]; empty if the operation reached none
+	Unsent bool   // the operation was not sent, so nothing was counted
 	text   string
 }
 
-// Error tells what happened, and where.
+// Error says what happened, and where.
 func (e *Error) Error() string {
 	if e.Node == "" {
 		return "memcached: " + string(e.Class) + ": " + e.text
@@ -36,7 +36,7 @@ func (e *Error) Error() string {
 	return "memcached " + e.Node + ": " + string(e.Class) + ": " + e.text
 }
 
-// Errors of ops that are not sent, whatever the servers do.
+// Errors of ops that are not sent, regardless of the state of the servers.
 var (
 	errFixedOnly = &Error{Class: ClassOther, Unsent: true, text: "memcached keeps one fixed_window per descriptor, which begins with the clock and " +
 		"counts refused hits; other algorithms, rate_limits and penalties are there with Redis"}
@@ -48,10 +48,10 @@ var (
 	errUnknown = &Error{Class: ClassRefused, Unsent: true, text: "DNS has not told the servers yet"}
 )
 
-// errBroken is that of a command after the one that broke the connection.
+// errBroken is the error of a command after the one that broke the connection.
 var errBroken = errors.New("the connection is of no use any more")
 
-// classify makes an Error of what gomemcache reports.
+// classify turns an error of gomemcache into an Error.
 func classify(node string, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -69,7 +69,7 @@ func classify(node string, err error) *Error {
 	if class == ClassTimeout {
 		return &Error{Class: ClassTimeout, Node: node, text: "no answer in time"}
 	}
-	if e, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache looked for a number in what was no reply to incr or decr
+	if e, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache tried to parse a number from something that is not a reply to incr or decr
 		text = strings.TrimSpace(e.Num)
 		if rest, found := strings.CutPrefix(text, "SERVER_ERROR "); !found {
 			text = "the server answers what is no memcached's reply"
@@ -80,5 +80,5 @@ func classify(node string, err error) *Error {
 	return &Error{Class: class, Node: node, text: remote.Clean(text)}
 }
 
-// trips reports whether e counts against a server: it, and not one operation, cannot go on.
+// trips reports whether e counts against a server: the server as a whole cannot serve, not just one operation.
 func (e *Error) trips() bool { return e.Class != ClassOther }

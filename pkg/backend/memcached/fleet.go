@@ -12,13 +12,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// fleet is the servers, in the order that says which key lives where.
+// fleet is the servers, in the order that determines which key lives where.
 type fleet struct {
 	names   []string
-	servers []*server // one that is named twice stands here twice
+	servers []*server // a server that is named twice is here twice
 }
 
-// newFleet makes a fleet of names. Servers that before had are the same.
+// newFleet returns the fleet of the named servers. It reuses the servers of before, which may be nil.
 func (b *Backend) newFleet(names []string, before *fleet) *fleet {
 	f := &fleet{names: names}
 	known := map[string]*server{}
@@ -36,7 +36,7 @@ func (b *Backend) newFleet(names []string, before *fleet) *fleet {
 	return f
 }
 
-// start runs the servers that do not run yet, until ctx ends.
+// start runs the servers that are not running yet, until ctx ends.
 func (f *fleet) start(ctx context.Context, wg *sync.WaitGroup) {
 	for _, s := range f.servers {
 		if s.cancel == nil {
@@ -47,7 +47,7 @@ func (f *fleet) start(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// watch asks DNS for the servers, again and again where it was told to, until ctx ends.
+// watch asks DNS for the servers, repeatedly if so configured, until ctx ends.
 func (b *Backend) watch(ctx context.Context, wg *sync.WaitGroup) {
 	var wait remote.Backoff
 	for ctx.Err() == nil {
@@ -75,7 +75,7 @@ func (b *Backend) watch(ctx context.Context, wg *sync.WaitGroup) {
 
 var errNoServers = errors.New("DNS knows no server of that name")
 
-// lookUp asks DNS. The names are sorted as the reference sorts them, so that keys live where it has them.
+// lookUp asks DNS. The names are sorted as in the reference, so that keys live on the same servers.
 func (b *Backend) lookUp(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -95,10 +95,10 @@ func (b *Backend) lookUp(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// grace is how long a server that DNS does not name any more is kept, for those who are about to ask it.
+// grace is how long a server that DNS no longer names is kept, for calls that are about to use it.
 const grace = time.Second
 
-// adopt goes over to the servers of these names.
+// adopt switches to the named servers.
 func (b *Backend) adopt(ctx context.Context, names []string, wg *sync.WaitGroup) {
 	before := b.fleet.Load()
 	if before != nil && slices.Equal(before.names, names) {
@@ -123,7 +123,7 @@ func (b *Backend) adopt(ctx context.Context, names []string, wg *sync.WaitGroup)
 	}
 }
 
-// tell tells of other servers.
+// tell reports a change of servers.
 func (b *Backend) tell(before, now *fleet) {
 	b.event(Event{Kind: EventServersChanged, Node: b.config.SRV, Detail: strings.Join(now.names, ",")})
 	for _, s := range before.servers {

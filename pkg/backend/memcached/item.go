@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// item is one operation on its way: what is sent for it, and what comes of it. It holds copies of what it needs, because
-// the caller may leave before it is done.
+// item is one operation in progress: what is sent for it, and its result. It holds copies of what it needs, because the
+// caller may give up before it is done.
 type item struct {
 	at     int // the index of its op
 	mode   backend.Mode
@@ -19,13 +19,13 @@ type item struct {
 	limit  [1]engine.Limit
 	now    engine.Micros
 	key    string
-	hits   uint64        // that are added, or taken away; 0 only looks
-	lasts  time.Duration // from when a new counter is written
+	hits   uint64        // to add, or to take away; 0 only looks
+	lasts  time.Duration // how long a new counter is kept
 	result engine.Decision
 	err    *Error
 }
 
-// fits says what is wrong with op for memcached; nil is nothing.
+// fits returns why op is not possible with memcached, or nil.
 func (b *Backend) fits(op *backend.Op) *Error {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return errFixedOnly
@@ -41,7 +41,7 @@ func (b *Backend) fits(op *backend.Op) *Error {
 	return nil
 }
 
-// set makes it of op, which fits.
+// set fills in it from op, for which fits has returned nil.
 func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 	it.at, it.mode, it.take, it.now = at, op.Mode, op.Take, now
 	it.limit[0] = op.Limits[0]
@@ -64,18 +64,21 @@ func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 	}
 }
 
-// windowOf tells in which window now is, and when it ends, which is pkg/engine's to say.
+// windowOf returns a decision with the Window that contains now and, as ResetAfter, the time until it ends. It leaves
+// both to pkg/engine.
 func windowOf(l engine.Limits, now engine.Micros) engine.Decision {
 	return l.Look(states(new(engine.State)), now, engine.Take{})
 }
 
-// granularity is what memcached may drop a key too early: its clock ticks once a second, and it counts from the last tick.
+// granularity is by how much memcached may drop a key too early: its clock ticks once a second, and expiry counts from
+// the last tick.
 const granularity = 2 * time.Second
 
-// expiration is when a key that is written now and lasts so long expires, as memcached wants it: in seconds from now, up to
-// thirty days, and else in seconds since the epoch. The latter is by the clock of memcached's machine, which may be ahead.
-// memcached reads 31 bits of them, until January 2038: a key that is to last longer never expires (0), since without its
-// counter the window would begin anew. The window's start is in its name, so nobody asks for it afterwards.
+// expiration returns the expiry of a key written now, in memcached's format: in seconds from now up to thirty days, and
+// beyond that in seconds since the epoch. The latter is compared with the clock of memcached's machine, which may be
+// ahead. It has only 31 bits, enough until January 2038: a key that is to last longer never expires (0), because
+// without its counter the window would begin anew. The window's start is part of the key, so nobody reads the key after
+// the window.
 func expiration(now time.Time, lasts time.Duration) int32 {
 	const (
 		longest = 30 * 24 * time.Hour
@@ -94,15 +97,15 @@ func (it *item) limits() engine.Limits { return it.limit[:] }
 
 func states(s *engine.State) []*engine.State { return []*engine.State{s} }
 
-// counted is the state of a counter that has counted so many hits in the present window.
+// counted returns the state of a counter that has counted that many hits in the current window.
 func (it *item) counted(hits uint64) []*engine.State {
 	s := states(new(engine.State))
-	it.limits().Take(s, it.now, engine.Take{Cost: min(hits, engine.MaxHits), Count: 1}) // refused ones count, so that all do
+	it.limits().Take(s, it.now, engine.Take{Cost: min(hits, engine.MaxHits), Count: 1}) // refused hits count too, so all of them are counted
 	return s
 }
 
-// took decides a take whose hits were added to the before that were there. It returns how many of them are to be taken away
-// again: those of Extra that were not admitted, and what a counter cannot hold.
+// took decides a take whose hits were added to a counter that stood at before. It returns how many of them must be
+// taken away again: those of Extra that were not admitted, and what exceeds the range of a counter.
 func (it *item) took(before uint64) (undo uint64) {
 	it.result = it.limits().Take(it.counted(before), it.now, it.take)
 	spent := times(it.take.Cost, it.take.Count)
@@ -114,26 +117,26 @@ func (it *item) took(before uint64) (undo uint64) {
 	return it.hits - min(spent, engine.MaxHits-had)
 }
 
-// found decides an op that adds nothing, of a counter that now stands at count.
+// found decides an op that adds nothing, on a counter that now stands at count.
 func (it *item) found(count uint64) {
 	l, s := it.limits(), it.counted(count)
 	switch it.mode {
 	case backend.Take, backend.Look:
 		it.result = l.Look(s, it.now, it.take)
-	case backend.Give: // what is to be given back was
+	case backend.Give: // the hits have been given back already
 		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset:
 		it.result = l.Reset(s, it.now)
 	}
 }
 
-// wanted is how many times a take is to be done.
+// wanted returns how many requests t asks for, Extra included.
 func wanted(t *engine.Take) uint64 {
 	n := min(t.Count, engine.MaxHits)
 	return n + min(t.Extra, engine.MaxHits-n)
 }
 
-// times is a·b, at most [engine.MaxHits].
+// times returns a·b, at most [engine.MaxHits].
 func times(a, b uint64) uint64 {
 	if hi, lo := bits.Mul64(a, b); hi == 0 {
 		return min(lo, engine.MaxHits)

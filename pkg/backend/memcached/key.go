@@ -11,15 +11,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// maxKey is the longest key that memcached takes.
+// maxKey is the length of the longest key that memcached accepts.
 const maxKey = 250
 
-// Key names the counter of op, which has one limit, in the window that now is in.
+// Key returns the key of op's counter in the window that contains now. op must have one limit.
 func (c *Config) Key(op *backend.Op, now engine.Micros) string {
 	return c.keyOf(op, engine.Micros(windowOf(op.Limits, now).Window))
 }
 
-// keyOf names op's counter in the window that begins at start.
+// keyOf returns the key of op's counter in the window that begins at start.
 func (c *Config) keyOf(op *backend.Op, start engine.Micros) string {
 	buf := make([]byte, 0, len(c.KeyPrefix)+max(len(op.Name), 64)+20)
 	buf = append(buf, c.KeyPrefix...)
@@ -37,8 +37,8 @@ func (c *Config) keyOf(op *backend.Op, start engine.Micros) string {
 	return legal(buf)
 }
 
-// legal is key where memcached takes it, and a hash of it where it is too long or holds what ends a key. No key of ours or
-// of the reference's is such a hash, since they hold a brace or an underscore.
+// legal returns key if memcached accepts it, or a hash of it if it is too long or contains a byte that ends a key. No
+// other key of ours or of the reference's looks like such a hash, since they contain a brace or an underscore.
 func legal(key []byte) string {
 	ok := len(key) <= maxKey
 	for i := 0; ok && i < len(key); i++ {
@@ -51,7 +51,7 @@ func legal(key []byte) string {
 	return "rl:#" + hex.EncodeToString(sum[:])
 }
 
-// shard is the index of the server that holds a key, among so many. It is that of the reference's client.
+// shard returns the index of the server that holds a key. It is the same as with the reference's client.
 func shard(key string, servers int) int {
 	if servers == 1 {
 		return 0

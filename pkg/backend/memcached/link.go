@@ -15,29 +15,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// link is one connection, with a client of gomemcache around it that never opens another one. Who has it has it alone. So
-// each use has a deadline of its own, which gomemcache does not know, and nobody but the server's pool decides when to
+// link is one connection, wrapped in a gomemcache client that never opens another one. It has one user at a time. So
+// each use has a deadline of its own, which gomemcache does not support, and only the server's pool decides when to
 // connect.
 type link struct {
 	node    string // the server's name
 	conn    *conn
 	client  *memcache.Client
-	tell    func(Command) // nil: nobody wants to know
+	tell    func(Command) // nil if nobody wants to know
 	used    time.Time     // when it was last given back
-	present bool          // the client was given the connection
+	present bool          // the client has been given the connection
 }
 
-// conn is a connection whose deadline is that of its present use, whatever gomemcache asks for.
+// conn is a connection whose deadline is that of its current use, whatever gomemcache asks for.
 type conn struct {
 	net.Conn
 	until  time.Time
 	closed bool
 }
 
-// SetDeadline sets the deadline of the present use.
+// SetDeadline sets the deadline of the current use, and ignores its argument.
 func (c *conn) SetDeadline(time.Time) error { return c.Conn.SetDeadline(c.until) }
 
-// Close closes the connection, which gomemcache does where it does not know what comes next on it.
+// Close closes the connection. gomemcache does so when it no longer knows what comes next on it.
 func (c *conn) Close() error {
 	c.closed = true
 	return c.Conn.Close()
@@ -58,26 +58,26 @@ func newLink(node string, nc net.Conn, tell func(Command)) *link {
 	return l
 }
 
-// only selects the one server that there is.
+// only is a selector with a single server.
 type only struct{ addr net.Addr }
 
-// PickServer is the server.
+// PickServer returns the server.
 func (o only) PickServer(string) (net.Addr, error) { return o.addr, nil }
 
 // Each calls f with the server.
 func (o only) Each(f func(net.Addr) error) error { return f(o.addr) }
 
-// broken reports whether the link is of no use any more.
+// broken reports whether the link can no longer be used.
 func (l *link) broken() bool { return l.conn.closed }
 
-// ping waits until the server says its version.
+// ping waits until the server answers with its version.
 func (l *link) ping(until time.Time) error {
 	l.conn.until = until
 	return l.guard(l.client.Ping)
 }
 
-// guard calls f. gomemcache has a panic in store for a reply of nothing but a line feed, and what a server sends must not
-// end this process.
+// guard calls f. gomemcache panics on a reply that is a lone line feed, and what a server sends must not end this
+// process.
 func (l *link) guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // the bug is gomemcache's
@@ -88,7 +88,8 @@ func (l *link) guard(f func() error) (err error) {
 	return f()
 }
 
-// exchange does items until the given time, in order, and returns how many: fewer than there are where the link broke.
+// exchange carries out items in order, until the given time, and returns how many it did: fewer than all if the link
+// broke.
 func (l *link) exchange(items []*item, until time.Time) int {
 	l.conn.until = until
 	done := 0
@@ -109,10 +110,10 @@ func (l *link) exchange(items []*item, until time.Time) int {
 	return done
 }
 
-// looks reports whether it only asks how a counter stands.
+// looks reports whether it only reads a counter.
 func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
 
-// do does items, which are one, or looks.
+// do carries out items: a single one, or several looks.
 func (l *link) do(items []*item) error {
 	it := items[0]
 	switch {
@@ -136,7 +137,7 @@ func (l *link) do(items []*item) error {
 	}
 }
 
-// look asks how counters stand, all at once.
+// look reads counters, all at once.
 func (l *link) look(items []*item) error {
 	if len(items) == 1 {
 		got, err := l.client.Get(items[0].key)
@@ -164,7 +165,7 @@ func (l *link) look(items []*item) error {
 	}
 	l.told(Command{CommandMultiGet, CodeSuccess, len(keys), len(got)})
 	for _, it := range items {
-		if err := it.read(got[it.key]); err != nil { // which is this counter's trouble alone
+		if err := it.read(got[it.key]); err != nil { // concerns this counter only
 			it.err = classify(l.node, err)
 		}
 	}
@@ -173,13 +174,13 @@ func (l *link) look(items []*item) error {
 
 var errNumber = errors.New("a counter is no number")
 
-// read decides it on what is stored; nil is nothing.
+// read decides it on what is stored; nil means that there is no counter.
 func (it *item) read(stored *memcache.Item) error {
 	if stored == nil {
 		it.found(0)
 		return nil
 	}
-	// A decr that leaves fewer digits fills up with blanks.
+	// A decr that leaves fewer digits pads with blanks.
 	count, err := strconv.ParseUint(strings.TrimRight(string(stored.Value), " "), 10, 64)
 	if err != nil {
 		return errNumber
@@ -188,13 +189,14 @@ func (it *item) read(stored *memcache.Item) error {
 	return nil
 }
 
-// attempts bounds how often a counter may come and go between an incr and an add.
+// attempts bounds how often take tries if a counter comes and goes between an incr and an add.
 const attempts = 8
 
 var errRestless = errors.New("the counter comes and goes")
 
-// take adds the hits of it and decides on what was there before: memcached does one thing after the other, so that of any
-// number of takes each finds another number. A counter that is not there is added, unless somebody else did so meanwhile.
+// take adds the hits of it and decides on what was there before: memcached serializes commands, so each of any number
+// of concurrent takes sees a different count. If the counter does not exist it is added, unless somebody else has done
+// so in the meantime.
 func (l *link) take(it *item) error {
 	for range attempts {
 		after, err := l.client.Increment(it.key, it.hits)
@@ -221,16 +223,16 @@ func (l *link) take(it *item) error {
 	return errRestless
 }
 
-// stored is a counter that stands at count.
+// stored returns the item to store for a counter that stands at count.
 func (it *item) stored(count uint64) *memcache.Item {
 	return &memcache.Item{Key: it.key, Value: strconv.AppendUint(nil, count, 10), Expiration: expiration(time.Now(), it.lasts)}
 }
 
-// settle decides it, whose hits have made the counter what it is now, and takes away what was added in vain. If that
-// fails the decision stands, and the counter refuses more than it must.
+// settle decides it, given the counter after its hits were added, and takes away what was added in vain. If that fails
+// the decision stands, and the counter refuses more than it should.
 func (l *link) settle(it *item, after uint64) error {
 	undo := it.took(after - it.hits)
-	if after < it.hits { // beyond 64 bits memcached begins anew: somebody has put something huge there
+	if after < it.hits { // memcached wraps around at 64 bits: somebody has stored something huge there
 		_ = l.client.Set(it.stored(engine.MaxHits)) // see above
 		return nil
 	}

@@ -1,20 +1,21 @@
-// Package memcached keeps counters in memcached: fixed windows that begin with the clock and count refused hits, as
-// envoyproxy/ratelimit's with BACKEND_TYPE=memcache, and no other algorithm.
+// Package memcached keeps counters in memcached: fixed windows that are aligned to the clock and count refused hits,
+// like those of envoyproxy/ratelimit with BACKEND_TYPE=memcache, and no other algorithm.
 //
-// A take adds its hits first (incr, or add where there is no counter yet) and is decided on what was there before. The
-// store does one thing after the other, so that any number of replicas together admit exactly the limit. A look is a get,
-// of all counters of a call that live on one server at once. Giving back is a decr, which ends at zero and creates
-// nothing. Of a lease (Extra) what is not admitted is taken away again; who asks between the two may be refused too
-// early, never admitted too late. Takes of different callers are not merged.
+// A take adds its hits first (incr, or add if there is no counter yet) and is decided on what was there before. The
+// store serializes commands, so any number of replicas together admit exactly the limit. A look is a get, a single one
+// for all counters of a call on one server. Giving back is a decr, which stops at zero and creates nothing. The part of
+// a lease (Extra) that is not admitted is taken away again; a take in between may be refused although there is room,
+// but none is admitted beyond the limit. Takes of different callers are not merged.
 //
-// memcached has no clock to ask: windows are those of this process' clock, so that the clocks of replicas should agree.
-// Where one is set back, hits are counted in a window that was over, for as long as its counter is there.
+// memcached cannot be asked for the time: windows are determined by this process' clock, so the clocks of replicas
+// should agree. If one is set back, hits are counted in a window that was already over, as long as its counter is
+// there.
 //
-// Counters are spread over the servers by the checksum of their keys, and stay away as long as their server does: they
-// are not moved to another one, which would begin them anew. Each server has connections of its own, opened in the
-// background, and a breaker, so that a call never waits for one that does not answer. A call waits until its caller's
-// deadline, less 2 ms; what was sent goes on without it, and is counted. Nothing that may have been counted is sent a
-// second time.
+// Counters are spread over the servers by the checksum of their keys. While a server is down its counters are
+// unavailable: they are not moved to another one, where they would begin anew. Each server has connections of its own,
+// opened in the background, and a breaker, so that a call never waits for a server that does not answer. A call waits
+// until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
+// been counted is sent a second time.
 package memcached
 
 import (
@@ -28,17 +29,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds of what a call does at once, and of what waits.
+// Bounds on what a call does at once, and on what waits.
 const (
-	maxCalls = 1024 // under way; what comes then is refused at once
-	maxLanes = 4    // connections to one server that one call uses
+	maxCalls = 1024 // calls under way; further ones are refused at once
+	maxLanes = 4    // connections to one server that one call may use
 )
 
-// What a caller keeps of its time.
+// What a caller holds back of its time.
 const (
 	margin   = 2 * time.Millisecond // for the way back
 	least    = time.Millisecond     // below which nothing is sent
-	shortest = 5 * time.Millisecond // below which a caller says nothing about a server by leaving
+	shortest = 5 * time.Millisecond // a caller that waits for less than this says nothing about a server by giving up
 )
 
 // Backend is a [backend.Backend] in memcached.
@@ -47,9 +48,9 @@ type Backend struct {
 	dialer  *remote.Dialer
 	fleet   atomic.Pointer[fleet]
 	unknown atomic.Pointer[Error] // why there is no fleet yet
-	calls   atomic.Int64          // of Apply that are under way
+	calls   atomic.Int64          // of Apply, under way
 
-	counting sync.Mutex // of connections, so that their number is told in order
+	counting sync.Mutex // guards active, and keeps reports of it in order
 	active   int
 
 	life backend.Life
@@ -57,7 +58,7 @@ type Backend struct {
 
 var _ backend.Backend = (*Backend)(nil)
 
-// New makes a backend of c. It opens no connection: Run does.
+// New returns a backend for c. It opens no connection: Run does.
 func New(c Config) (*Backend, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -73,8 +74,8 @@ func New(c Config) (*Backend, error) {
 	return b, nil
 }
 
-// Run opens connections, and asks DNS for the servers where it has to, until ctx ends or b is closed. Operations that come
-// before wait for it, for as long as their callers do. It waits for exchanges that are under way.
+// Run opens connections, and asks DNS for the servers if need be, until ctx ends or b is closed. Operations that come
+// before Run wait for it for as long as their callers do. Run waits for exchanges under way before it returns.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {
 		var wg sync.WaitGroup
@@ -91,15 +92,15 @@ func (b *Backend) Run(ctx context.Context) error {
 // String names the task.
 func (b *Backend) String() string { return "memcached" }
 
-// Close ends Run and waits for its end.
+// Close ends Run and waits until it has returned.
 func (b *Backend) Close() error {
 	b.life.End()
 	return nil
 }
 
-// Apply decides every op. It waits until ctx's deadline less 2 ms, and no longer than [Config.OpTimeout]; an op that has
-// no answer by then gets an [*Error], and may have been counted unless the error says Unsent. With less than 1 ms to wait
-// nothing is sent.
+// Apply decides every op. It waits until 2 ms before ctx's deadline, but no longer than [Config.OpTimeout]. An op
+// without an answer by then gets an [*Error], and may have been counted unless the error says Unsent. With less than 1
+// ms to wait nothing is sent.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(ops) == 0 {
 		return
@@ -131,7 +132,7 @@ func refuse(ops []backend.Op, e *Error) {
 	}
 }
 
-// budget is how long a caller can wait.
+// budget returns how long a caller can wait.
 func (b *Backend) budget(ctx context.Context, now time.Time) time.Duration {
 	budget := b.config.OpTimeout
 	if budget < 0 {
@@ -146,7 +147,7 @@ func (b *Backend) budget(ctx context.Context, now time.Time) time.Duration {
 	return budget
 }
 
-// connected counts connections.
+// connected adds delta to the number of connections, and reports it.
 func (b *Backend) connected(delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()

@@ -11,30 +11,30 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How a server's connections are looked after.
+// Times of a server's connections.
 const (
 	lookEach  = 250 * time.Millisecond
-	idleAfter = 10 * time.Second // connections beyond MaxIdleConns are closed that have not been used for so long
-	patience  = 5 * time.Second  // of an exchange where neither the configuration nor a caller says so
+	idleAfter = 10 * time.Second // connections beyond MaxIdleConns are closed after being unused for this long
+	patience  = 5 * time.Second  // of an exchange if neither the configuration nor a caller limits it
 )
 
 // server is one of the servers, with its connections.
 type server struct {
 	backend *Backend
-	name    string // as the configuration has it
+	name    string // as in the configuration
 	network string
 	breaker *breaker
-	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or was not tried yet
-	heard   atomic.Int64          // when it answered last, in ns since the epoch
-	wake    chan struct{}         // of run: something has changed
-	cancel  context.CancelFunc    // of run; nil before. It belongs to who starts and stops servers
+	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
+	heard   atomic.Int64          // when it last answered, in ns since the epoch
+	wake    chan struct{}         // tells run that something has changed
+	cancel  context.CancelFunc    // ends run; nil before it. Owned by whoever starts and stops servers
 
 	mu      sync.Mutex
-	idle    []*link      // the last used last
-	waiting []chan *link // those who want one, the first come first; a closed channel means that there is none to be had
+	idle    []*link      // the most recently used last
+	waiting []chan *link // callers waiting for a link, first come first; closing a channel means that there is none to be had
 	open    int          // links that are up, idle or in use
 	dialing int
-	dial    func() // opens one more; nil before run and after it
+	dial    func() // opens another connection; nil before and after run
 	stopped bool
 	empty   chan struct{} // closed once it is stopped and open is 0
 }
@@ -48,7 +48,7 @@ func (b *Backend) newServer(name string) *server {
 	return s
 }
 
-// acquire returns a link, for the caller alone, or why there is none. It waits for one for as long as the budget.
+// acquire returns a link for exclusive use, or why there is none. It waits for one no longer than budget.
 func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Error) {
 	if e := s.down.Load(); e != nil {
 		return nil, e
@@ -76,7 +76,7 @@ func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Err
 	late := &Error{Class: ClassTimeout, Node: s.name, Unsent: true, text: "no connection was free in time"}
 	if s.connected() && s.silent(begun, begun.Add(budget), budget) {
 		if tell, refused := s.breaker.Begin(); refused == nil {
-			tell(late) // all connections are with others who wait in vain
+			tell(late) // all connections are taken by others who wait in vain
 		}
 	}
 	return nil, late
@@ -89,15 +89,15 @@ func (s *server) connected() bool {
 	return s.open > 0
 }
 
-// silent reports whether a caller that has waited since begun, until its time was up, says something about the server
-// by leaving: not where that has answered others meanwhile, the time was very short, the caller itself has gone, or
-// this process stood still.
+// silent reports whether a caller that waited from begun until its time was up says something about the server by
+// giving up. It does not if the server has answered others in the meantime, the time was very short, the caller was
+// cancelled early, or this process stalled.
 func (s *server) silent(begun, ends time.Time, budget time.Duration) bool {
 	late := time.Since(ends)
 	return budget >= shortest && late >= 0 && late < budget && s.heard.Load() < begun.UnixNano()
 }
 
-// take returns an idle link, or where to wait for one.
+// take returns an idle link, or a channel on which to wait for one.
 func (s *server) take() (*link, chan *link, *Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +118,7 @@ func (s *server) take() (*link, chan *link, *Error) {
 	return nil, wait, nil
 }
 
-// leave ends the wait of somebody who got nothing in time; what came at the last moment goes back.
+// leave ends the wait of a caller that got nothing in time; a link that came at the last moment is released.
 func (s *server) leave(wait chan *link) {
 	s.mu.Lock()
 	i := slices.Index(s.waiting, wait)
@@ -133,7 +133,7 @@ func (s *server) leave(wait chan *link) {
 	}
 }
 
-// none is why there is no connection.
+// none returns why there is no connection.
 func (s *server) none() *Error {
 	if e := s.down.Load(); e != nil {
 		return e
@@ -141,7 +141,7 @@ func (s *server) none() *Error {
 	return errStopped
 }
 
-// grow has connections opened for those who wait. s.mu is held.
+// grow opens connections for those who wait. s.mu must be held.
 func (s *server) grow() {
 	for s.dial != nil && s.dialing < len(s.waiting) && s.open+s.dialing < s.backend.config.MaxConns {
 		s.dialing++
@@ -155,7 +155,7 @@ func (s *server) release(l *link) {
 	defer s.mu.Unlock()
 	if l.broken() {
 		s.discard(l)
-		s.sweep() // where one has broken others may have
+		s.sweep() // where one is broken others may be too
 		s.grow()
 		return
 	}
@@ -163,7 +163,7 @@ func (s *server) release(l *link) {
 	s.hand(l)
 }
 
-// hand gives l to who waits for one. s.mu is held.
+// hand gives l to whoever waits for a link, or keeps it as idle. s.mu must be held.
 func (s *server) hand(l *link) {
 	switch {
 	case s.stopped:
@@ -176,7 +176,7 @@ func (s *server) hand(l *link) {
 	}
 }
 
-// discard closes l, which is nobody's any more. s.mu is held.
+// discard closes l, which must not be in use. s.mu must be held.
 func (s *server) discard(l *link) {
 	_ = l.conn.Conn.Close() // it may be closed already
 	s.open--
@@ -196,10 +196,10 @@ func (s *server) poke() {
 	}
 }
 
-// sweep drops idle links that are dead, or too many and unused for long. s.mu is held.
+// sweep closes idle links that are dead, and surplus ones that have been unused for long. s.mu must be held.
 func (s *server) sweep() {
 	now := time.Now()
-	spare := len(s.idle) - max(s.backend.config.MaxIdleConns, 1) // the first were used longest ago
+	spare := len(s.idle) - max(s.backend.config.MaxIdleConns, 1) // the first ones are the least recently used
 	kept := s.idle[:0]
 	for i, l := range s.idle {
 		if i < spare && now.Sub(l.used) > idleAfter || remote.Alive(l.conn.Conn) != nil {
@@ -212,7 +212,7 @@ func (s *server) sweep() {
 	s.idle = kept
 }
 
-// run keeps at least one connection up, until ctx ends. It returns when the last is closed.
+// run keeps at least one connection up until ctx ends. It returns when the last one is closed.
 func (s *server) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -233,8 +233,7 @@ func (s *server) run(ctx context.Context) {
 	s.stop()
 }
 
-// missing looks after the idle links, and reports whether there is neither a link nor one on its way. Where it is so
-// the caller has to connect.
+// missing checks the idle links, and reports whether no link is up or being opened. If so the caller has to connect.
 func (s *server) missing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +245,7 @@ func (s *server) missing() bool {
 	return true
 }
 
-// pause waits for a while, until ctx ends or wake is sent to.
+// pause waits for d, or until ctx ends or wake receives.
 func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -257,8 +256,8 @@ func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// connect opens a connection and waits until the server answers on it. It reports whether it did. It was counted in
-// s.dialing before.
+// connect opens a connection, waits until the server answers on it, and reports whether it did. The caller must have
+// counted it in s.dialing.
 func (s *server) connect(ctx context.Context) bool {
 	l, err := s.openLink(ctx)
 	if err != nil {
@@ -298,7 +297,7 @@ func (s *server) openLink(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// unconnected turns away who waits, where no connection could be opened and none is left.
+// unconnected handles a failure to connect: if no connection is left it turns away everybody who waits.
 func (s *server) unconnected(ctx context.Context, err error) {
 	e := classify(s.name, err)
 	s.mu.Lock()
@@ -314,7 +313,7 @@ func (s *server) unconnected(ctx context.Context, err error) {
 	}
 }
 
-// turnAway fails all who wait. s.mu is held.
+// turnAway fails everybody who waits. s.mu must be held.
 func (s *server) turnAway() {
 	for _, wait := range s.waiting {
 		close(wait)
@@ -322,7 +321,7 @@ func (s *server) turnAway() {
 	s.waiting = nil
 }
 
-// stop closes what is idle, and waits for what is in use.
+// stop closes idle connections, and waits for those in use.
 func (s *server) stop() {
 	s.mu.Lock()
 	s.stopped, s.dial = true, nil

@@ -8,29 +8,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// call is what one call of Apply needs, kept for the next one.
+// call is the memory that one call of Apply needs. It is reused.
 type call struct {
-	asked []note       // one for each op that the store is asked for, in order
-	late  []note       // those that wait for what another call is told
-	rest  []backend.Op // what the store is asked for, where that is not what the caller asks for
+	asked []note       // one for each op that the store is asked about, in order
+	late  []note       // ops that wait for the answer to another call
+	rest  []backend.Op // the ops for the store, if they are not just the caller's
 }
 
-// note is what is known of an op on its way.
+// note is what is known about an op in progress.
 type note struct {
-	index int // of the op among those of the call
+	index int // of the op in the call
 	hash  uint64
 
 	epoch uint32 // of its key
-	ends  bool   // the op ends what is remembered of its key
+	ends  bool   // the op ends what is remembered about its key
 
-	counted bool          // among what its key wants
-	learns  bool          // the answer tells what is left for leases
-	adds    bool          // what is leased is added to the answer
-	resets  bool          // what is leased says nothing afterwards
-	holds   bool          // something is leased, so that no refusal that is remembered is the answer
-	renews  *renewal      // which this op is; nil: it is none
-	wait    chan struct{} // of the refill or the renewal to wait for
-	back    *returning    // what goes back before the op, else nil
+	counted bool          // its hits are counted in its entry
+	learns  bool          // the answer says what is left for leases
+	adds    bool          // leased hits are to be added to the answer
+	resets  bool          // leases are worthless afterwards
+	holds   bool          // hits are leased, so a remembered refusal is not the answer
+	renews  *renewal      // the renewal that this op carries out, or nil
+	wait    chan struct{} // closed at the end of the refill or renewal to wait for
+	back    *returning    // hits to give back before the op, or nil
 }
 
 // returning is a lease that has ended.
@@ -39,8 +39,8 @@ type returning struct {
 	grants [2]grant
 }
 
-// Apply decides every op, asking the store for those that it cannot answer itself, in one call, or in two where some wait
-// for what is on its way to another. Where ops share a key they are decided in their order.
+// Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
+// them wait for the outcome of another call. Ops that share a key are decided in order.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.refusals == nil && b.leases == nil {
 		b.store.Apply(ctx, ops)
@@ -51,7 +51,7 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	for i := range ops {
 		ops[i].Remembered = false
 		n := note{index: i, hash: b.hash(&ops[i].Key)}
-		switch b.answer(&ops[i], &n, at, ops) { //nolint:contextcheck // refills are not for this caller alone
+		switch b.answer(&ops[i], &n, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
 		case served:
 		case waits:
 			c.late = append(c.late, n)
@@ -63,14 +63,14 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(c.late) > 0 {
 		b.await(ctx, ops, c, at)
 	}
-	clear(c.rest) // what they point to belongs to the caller
+	clear(c.rest) // drops references to what belongs to the caller
 	clear(c.late)
 	c.rest, c.asked, c.late = c.rest[:0], c.asked[:0], c.late[:0]
 	b.calls.Put(c)
 }
 
-// answer decides op by what is leased or remembered here, or notes in n what there is to do with the store's answer. It
-// may wait unless ops, those of the call, is nil.
+// answer decides op from what is leased or remembered here, or notes in n what to do with the store's answer. ops are
+// the ops of the call; if nil, op may not wait.
 func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backend.Op) verdict {
 	if b.leases != nil {
 		if v := b.leases.answer(op, n, at, ops); v != asks {
@@ -83,7 +83,7 @@ func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backen
 	return asks
 }
 
-// alone reports whether no other of ops has the key of the i-th.
+// alone reports whether no other op has the key of the i-th.
 func alone(ops []backend.Op, i int) bool {
 	for k := range ops {
 		if k != i && ops[k].Key == ops[i].Key {
@@ -93,7 +93,7 @@ func alone(ops []backend.Op, i int) bool {
 	return true
 }
 
-// ask asks the store for the ops that c names, and learns from what it answers.
+// ask asks the store about the ops noted in c.asked, and learns from its answers.
 func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.Micros) {
 	if len(c.asked) == 0 {
 		return
@@ -126,7 +126,7 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	}
 }
 
-// append appends the operations that give b back.
+// append appends the operations that give back b, which may be nil.
 func (b *returning) append(ops []backend.Op, key backend.Key) []backend.Op {
 	if b == nil {
 		return ops
@@ -139,7 +139,7 @@ func (b *returning) append(ops []backend.Op, key backend.Key) []backend.Op {
 	return ops
 }
 
-// returned counts what b gave back by the ops from the k-th on, and tells where the next one stands.
+// returned counts what the ops from the k-th on gave back of b, and returns the index of the op after them.
 func (ls *leases) returned(ops []backend.Op, k int, b *returning) int {
 	for _, g := range b.grants {
 		if g.left > 0 {
@@ -150,7 +150,7 @@ func (ls *leases) returned(ops []backend.Op, k int, b *returning) int {
 	return k
 }
 
-// learn learns from what the store answered to op, having been asked at the given time or later.
+// learn learns from the store's answer to op, which it was sent at time at or later.
 func (b *Backend) learn(op *backend.Op, n *note, at, now engine.Micros) {
 	if b.leases != nil && !b.leases.learn(op, n, at, now) {
 		n.ends = true
@@ -160,10 +160,11 @@ func (b *Backend) learn(op *backend.Op, n *note, at, now engine.Micros) {
 	}
 }
 
-// How long a call waits for hits that are on their way, at most: so long, and half of what its caller still has.
+// longestWait bounds how long a call waits for hits being fetched. It also waits for no more than half of its caller's
+// remaining time.
 const longestWait = 10 * time.Millisecond
 
-// await waits for what c's late ops wait for, and then decides them as they come, without waiting again.
+// await waits for what the late ops of c wait for, and then decides them in order, without waiting again.
 func (b *Backend) await(ctx context.Context, ops []backend.Op, c *call, at engine.Micros) {
 	most := longestWait
 	if deadline, ok := ctx.Deadline(); ok {

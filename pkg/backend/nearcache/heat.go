@@ -2,18 +2,18 @@ package nearcache
 
 import "github.com/ratelimitd/ratelimitd/pkg/engine"
 
-// heat tells which keys are asked for often, in a table whose size does not depend on how many there are. Each key may
-// count in one of two places. A place belongs to one key at a time; others that come there wear its count down, and take it
-// over when nothing is left or when its key has not come for a while. So a key that comes once costs nothing but one of
-// somebody's count, and two keys that are hot share no place unless they meet twice.
+// heat finds the keys that are asked for often, with a table whose size does not depend on the number of keys. Each key
+// may be counted in either of two places. A place belongs to one key at a time; other keys that hit it wear its count
+// down, and take it over once nothing is left or its key has not come for a while. So a key that comes once at most
+// takes one off another key's count, and two hot keys compete only if both of their places coincide.
 type heat struct{ places []place }
 
 // place counts one key.
 type place struct {
-	print  uint32 // of the key
-	tick   uint32 // in which it came last
+	print  uint32 // fingerprint of the key
+	tick   uint32 // in which the key last came
 	now    uint16 // how often in that tick
-	before uint16 // how often in the one before
+	before uint16 // how often in the tick before
 }
 
 const (
@@ -21,10 +21,10 @@ const (
 	maxCount = 1<<16 - 1
 )
 
-// newHeat makes a table of so many places, a power of two.
+// newHeat returns a table with that many places, which must be a power of two.
 func newHeat(places int) heat { return heat{make([]place, places)} }
 
-// touch counts a key, and tells how often it came in this tick and the one before.
+// touch counts a key, and returns how often it came in this tick and the one before.
 func (h heat) touch(hash uint64, at engine.Micros) int {
 	now, print := uint32(at/tick), uint32(hash>>32)
 	mask := uint64(len(h.places) - 1)
@@ -45,7 +45,7 @@ func (h heat) touch(hash uint64, at engine.Micros) int {
 	return a.count(now)
 }
 
-// free reports whether nobody counts in p any more.
+// free reports whether p no longer belongs to a key.
 func (p *place) free(now uint32) bool { return p.now == 0 || now-p.tick > 1 }
 
 func (p *place) count(now uint32) int {

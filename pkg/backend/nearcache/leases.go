@@ -14,26 +14,26 @@ import (
 // Times of leases.
 const (
 	millisecond engine.Micros = 1_000
-	horizon                   = 500 * millisecond // for which a refill should last
+	horizon                   = 500 * millisecond // how long a refill should last
 	ttl                       = 4 * horizon       // of a grant
-	cool                      = 500 * millisecond // without a take, after which hits go back
-	shortest                  = 50 * millisecond  // over which a rate is measured
-	lastMoment                = 5 * millisecond   // of a window, in which nothing is leased any more
-	pause                     = 100 * millisecond // after a refill that brought nothing
+	cool                      = 500 * millisecond // hits go back after this long without a take
+	shortest                  = 50 * millisecond  // the shortest span over which a rate is measured
+	lastMoment                = 5 * millisecond   // of a window, in which nothing more is leased
+	pause                     = 100 * millisecond // before the next refill, after one that brought nothing
 	changed                   = 1000 * millisecond
 )
 
-// Takes within a tick or two that make a key hot.
+// How many takes within one or two ticks make a key hot.
 const (
 	hotAuto   = 8
-	hotForced = 2 // where the rule says how much to lease
+	hotForced = 2 // if the rule says how much to lease
 )
 
-// leases holds what is leased here. Shards keep apart what is done under a lock.
+// leases holds the leases of this replica. Shards spread the contention for locks.
 type leases struct {
 	store    backend.Backend
 	now      func() engine.Micros
-	refusals *refusals // of the same keys; nil: none are remembered
+	refusals *refusals // of the same keys; nil if refusals are not remembered
 	mask     uint64
 	shards   []leaseShard
 	backs    backs
@@ -47,36 +47,36 @@ type leaseShard struct {
 	heat  heat
 	stats leaseStats
 
-	_ [64]byte // of the next one
+	_ [64]byte // against false sharing with the next shard
 }
 
 type leaseStats struct {
 	served, leased, spent, unspent, evicted uint64
 }
 
-// entry is what is known of a hot key. It is guarded by its shard's mu.
+// entry is what is known about a hot key. It is guarded by its shard's mu.
 type entry struct {
 	lease
 	hash   uint64
 	limits [1]engine.Limit
-	size   uint64        // of the last grant
-	left   uint64        // what the store had left when it was last told
-	whole  engine.Micros // when that was a window which has then ended; 0 where it was none
+	size   uint64        // hits of the last grant
+	left   uint64        // hits that the store had left at the last answer
+	whole  engine.Micros // when the window of that answer ends; 0 if it had no window
 	known  bool          // left is known
 
-	since, touched engine.Micros // measured since; last take
-	hits           uint64        // wanted since
-	calm           engine.Micros // no refill before
-	wait           chan struct{} // closed when the refill that is under way has ended; nil: none is
+	since, touched engine.Micros // start of the measurement of hits; last take
+	hits           uint64        // hits wanted since then
+	calm           engine.Micros // no refill before this time
+	wait           chan struct{} // closed when the refill under way ends; nil if there is none
 }
 
-// verdict is what the leases say to an op.
+// verdict says what to do with an op.
 type verdict uint8
 
 const (
-	asks   verdict = iota // the store is to be asked
+	asks   verdict = iota // the store has to be asked
 	served                // decided
-	waits                 // a refill is under way that may serve it
+	waits                 // a refill or renewal under way may serve it
 )
 
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
@@ -94,13 +94,13 @@ func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *ref
 	return ls
 }
 
-// heatPlaces is how many places a shard has to count keys.
+// heatPlaces is how many places a shard has for counting keys.
 const heatPlaces = 1024
 
 func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&ls.mask] }
 
-// leasable is how many hits of op's counter may be leased at most; 0 where none may. Counters that have envoyproxy/ratelimit's
-// names are shared with servers of its, and have no scripts.
+// leasable returns how many hits of op's counter may be leased at most; 0 means none. Counters under
+// envoyproxy/ratelimit's names are never leased: they are shared with its servers, and have no scripts.
 func leasable(op *backend.Op) uint64 {
 	if len(op.Limits) != 1 || op.Penalty != nil || op.Lease < 0 || op.Take.Owner != "" || len(op.Name) > 0 {
 		return 0
@@ -112,7 +112,7 @@ func leasable(op *backend.Op) uint64 {
 	return most(l, op.Lease, max(op.Take.Cost, 1))
 }
 
-// visit is an op that meets the leases. The shard is locked.
+// visit is an op being answered from the leases. The shard is locked.
 type visit struct {
 	*leases
 
@@ -123,9 +123,9 @@ type visit struct {
 	now   engine.Micros
 }
 
-// answer decides op by what is leased, or notes in n what is to be done with the store's answer. Where waiting may help,
-// n.wait is what to wait for; op may not where ops, those of the call, is nil, or has others of the key, which it would be
-// decided after.
+// answer decides op from what is leased, or notes in n what to do with the store's answer. If waiting may help, n.wait
+// is what to wait for. op may not wait if ops, the ops of the call, is nil, or if others of them have the same key,
+// since it would be decided after them.
 func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
 	sh := ls.shard(n.hash)
 	sh.mu.Lock()
@@ -162,7 +162,7 @@ func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backe
 	return v.take(e, ops)
 }
 
-// meet counts a take of a key that is not known, and makes it known if it is hot.
+// meet counts a take of an unknown key, and adds an entry if the key is hot.
 func (v *visit) meet() *entry {
 	count := v.shard.heat.touch(v.note.hash, v.now)
 	if count < hotForced || count < hotAuto && v.op.Lease == backend.LeaseAuto {
@@ -203,7 +203,7 @@ func (v *visit) take(e *entry, ops []backend.Op) verdict {
 		n.wait = e.wait
 		return waits
 	}
-	if e.has(v.now) > 0 { // too few for this one: the store shall decide on all there are
+	if e.has(v.now) > 0 { // too few for this take: let the store decide with all hits there are
 		n.ends, n.holds = true, true
 		n.back = &returning{limit: e.limits[0]}
 		e.lease, n.back.grants = e.empty()
@@ -211,7 +211,7 @@ func (v *visit) take(e *entry, ops []backend.Op) verdict {
 	return asks
 }
 
-// decide is what op is told that spends hits of g.
+// decide returns the decision for op, which spends hits of g.
 func (g grant) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	return engine.Decision{
 		Admitted:   op.Take.Count,
@@ -221,7 +221,7 @@ func (g grant) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	}
 }
 
-// look answers a look that what is leased covers.
+// look answers a look that is covered by leased hits.
 func (v *visit) look(e *entry) verdict {
 	if e == nil {
 		return asks
@@ -240,10 +240,11 @@ func (v *visit) look(e *entry) verdict {
 	return asks
 }
 
-// change ends the lease of a key that has come with another rule. Where rules take turns nothing is leased for a while.
+// change ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
+// alternate.
 func (v *visit) change(e *entry) {
 	if v.op.Mode == backend.Look {
-		return // of an operator, or of a request that takes next
+		return // from an operator, or from a request whose take comes next
 	}
 	n := v.note
 	n.ends, n.holds = true, true
@@ -259,7 +260,7 @@ func (v *visit) change(e *entry) {
 	}
 }
 
-// forget drops what is known of a key, and what is leased with it: after a reset there is nothing to give it back to.
+// forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
 func (ls *leases) forget(sh *leaseShard, key backend.Key, e *entry) {
 	var over [2]grant
 	e.lease, over = e.end()
@@ -269,8 +270,8 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, e *entry) {
 	sh.known.Remove(key)
 }
 
-// learn notes what the store answered to op, having been asked at the given time or later, and adds to what it tells of
-// the counter what is leased of it. It reports whether a refusal may be remembered.
+// learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
+// reports whether a refusal may be remembered.
 func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts bool) {
 	if !n.learns && !n.adds && !n.resets {
 		return true
@@ -296,7 +297,7 @@ func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts b
 	return true
 }
 
-// add adds to what the store tells of the counter the hits that are leased of it.
+// add adds has leased hits to the store's answer.
 func (e *entry) add(op *backend.Op, has uint64) {
 	d, l := &op.Decision, &e.limits[0]
 	d.Left = min(d.Left+has, max(l.Hits, l.Burst))
@@ -314,7 +315,7 @@ func (e *entry) add(op *backend.Op, has uint64) {
 	}
 }
 
-// told notes what the store has left after so many hits of what it told.
+// told notes what the store has left after spent of the hits that it reported as left.
 func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
 	e.left, e.known, e.whole = left(d.Left, spent), true, 0
 	if d.Window != 0 {
@@ -322,7 +323,7 @@ func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
 	}
 }
 
-// count adds to s what ls did.
+// count adds the counts of ls to s.
 func (ls *leases) count(s *Stats) {
 	for i := range ls.shards {
 		sh := &ls.shards[i]
@@ -341,14 +342,14 @@ func (ls *leases) count(s *Stats) {
 	s.Unspent += ls.backs.lost
 }
 
-// evicted gives back what a key that goes had left. The shard is locked.
+// evicted gives back what is left of the lease of a key that is dropped. The shard must be locked.
 func (ls *leases) evicted(sh *leaseShard, key backend.Key, e *entry) {
 	var over [2]grant
 	e.lease, over = e.end()
 	ls.giveBack(sh, key, e, over)
 }
 
-// giveBack has grants given back that may still be, by [leases.run].
+// giveBack queues grants to be given back by [leases.run].
 func (ls *leases) giveBack(sh *leaseShard, key backend.Key, e *entry, over [2]grant) {
 	for _, g := range over {
 		if g.left == 0 {
@@ -360,7 +361,7 @@ func (ls *leases) giveBack(sh *leaseShard, key backend.Key, e *entry, over [2]gr
 	}
 }
 
-// times is a·b, at most MaxHits.
+// times returns a·b, at most MaxHits.
 func times(a, b uint64) uint64 {
 	a, b = min(a, engine.MaxHits), min(b, engine.MaxHits)
 	if a != 0 && b > engine.MaxHits/a {
@@ -369,10 +370,10 @@ func times(a, b uint64) uint64 {
 	return a * b
 }
 
-// flights bounds the refills that are under way, and waits for them.
+// flights bounds the refills under way, and waits for them.
 type flights struct {
-	open atomic.Bool // some may begin
-	mu   sync.Mutex  // guards open where it changes, and n
+	open atomic.Bool // refills may begin
+	mu   sync.Mutex  // guards changes of open, and n
 	n    int
 	wg   sync.WaitGroup
 }
@@ -380,7 +381,7 @@ type flights struct {
 // maxFlights is how many refills may be under way at once.
 const maxFlights = 256
 
-// begin reports whether a refill may begin, which then is to end with done.
+// begin reports whether a refill may begin. If so it must end with done.
 func (f *flights) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -399,7 +400,7 @@ func (f *flights) done() {
 	f.wg.Done()
 }
 
-// set opens or closes.
+// set allows or forbids refills to begin.
 func (f *flights) set(open bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,17 +1,17 @@
 // Package nearcache answers for hot keys in this process, in front of a backend that is a round trip away.
 //
-// It remembers refusals. A key that was refused until some time T is refused here until then, or for a second, whichever
-// is first, without asking the store again; so a client that keeps hammering costs the store one call per second. It never
-// refuses what the store would admit, but for what another replica gave back within that second: what this replica knows,
-// a give-back, a reset or a limit that has changed, ends the memory at once. See [Config.Refusal].
+// It remembers refusals. A key that was refused until some time T is refused here until then, or for a second,
+// whichever is shorter, without asking the store again; so a client that keeps hammering costs the store one call per
+// second. It never refuses what the store would admit, except if another replica gave hits back within that second:
+// what this replica knows of, a give-back, a reset or a changed limit, ends the memory at once. See [Config.Refusal].
 //
-// And it leases hits. A key that is asked for often has hits fetched in advance, which later requests spend without a round
-// trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or loses a reply can only
-// leave hits unused; see lease.go. While [Backend.Run] runs hits are leased, and what was not spent goes back once a key
-// has cooled down, has to make room, or Run ends.
+// It also leases hits. For a key that is asked for often, hits are fetched in advance, which later requests spend
+// without a round trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or
+// loses a reply can only leave hits unused; see lease.go. Hits are leased while [Backend.Run] runs. What was not spent
+// goes back once a key has cooled down or has to make room, or when Run ends.
 //
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
-// often. What has expired is found expired when it is looked at.
+// often. Expiry is checked on access.
 package nearcache
 
 import (
@@ -27,53 +27,53 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// What holds where [Config] says nothing.
+// Defaults of [Config].
 const (
 	DefaultKeys    = 100_000
 	DefaultRefusal = time.Second
 )
 
-// Config says what is remembered. Its zero value works.
+// Config says what is remembered and leased. Its zero value works.
 type Config struct {
-	// Keys is how many keys' refusals are remembered at most, and of how many hits are leased: [DefaultKeys] if 0, none if
-	// negative. The least is 2.
+	// Keys is for how many keys refusals are remembered, and for how many hits are leased, at most: [DefaultKeys] if 0,
+	// none if negative. The minimum is 2.
 	Keys int
-	// Refusal is for how long a refusal is remembered at most, counted from before the store was asked: [DefaultRefusal]
-	// if 0, not at all if negative. It is never remembered for longer than the store said that it lasts, so that a very
-	// long time here means just until then; envoyproxy/ratelimit's local cache does that.
+	// Refusal is how long a refusal is remembered at most, counted from before the store was asked: [DefaultRefusal] if
+	// 0, not at all if negative. A refusal is never remembered for longer than the store said it would last, so a very
+	// long time here means exactly until then, as in envoyproxy/ratelimit's local cache.
 	Refusal time.Duration
-	// NoLeases has no hits leased, whatever rules say.
+	// NoLeases turns leases off, whatever rules say.
 	NoLeases bool
-	// Budget is for how long a call of Apply may ask the store after it has waited for hits that did not come, counted from
-	// its beginning. 0 leaves that to the store.
+	// Budget bounds how long a call of Apply may take, from its beginning, if it asks the store after it has waited for
+	// hits that did not come. 0 leaves that to the store.
 	Budget time.Duration
-	// Now is the time, in microseconds since any moment: that of a clock that only goes forward if nil. It is called
-	// concurrently. It may lose up to 200 µs a second against the store's.
+	// Now returns the time, in microseconds since any moment. If nil, a monotonic clock is used. It is called
+	// concurrently. It may lose up to 200 µs per second against the store's clock.
 	Now func() engine.Micros
 }
 
-// Stats counts what a [Backend] did since the start, and tells how full it is.
+// Stats counts what a [Backend] has done since the start, and says how full it is.
 type Stats struct {
 	Hits      uint64 // operations answered without asking the store: refused from memory, or served by a lease
-	Refusals  uint64 // of them those refused because a refusal was remembered
-	Misses    uint64 // takes and looks that no refusal was remembered for
+	Refusals  uint64 // those among Hits that were refused from memory
+	Misses    uint64 // takes and looks for which no refusal was remembered
 	Expired   uint64 // refusals found to have ended
-	Entries   int    // refusals remembered, those that have ended since included, and keys that are leased
+	Entries   int    // refusals remembered, including those that have ended since, plus keys with a lease
 	Evictions uint64 // keys forgotten to make room
 
-	// Hits of counters that were leased, and what has become of them; what is left of the sum is leased still.
+	// Hits of counters that were leased, and what has become of them. The rest is still leased.
 
 	Leased, Spent, Returned uint64
-	Unspent                 uint64 // neither spent nor returned: what leasing has cost
+	Unspent                 uint64 // neither spent nor returned: the cost of leasing
 }
 
 // Backend is a [backend.Backend] over another one.
 type Backend struct {
 	store    backend.Backend
 	now      func() engine.Micros
-	seed     [2]uint64 // so that nobody outside can tell which keys meet in one place
-	refusals *refusals // nil: none are remembered
-	leases   *leases   // nil: none are
+	seed     [2]uint64 // so that nobody outside can tell which keys collide
+	refusals *refusals // nil if refusals are not remembered
+	leases   *leases   // nil if hits are not leased
 	budget   time.Duration
 	calls    sync.Pool // of *call
 
@@ -108,8 +108,8 @@ func New(store backend.Backend, c Config) *Backend {
 	return b
 }
 
-// Run lets hits be leased until ctx ends or b is closed, and gives back what was not spent, within two seconds at the end.
-// The store must serve until Run has returned.
+// Run leases hits until ctx ends or b is closed. At the end it gives back what was not spent, within two seconds. The
+// store must serve until Run has returned.
 func (b *Backend) Run(ctx context.Context) error {
 	return b.life.Run(ctx, func(ctx context.Context) {
 		if b.leases == nil {
@@ -123,13 +123,13 @@ func (b *Backend) Run(ctx context.Context) error {
 // String names the task.
 func (b *Backend) String() string { return "near cache" }
 
-// Close ends Run, waits for its end, and closes the store.
+// Close ends Run, waits until it has returned, and closes the store.
 func (b *Backend) Close() error {
 	b.life.End()
 	return b.store.Close()
 }
 
-// Stats counts what b did. It takes every shard's lock in turn.
+// Stats returns what b has done. It takes every shard's lock in turn.
 func (b *Backend) Stats() Stats {
 	var s Stats
 	if b.refusals != nil {
@@ -142,7 +142,7 @@ func (b *Backend) Stats() Stats {
 }
 
 // hash spreads keys over shards and epochs. Keys are hashes already, but of values that clients choose; the seeds keep
-// them from choosing values that meet.
+// clients from choosing values that collide.
 func (b *Backend) hash(k *backend.Key) uint64 {
 	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:8])^b.seed[0], binary.LittleEndian.Uint64(k[8:])^b.seed[1])
 	return hi ^ lo
@@ -152,7 +152,7 @@ func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Micro
 
 var _ backend.Backend = (*Backend)(nil)
 
-// tally is a count that shards keep apart, so that they do not write to one cache line.
+// tally is a counter on a cache line of its own, so that shards do not slow each other down.
 type tally struct {
 	atomic.Uint64
 

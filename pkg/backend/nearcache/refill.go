@@ -9,19 +9,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// patience is how long a refill, or giving back a batch, may take where the store has no bound of its own; and how long
-// all that is left may take to go back at the end.
+// patience is how long a refill, or giving back a batch, may take if the store has no bound of its own; and how long
+// giving back everything may take at the end.
 const patience = time.Second
 
-// refill is one that is under way.
+// refill is a refill under way.
 type refill struct {
 	key    backend.Key
 	entry  *entry
 	number uint32
 	limits [1]engine.Limit
-	wait   chan struct{} // to close at its end
+	wait   chan struct{} // closed when it ends
 	cost   uint64
-	count  uint64 // of requests of that cost
+	count  uint64 // of requests with that cost
 }
 
 // refill begins a refill of e, if it is worth it.
@@ -50,10 +50,10 @@ func (v *visit) refill(e *entry) {
 	f := &refill{key: op.Key, entry: e, limits: e.limits, wait: make(chan struct{}), cost: cost, count: hits / cost}
 	e.since, e.hits, e.wait = now, 0, f.wait
 	e.lease, f.number = e.ask()
-	go v.fetch(f) // on a deadline of its own: it is not for this caller alone
+	go v.fetch(f) // with a deadline of its own: it does not belong to this caller alone
 }
 
-// fetch asks the store for f. [leases.flights] waits for it.
+// fetch asks the store for the hits of f. [leases.flights] waits for it.
 func (ls *leases) fetch(f *refill) {
 	defer ls.flights.done()
 	ops := []backend.Op{{
@@ -74,7 +74,7 @@ func (ls *leases) fetch(f *refill) {
 	ls.land(f, &ops[0], at)
 }
 
-// land takes what the store answered to f, having been asked at the given time or later.
+// land handles the store's answer to f, which it was sent at time at or later.
 func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	e, d := f.entry, &op.Decision
 	sh := ls.shard(e.hash)
@@ -85,7 +85,7 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	hits := times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
 		if e.lease = e.lose(f.number); op.Err == nil && d.Left >= f.cost {
-			e.calm = ls.now() + changed // a store that leases nothing
+			e.calm = ls.now() + changed // a store that does not lease
 		} else {
 			e.calm = ls.now() + pause
 		}
@@ -95,7 +95,7 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	keep := keeps(hits, d.Left)
 	g := granted(d, keep, at, ttl)
 	var ok bool
-	if e.lease, ok = e.receive(f.number, g); !ok { // the lease has ended meanwhile
+	if e.lease, ok = e.receive(f.number, g); !ok { // the lease has ended in the meantime
 		sh.stats.unspent += hits
 		return
 	}
@@ -107,7 +107,7 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	}
 }
 
-// back is hits that go back to the store.
+// back is hits to give back to the store.
 type back struct {
 	key   backend.Key
 	hash  uint64
@@ -115,7 +115,7 @@ type back struct {
 	grant grant
 }
 
-// op is the operation that gives b back.
+// op returns the operation that gives b back.
 func (b *back) op() backend.Op {
 	return backend.Op{
 		Key: b.key, Limits: engine.Limits{b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
@@ -126,15 +126,15 @@ func (b *back) op() backend.Op {
 // late reports whether the window that b belongs to has ended, so that there is nothing to give it back to.
 func (b *back) late(now engine.Micros) bool { return b.grant.window != 0 && now >= b.grant.reset }
 
-// backs are those that wait for [leases.run] to send them.
+// backs is the queue of hits that [leases.run] gives back.
 type backs struct {
 	mu             sync.Mutex
 	all            []back
-	returned, lost uint64        // hits, so far
-	wake           chan struct{} // receives when there are some
+	returned, lost uint64        // hits, in total
+	wake           chan struct{} // receives when something is queued
 }
 
-// maxBacks bounds what waits; what does not fit is lost.
+// maxBacks bounds the queue; what does not fit is lost.
 const maxBacks = 4096
 
 func (bs *backs) add(b back) bool {
@@ -151,7 +151,7 @@ func (bs *backs) add(b back) bool {
 	return true
 }
 
-// cut takes out up to so many.
+// cut removes up to most of them from the queue.
 func (bs *backs) cut(most int) []back {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -161,7 +161,7 @@ func (bs *backs) cut(most int) []back {
 	return cut
 }
 
-// gone counts hits that went back, or were lost on their way.
+// gone counts hits that were given back or, if err is not nil, lost on the way.
 func (bs *backs) gone(hits uint64, err error) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -172,13 +172,13 @@ func (bs *backs) gone(hits uint64, err error) {
 	}
 }
 
-// Most hits that go back in one call come from so many keys; and how often keys that have cooled down are looked for.
+// How many keys' hits are given back in one call at most, and how often to look for keys that have cooled down.
 const (
 	maxGives = 128
 	sweeps   = 100 * time.Millisecond
 )
 
-// run lets leases be taken and gives back what has cooled down, until ctx ends; then it gives back everything.
+// run allows leases, and gives back those of keys that have cooled down, until ctx ends; then it gives back everything.
 func (ls *leases) run(ctx context.Context) {
 	ls.flights.set(true)
 	ticker := time.NewTicker(sweeps)
@@ -208,7 +208,7 @@ func (ls *leases) run(ctx context.Context) {
 	}
 }
 
-// sweep gives back what keys hold that were not taken from for a while.
+// sweep gives back the leases of keys that have had no take for a while.
 func (ls *leases) sweep() {
 	for i := range ls.shards {
 		sh := &ls.shards[i]
@@ -225,7 +225,7 @@ func (ls *leases) sweep() {
 	}
 }
 
-// flush gives back all that waits to be.
+// flush gives back everything in the queue.
 func (ls *leases) flush(ctx context.Context) {
 	for {
 		cut := ls.backs.cut(maxGives)
@@ -262,7 +262,7 @@ func (ls *leases) give(ctx context.Context, cut []back) {
 	}
 }
 
-// lifts ends what is remembered of a key that hits go back to.
+// lifts ends what is remembered about a key to which hits are given back.
 func (ls *leases) lifts(n *note) {
 	if r := ls.refusals; r != nil {
 		r.epoch(n.hash).next()

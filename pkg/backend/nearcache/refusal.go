@@ -8,17 +8,17 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// refusal is a refusal that is remembered. It is not changed once it is made.
+// refusal is a remembered refusal. It is immutable.
 type refusal struct {
-	limits   engine.Limits // a copy: what a request brings along is its own
+	limits   engine.Limits // a copy, because the caller may reuse its own
 	penalty  engine.Penalty
 	gated    bool // there is a penalty
-	takes    bool // it answers takes too, which then are not counted
+	takes    bool // it answers takes too, which are then not counted
 	probes   bool // it answers looks of cost 0 too
 	cost     uint64
 	at       engine.Micros // before the store was asked
 	until    engine.Micros // remembered until
-	lasts    bool          // the store will go on refusing then
+	lasts    bool          // the store will still refuse at that time
 	decision engine.Decision
 }
 
@@ -33,7 +33,7 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	case op.Err != nil || d.Admitted >= op.Take.Count:
 		return nil
 	case op.Mode == backend.Take:
-	case op.Mode == backend.Look && d.Admitted == 0: // what a look admits is not spent, so the next one is admitted too
+	case op.Mode == backend.Look && d.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
 	default:
 		return nil
 	}
@@ -44,7 +44,7 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	span := min(sooner(micros(d.RetryAfter)), longest)
 	counts := len(op.Limits) == 1 && op.Limits[0].CountRefused
 	if op.Penalty != nil && (op.Penalty.On == engine.OnExceeded || counts && d.Penalty > 0) {
-		span = min(span, sooner(micros(d.Penalty))) // afterwards a refusal starts the next one, or counts again
+		span = min(span, sooner(micros(d.Penalty))) // a refusal after that starts another penalty, or counts again
 	}
 	if span <= 0 {
 		return nil
@@ -56,10 +56,10 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	if op.Penalty != nil {
 		r.penalty, r.gated = *op.Penalty, true
 	}
-	left := d.Left - min(d.Left, d.Admitted*cost) // as the refused one of several met it
+	left := d.Left - min(d.Left, d.Admitted*cost) // as the first refused one of several found it
 	if l := &op.Limits[0]; counts {
-		// A window that refused hits have taken above its limit refuses everything to its end, whether more are counted or
-		// not. One exactly at its limit still passes a look for nothing.
+		// A window that refused hits have taken above its limit refuses everything until it ends, whether more are
+		// counted or not. One exactly at its limit still admits a look with a cost of 0.
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
 		r.takes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over
 		r.probes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
@@ -71,14 +71,13 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	return r
 }
 
-// sooner is a span of the store's clock as one measures it whose own clock may lose 200 µs a second.
+// sooner shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per second.
 func sooner(span engine.Micros) engine.Micros { return span - (span+drift-1)/drift }
 
 // drift is one part in 5,000.
 const drift = 5000
 
-// passable reports whether there is a time at which all limits would admit cost, and whether they are such that a
-// refusal lasts.
+// passable reports whether all limits would admit cost at some time, and a refusal by them holds until then.
 func passable(limits engine.Limits, cost uint64) bool {
 	for i := range limits {
 		l := &limits[i]
@@ -97,10 +96,10 @@ func passable(limits engine.Limits, cost uint64) bool {
 	return true
 }
 
-// live reports whether r is remembered at a time. A clock that was set back to before r was made has undone it.
+// live reports whether r holds at now. If the clock was set back to before r was made, it does not.
 func (r *refusal) live(now engine.Micros) bool { return r.at <= now && now < r.until }
 
-// speaks reports whether r is of the counter that op means, by the same rule.
+// speaks reports whether r was made by the same rule as op's.
 func (r *refusal) speaks(op *backend.Op) bool {
 	if r.gated != (op.Penalty != nil) || r.gated && r.penalty != *op.Penalty || len(r.limits) != len(op.Limits) {
 		return false
@@ -113,7 +112,7 @@ func (r *refusal) speaks(op *backend.Op) bool {
 	return true
 }
 
-// answers reports whether r says what op, of which it speaks, would be told.
+// answers reports whether r is the answer to op, to which it applies according to speaks.
 func (r *refusal) answers(op *backend.Op) bool {
 	if op.Take.Count == 0 || max(op.Take.Cost, 1) < r.cost {
 		return false
@@ -124,15 +123,16 @@ func (r *refusal) answers(op *backend.Op) bool {
 	return op.Mode == backend.Look || r.takes
 }
 
-// decide is what op is told at a time. Times count down from before the store was asked, so that they end no later than
-// the store's. RetryAfter is that of the cost that was refused, than which a greater one may have to wait longer; Left is
-// what that cost met, and Strictest, of which both and ResetAfter speak, the limit of a list that was the strictest then.
+// decide returns the decision for op at now. Times count down from before the store was asked, so that they end no
+// later than the store's. RetryAfter is that of the cost that was refused; a greater one may have to wait longer. Left
+// is what that cost found, and Strictest, to which both and ResetAfter refer, is the limit of a list that was the
+// strictest then.
 func (r *refusal) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	d := r.decision
 	gone := time.Duration(now-r.at) * time.Microsecond
 	d.ResetAfter = max(d.ResetAfter-gone, 0)
 	if d.ResetAfter == 0 {
-		d.Window = 0 // it has ended; what still refuses is a penalty
+		d.Window = 0 // the window has ended; it is a penalty that still refuses
 	}
 	d.RetryAfter = max(d.RetryAfter-gone, 0)
 	d.Penalty = max(d.Penalty-gone, 0)

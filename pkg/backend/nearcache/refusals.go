@@ -11,21 +11,21 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The number of shards is a power of two: up to maxShards, as long as each remembers minShard keys, so that there is
-// something to choose from when one has to go.
+// The number of shards is a power of two: up to maxShards, provided that each has room for minShard keys, so that there
+// is a choice when one has to go.
 const (
 	maxShards = 64
 	minShard  = 64
-	minKeys   = 2       // what a TwoQueueCache needs
+	minKeys   = 2       // the minimum of a TwoQueueCache
 	epochs    = 1 << 16 // a power of two
 )
 
 // refusals remembers refusals.
 //
-// What ends them is told by epochs: a give-back, a reset or another limit begins the next epoch of its key, before the
-// store is asked and again when it has answered, and a refusal says nothing unless the epoch in which the store was asked
-// lasts. So no refusal outlives what this replica did, in whatever order answers come. Keys share epochs, of which there
-// are so many that it is rare; where they do, a refusal is forgotten early.
+// Epochs say what ends them: a give-back, a reset or a changed limit begins the next epoch of its key, before the store
+// is asked and again when it has answered, and a refusal is void unless the epoch in which the store was asked is still
+// the current one. So no refusal outlives what this replica did, in whatever order answers come. Keys may share an
+// epoch, which is rare because there are so many; a refusal is then forgotten early.
 type refusals struct {
 	longest engine.Micros
 	mask    uint64
@@ -33,21 +33,21 @@ type refusals struct {
 	epochs  []epoch
 }
 
-// epoch is the epoch of some keys, and what the store is asked about them meanwhile. Two rules may lead to one key, when
-// rules are loaded or requests bring limits of their own; what the one writes may lift what the other refused, and which
-// of the two the store decided first is not known.
+// epoch is the epoch of some keys, and the state of what the store is being asked about them. Two rules may use one
+// key, while rules are reloaded or when requests bring limits of their own; what one of them writes may lift a refusal
+// by the other, and it is not known which of the two the store decided first.
 type epoch struct {
 	now    atomic.Uint32
 	mu     sync.Mutex
-	asked  uint32 // takes and looks that are under way
-	rule   uint32 // a hash of what they are decided by
-	differ bool   // not all of them by that; true until none is under way
+	asked  uint32 // takes and looks under way
+	rule   uint32 // a hash of the rule that decides them
+	differ bool   // another rule decides some of them; stays true until none is under way
 }
 
 // next begins the next epoch.
 func (e *epoch) next() { e.now.Add(1) }
 
-// ask notes in n that the store is asked for op, a take or a look.
+// ask notes in n that the store is asked about op, a take or a look.
 func (e *epoch) ask(op *backend.Op, n *note) {
 	rule := ruleOf(op)
 	e.mu.Lock()
@@ -64,14 +64,14 @@ func (e *epoch) ask(op *backend.Op, n *note) {
 	e.asked++
 }
 
-// answered notes that the store has answered what it was asked.
+// answered notes that the store has answered a take or a look.
 func (e *epoch) answered() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.asked--
 }
 
-// ruleOf is a hash of the rule that op is decided by.
+// ruleOf returns a hash of the rule that decides op.
 func ruleOf(op *backend.Op) uint32 {
 	const odd = 0x9e3779b97f4a7c15
 	h := uint64(len(op.Limits))
@@ -105,7 +105,7 @@ func ruleOf(op *backend.Op) uint32 {
 
 // shard remembers the refusals of some keys.
 type shard struct {
-	adding sync.Mutex // held while something is added, so that what is new is counted once
+	adding sync.Mutex // held while a key is added, so that a new one is counted once
 	added  uint64     // new keys; guarded by adding
 	cache  *lru.TwoQueueCache[backend.Key, *memory]
 	served tally
@@ -113,23 +113,24 @@ type shard struct {
 	misses, expired tally
 }
 
-// memory is a refusal and what has become of it.
+// memory is a refusal and its state.
 type memory struct {
 	refusal
 
 	epoch uint32
-	ended atomic.Bool // found expired, so that a clock that jumps back does not bring it back
+	ended atomic.Bool // was found expired, so a clock that jumps back does not revive it
 	again atomic.Pointer[renewal]
 }
 
-// renewal is the first op that asks the store again, once a refusal is not remembered any more though it lasts. Others
-// wait for what it is told, so that a crowd asks once.
+// renewal is the first op that asks the store again when a refusal is no longer remembered although it lasts. Others
+// wait for its answer, so that a crowd asks once.
 type renewal struct {
 	over atomic.Bool
 	wait chan struct{} // closed then
 }
 
-// renew has the op of n ask for all others if it is the first, and reports whether it may wait for the one that is.
+// renew makes the op of n the one that asks if it is the first. Otherwise it sets n.wait, and reports whether the first
+// is still under way.
 func (m *memory) renew(n *note) (waits bool) {
 	again := m.again.Load()
 	if again == nil {
@@ -144,7 +145,7 @@ func (m *memory) renew(n *note) (waits bool) {
 	return !again.over.Load()
 }
 
-// end lets go those who wait.
+// end releases those who wait.
 func (r *renewal) end() {
 	if r != nil {
 		r.over.Store(true)
@@ -152,7 +153,7 @@ func (r *renewal) end() {
 	}
 }
 
-// shardsFor is how many shards there are for so many keys.
+// shardsFor returns the number of shards for that many keys.
 func shardsFor(keys int) int {
 	n := 1
 	for n < maxShards && 2*n*minShard <= keys {
@@ -183,8 +184,8 @@ func (r *refusals) shard(hash uint64) *shard { return &r.shards[hash&r.mask] }
 
 func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
-// answer decides op by what is remembered, or notes in n that the store is asked, or what to wait for, which it may not if
-// ops, those of the call, is nil.
+// answer decides op from what is remembered, or notes in n that the store is asked, or what to wait for. ops are the
+// ops of the call; if nil, op may not wait.
 func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
 	e := r.epoch(n.hash)
 	if op.Mode != backend.Take && op.Mode != backend.Look {
@@ -217,7 +218,7 @@ func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []back
 	return asks
 }
 
-// learn remembers what the store answered to op, having been asked at the given time or later.
+// learn remembers the store's answer to op, which it was sent at time at or later.
 func (r *refusals) learn(op *backend.Op, n *note, at engine.Micros) {
 	defer n.renews.end()
 	e := r.epoch(n.hash)
@@ -243,14 +244,14 @@ func (r *refusals) learn(op *backend.Op, n *note, at engine.Micros) {
 	sh.cache.Add(op.Key, &memory{refusal: *refused, epoch: n.epoch})
 }
 
-// count adds to s what r did.
+// count adds the counts of r to s.
 func (r *refusals) count(s *Stats) {
 	for i := range r.shards {
 		sh := &r.shards[i]
 		sh.adding.Lock()
 		n := sh.cache.Len()
 		s.Entries += n
-		s.Evictions += sh.added - uint64(n) // nothing is ever removed but to make room
+		s.Evictions += sh.added - uint64(n) // keys are removed only to make room
 		sh.adding.Unlock()
 		s.Refusals += sh.served.Load()
 		s.Misses += sh.misses.Load()
