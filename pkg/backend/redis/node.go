@@ -13,7 +13,7 @@ import (
 const (
 	maxCalls    = 16_384 // calls under way; further ones are refused at once
 	manyCalls   = 1024   // calls under way above which further ones are refused if the node is silent
-	maxCommands = 128    // in a batch
+	maxCommands = 128    // in a batch, exceeded only by what its last call asks of one key
 	maxWriters  = 2      // of a node
 )
 
@@ -171,17 +171,16 @@ func (n *node) take() *item {
 	return it
 }
 
-// cut removes up to most items from the queue and appends them to items.
+// cut removes items from the queue and appends them to items, until they and those that follow them number most or more.
 func (n *node) cut(items []*item, most int) []*item {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for range most {
-		it := n.first
-		if it == nil {
-			break
-		}
+	for it := n.first; it != nil && most > 0; it = n.first {
 		n.unlink(it)
 		items = append(items, it)
+		for ; it != nil; it = it.follow {
+			most--
+		}
 	}
 	if n.first != nil {
 		n.wake.Signal() // for the other writer

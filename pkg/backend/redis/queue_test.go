@@ -61,6 +61,42 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// TestBatchBounded: calls each of which asks the same again and again do not make a batch as large as all of them.
+func TestBatchBounded(t *testing.T) {
+	t.Parallel()
+	const calls, same = 40, 100
+	var largest atomic.Int64
+	b, err := New(Config{URL: redistest.Start(t).Addr(), OpTimeout: slow, DialTimeout: slow, Observer: Observer{Batch: func(b Batch) {
+		for n := largest.Load(); n < int64(b.Ops) && !largest.CompareAndSwap(n, int64(b.Ops)); n = largest.Load() {
+		}
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range calls {
+		wg.Go(func() {
+			ops := make([]backend.Op, same)
+			for k := range ops {
+				ops[k] = backend.Op{Key: keyOf(i), Limits: lasting(same), Take: engine.Take{Cost: 1, Count: 1}}
+			}
+			b.Apply(t.Context(), ops)
+			for k := range ops {
+				if ops[k].Err != nil || ops[k].Decision.Left != uint64(same-k) {
+					t.Errorf("op %d: %d left, %v; want %d", k, ops[k].Decision.Left, ops[k].Err, same-k)
+					return
+				}
+			}
+		})
+	}
+	within(t, eventually, "all to wait", func() bool { return waiting(b) == calls })
+	start(t, b)
+	wg.Wait()
+	if n := largest.Load(); n > maxCommands+same {
+		t.Errorf("a batch of %d, want at most %d", n, maxCommands+same)
+	}
+}
+
 // TestLeaving: who has left before its batch was cut is not sent, and nobody touches what a caller passed after it left.
 func TestLeaving(t *testing.T) {
 	t.Parallel()
