@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -94,6 +95,38 @@ func TestBatchBounded(t *testing.T) {
 	wg.Wait()
 	if n := largest.Load(); n > maxCommands+same {
 		t.Errorf("a batch of %d, want at most %d", n, maxCommands+same)
+	}
+}
+
+// TestConnectionsInOrder: who follows the number of connections is told of each change after the one before.
+func TestConnectionsInOrder(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	last, jumps := 0, 0
+	b, err := New(Config{URL: "127.0.0.1:1", Observer: Observer{Connections: func(active int) {
+		runtime.Gosched() // others may overtake, unless they are kept from it
+		mu.Lock()
+		defer mu.Unlock()
+		if active != last+1 && active != last-1 {
+			jumps++
+		}
+		last = active
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 10_000 {
+				b.main.connected(+1)
+				b.main.connected(-1)
+			}
+		})
+	}
+	wg.Wait()
+	if jumps > 0 || last != 0 || b.Connections() != 0 {
+		t.Errorf("%d jumps; at the end it was told of %d connections, and %d are counted", jumps, last, b.Connections())
 	}
 }
 

@@ -31,7 +31,9 @@ import (
 type Backend struct {
 	main   *pool
 	second *pool // for windows of one second; may be nil
-	active atomic.Int64
+
+	counting sync.Mutex // held while active changes and is reported, so that the last report is the current number
+	active   int        // connections that are up
 
 	life backend.Life
 }
@@ -83,12 +85,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 		return nil, err
 	}
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
-	p.count = func(delta int) {
-		n := b.active.Add(int64(delta))
-		if f := c.Observer.Connections; f != nil {
-			f(int(n))
-		}
-	}
+	p.count = func(delta int) { b.count(delta, c.Observer.Connections) }
 	if c.KeyFormat == ReferenceKeys {
 		p.codec = newReferenceCodec(&c)
 	} else {
@@ -169,7 +166,21 @@ func (b *Backend) Check(ctx context.Context) error {
 }
 
 // Connections returns how many connections are up.
-func (b *Backend) Connections() int { return int(b.active.Load()) }
+func (b *Backend) Connections() int {
+	b.counting.Lock()
+	defer b.counting.Unlock()
+	return b.active
+}
+
+// count counts connections, and reports them unless report is nil.
+func (b *Backend) count(delta int, report func(active int)) {
+	b.counting.Lock()
+	defer b.counting.Unlock()
+	b.active += delta
+	if report != nil {
+		report(b.active)
+	}
+}
 
 // Pool counts the connections to one deployment that were ever opened, and those that have been closed.
 type Pool struct{ Opened, Closed uint64 }
