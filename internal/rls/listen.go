@@ -24,7 +24,7 @@ func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listening for gRPC: %w", err)
+		return nil, err // says "listen tcp" and the address; not all of these ports are for gRPC
 	}
 	return limit(l), nil
 }
