@@ -6,21 +6,21 @@ import (
 	"sync/atomic"
 )
 
-// bounded maps names that requests bring about to what counts them: at most max of them, none longer than longest, and
-// one thing for all others. Looking up a name that is known, or one of the others, takes no lock and does not allocate.
-// The zero value knows nothing; max and longest must be set before use.
+// bounded maps names that depend on requests to what counts them: at most max names, none longer than longest, and a
+// single T for all others. Looking up a known name, or one of the others once max is reached, takes no lock and does
+// not allocate. The zero value is empty; max and longest must be set before use.
 type bounded[T any] struct {
 	max, longest int
 
 	settled atomic.Pointer[map[string]*T] // never written to
 	other   atomic.Pointer[T]             // nil until needed
-	full    atomic.Bool                   // max names are known, all of them are settled, and other is not nil
+	full    atomic.Bool                   // max names are known, all of them settled, and other is not nil
 	mu      sync.Mutex
-	recent  map[string]*T // known, and not settled yet
+	recent  map[string]*T // known but not settled yet
 	misses  int           // lookups that found a name in recent
 }
 
-// find returns what counts name, or nil where add has to be asked.
+// find returns what counts name, or nil if add has to be called.
 func (b *bounded[T]) find(name []byte) *T {
 	if len(name) > b.longest {
 		return b.other.Load()
@@ -36,11 +36,11 @@ func (b *bounded[T]) find(name []byte) *T {
 	return nil
 }
 
-// add returns what counts name, made by fresh if it is new, or by other if it is the first one beyond the bounds.
+// add returns what counts name. It calls fresh if the name is new, or other if it is the first one beyond the bounds.
 func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if t := b.find(name); t != nil { // somebody was faster
+	if t := b.find(name); t != nil { // another goroutine was faster
 		return t
 	}
 	if len(name) > b.longest {
@@ -81,8 +81,8 @@ func (b *bounded[T]) known() int {
 	return n
 }
 
-// settle moves what is known to where it is found without a lock. It copies, so it is done when as many lookups have
-// been slow as there are names to copy.
+// settle moves all known names to where they are found without a lock. That copies them, so it is done only when there
+// have been as many slow lookups as there are names to copy.
 func (b *bounded[T]) settle() {
 	all := make(map[string]*T, b.known())
 	if m := b.settled.Load(); m != nil {

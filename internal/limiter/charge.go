@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// charge lets the backend decide the operations of p: all at once, or, where descriptors are charged together, first
-// with a look.
+// charge lets the backend decide the operations of p: all at once or, if descriptors are charged together, with a look
+// first.
 func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *scratch) error {
 	if len(p.ops) == 0 {
 		return nil
@@ -21,7 +21,7 @@ func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *scratch)
 	return l.ask(ctx, p, p.ops, nil)
 }
 
-// apply asks the backend. The error is that of the first operation that failed; the others are decided.
+// apply asks the backend. It returns the error of the first operation that failed; the others are decided.
 func (l *Limiter) apply(ctx context.Context, ops []backend.Op) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrBackend, err)
@@ -35,12 +35,14 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op) error {
 	return nil
 }
 
-// chargeTogether looks first. If that look, each descriptor for itself, makes a verdict of over, only what refused takes, so
-// that it counts where refused hits count; otherwise all take, and if one is refused after all, the others are given
-// back. What gives hits back does so in any case: a slot that is released must not stay taken.
+// chargeTogether looks at each descriptor first. If the looks add up to a verdict of over, only the descriptors that
+// would refuse take, so that refused hits are counted where they count; otherwise all take, and if one is refused after
+// all, the others are given back. Descriptors that give hits back do so in any case: a slot that is released must not
+// stay taken.
 //
-// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT is the same with any refusal, also in shadow and quota mode, for a verdict, and
-// gives nothing back; and where the backend remembered what the look was told, that is the answer, and nothing is taken.
+// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any refusal, even in shadow or quota mode, has the
+// effect of a verdict of over, that nothing is given back, and that a descriptor whose look was answered from the
+// backend's memory takes nothing: that answer stands.
 func (l *Limiter) chargeTogether(ctx context.Context, p *scratch) error {
 	if l.config.StopWhenOver && l.config.LocalCache {
 		if stopped, err := l.stopAtKnown(ctx, p); stopped || err != nil {
@@ -67,9 +69,9 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *scratch) error {
 	return nil
 }
 
-// stopAtKnown does what the reference does with a local cache before it asks its store: where a descriptor is over its
-// limit already, and not only because of this request's hits, nothing is spent at all, and the others are told how they
-// stand. Whether that is so does not depend on what a cache happens to hold.
+// stopAtKnown does what the reference, with a local cache, does before it asks its store: if a descriptor is already
+// over its limit, and not only because of this request's hits, nothing is spent at all, and the other descriptors get
+// their current state. Here this does not depend on what a cache happens to hold.
 func (l *Limiter) stopAtKnown(ctx context.Context, p *scratch) (stopped bool, err error) {
 	p.pick(func(t *part) bool { return !t.negative })
 	for k := range p.batch {
@@ -89,7 +91,7 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *scratch) (stopped bool, er
 	return true, l.applyBatch(ctx, p)
 }
 
-// stops reports whether what p's operations were told keeps the request from being charged.
+// stops reports whether the decisions on p's operations keep the request from being charged.
 func (l *Limiter) stops(p *scratch) bool {
 	if !l.config.StopWhenOver {
 		return l.over(p) && !l.config.Shadow
@@ -102,8 +104,8 @@ func (l *Limiter) stops(p *scratch) bool {
 	return false
 }
 
-// chargeRefused takes for what a look refused. What was refused stays refused, even if the take finds that time has moved
-// on: the others are not charged any more.
+// chargeRefused takes for the descriptors that a look refused. They stay refused even if their take is admitted because
+// time has moved on: the others are no longer charged.
 func (l *Limiter) chargeRefused(ctx context.Context, p *scratch) error {
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -145,8 +147,8 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *scratch) error {
 	return nil
 }
 
-// repeats reports whether a descriptor before t has the counter of t. The reference asks for such a counter in the
-// order of the request, also for what takes nothing, so t is told what those before it left.
+// repeats reports whether a descriptor before t has the same counter. The reference asks for such a counter in the
+// order of the request, even for a descriptor that takes nothing, so t sees what those before it left.
 func (p *scratch) repeats(t *part) bool {
 	for i := range t.op {
 		if p.ops[i].Key == p.ops[t.op].Key {
@@ -156,7 +158,7 @@ func (p *scratch) repeats(t *part) bool {
 	return false
 }
 
-// giveBack gives back what was taken, and leaves every decision as it was.
+// giveBack gives back what was taken, without changing any decision.
 func (l *Limiter) giveBack(ctx context.Context, p *scratch) {
 	n := 0
 	for i := range p.parts {
@@ -171,7 +173,7 @@ func (l *Limiter) giveBack(ctx context.Context, p *scratch) {
 	l.applyBack(ctx, p, n)
 }
 
-// giveBackOf is the operation that undoes a take, in the window it was spent in.
+// giveBackOf returns the operation that undoes a take, in the window it was spent in.
 func giveBackOf(took *backend.Op) backend.Op {
 	op := *took
 	op.Mode = backend.Give
@@ -181,7 +183,7 @@ func giveBackOf(took *backend.Op) backend.Op {
 	return op
 }
 
-// pick copies the operations of the parts that f chooses to the batch.
+// pick copies the operations of the parts for which f returns true to the batch.
 func (p *scratch) pick(f func(*part) bool) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {

@@ -9,14 +9,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds on series that requests bring about, apart from Config.MetricMaxSeries.
+// Bounds on series that depend on requests, in addition to [Config.MetricMaxSeries].
 const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
 	maxOverrideKeys   = 100 // of each domain
-	maxKeyText        = 128 // bytes that a request adds to a name; what is longer is counted like what is beyond the bound
+	maxKeyText        = 128 // bytes that a request adds to a name; longer names are counted like those beyond the bounds
 )
 
-// ignored says why an override is not in force.
+// ignored says why an override is ignored.
 type ignored uint8
 
 const (
@@ -25,7 +25,7 @@ const (
 	ignoredInvalid
 )
 
-// counts knows where to count what. It survives the rules, so that a reload continues every count.
+// counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
 type counts struct {
 	registry  *stats.Registry
 	nearRatio float32
@@ -36,14 +36,14 @@ type counts struct {
 
 	serviceErrors, backendErrors, giveBackErrors, globalShadow *stats.Counter
 
-	overrides fallbacks // of overrides where no rule is met
+	overrides fallbacks // of overrides that match no rule
 
-	domains bounded[stats.Counter] // that no rules are for
+	domains bounded[stats.Counter] // of requests for domains without rules
 	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
 	known   map[string]*domain     // by name; guarded by Limiter.setting
 }
 
-// domain is where a domain of the rules counts what has no rule.
+// domain counts what belongs to a domain but to no rule.
 type domain struct {
 	overrides           bounded[stats.Rule]
 	notAllowed, invalid *stats.Counter // overrides ignored, by reason
@@ -67,25 +67,25 @@ func newCounts(r *stats.Registry, c Config) *counts {
 	return n
 }
 
-// snapshot is a set of rules with what deciding by it needs.
+// snapshot is a set of rules with what is needed to decide by it.
 type snapshot struct {
 	set     *descriptors.Set
 	rules   []rule                          // by Rule.Index
 	domains map[*descriptors.Domain]*domain // of the set
 
-	referenceNames bool // operations carry them
+	referenceNames bool // operations carry the reference's names
 }
 
 // rule is what the limiter adds to a rule of the set.
 type rule struct {
 	*ruleCounts
-	replaces bool // some limit of it replaces others
+	replaces bool // one of its limits replaces others
 }
 
-// ruleCounts is where a rule counts.
+// ruleCounts holds the counters of a rule.
 type ruleCounts struct {
-	fixed   atomic.Pointer[stats.Rule] // under the key that the rules alone make; nil until it counts
-	dynamic bounded[stats.Rule]        // under keys that may hold values of requests
+	fixed   atomic.Pointer[stats.Rule] // under the key that depends on the rules alone; nil until something is counted
+	dynamic bounded[stats.Rule]        // under keys that may contain values of requests
 
 	fallbacks fallbacks
 }
@@ -138,7 +138,7 @@ func (c *counts) domainNotFound(name string) *stats.Counter {
 	return c.registry.Counter("ratelimit.service.rate_limit." + stats.NewKey(name).Text + ".domain_not_found")
 }
 
-// before counts what is asked for, before the backend is.
+// before counts what is asked for, before the backend is called.
 func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *scratch) {
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -165,7 +165,7 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *scrat
 	}
 }
 
-// after counts what became of it.
+// after counts the outcome.
 func (c *counts) after(p *scratch) {
 	for i := range p.parts {
 		if t := &p.parts[i]; t.counts != nil {
@@ -174,8 +174,8 @@ func (c *counts) after(p *scratch) {
 	}
 }
 
-// outcome adds for t, which takes, what the reference does. Its arithmetic needs no more than what was left before the
-// hits: what was used before is the limit less that.
+// outcome adds to t's counters what the reference would; t must be one that takes. All it needs is what was left before
+// the hits: the limit less that is what was used before.
 func (c *counts) outcome(t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.limits[d.Strictest]
@@ -201,7 +201,7 @@ func (c *counts) outcome(t *part, op *backend.Op) {
 	after := used + hits
 	if t.unspent {
 		if !c.stop {
-			return // what was given back, or never taken, is not within the limit
+			return // what was given back, or never taken, does not count as within the limit
 		}
 		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
 	}
@@ -215,8 +215,8 @@ func (c *counts) outcome(t *part, op *backend.Op) {
 	}
 }
 
-// near is the number of hits up to which a limit is not near, in the reference's arithmetic but for a ratio above 1: there
-// it is the limit itself.
+// near returns the number of hits above which a limit counts as near. It is computed as in the reference, except that
+// it never exceeds the limit, even if the ratio is above 1.
 func (c *counts) near(limit uint64) uint64 {
 	if n := float32(limit) * c.nearRatio; n < float32(limit) {
 		return uint64(n)
@@ -224,7 +224,7 @@ func (c *counts) near(limit uint64) uint64 {
 	return limit
 }
 
-// capacity is the number of hits that a whole counter has left.
+// capacity returns the number of hits that an unused counter has left.
 func capacity(l *engine.Limit) uint64 {
 	switch l.Algorithm {
 	case engine.TokenBucket, engine.LeakyBucket:

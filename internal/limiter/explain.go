@@ -10,38 +10,38 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Explanation tells how a request would be decided now.
+// Explanation describes how a request would be decided now.
 type Explanation struct {
 	Over        bool // OVER_LIMIT for the whole request
-	Known       bool // there are rules for the domain; without, everything passes
+	Known       bool // the domain has rules; if not, everything passes
 	Together    bool // the descriptors are charged together
 	Descriptors []Explained
 }
 
-// Explained tells how one descriptor would be decided now.
+// Explained describes how one descriptor would be decided now.
 type Explained struct {
-	Status                      // as Decide would fill it in, were it to look only; Remaining is what is left before the hits
-	Steps    []descriptors.Step // how the entries met the rules
+	Status                      // as Decide would fill it in if it only looked; Remaining is what is left before the hits
+	Steps    []descriptors.Step // how the entries were matched
 	Hits     uint64             // what it would spend, or give back
 	Negative bool               // it gives back
-	Items    []descriptors.Item // the limits in force; empty where there are none
+	Items    []descriptors.Item // the limits in force, if any
 	Limits   engine.Limits      // the same, as they are counted
-	Holder   string             // who holds the slots of a concurrency limit, where the rule says what names them
-	Counter  string             // the name of the counter in a store, without its prefix; empty where nothing counts
-	Ignored  error              // why the override that came along is not in force, or nil
+	Holder   string             // the holder of the slots of a concurrency limit, if the rule says which entry names it
+	Counter  string             // the name of the counter in a store, without its prefix; empty if nothing is counted
+	Ignored  error              // why the request's override is ignored, or nil
 }
 
-// Counter tells how the counter of one descriptor is.
+// Counter is the state of the counter of one descriptor.
 type Counter struct {
 	Rule     *descriptors.Rule
 	Items    []descriptors.Item // the limits in force
 	Limits   engine.Limits      // the same, as they are counted
 	Name     string             // of the counter in a store, without its prefix
-	Decision engine.Decision    // Left, ResetAfter and Penalty tell how it is; Strictest which limit they speak of
+	Decision engine.Decision    // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
 	Refuses  bool               // a request for one hit would be refused now
 }
 
-// Explain tells how r would be decided now, and changes nothing. Its errors are those of Decide.
+// Explain describes how r would be decided now, and changes nothing. Its errors are those of Decide.
 func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error) {
 	s, err := l.accept(r)
 	if err != nil {
@@ -96,18 +96,19 @@ func (p *scratch) explained(d *descriptors.Domain, r *Request, v *Verdict, i int
 	return x
 }
 
-// Peek tells how the counter of a descriptor is, and changes nothing. It returns ErrNoLimit where no limit applies.
+// Peek returns the state of the counter of a descriptor, and changes nothing. It returns [ErrNoLimit] if no limit
+// applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
 }
 
-// Reset makes the counter of a descriptor whole again, and tells how it is then. While a penalty runs nothing changes
-// without force; the Penalty of the decision is what is left of it. It returns ErrNoLimit where no limit applies.
+// Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a
+// penalty runs; the Penalty of the decision is what is left of it. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode, op.Force = backend.Reset, force })
 }
 
-// counter applies what ask makes of a look to the counter of a descriptor.
+// counter applies an operation, which ask completes, to the counter of a descriptor.
 func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
@@ -125,7 +126,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 		return nil, ErrNoLimit
 	}
 	op := &p.ops[0]
-	op.Take.Owner = "" // the counter as such, whoever holds its slots
+	op.Take.Owner = "" // about the counter as a whole, not about one holder
 	op.Take.Cost = 1
 	ask(op)
 	if err := l.apply(ctx, p.ops); err != nil {
@@ -141,8 +142,8 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	}, nil
 }
 
-// counterName is what stores call the counters of an operation that has been decided: by its key, or as the reference
-// does, with the start of the window.
+// counterName returns the name of a decided operation's counter in a store: made of its key or, with the reference's
+// names, of its name and the start of the window.
 func counterName(op *backend.Op) string {
 	if op.Name != nil {
 		return fmt.Sprintf("%s%d", op.Name, op.Decision.Window/1e6)

@@ -13,12 +13,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// denyRetry is when somebody may come again who was denied because the store failed.
+// denyRetry is after how long a request that was denied because the store failed may be retried.
 const denyRetry = time.Second
 
-// ask lets the backend decide ops, and what it cannot decide, the rules' failure policies. picked tells which of p.ops each is;
-// nil: they are p.ops. The error is that of an operation whose policy is to fail, and is the request's, because there is no
-// verdict then; what the others spent stays spent. A caller that has gone is not answered by policy.
+// ask lets the backend decide ops, and the rules' failure policies decide those that the backend cannot. picked holds
+// the index in p.ops of each; if nil, ops is p.ops. If the policy of one of them is to fail, ask returns its error and
+// there is no verdict; what the others spent stays spent. If the caller has gone, policies are not applied.
 func (l *Limiter) ask(ctx context.Context, p *scratch, ops []backend.Op, picked []int) error {
 	if err := l.apply(ctx, ops); err == nil || ctx.Err() != nil {
 		return err
@@ -63,7 +63,7 @@ func (l *Limiter) ask(ctx context.Context, p *scratch, ops []backend.Op, picked 
 	return nil
 }
 
-// policy is how t is decided while the store fails.
+// policy returns how t is decided while the store is failing.
 func (l *Limiter) policy(t *part) descriptors.OnFailure {
 	if t.rule != nil && t.match.Rule.OnFailure != descriptors.FailDefault {
 		return t.match.Rule.OnFailure
@@ -71,12 +71,12 @@ func (l *Limiter) policy(t *part) descriptors.OnFailure {
 	return l.config.OnFailure
 }
 
-// allowed is the decision on an op that its policy lets pass: as if nothing had been spent yet.
+// allowed returns the decision on an op that its policy allows: as if nothing had been spent yet.
 func allowed(op *backend.Op) engine.Decision {
 	return engine.Decision{Admitted: max(1, op.Take.Count), Left: capacity(&op.Limits[0])}
 }
 
-// denied is the decision on an op that its policy refuses. What gives hits back is never refused; they are lost.
+// denied returns the decision on an op that its policy denies. Giving back is never refused; the hits are lost.
 func denied(op *backend.Op) engine.Decision {
 	if op.Mode == backend.Give {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
@@ -84,9 +84,9 @@ func denied(op *backend.Op) engine.Decision {
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}
 }
 
-// applyBack gives back what the batch says, each where it was spent: in the store, in this process, or, where nothing was
-// counted, nowhere. It does so also if the caller has gone meanwhile. The verdict stands without it; what cannot be
-// given back only refuses more.
+// applyBack carries out the first n operations of the batch, each where the hits were spent: in the store, in this
+// process or, if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does
+// not depend on it; what cannot be given back only causes more refusals.
 func (l *Limiter) applyBack(ctx context.Context, p *scratch, n int) {
 	ctx = context.WithoutCancel(ctx)
 	p.local = p.local[:0]
@@ -108,10 +108,10 @@ func (l *Limiter) applyBack(ctx context.Context, p *scratch, n int) {
 	}
 }
 
-// fallbacks counts the decisions of a rule that its policy made, by policy; nil until there are any.
+// fallbacks counts the decisions that a rule's policy made, by policy; elements are nil until there are any.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
 
-// fellBack counts a decision that t's policy makes instead of the store.
+// fellBack counts a decision made by t's policy instead of the store.
 func (c *counts) fellBack(t *part) {
 	known, rule := &c.overrides, "__override__"
 	if t.rule != nil {

@@ -10,21 +10,22 @@ import (
 // takes reports whether t spends hits.
 func (t *part) takes() bool { return !t.negative && t.hits > 0 }
 
-// shadow reports whether a refusal of t is for the books only. An override leaves the rule's mode behind.
+// shadow reports whether a refusal of t is only counted. The rule's mode does not apply to an override.
 func (t *part) shadow() bool { return t.rule != nil && !t.override && t.match.Rule.Shadow }
 
-// quota reports whether t is one of several buckets of which one is enough.
+// quota reports whether t is in quota mode: one of several buckets of which it is enough that one admits.
 func (l *Limiter) quota(t *part) bool {
 	return l.config.Quota || t.rule != nil && !t.override && t.match.Rule.Quota
 }
 
-// refused reports whether t's limits refused it. What gives hits back is never refused.
+// refused reports whether t's limits refused it. Giving back is never refused.
 func (p *scratch) refused(t *part) bool {
 	return t.op >= 0 && !t.negative && p.ops[t.op].Decision.Admitted == 0
 }
 
-// over is the verdict on the request before global shadow mode: one descriptor that is not in quota mode is over, or
-// there are some that are, and all of those are over. Descriptors without a limit in force do not take part.
+// over returns the verdict on the request before global shadow mode: whether a descriptor that is not in quota mode is
+// over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
+// take part.
 func (l *Limiter) over(p *scratch) bool {
 	quota, quotaOver := 0, 0
 	for i := range p.parts {
@@ -48,14 +49,14 @@ func (l *Limiter) over(p *scratch) bool {
 	return quota > 0 && quota == quotaOver
 }
 
-// unmatched makes v the verdict on n descriptors that no rule speaks of.
+// unmatched makes v the verdict on n descriptors that match no rule.
 func (v *Verdict) unmatched(n int) {
 	v.Over, v.Header = false, -1
 	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
 	clear(v.Statuses)
 }
 
-// fold makes the verdict of what the backend decided.
+// fold turns the backend's decisions into the verdict.
 func (l *Limiter) fold(p *scratch, v *Verdict) {
 	v.unmatched(len(p.parts))
 	for i := range p.parts {
@@ -65,7 +66,7 @@ func (l *Limiter) fold(p *scratch, v *Verdict) {
 	v.Header = l.header(p, v)
 }
 
-// status is the answer to t.
+// status fills in s, the answer to t.
 func (l *Limiter) status(p *scratch, t *part, s *Status) {
 	s.Rule = t.match.Rule
 	switch {
@@ -87,7 +88,7 @@ func (l *Limiter) status(p *scratch, t *part, s *Status) {
 	}
 }
 
-// left is what d, which admitted t, leaves.
+// left returns what is left after d, which admitted t.
 func (t *part) left(d *engine.Decision) uint64 {
 	if t.negative || t.unspent {
 		return d.Left
@@ -95,8 +96,8 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.hits, d.Left)
 }
 
-// header chooses the status that response headers speak of: the last one that is over and not in quota mode, or else the
-// first of those with the least remaining; −1 where no limit is reported.
+// header returns the index of the status that response headers describe: the last one that is over and not in quota
+// mode, or else the first of those with the least remaining; −1 if no limit is reported.
 func (l *Limiter) header(p *scratch, v *Verdict) int {
 	least, enforced := -1, -1
 	for i := range v.Statuses {

@@ -1,8 +1,8 @@
-// Package limiter answers one request: it matches the descriptors against the rules, makes an operation of each that has
-// a limit, lets the backend apply them, and folds the decisions into a verdict.
+// Package limiter decides requests: it matches the descriptors against the rules, makes an operation for each one that
+// has a limit, lets the backend apply them, and folds the decisions into a verdict.
 //
-// Everything that asks goes through here, so gRPC, HTTP, the command line and the admin API cannot disagree: [Decide]
-// charges, [Limiter.Explain] looks, [Limiter.Peek] and [Limiter.Reset] speak of the counter that both of them use.
+// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree: [Decide] charges, [Limiter.Explain]
+// only looks, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
 //
 // [Decide]: Limiter.Decide
 package limiter
@@ -22,16 +22,16 @@ type Config struct {
 	Shadow          bool    // SHADOW_MODE
 	Quota           bool    // QUOTA_MODE
 	StopWhenOver    bool    // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
-	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: it changes what StopWhenOver spends, and counts over_limit_with_local_cache
-	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 stands for 0.8
-	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 stands for 1,000
-	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: tell the backend what envoyproxy/ratelimit names each counter
+	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: changes what StopWhenOver spends, and counts over_limit_with_local_cache
+	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 means 0.8
+	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 means 1,000
+	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend the name that envoyproxy/ratelimit gives each counter
 
-	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, of rules that do not say it themselves; FailDefault stands for FailError
-	Local     backend.Backend       // decides for FailLocal; must be there where a rule or OnFailure says so
+	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
+	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 }
 
-// Limiter decides requests by the present rules. Its methods are safe for concurrent use.
+// Limiter decides requests by the current rules. Its methods are safe for concurrent use.
 type Limiter struct {
 	backend backend.Backend
 	config  Config
@@ -40,7 +40,7 @@ type Limiter struct {
 	setting sync.Mutex // held while rules are compiled into a snapshot
 }
 
-// New makes a Limiter without rules; until SetRules is called Decide returns ErrNoRules.
+// New returns a Limiter without rules; until SetRules is called Decide returns [ErrNoRules].
 func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	if c.NearLimitRatio == 0 {
 		c.NearLimitRatio = 0.8
@@ -54,7 +54,7 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	return &Limiter{backend: b, config: c, counts: newCounts(r, c)}
 }
 
-// SetRules swaps the rules. Counters, and what they have counted, stay.
+// SetRules replaces the rules. Counters and metrics are kept.
 func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -63,7 +63,7 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.rules.Store(compiled)
 }
 
-// Rules are the present rules, or nil.
+// Rules returns the current rules, or nil.
 func (l *Limiter) Rules() *descriptors.Set {
 	if s := l.rules.Load(); s != nil {
 		return s.set
@@ -71,8 +71,8 @@ func (l *Limiter) Rules() *descriptors.Set {
 	return nil
 }
 
-// Decide charges r and fills in v, a Verdict of the caller's own. Where it returns an error, which wraps one of this
-// package's, v says nothing.
+// Decide charges r and fills in v, which belongs to the caller. If it returns an error, which wraps one of this
+// package's, v is meaningless.
 func (l *Limiter) Decide(ctx context.Context, r *Request, v *Verdict) error {
 	s, err := l.accept(r)
 	if err != nil {
@@ -100,8 +100,8 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, v *Verdict) error {
 	return nil
 }
 
-// accept returns the present rules if r can be decided by them. Errors come in the reference's order; what it has no
-// bounds for comes last.
+// accept returns the current rules if r can be decided by them. Errors are checked for in the reference's order; bounds
+// that the reference does not have come last.
 func (l *Limiter) accept(r *Request) (*snapshot, error) {
 	if err := r.validate(); err != nil {
 		return nil, err

@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// of is where t, which matched a rule or came with an override, is counted.
+// of returns the counters for t, which matched a rule or came with an override.
 func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.Entry, p *scratch, t *part) *stats.Rule {
 	switch {
 	case t.override:
@@ -32,7 +32,7 @@ func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.En
 	return n
 }
 
-// addOverride makes the counters for a key that was not seen before, as long as there are few of them in the domain.
+// addOverride returns the counters for a key not seen before, as long as the domain does not have too many.
 func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descriptors.Domain, entries []descriptors.Entry) *stats.Rule {
 	other := func() *stats.Rule { return c.registry.Rule(stats.NewKey(d.Name, stats.Other)) }
 	return known.add(key, func() *stats.Rule {
@@ -47,8 +47,8 @@ func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descript
 	}, other)
 }
 
-// addDynamic makes the counters for a key of the rule that was not seen before, as long as there are few of them. What
-// comes on top is counted under the same key with Other in the place of every value of the request.
+// addDynamic returns the counters for a key of the rule not seen before, as long as there are not too many. Further
+// keys are counted under the same key with [stats.Other] in place of every value of the request.
 func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descriptors.Entry, t *part) *stats.Rule {
 	other := func() *stats.Rule {
 		nameless := slices.Clone(entries)
@@ -62,7 +62,8 @@ func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descrip
 	}, other)
 }
 
-// keyed is the counters of a key that a request brought about, or those of all others if it is too long as it is shown.
+// keyed returns the counters for a key that depends on a request, or those for all others if its displayed form is too
+// long.
 func (c *counts) keyed(k stats.Key, longest int, other func() *stats.Rule) *stats.Rule {
 	if len(k.Text) > longest {
 		return other()

@@ -11,42 +11,42 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// scratch is what deciding a request needs, kept for the next one. Its slices only ever grow: what points into one that
-// was outgrown stays valid until the next plan.
+// scratch is the memory for deciding a request, reused for the next one. Its slices only ever grow: what points into an
+// array that was outgrown stays valid until the next plan.
 type scratch struct {
 	parts  []part
-	ops    []backend.Op       // one for each part with limits, in their order
-	owners []int              // the index of that part
-	items  []descriptors.Item // of overrides, and what replaces left of lists
+	ops    []backend.Op       // one for each part with limits, in order
+	owners []int              // the index of that part, for each op
+	items  []descriptors.Item // of overrides, and of lists of which some limits were replaced
 	limits []engine.Limit     // the same, as the backend wants them
-	batch  []backend.Op       // those of ops that one call of the backend is for
+	batch  []backend.Op       // the ops of one call of the backend
 	picked []int              // their indices
-	local  []backend.Op       // those of them that this process decides because the store failed
+	local  []backend.Op       // the ones that this process decides because the store failed
 	failed []int              // their indices in the call that failed
 	text   []byte
-	names  []byte // of the counters, where the backend wants the reference's
+	names  []byte // of the counters, if the backend wants the reference's
 }
 
-// part is what became of one descriptor.
+// part is the state of one descriptor.
 type part struct {
 	match     descriptors.Match
-	rule      *rule              // of the match, as the snapshot has it; nil where none matched
-	items     []descriptors.Item // the limits in force; empty where there are none
+	rule      *rule              // the snapshot's rule of the match; nil if none matched
+	items     []descriptors.Item // the limits in force, if any
 	limits    engine.Limits      // the same, as the backend wants them
 	hits      uint64
-	op        int // index into ops; −1 for none
+	op        int // index into ops; −1 if there is none
 	override  bool
 	unlimited bool
 	negative  bool
-	ignored   ignored // why the override that came along is not in force
-	reason    error   // the same for people
-	unspent   bool    // admitted, but not charged because of the other descriptors, or charged and given back
+	ignored   ignored // why the request's override is ignored
+	reason    error   // the same, in words
+	unspent   bool    // admitted, but not charged because of other descriptors, or charged and given back
 
-	fell   descriptors.OnFailure // the policy that decided because the store failed; FailDefault where it did not
-	counts *stats.Rule           // of what it takes; nil where it takes nothing
+	fell   descriptors.OnFailure // the policy that decided because the store failed; FailDefault if it did not fail
+	counts *stats.Rule           // where to count what it takes; nil if it takes nothing
 }
 
-// plan finds what limits the descriptors of r and makes the operations that ask the backend.
+// plan finds the limits of r's descriptors and makes the operations for the backend.
 func (p *scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 	n := len(r.Descriptors)
 	p.parts = slices.Grow(p.parts[:0], n)[:n]
@@ -98,7 +98,7 @@ func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	t.items, t.limits = p.keep(&item, len(p.items))
 }
 
-// keep stores a copy of item until the next plan, and returns those kept since the given number of them.
+// keep stores a copy of item until the next plan, and returns all those kept from index since on.
 func (p *scratch) keep(item *descriptors.Item, since int) ([]descriptors.Item, engine.Limits) {
 	p.items = append(p.items, *item)
 	p.limits = append(p.limits, item.Limit)
@@ -109,8 +109,8 @@ func (p *scratch) keep(item *descriptors.Item, since int) ([]descriptors.Item, e
 // replaces reports whether a limit of t may drop others. Overrides have no names and replace nothing.
 func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.override }
 
-// dropReplaced takes out every limit whose name another matched limit replaces: also one that is unlimited or is itself
-// replaced. Unlimited ones stay.
+// dropReplaced drops every limit whose name a matched limit replaces, even if the latter is unlimited or itself
+// replaced. Unlimited descriptors stay.
 func (p *scratch) dropReplaced() {
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -136,8 +136,8 @@ func (p *scratch) anyReplaced(items []descriptors.Item) bool {
 	return false
 }
 
-// replaced reports whether a limit that matched names name among those it replaces. It reads the rules, not what is
-// left of them, so that limits that replace each other both go.
+// replaced reports whether a matched limit has name among those it replaces. It reads the rules, not what is left of
+// them, so limits that replace each other are both dropped.
 func (p *scratch) replaced(name string) bool {
 	if name == "" {
 		return false
@@ -156,7 +156,7 @@ func (p *scratch) replaced(name string) bool {
 	return false
 }
 
-// addOp makes the operation of the i-th part, if it has limits.
+// addOp makes the operation for the i-th part, if it has limits.
 func (p *scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
 	if t.unlimited || len(t.items) == 0 {
@@ -182,7 +182,7 @@ func (p *scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 	}
 }
 
-// nameOps gives each operation the name that the reference has for its counter.
+// nameOps gives each operation the reference's name for its counter.
 func (p *scratch) nameOps(d *descriptors.Domain, r *Request) {
 	for k := range p.ops {
 		i := p.owners[k]
@@ -193,7 +193,7 @@ func (p *scratch) nameOps(d *descriptors.Domain, r *Request) {
 	}
 }
 
-// mode says what t does to its counter.
+// mode returns what t does to its counter.
 func (t *part) mode() backend.Mode {
 	switch {
 	case t.negative:
@@ -205,15 +205,16 @@ func (t *part) mode() backend.Mode {
 	}
 }
 
-// maxText is the largest buffer for names that is kept for the next request.
+// maxText is the size of the largest buffer for names that is kept for the next request.
 const maxText = 64 << 10
 
-// maxOwner is the longest name of a holder that is kept as it is.
+// maxOwner is the length of the longest holder's name that is used as it is.
 const maxOwner = 64
 
-// owner is the name of a holder. A long one is replaced by its hash, marked so that no short one is equal to it: a counter
-// may have thousands of holders, and clients choose how long their names are. So is the empty one, which is a name like
-// any other here, and nobody's in the engine.
+// owner returns the engine's name for a holder. A long name is replaced by its hash, because a counter may have
+// thousands of holders and clients choose the lengths of their names; the hash is marked and too long to equal a short
+// name. The empty name is replaced too: here it is a name like any other, but to the engine it means that there is no
+// owner.
 func owner(name []byte) string {
 	if n := len(name); n > 0 && n <= maxOwner {
 		return string(name)

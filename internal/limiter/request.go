@@ -8,46 +8,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Most descriptors of a request, and most entries of a descriptor.
+// The maximum numbers of descriptors in a request, and of entries in a descriptor.
 const (
 	MaxDescriptors = 128
 	MaxEntries     = 64
 )
 
-// What is wrong with a request, or with the server, so that there is no verdict.
+// Why there is no verdict.
 var (
 	ErrEmptyDomain        = errors.New("rate limit domain must not be empty")
 	ErrNoDescriptors      = errors.New("rate limit descriptor list must not be empty")
 	ErrNoRules            = errors.New("no rate limit configuration loaded")
 	ErrTooManyDescriptors = errors.New("a request has at most 128 descriptors")
 	ErrTooManyEntries     = errors.New("a descriptor has at most 64 entries")
-	// ErrBackend is in every error that comes from the store. An error of the context, where that is the reason, is too.
+	// ErrBackend is wrapped by every error that comes from the store. If the reason is an error of the context, that is
+	// wrapped too.
 	ErrBackend = errors.New("asking the store of the counters")
-	// ErrNoLimit is what Peek and Reset return for a descriptor that no limit applies to, so that nothing counts it.
+	// ErrNoLimit is what Peek and Reset return for a descriptor to which no limit applies, so that it has no counter.
 	ErrNoLimit = errors.New("no limit applies to this descriptor")
 
 	errNotAllowed = errors.New("the domain has allow_limit_override: false")
 )
 
-// Request is a question. Its bytes belong to the caller, who must leave them alone until Decide returns.
+// Request is what has to be decided. Its bytes belong to the caller, who must not change them until Decide returns.
 type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
-	Hits        uint32 // hits_addend of the request; 0 stands for 1
+	Hits        uint32 // hits_addend of the request; 0 means 1
 }
 
 // Descriptor is one descriptor of a request.
 type Descriptor struct {
 	Entries     []descriptors.Entry
-	Hits        uint64 // valid where HasHits
-	HasHits     bool   // 0 hits are a look
+	Hits        uint64 // valid if HasHits
+	HasHits     bool   // 0 hits mean a look
 	Negative    bool   // give the hits back
 	HasOverride bool
 	Override    descriptors.Override
 }
 
-// Text is d for people, key=value,key=value, cut short after about longest bytes. It is valid UTF-8. What it holds is data of
-// end users.
+// Text returns d in a form fit for people, key=value,key=value, truncated after about longest bytes. It is valid UTF-8.
+// It contains data of end users.
 func (d *Descriptor) Text(longest int) string {
 	var b strings.Builder
 	for i, e := range d.Entries {
@@ -65,7 +66,7 @@ func (d *Descriptor) Text(longest int) string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// hits is what descriptor d of r spends or gives back.
+// hits returns how many hits descriptor d of r spends or gives back.
 func (r *Request) hits(d *Descriptor) uint64 {
 	if d.HasHits {
 		return min(d.Hits, engine.MaxHits)
@@ -73,7 +74,7 @@ func (r *Request) hits(d *Descriptor) uint64 {
 	return uint64(max(1, r.Hits))
 }
 
-// validate says why r cannot be decided by any rules.
+// validate returns why r cannot be decided by any rules, or nil.
 func (r *Request) validate() error {
 	switch {
 	case len(r.Domain) == 0:
@@ -84,7 +85,7 @@ func (r *Request) validate() error {
 	return nil
 }
 
-// withinBounds says whether r is too large.
+// withinBounds returns an error if r is too large.
 func (r *Request) withinBounds() error {
 	if len(r.Descriptors) > MaxDescriptors {
 		return ErrTooManyDescriptors

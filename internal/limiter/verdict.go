@@ -11,22 +11,22 @@ import (
 
 // Status is the answer to one descriptor.
 type Status struct {
-	Over      bool              // OVER_LIMIT, after shadow mode of the rule
-	Refused   bool              // what the limit itself said; a rule in shadow mode refuses and is not over
+	Over      bool              // OVER_LIMIT, after the rule's shadow mode was applied
+	Refused   bool              // what the limit itself said; in shadow mode a rule may refuse without being over
 	Rule      *descriptors.Rule // nil where none matched
-	Item      *descriptors.Item // the limit that is reported; nil where none matched, it is replaced, or it is unlimited
-	Override  bool              // Item came with the request: nothing of Rule but its path is to be reported
+	Item      *descriptors.Item // the limit that is reported; nil if none matched, or it is replaced or unlimited
+	Override  bool              // Item came with the request: of Rule only the path may be reported
 	Unlimited bool
-	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which one is enough
+	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
 	Remaining uint32
 	Decision  engine.Decision
 }
 
-// Replaced reports whether a rule matched and was dropped because another one of the request replaces it.
+// Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
 func (s *Status) Replaced() bool { return s.Rule != nil && s.Item == nil && !s.Unlimited }
 
-// RuleName is what operators call the limit that is reported: its name, or the path of its rule where it has none. It is
-// empty where no rule matched, and never holds anything of the request.
+// RuleName returns the name of the reported limit, or the path of its rule if it has none. It is empty if no rule
+// matched, and never contains anything from the request.
 func (s *Status) RuleName() string {
 	switch {
 	case s.Item != nil && s.Item.Name != "":
@@ -38,8 +38,8 @@ func (s *Status) RuleName() string {
 	}
 }
 
-// UntilReset is what duration_until_reset says: until the counter is whole again, or until the same cost would pass where
-// it was refused. It is in whole seconds, rounded up, and at least one second where it was refused.
+// UntilReset returns duration_until_reset: until the counter is whole again or, if s was refused, until the same cost
+// would be admitted. It is in whole seconds, rounded up, and at least one second if s was refused.
 func (s *Status) UntilReset() time.Duration {
 	d := s.Decision.ResetAfter
 	if s.Refused {
@@ -55,17 +55,18 @@ func (s *Status) UntilReset() time.Duration {
 	return d
 }
 
-// Verdict is the answer to a Request. It may be used again; Decide overwrites it.
+// Verdict is the answer to a Request. It may be reused; Decide overwrites it.
 type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
-	Statuses []Status // one for each descriptor, in their order
-	Header   int      // index of the status that response headers speak of; −1 for none
+	Statuses []Status // one for each descriptor, in order
+	Header   int      // index of the status that response headers describe; −1 if there is none
 
 	scratch scratch
 }
 
-// Refusal is the index of the status that tells why the request is refused: the one that headers speak of, or where that
-// one is not over, because others in quota mode are, the first of those. It is −1 where the request passes.
+// Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe
+// or, if that one is not over because only others in quota mode are, the first of those. It is −1 if the request
+// passes.
 func (v *Verdict) Refusal() int {
 	switch {
 	case !v.Over:

@@ -10,47 +10,47 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// Body is a template of what refused requests are answered with: text, in which {{rule}}, {{domain}}, {{limit}}, {{unit}},
-// {{remaining}} and {{retry_after}} stand for the facts. One that begins with a brace is JSON: it is answered as
-// application/json, and what its fields stand for is escaped, so that they may stand inside its strings and numbers
-// outside of them. Nothing that an end user sends gets into it.
+// Body is a template for the body of refusals: text with the fields {{rule}}, {{domain}}, {{limit}}, {{unit}},
+// {{remaining}} and {{retry_after}}. A template that begins with a brace is JSON: it is sent as application/json, and
+// values are escaped, so that text fields may be used inside its strings, and numbers outside of them too. Nothing that
+// an end user sends gets into the body.
 type Body struct {
 	parts []part
 	json  bool
 }
 
-// part is a piece of a template: text as it stands, and what follows it.
+// part is a piece of a template: literal text, and the field after it.
 type part struct {
 	text string
 	then fact
 }
 
-// fact is what a template can name.
+// fact is a field of a template.
 type fact uint8
 
 const (
 	nothing       fact = iota
-	factRule           // name of the rule that refuses, or its path
+	factRule           // name of the limit that refuses, or the path of its rule
 	factDomain         //
 	factLimit          // the number
 	factUnit           // of the number, in words: minute, or 5 minutes
-	factRemaining      // hits that are left; 0 on a refusal
+	factRemaining      // hits left; 0 for a refusal
 	factRetry          // seconds until the request would pass, at least 1
 )
 
-// facts are the names that templates know them by.
+// facts returns the names of the facts in templates.
 func facts() []string {
 	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
 }
 
-// refusal is what the facts are taken from.
+// refusal is where the facts come from.
 type refusal struct {
 	domain []byte
 	status *limiter.Status
 	retry  int64
 }
 
-// ParseBody compiles a template. The error says what is wrong with it, and what would be right.
+// ParseBody compiles a template. The error says what is wrong, and what would be right.
 func ParseBody(template string) (*Body, error) {
 	trimmed := strings.TrimSpace(template)
 	t := &Body{json: strings.HasPrefix(trimmed, "{") && !strings.HasPrefix(trimmed, "{{")}
@@ -80,9 +80,9 @@ func ParseBody(template string) (*Body, error) {
 	return t, nil
 }
 
-// checkJSON says why the template would not come to JSON.
+// checkJSON returns why the template would not yield JSON, or nil.
 func (t *Body) checkJSON() error {
-	for _, number := range []string{"0", "42"} { // 0 may stand where nothing may follow it
+	for _, number := range []string{"0", "42"} { // after a 0 no other digit may follow
 		var whatever any
 		if err := json.Unmarshal(t.sample(number), &whatever); err != nil {
 			return fmt.Errorf(`a template that begins with a brace has to be JSON, such as {"rule":"{{rule}}","retry_after":{{retry_after}}}, with texts in quotes: %w`, err)
@@ -91,7 +91,8 @@ func (t *Body) checkJSON() error {
 	return nil
 }
 
-// sample is the template with a text for its texts, which is no JSON outside of quotes, and number for its numbers.
+// sample returns the template filled in with number for its numbers and, for its texts, a text that is not valid JSON
+// outside quotes.
 func (t *Body) sample(number string) []byte {
 	var b []byte
 	for _, p := range t.parts {
@@ -107,7 +108,7 @@ func (t *Body) sample(number string) []byte {
 	return b
 }
 
-// append appends raw_body, and where it is JSON the header that says so: Envoy puts that in the place of its text/plain.
+// append appends raw_body and, if it is JSON, the header that says so, with which Envoy replaces its text/plain.
 func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	i := v.Refusal()
 	if i < 0 {
@@ -129,7 +130,7 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	return shut(b, start)
 }
 
-// fact is what p stands for. It is valid UTF-8.
+// fact returns the value of p, as valid UTF-8.
 func (x *refusal) fact(p fact) string {
 	switch p {
 	case factRule:
@@ -153,10 +154,10 @@ func (x *refusal) fact(p fact) string {
 	return ""
 }
 
-// appendEscaped appends s as it stands inside a string of JSON.
+// appendEscaped appends s, escaped for the inside of a JSON string.
 func appendEscaped(b []byte, s string) []byte {
 	quoted, err := json.Marshal(s)
-	if err != nil || len(quoted) < 2 { // no text fails
+	if err != nil || len(quoted) < 2 { // never happens: every string can be marshalled
 		return b
 	}
 	return append(b, quoted[1:len(quoted)-1]...)

@@ -7,20 +7,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// pooledEntries is how many entries a call may have room for and still be pooled, so that one huge request does not keep
-// its memory for ever.
+// pooledEntries is how many entries a call may have room for and still be pooled, so that a single huge request does
+// not keep its memory forever.
 const pooledEntries = 1024
 
-// call is what one request needs from its first byte until its answer is encoded.
+// call is what one request needs from its first byte until its answer has been encoded.
 type call struct {
-	buffer  mem.Buffer // the message; nil before it was received
-	message []byte     // what buffer holds
+	buffer  mem.Buffer // the message; nil until it has been received
+	message []byte     // the contents of buffer
 	request limiter.Request
 	verdict limiter.Verdict
 	entries []descriptors.Entry // backs the entries of all descriptors
 }
 
-// hold keeps data until the call is reset. A second message is none of ours: grpc answers it with INTERNAL.
+// hold keeps data until the call is reset. It ignores a second message, which grpc answers with INTERNAL.
 func (c *call) hold(data mem.BufferSlice) {
 	if c.buffer != nil {
 		return

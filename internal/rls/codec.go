@@ -5,7 +5,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec passes our own types through and hands the rest to protobuf's.
+// codec passes our own types through and leaves the rest to protobuf's codec.
 type codec struct{ protobuf encoding.CodecV2 }
 
 // Marshal implements encoding.CodecV2.

@@ -16,15 +16,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Content types of what JSON returns.
+// Content types of what [Service.JSON] returns.
 const (
 	typeJSON  = "application/json"
 	typePlain = "text/plain; charset=utf-8"
 )
 
-// JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are refused, with the status 200 where it
-// passes and 429 where it is over a limit. What is no request, or one that cannot be decided for lack of a domain, of
-// descriptors or of rules, is 400, as with the reference; a store that fails, or a ctx that ends, is 503.
+// JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are rejected. The status is 200 if the
+// request passes and 429 if it is over a limit. As in the reference it is 400 if body is not a request, or one that
+// cannot be decided because there is no domain, no descriptor or no rules. It is 503 if the store fails or ctx ends.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 	var request ratelimitv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
@@ -58,7 +58,7 @@ func plain(code int) (status int, contentType string, answer []byte) {
 	return code, typePlain, []byte(http.StatusText(code) + "\n")
 }
 
-// unitName is how protobuf writes the unit of a request; it is a number where it has no name there.
+// unitName returns how protobuf prints the unit of a request: a number if it has no name there.
 func unitName(u descriptors.Unit) string { return typev3.RateLimitUnit(u).String() }
 
 func httpStatus(err error) int {

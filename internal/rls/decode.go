@@ -9,13 +9,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// What is wrong with bytes that are no RateLimitRequest.
+// What is wrong with bytes that are not a RateLimitRequest.
 var (
 	errMalformed = errors.New("malformed RateLimitRequest: the bytes are not a protobuf message")
 	errTooDeep   = errors.New("malformed RateLimitRequest: unknown groups are nested more than 100 deep")
 )
 
-// maxGroups is how deep groups, which no field of ours is, may be nested.
+// maxGroups is how deep groups may be nested. No field of ours is a group.
 const maxGroups = 100
 
 // Field numbers of the request, from envoy/service/ratelimit/v3/rls.proto and
@@ -40,8 +40,8 @@ const (
 	wrapperValue = 1
 )
 
-// decode reads c.message into c.request as protobuf would, but for two things: bytes that are no UTF-8 are taken as they
-// are, and what exceeds the limiter's bounds is an error before it is stored. Keys and values alias the message.
+// decode reads c.message into c.request as protobuf would, with two exceptions: invalid UTF-8 is accepted as it is, and
+// what exceeds the limiter's bounds is an error before it is stored. Keys and values alias the message.
 func (c *call) decode() error {
 	r := reader{b: c.message}
 	for r.next() {
@@ -108,7 +108,7 @@ func decodeEntry(parent *reader) (e descriptors.Entry) {
 	return e
 }
 
-// decodeOverride merges into o, as protobuf does where a message stands twice.
+// decodeOverride merges into o, as protobuf does if a message occurs twice.
 func decodeOverride(parent *reader, o *descriptors.Override) {
 	r := reader{b: parent.bytes()}
 	for r.next() {
@@ -128,7 +128,7 @@ func decodeOverride(parent *reader, o *descriptors.Override) {
 	parent.fail(r.err)
 }
 
-// decodeWrapper reads a google.protobuf.UInt64Value or UInt32Value; one without a value leaves v alone.
+// decodeWrapper reads a google.protobuf.UInt64Value or UInt32Value; one without a value does not change v.
 func decodeWrapper(parent *reader, v *uint64) {
 	r := reader{b: parent.bytes()}
 	for r.next() {
@@ -141,8 +141,8 @@ func decodeWrapper(parent *reader, v *uint64) {
 	parent.fail(r.err)
 }
 
-// unit is the unit of that number in answers; in requests the week has no name, but its number. The enumeration is open, so
-// it may be any.
+// unit returns the unit with that number in answers; in requests the week has no name, but the same number. The
+// enumeration is open, so n may be anything.
 func unit(n int32) descriptors.Unit {
 	if n < int32(descriptors.Second) || n > int32(descriptors.Week) {
 		return descriptors.UnitUnknown
@@ -150,15 +150,16 @@ func unit(n int32) descriptors.Unit {
 	return descriptors.Unit(n)
 }
 
-// reader goes through the fields of one message. After next, exactly one of bytes, varint and skip takes the value.
+// reader iterates over the fields of one message. After each next, exactly one of bytes, varint and skip must consume
+// the value.
 type reader struct {
 	b      []byte
 	number protowire.Number
 	kind   protowire.Type
-	err    error // the first thing that was wrong
+	err    error // the first error
 }
 
-// next reads the next field's tag; it is false at the end of the message or of its sense.
+// next reads the next field's tag; it returns false at the end of the message or after an error.
 func (r *reader) next() bool {
 	if len(r.b) == 0 || r.err != nil {
 		return false
@@ -198,17 +199,17 @@ func (r *reader) bytes() []byte {
 	return v
 }
 
-// skip passes over a field that we do not know, or that has another type than ours.
+// skip skips a field that is unknown, or has an unexpected type.
 func (r *reader) skip() {
 	if r.kind == protowire.StartGroupType {
 		r.skipGroup(r.number, maxGroups)
 		return
 	}
-	r.advance(protowire.ConsumeFieldValue(r.number, r.kind, r.b)) // an end without a start is an error there
+	r.advance(protowire.ConsumeFieldValue(r.number, r.kind, r.b)) // which rejects an end of a group without a start
 }
 
-// skipGroup passes over the rest of a group and at most depth-1 groups inside of each other in it. Numbers in there may be
-// larger than those of fields, as they may for protobuf.
+// skipGroup skips the rest of a group, in which groups may be nested at most depth-1 deep. As in protobuf, numbers
+// inside may be larger than those of fields.
 func (r *reader) skipGroup(number protowire.Number, depth int) {
 	if depth == 0 {
 		r.fail(errTooDeep)
@@ -232,7 +233,7 @@ func (r *reader) skipGroup(number protowire.Number, depth int) {
 	}
 }
 
-// advance passes over n bytes; a negative n is what protowire says of malformed ones.
+// advance skips n bytes; a negative n is protowire's error for malformed ones.
 func (r *reader) advance(n int) {
 	if n < 0 {
 		r.fail(errMalformed)

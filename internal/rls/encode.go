@@ -43,8 +43,8 @@ const (
 	headerValue = 2
 )
 
-// answer is an encoded RateLimitResponse. It is a mem.Buffer that nobody needs to free, and holds the slice of buffers that
-// grpc wants as well as the bytes of all but long answers, so that it is one allocation.
+// answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed, and contains the slice of buffers
+// that grpc wants as well as the bytes of all but long answers, so that it takes a single allocation.
 type answer struct {
 	mem.SliceBuffer
 	slice [1]mem.Buffer
@@ -117,7 +117,7 @@ func code(over bool) byte {
 	return codeOK
 }
 
-// remaining is limit_remaining of a status.
+// remaining returns limit_remaining of a status.
 func remaining(st *limiter.Status) uint32 {
 	switch {
 	case st.Unlimited:
@@ -129,8 +129,8 @@ func remaining(st *limiter.Status) uint32 {
 	}
 }
 
-// resetSeconds is duration_until_reset of a status in seconds: until its counter is whole again or, where it was refused
-// and be it in shadow mode, until the same would pass, which is never at once.
+// resetSeconds returns duration_until_reset of a status in seconds: until its counter is whole again or, if it was
+// refused, even in shadow mode, until the same request would pass, which is at least 1.
 func resetSeconds(st *limiter.Status) int64 {
 	if after := st.Decision.RetryAfter; after > 0 {
 		return ceil(after, time.Second)
@@ -142,7 +142,7 @@ func resetSeconds(st *limiter.Status) int64 {
 	return n
 }
 
-// ceil is d in units, rounded up, and never negative.
+// ceil returns d in units, rounded up, and never negative.
 func ceil(d, unit time.Duration) int64 {
 	if d <= 0 {
 		return 0
@@ -150,12 +150,12 @@ func ceil(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
-// tag is the tag of a field with a number below 16, which all of ours are.
+// tag returns the tag of a field with a number below 16, as all of ours have.
 func tag(number protowire.Number, kind protowire.Type) byte {
 	return byte(number)<<3 | byte(kind)
 }
 
-// appendVarint appends a field that is left out where it is 0, as in protobuf.
+// appendVarint appends a field unless v is 0, as in protobuf.
 func appendVarint(b []byte, number protowire.Number, v uint64) []byte {
 	if v == 0 {
 		return b
@@ -163,7 +163,7 @@ func appendVarint(b []byte, number protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(append(b, tag(number, protowire.VarintType)), v)
 }
 
-// appendString appends a string in which every run of bytes that is no UTF-8 has become U+FFFD, without which Envoy could not
+// appendString appends a string in which every run of invalid UTF-8 is replaced by U+FFFD; otherwise Envoy could not
 // read the answer.
 func appendString(b []byte, number protowire.Number, v string) []byte {
 	return protowire.AppendString(append(b, tag(number, protowire.BytesType)), valid(v))
@@ -171,13 +171,14 @@ func appendString(b []byte, number protowire.Number, v string) []byte {
 
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// open begins an embedded message; [shut] of the place it returns ends it.
+// open begins an embedded message and returns where it starts; [shut] with that start ends it.
 func open(b []byte, number protowire.Number) ([]byte, int) {
 	b = append(b, tag(number, protowire.BytesType), 0)
 	return b, len(b)
 }
 
-// shut writes the length of the message that starts at start into the byte left for it, and makes room where it needs more.
+// shut writes the length of the message that starts at start into the byte left for it, and makes room if it needs
+// more.
 func shut(b []byte, start int) []byte {
 	n := uint64(len(b) - start)
 	if n < 0x80 {

@@ -11,12 +11,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// errPanic is what the caller of a method that panicked is told.
+// errPanic is the error for the caller of a method that panicked.
 var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
 
-// status is the error that a caller is told, with the code for it: the caller's own mistakes are INVALID_ARGUMENT, its own
-// end is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding is UNAVAILABLE, a store that
-// ran out of time before the caller did included.
+// status returns the error for the caller, with its code: mistakes of the caller are INVALID_ARGUMENT, a call that was
+// cancelled or whose deadline has passed is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding
+// is UNAVAILABLE, including a store that did not answer in time although the caller had time left.
 func (s *Service) status(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errPanic):
@@ -45,7 +45,7 @@ func invalid(err error) bool {
 		errors.Is(err, errMalformed) || errors.Is(err, errTooDeep)
 }
 
-// expired reports whether the deadline of ctx has passed at now, be its timer late or not.
+// expired reports whether the deadline of ctx has passed at now, even if its timer is late.
 func expired(ctx context.Context, now time.Time) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && !now.Before(deadline)

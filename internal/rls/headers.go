@@ -48,8 +48,8 @@ func appendText(b []byte, list protowire.Number, name, value string) []byte {
 	return shut(b, start)
 }
 
-// appendRuleName tells upstream and the caller by which rule v is as it is: the one that refuses, or else the one that the
-// other headers speak of.
+// appendRuleName tells the upstream and the caller which rule led to v: the one that refuses, or else the one that the
+// other headers describe.
 func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	i := v.Header
 	if v.Over {
@@ -66,8 +66,8 @@ func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	return appendText(b, responseHeaders, header, name)
 }
 
-// headerText is s as the value of a header: what is not visible ASCII or a blank inside, and the percent sign, is written as
-// in a URL.
+// headerText returns s as the value of a header: percent signs, blanks at either end and everything that is not visible
+// ASCII are percent-encoded.
 func headerText(s string) string {
 	plain := func(i int) bool {
 		return s[i] > ' ' && s[i] <= '~' && s[i] != '%' || s[i] == ' ' && i > 0 && i < len(s)-1
@@ -89,8 +89,8 @@ func headerText(s string) string {
 	return s
 }
 
-// longestWait is how long the request has to wait until its turn has come in every leaky bucket that admitted it; false where
-// none did.
+// longestWait returns how long the request has to wait for its turn in every leaky bucket that admitted it; found is
+// false if none did.
 func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
@@ -101,8 +101,9 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	return wait, found
 }
 
-// retrySeconds is when a refused request would pass, at least 1: when the last of the limits that refused it gives way. Limits
-// in quota mode refuse only together, so where all that refused are such, the first of them decides.
+// retrySeconds returns after how many seconds, at least 1, a refused request would pass: when the last of the limits
+// that refused it would admit it. Limits in quota mode refuse only together, so if only such limits refused, the first
+// to admit decides.
 func retrySeconds(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {

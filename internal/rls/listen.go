@@ -13,13 +13,13 @@ import (
 	"golang.org/x/net/netutil"
 )
 
-// maxConnections is how many connections are open at a time; more wait until one closes.
+// maxConnections is how many connections may be open at a time; further ones wait until one closes.
 const maxConnections = 10_000
 
-// socketMode lets the owner and the group of a unix socket connect.
+// socketMode allows the owner and the group of a unix socket to connect.
 const socketMode fs.FileMode = 0o660
 
-// ListenTCP listens on address, such as 0.0.0.0:8081. The port belongs to this process alone: a second server on it fails.
+// ListenTCP listens on address, such as 0.0.0.0:8081. The port is not shared: a second server on it fails.
 func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
@@ -29,11 +29,11 @@ func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 	return limit(l), nil
 }
 
-// limit bounds how many connections of l are open.
+// limit bounds how many connections of l may be open.
 func limit(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConnections) }
 
-// ListenUnix listens on a unix socket at path, and removes a socket that a dead server left there. Anything else there, a
-// socket that answers included, is an error. The socket is for the owner and the group of the process.
+// ListenUnix listens on a unix socket at path, after removing a socket that a dead server left there. Anything else
+// there, including a socket that answers, is an error. Only the owner and the group of the process may connect.
 func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, err)
@@ -49,7 +49,7 @@ func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return limit(l), nil
 }
 
-// removeStale removes the socket at path where nobody answers on it.
+// removeStale removes the socket at path if nobody answers on it.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

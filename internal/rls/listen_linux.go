@@ -2,8 +2,8 @@ package rls
 
 import "syscall"
 
-// restrict gives a unix socket its mode before it has a name, so that the file, which the kernel makes like the socket, is
-// never open to more.
+// restrict sets the mode of a unix socket before it is bound. The kernel creates the file with the socket's mode, so it
+// is never open to others.
 func restrict(_, _ string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), uint32(socketMode)) }); controlErr != nil {

@@ -4,5 +4,5 @@ package rls
 
 import "syscall"
 
-// restrict does nothing: only on Linux is the file of a unix socket made like the socket.
+// restrict does nothing: only Linux creates the file of a unix socket with the socket's mode.
 func restrict(string, string, syscall.RawConn) error { return nil }

@@ -12,8 +12,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// appendMetadata appends dynamic_metadata: what was asked, the metadata of the rules that were met and not exceeded and,
-// with DECISION_METADATA, what was decided. All of it is made anew for each answer, nothing in it belongs to a rule.
+// appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
+// and, with DECISION_METADATA, the decision. All of it is built anew for each answer and shares nothing with the rules.
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	list := make([]*structpb.Value, len(r.Descriptors))
 	for i := range r.Descriptors {
@@ -36,13 +36,13 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	whole := len(b)
 	b, start := open(b, responseMetadata)
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, &structpb.Struct{Fields: all})
-	if err != nil { // no verdict is lost over its explanation
+	if err != nil { // a verdict must not be lost because of its metadata
 		return b[:whole]
 	}
 	return shut(b, start)
 }
 
-// descriptorFields repeats one descriptor of the request.
+// descriptorFields returns one descriptor of the request.
 func descriptorFields(d *limiter.Descriptor) map[string]*structpb.Value {
 	entries := make([]*structpb.Value, len(d.Entries))
 	for i, e := range d.Entries {
@@ -58,7 +58,7 @@ func descriptorFields(d *limiter.Descriptor) map[string]*structpb.Value {
 	return fields
 }
 
-// addDecision adds what became of one descriptor, and by which rule. Times are milliseconds, rounded up.
+// addDecision adds the decision on one descriptor, and its rule. Times are in milliseconds, rounded up.
 func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	if st.Rule != nil {
 		fields["rule"] = structpb.NewStringValue(valid(st.Rule.Path))
@@ -80,8 +80,9 @@ func milliseconds(d time.Duration) *structpb.Value {
 	return structpb.NewNumberValue(float64(ceil(d, time.Millisecond)))
 }
 
-// rulesMetadata merges the metadata of the rules in the order of the request: the first to write a key wins, and what both
-// have as a map is merged in turn. An override has no metadata, and neither has what is unlimited or replaced.
+// rulesMetadata merges the metadata of the rules in the order of the request: the first one to have a key wins, and
+// maps that both have are merged in turn. Overrides have no metadata, and neither have descriptors that are unlimited
+// or replaced.
 func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
 	all := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
 	for i := range v.Statuses {
@@ -93,7 +94,8 @@ func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
 	return all
 }
 
-// merge copies src into dst. What is no value of a struct is left out; the rules were checked for that when they were loaded.
+// merge copies src into dst. Values that a Struct cannot hold are left out; loading the rules has already rejected
+// them.
 func merge(dst map[string]*structpb.Value, src map[string]any) {
 	for key, value := range src {
 		key = valid(key)
@@ -114,7 +116,7 @@ func merge(dst map[string]*structpb.Value, src map[string]any) {
 	}
 }
 
-// overrideText is o in protobuf's text form, always with the same blanks.
+// overrideText returns o in protobuf's text format, but always with the same spacing.
 func overrideText(o descriptors.Override) string {
 	var parts []string
 	if o.RequestsPerUnit != 0 {

@@ -1,14 +1,14 @@
-// Package rls is Envoy's rate limit service, v3, on the wire: it decodes requests, asks the limiter, and encodes what the
-// limiter says.
+// Package rls implements the wire protocol of Envoy's rate limit service, v3: it decodes requests, asks the limiter,
+// and encodes the verdict.
 //
-// ShouldRateLimit is what a fleet of proxies calls for every request it forwards, so its messages are read and written by
-// hand: a request is decoded in place, its bytes stay in the buffer that grpc received them in until there is a verdict,
-// and the answer is written once, into bytes that then belong to grpc. The method is registered as a stream with neither
-// side streaming, because only such a handler owns its request from the first byte to the last and may pool it. Everything
-// else on the same server (health, reflection, administration) goes through protobuf as usual.
+// A fleet of proxies calls ShouldRateLimit for every request it forwards, so its messages are decoded and encoded by
+// hand: a request is decoded in place, its bytes stay in the buffer in which grpc received them until there is a
+// verdict, and the answer is written once, into memory that then belongs to grpc. The method is registered as a stream
+// with neither side streaming, because only such a handler owns its request from the first byte to the last and may
+// pool it. Everything else on the same server (health, reflection, administration) goes through protobuf as usual.
 //
-// [Service.JSON] is the same way for HTTP: JSON becomes a message, the message takes the path above, and the answer
-// becomes JSON.
+// [Service.JSON] does the same for HTTP: JSON is converted to a message, the message takes the path above, and the
+// answer is converted to JSON.
 package rls
 
 import (
@@ -32,17 +32,17 @@ const (
 	methodName  = "ShouldRateLimit"
 )
 
-// MaxMessage is the size of the largest request that is read, in bytes.
+// MaxMessage is the size in bytes of the largest request that is accepted.
 const MaxMessage = 4 << 20
 
-// Decider decides requests; it is a limiter.Limiter but for tests.
+// Decider decides requests; it is a limiter.Limiter except in tests.
 type Decider interface {
-	// Decide fills in v. Neither r nor v may be used by it once it has returned.
+	// Decide fills in v. It must not retain r or v.
 	Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
 }
 
-// Config says what goes into answers, and who is told about calls. The zero value answers as envoyproxy/ratelimit does by
-// default, and tells nobody.
+// Config says what goes into answers, and who is notified of calls. The zero value answers as envoyproxy/ratelimit does
+// by default, and notifies nobody.
 type Config struct {
 	Headers          Headers
 	Body             *Body // of refusals; nil leaves the body to Envoy
@@ -52,40 +52,42 @@ type Config struct {
 	Log              *slog.Logger // nil discards
 }
 
-// Headers are the response headers that Envoy is asked to add. Empty names stand for the reference's.
+// Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
+// name.
 type Headers struct {
-	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, where a leaky bucket admits, Wait
+	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
 	Limit     string // the limit's number; RateLimit-Limit
 	Remaining string // hits left; RateLimit-Remaining
 	Reset     string // seconds until it is whole again, or until the request would pass; RateLimit-Reset
 
-	// RetryAfter names a header that refusals carry, whether Enabled or not: the seconds until the request would pass.
-	// Empty is off.
+	// RetryAfter names a header of refusals, whether Enabled or not: the seconds until the request would pass. If empty
+	// there is none.
 	RetryAfter string
 
-	// Rule names a header that the request, on its way to upstream, and the answer, on its way to the caller, carry,
-	// whether Enabled or not: the name of the rule in force. Empty is off.
+	// Rule names a header that is added to the request to the upstream and to the response to the caller, whether
+	// Enabled or not: the name of the rule in force. If empty there is none.
 	Rule string
 }
 
-// WaitHeader carries the milliseconds until the turn of a request that a leaky bucket admitted has come, rounded up. It is
-// sent beside the other headers.
+// WaitHeader is the name of the header with the milliseconds, rounded up, until the turn of a request that a leaky
+// bucket admitted. It is sent in addition to the other headers.
 const WaitHeader = "RateLimit-Wait"
 
-// Hooks are told what happens. Each may be nil, and each may be called from many goroutines at once.
+// Hooks are notified of what happens. Each may be nil, and may be called concurrently.
 type Hooks struct {
-	// Call is told of each call that was answered, with the method's name and how long it took in seconds.
+	// Call is called after each answered call, with the method's name and how long it took in seconds.
 	Call func(method string, seconds float64)
-	// Panic is told of each panic that was recovered.
+	// Panic is called after each recovered panic.
 	Panic func()
-	// BadRequest is told of each request that was refused before the limiter saw it: too large, cut short, not a
-	// message, too many descriptors or entries.
+	// BadRequest is called for each request rejected before the limiter saw it: too large, truncated, not a message,
+	// too many descriptors or entries.
 	BadRequest func()
-	// Handshake is told of each TLS handshake that failed, with where the client is and why.
+	// Handshake is called for each failed TLS handshake, with the client's address and the reason.
 	Handshake func(peer net.Addr, err error)
-	// Refused is told of each request that is over a limit. It keeps neither of them, which point into the message.
+	// Refused is called for each request that is over a limit. It must not retain its arguments, which point into the
+	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
-	// NoRules tells why there are no rules; the answer repeats it. Empty adds nothing.
+	// NoRules returns why there are no rules, which is added to the answer unless it is empty.
 	NoRules func() string
 }
 
@@ -96,7 +98,7 @@ type Service struct {
 	calls   sync.Pool // of *call
 }
 
-// New makes a Service of d.
+// New returns a Service that decides by d.
 func New(d Decider, c Config) *Service {
 	c.Headers = c.Headers.withDefaults()
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
@@ -142,7 +144,7 @@ func (h Hooks) withDefaults() Hooks {
 	return h
 }
 
-// register puts ShouldRateLimit on a server, which must use [codec].
+// register registers ShouldRateLimit on a server, which must use [codec].
 func (s *Service) register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
@@ -175,11 +177,11 @@ func (s *Service) respond(stream grpc.ServerStream, c *call, now time.Time) erro
 	return stream.SendMsg(a)
 }
 
-// answer decides the message that c holds and encodes the verdict. It releases c, unless something panics: what may
-// still be in use then is left to the garbage collector. The error is one for [Service.status].
+// answer decides the message that c holds and encodes the verdict. It releases c, except after a panic: c may then
+// still be in use, and is left to the garbage collector. The error must go through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer, err error) {
 	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one request must not end the process
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			a, err = nil, s.recovered(ctx, methodName, p)
 		}
 	}()
@@ -202,7 +204,7 @@ func (s *Service) decide(ctx context.Context, c *call, now time.Time) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if expired(ctx, now) { // and its timer is late
+	if expired(ctx, now) { // but its timer is late
 		return context.DeadlineExceeded
 	}
 	return s.decider.Decide(ctx, &c.request, &c.verdict)
@@ -214,7 +216,7 @@ func (s *Service) release(c *call) {
 	}
 }
 
-// recovered logs and counts a panic, and says what the caller is told.
+// recovered logs and counts a panic, and returns the error for the caller.
 func (s *Service) recovered(ctx context.Context, method string, p any) error {
 	s.config.Hooks.Panic()
 	s.config.Log.ErrorContext(ctx, "a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))

@@ -18,43 +18,43 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// HealthName is the name under which health is told; the empty name tells the same.
+// HealthName is the name under which health is reported, in addition to the empty name.
 const HealthName = "ratelimit"
 
-// Bounds of what one client may cost.
+// Bounds on what one client may cost.
 const (
-	maxStreams       = 1024 // open calls of one connection; grpc bounds rapid resets by the same number
+	maxStreams       = 1024 // open calls of one connection; grpc also bounds rapid resets by it
 	maxHeaderList    = 64 << 10
 	handshakeTimeout = 10 * time.Second
-	pingEvery        = 10 * time.Second // clients may ping as often as that, as Envoy does
-	probeEvery       = 60 * time.Second // an idle connection is asked whether it still lives
+	pingEvery        = 10 * time.Second // clients may ping this often, as Envoy does
+	probeEvery       = 60 * time.Second // an idle connection is probed
 	probeTimeout     = 10 * time.Second
 )
 
-// workers is how many goroutines stand by for calls; what comes on top gets one of its own. A call needs more stack than
-// a new goroutine has, and growing it was a fifth of what a call cost.
+// workers is how many goroutines stand by for calls; further calls get a new one each. A call needs more stack than a
+// new goroutine has, and growing it was a fifth of the cost of a call.
 const workers = 128
 
 // ServerConfig says how the gRPC server serves. The zero value serves in plain text, without reflection.
 type ServerConfig struct {
-	TLS                   *tls.Config   // nil is plain text
-	MaxConnectionAge      time.Duration // GRPC_MAX_CONNECTION_AGE; 0 is for ever, as there
-	MaxConnectionAgeGrace time.Duration // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that run then; 0 is for ever
+	TLS                   *tls.Config   // nil means plain text
+	MaxConnectionAge      time.Duration // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
+	MaxConnectionAgeGrace time.Duration // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
 	Reflection            bool          // GRPC_REFLECTION
-	Stats                 stats.Handler // is told of each call, for tracing; nil is nobody, and costs nothing
+	Stats                 stats.Handler // handles each call, for tracing; nil costs nothing
 }
 
-// Server is the gRPC server: ShouldRateLimit, health and, if wished, reflection. More services may be registered before
-// it serves; their calls are recovered and counted by the hooks of the Service.
+// Server is the gRPC server: ShouldRateLimit, health and, if configured, reflection. More services may be registered
+// before it serves; their panics are recovered, and their calls counted, by the hooks of the Service.
 type Server struct {
 	*grpc.Server
 
 	health *health.Server
-	end    context.CancelFunc // ends streams that would never end by themselves
+	end    context.CancelFunc // ends streams that would never end on their own
 }
 
-// NewServer makes a Server that answers with s. It is not serving, in the sense of health, until SetServing says so. Its
-// workers stand by from now on, so Shutdown or Stop must be called even if it never serves.
+// NewServer returns a Server that answers with s. Health reports that it is not serving until SetServing is called. Its
+// workers are started at once, so Shutdown or Stop must be called even if it never serves.
 func NewServer(s *Service, c ServerConfig) *Server {
 	stopping, end := context.WithCancel(context.Background())
 	g := &guard{service: s, stopping: stopping}
@@ -72,7 +72,7 @@ func NewServer(s *Service, c ServerConfig) *Server {
 			Timeout:               probeTimeout,
 		}),
 		grpc.NumStreamWorkers(workers),
-		grpc.WaitForHandlers(true), // after Stop nothing uses the store any more
+		grpc.WaitForHandlers(true), // so that nothing uses the store after Stop
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
 	}
@@ -92,7 +92,7 @@ func NewServer(s *Service, c ServerConfig) *Server {
 	return server
 }
 
-// SetServing changes what health tells, under both names.
+// SetServing sets what health reports, under both names.
 func (s *Server) SetServing(ok bool) {
 	state := healthpb.HealthCheckResponse_NOT_SERVING
 	if ok {
@@ -129,7 +129,7 @@ func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo,
 	return secured, info, err
 }
 
-// guard stands before every method but ShouldRateLimit, which is none of the interceptors' and guards itself.
+// guard intercepts every method except ShouldRateLimit, which recovers its own panics.
 type guard struct {
 	service  *Service
 	stopping context.Context //nolint:containedctx // ends with the server, to end streams
@@ -147,7 +147,7 @@ func (g *guard) unary(ctx context.Context, request any, info *grpc.UnaryServerIn
 	return next(ctx, request)
 }
 
-// stream does not tell of calls: how long somebody watches says nothing about this server.
+// stream does not call Hooks.Call: how long somebody watches says nothing about this server.
 func (g *guard) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -163,7 +163,7 @@ func (g *guard) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServ
 // endingStream is a stream whose context ends with the server.
 type endingStream struct {
 	grpc.ServerStream
-	ctx context.Context //nolint:containedctx // that of the stream, as grpc.ServerStream has it
+	ctx context.Context //nolint:containedctx // the stream's, as in grpc.ServerStream
 }
 
 // Context implements grpc.ServerStream.
