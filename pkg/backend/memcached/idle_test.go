@@ -19,7 +19,7 @@ func TestIdleConnections(t *testing.T) {
 		defer v.mu.Unlock()
 		return v.open, v.open == len(v.idle) && v.dialing == 0
 	}
-	within(t, 20*time.Second, "more than 3 connections", func() bool {
+	within(t, eventually, "more than 3 connections", func() bool {
 		var crowd sync.WaitGroup
 		for range 100 {
 			crowd.Go(func() { one(b, "a") })
@@ -33,7 +33,7 @@ func TestIdleConnections(t *testing.T) {
 		l.used = l.used.Add(-2 * idleAfter)
 	}
 	v.mu.Unlock()
-	within(t, 20*time.Second, "3 connections", func() bool {
+	within(t, eventually, "3 connections", func() bool {
 		v.poke()
 		open, ok := quiet()
 		return ok && open == 3

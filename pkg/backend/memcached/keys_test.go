@@ -30,7 +30,7 @@ func TestReferenceGoesOn(t *testing.T) {
 	s := memcachedtest.Start(t)
 	b := run(t, Config{
 		Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, KeyPrefix: "pre_", ExpirationJitter: 300 * time.Second,
-		OpTimeout: 5 * time.Second, Now: at(1234),
+		OpTimeout: slow, Now: at(1234),
 	}, true)
 	s.Say("flush_all")
 	const key = "pre_mongo_cps_database_users_1200" // of the minute that holds second 1234
@@ -89,13 +89,14 @@ func TestShards(t *testing.T) {
 func TestTwoServers(t *testing.T) {
 	t.Parallel()
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{first.Addr(), second.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: 5 * time.Second, Now: at(7200)}, true)
+	b := run(t, Config{Servers: []string{first.Addr(), second.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200)}, true)
 	var ops []backend.Op
 	for i := range 100 {
 		ops = append(ops, opOn(fmt.Sprint("user_", i)))
 	}
 	b.Apply(t.Context(), ops)
 	client := memcache.New(first.Addr(), second.Addr())
+	client.Timeout = slow
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
 			t.Error(err)
@@ -123,7 +124,7 @@ func TestKeysOfClients(t *testing.T) {
 	}
 	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
 		for _, prefix := range []string{"", "pre fix", strings.Repeat("p", 300)} {
-			b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: format, KeyPrefix: prefix, OpTimeout: 5 * time.Second, Now: at(7200)}, true)
+			b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: format, KeyPrefix: prefix, OpTimeout: slow, Now: at(7200)}, true)
 			s.Say("flush_all")
 			for round := range uint64(3) {
 				var ops []backend.Op
@@ -169,14 +170,15 @@ func TestHashedKeysAreNobodyElses(t *testing.T) {
 func TestLongWindows(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{s.Addr()}, ExpirationJitter: 300 * time.Second, OpTimeout: 5 * time.Second, Now: at(time.Now().Unix())}, true)
+	b := run(t, Config{Servers: []string{s.Addr()}, ExpirationJitter: 300 * time.Second, OpTimeout: slow, Now: at(time.Now().Unix())}, true)
 	const day = 24 * time.Hour
 	for _, window := range []time.Duration{time.Second, time.Minute, day, 30*day - time.Second, 30 * day, 31 * day, 365 * day, 1 << 48 * time.Microsecond} {
 		s.Say("flush_all")
 		op := opOn(window.String())
 		op.Limits[0].Window, op.Limits[0].Hits = engine.Micros(window.Microseconds()), 1
+		begun := time.Now()
 		first := apply(b, op)
-		ends := time.Now().Add(first.Decision.ResetAfter)
+		ends := begun.Add(first.Decision.ResetAfter)
 		if first.Err != nil || first.Decision.Admitted != 1 {
 			t.Fatalf("%v: %+v, %v", window, first.Decision, first.Err)
 		}
@@ -249,7 +251,7 @@ func TestUnix(t *testing.T) {
 	}
 	s := memcachedtest.Start(t)
 	forward(t, l, s.Addr())
-	b := run(t, Config{Servers: []string{socket}, OpTimeout: 5 * time.Second}, true)
+	b := run(t, Config{Servers: []string{socket}, OpTimeout: slow}, true)
 	if op := one(b, "a"); op.Err != nil || op.Decision.Left != 1e6 {
 		t.Errorf("%+v, %v", op.Decision, op.Err)
 	}
@@ -260,7 +262,7 @@ func TestManyLongKeys(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	var exchanges atomic.Int64
-	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: 20 * time.Second, Now: at(7200), Observer: Observer{
+	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200), Observer: Observer{
 		Exchange: func(Exchange) { exchanges.Add(1) },
 	}}, true)
 	var ops []backend.Op

@@ -39,7 +39,7 @@ func TestBackendOverRedis(t *testing.T) {
 // openRedis connects to s, until the test ends. Now is the time that counters are decided by, that of Redis if nil.
 func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *redis.Backend {
 	tb.Helper()
-	b, err := redis.New(redis.Config{URL: s.Addr(), Now: now, OpTimeout: 5 * time.Second})
+	b, err := redis.New(redis.Config{URL: s.Addr(), Now: now, OpTimeout: 20 * time.Second})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *re
 		wg.Wait()
 	})
 	ops := []backend.Op{{Limits: engine.Limits{bucket(1, hour)}, Mode: backend.Look, Take: engine.Take{Count: 1}}}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if b.Apply(tb.Context(), ops); ops[0].Err == nil {
 			return b
 		}

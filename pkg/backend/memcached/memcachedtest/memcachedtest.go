@@ -20,9 +20,9 @@ import (
 
 const (
 	program  = "memcached"
-	patience = 20 * time.Second // for a process to be ready, or to answer
-	hangs    = time.Second      // without an answer
-	attempts = 5                // to find a port that is still free when the process binds it
+	patience = time.Minute // for a process to be ready, or to answer
+	hangs    = time.Second // without an answer
+	attempts = 5           // to find a port that is still free when the process binds it
 )
 
 // Server is a memcached process.
@@ -218,10 +218,12 @@ func (s *Server) await() error {
 	}
 }
 
+// answers tells whether the process takes connections, and where that can be asked that it is this one: somebody else may have
+// taken the port, of which it will say so and end.
 func (s *Server) answers() bool {
 	if s.plain {
-		_, err := s.say("version", patience)
-		return err == nil
+		stats, err := s.say("stats", patience)
+		return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.cmd.Process.Pid))
 	}
 	conn, err := net.Dial("tcp", s.Addr()) //nolint:noctx // on loopback
 	return err == nil && conn.Close() == nil
