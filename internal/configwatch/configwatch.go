@@ -69,7 +69,8 @@ func (w *Watch) Rules() *descriptors.Set {
 
 // Update replaces the rules by what the sources hold. Unreadable lists what could not even be read: with any such
 // error, with any error in the sources, and without sources unless that is allowed, the last good set stays and the error says why. The
-// callbacks have returned when Update does; calls wait for each other.
+// callbacks have returned when Update does, and before the log tells of it, so that whoever acts on the log finds in force
+// what it says; calls wait for each other.
 func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,9 +81,9 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	}
 	old := w.set
 	w.set = set
-	warnings := w.report(problems)
+	w.config.Loaded(set, warnings(problems))
+	w.report(problems)
 	w.announce(old, set)
-	w.config.Loaded(set, warnings)
 	return nil
 }
 
@@ -109,8 +110,9 @@ func (w *Watch) tryLoad(sources []descriptors.Source, unreadable descriptors.Pro
 	return set, problems, err
 }
 
-// refuse logs why an update is not taken, and tells the owner.
+// refuse tells the owner that an update is not taken, and logs why.
 func (w *Watch) refuse(err error, problems descriptors.Problems) {
+	w.config.Refused(err)
 	serving := "none"
 	if w.set != nil {
 		serving = "the last good ones"
@@ -121,15 +123,21 @@ func (w *Watch) refuse(err error, problems descriptors.Problems) {
 		w.log.Error("rules refused", "problems", len(problems), "serving", serving)
 	}
 	w.report(problems)
-	w.config.Refused(err)
 }
 
-// report logs problems, as many as are readable, and counts the warnings.
-func (w *Watch) report(problems descriptors.Problems) (warnings int) {
-	for i, p := range problems {
+// warnings counts those among problems.
+func warnings(problems descriptors.Problems) (n int) {
+	for _, p := range problems {
 		if p.Warning {
-			warnings++
+			n++
 		}
+	}
+	return n
+}
+
+// report logs problems, as many as are readable.
+func (w *Watch) report(problems descriptors.Problems) {
+	for i, p := range problems {
 		switch {
 		case i > mostProblems:
 		case i == mostProblems:
@@ -140,7 +148,6 @@ func (w *Watch) report(problems descriptors.Problems) (warnings int) {
 			w.log.Error("wrong rules", "problem", p.String())
 		}
 	}
-	return warnings
 }
 
 // announce logs a set that is taken, and what changed. It does so at the level that is logged by default, as the

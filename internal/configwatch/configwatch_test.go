@@ -18,6 +18,7 @@ type fixture struct {
 	*configwatch.Watch
 
 	log     bytes.Buffer
+	told    []int // bytes of the log when each outcome was told
 	outcome []string
 }
 
@@ -26,9 +27,13 @@ func newFixture(o descriptors.Options) *fixture {
 	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), configwatch.Config{
 		Options: o,
 		Loaded: func(set *descriptors.Set, warnings int) {
+			f.told = append(f.told, f.log.Len())
 			f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
 		},
-		Refused: func(error) { f.outcome = append(f.outcome, "refused") },
+		Refused: func(error) {
+			f.told = append(f.told, f.log.Len())
+			f.outcome = append(f.outcome, "refused")
+		},
 	})
 	return f
 }
@@ -157,6 +162,18 @@ func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	}
 	if err := newFixture(descriptors.Options{Strict: true}).Update([]descriptors.Source{twice}, nil); err == nil {
 		t.Error("strict: taken")
+	}
+}
+
+// Whoever waits for a line of the log finds in force what it tells of, and why something is not.
+func TestTheLogComesLast(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	for _, limit := range []string{"x", "3", "5", "5", "x"} {
+		_ = f.Update([]descriptors.Source{login(limit)}, nil) // x is refused
+		if n := f.told[len(f.told)-1]; n != 0 || f.logged() == "" {
+			t.Errorf("limit %s: the log had %d bytes before it was told, want none, and some afterwards", limit, n)
+		}
 	}
 }
 
