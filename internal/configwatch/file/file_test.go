@@ -87,7 +87,7 @@ func (w *watched) outcomes() []string {
 // wants waits for one more load with this outcome, after any others.
 func (w *watched) wants(t *testing.T, want string) {
 	t.Helper()
-	late := time.After(5 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		all := w.outcomes()
 		if i := slices.Index(all[w.seen:], want); i >= 0 {

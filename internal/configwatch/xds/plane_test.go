@@ -60,8 +60,8 @@ type plane struct {
 // answer is what a client answered to a response.
 type answer struct{ nonce, version, refusal string }
 
-// newPlane serves on address, or on a free port, until the test ends.
-func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
+// newPlane serves on a free port until the test ends.
+func newPlane(t *testing.T, options ...grpc.ServerOption) *plane {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	p := &plane{cache: cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil), server: grpc.NewServer(options...), stop: stop}
@@ -80,7 +80,7 @@ func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane
 			return nil
 		},
 	}))
-	p.address = serve(t, p.server, address)
+	p.address = serve(t, p.server)
 	t.Cleanup(p.end)
 	return p
 }
@@ -91,18 +91,13 @@ func (p *plane) end() {
 	p.server.Stop()
 }
 
-// serve serves on address, or on a free port, until the server is stopped, which the caller does.
-func serve(t *testing.T, s *grpc.Server, address string) string {
+// serve serves on a free port until the server is stopped, which the caller does.
+func serve(t *testing.T, s *grpc.Server) string {
 	t.Helper()
-	if address == "" {
-		address = "127.0.0.1:0"
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	var l net.Listener
-	eventually(t, "the port is free", func() (free bool) {
-		var err error
-		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", address)
-		return err == nil
-	})
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() { // runs after the caller's Stop

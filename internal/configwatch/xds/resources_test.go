@@ -21,14 +21,12 @@ func TestRulesComeChangeAndGo(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			<-f.First()
-			if !f.Connected() || !f.isCurrent() {
-				t.Error("not connected, or not current")
-			}
+			eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // a moment after the rules are there
 			p.set(t, "2", config("a", "shop", 5), config("b", "mail", 7))
 			f.wants(t, "shop=5 mail=7")
 		})
@@ -40,7 +38,7 @@ func TestX1ZeroResourcesAreObeyed(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
@@ -63,7 +61,7 @@ func TestX1KeepOnEmpty(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			p.set(t, "0")
 			f := follow(t, xds.Config{Server: p.address, Delta: delta, KeepOnEmpty: true})
 			f.wants(t, "") // there was nothing to keep
@@ -90,7 +88,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			good := []types.Resource{}
 			for name := range strings.SplitSeq("a b c d e f g h i j", " ") {
@@ -128,7 +126,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 
 func TestARefusedSetThatComesAgainAndAgain(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, "")
+	p := newPlane(t)
 	p.set(t, "1", config("a", "", 3)) // go-control-plane sends it again as soon as it is refused
 	f := follow(t, xds.Config{Server: p.address})
 	eventually(t, "it was refused four times", func() bool { return f.count(xds.EventRefused) >= 4 })
@@ -144,7 +142,7 @@ func TestX4DuplicateDomains(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			p.set(t, "1", config("b", "shop", 3), config("a", "shop", 4))
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			f.wants(t, "refused")
@@ -166,7 +164,7 @@ func TestX4ContentsDecide(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3))
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			f.wants(t, "shop=3")
@@ -192,13 +190,15 @@ func TestX4SameVersionFromAnotherControlPlane(t *testing.T) {
 	for name, delta := range protocols() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlane(t, "")
+			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3), config("b", "mail", 1))
-			f := follow(t, xds.Config{Server: p.address, Delta: delta})
+			w := newWay(t, p.address)
+			f := follow(t, xds.Config{Server: w.address, Delta: delta})
 			f.wants(t, "shop=3 mail=1")
-			p.end()
-			q := newPlane(t, p.address) // it counts from 1 again
+			q := newPlane(t) // it counts from 1 again
 			q.set(t, "1", config("a", "shop", 4))
+			w.change(q.address, plainly)
+			p.end()
 			f.wants(t, "shop=4")
 			for _, a := range q.all()[:1] {
 				if a.nonce != "" || a.version != "" {

@@ -39,7 +39,7 @@ func newStub(t *testing.T, s *stub, options ...grpc.ServerOption) (address strin
 	t.Helper()
 	server := grpc.NewServer(options...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, s)
-	address = serve(t, server, "")
+	address = serve(t, server)
 	t.Cleanup(server.Stop)
 	return address
 }
