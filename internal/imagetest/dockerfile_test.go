@@ -3,6 +3,7 @@ package imagetest_test
 import (
 	"debug/elf"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -141,7 +142,7 @@ func copyContext(t *testing.T, to string) {
 	ignored := strings.Fields(string(raw))
 	err = filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return err
+			return present(err) // git has files that come and go, also while other tests build the server
 		}
 		name, err := filepath.Rel(repository, path)
 		if err != nil {
@@ -161,17 +162,25 @@ func copyContext(t *testing.T, to string) {
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return err
+			return present(err)
 		}
 		info, err := d.Info()
 		if err != nil {
-			return err
+			return present(err)
 		}
 		return os.WriteFile(filepath.Join(to, name), data, info.Mode().Perm()|0o600)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// present is err, but for what is not there any more.
+func present(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // checkStatic reports a program that needs a dynamic linker, which the image does not have.

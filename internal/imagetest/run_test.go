@@ -1,10 +1,11 @@
 package imagetest_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
-	"net"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -68,38 +69,53 @@ func serve(t *testing.T, root string, command []string) {
 	if err := os.WriteFile(filepath.Join(root, "rules", "config", "image.yaml"), []byte(testRules), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := strings.Cut(addr, ":")
 	cmd := inImage(root, command...)
 	rules := "/rules"
 	if cmd.SysProcAttr == nil {
 		rules = filepath.Join(root, rules)
 	}
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd.Env = []string{
 		"BACKEND_TYPE=memory", "USE_STATSD=false", "DRAIN_DELAY=0s", "RUNTIME_WATCH_ROOT=false", "RUNTIME_ROOT=" + rules,
-		"HOST=127.0.0.1", "PORT=" + port, "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
+		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	err = ready(t.Context(), "http://"+addr+"/readyz")
-	if err := errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
-		t.Errorf("%v\n%s", err, output.String())
+	stuck := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	defer stuck.Stop()
+	addr, err := announced(stdout)
+	if err == nil {
+		err = ready(t.Context(), "http://"+addr+"/readyz")
+	}
+	err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM))
+	_, _ = io.Copy(io.Discard, stdout) // to its end, as Wait asks for
+	if err := errors.Join(err, cmd.Wait()); err != nil {
+		t.Errorf("%v\n%s", err, log.String())
 	}
 }
 
-// ready asks url until it answers 200, for 20 seconds at most.
+// announced reads what the server prints at its start, and finds where it serves HTTP.
+func announced(stdout io.Reader) (addr string, err error) {
+	for lines := bufio.NewScanner(stdout); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 1 && fields[0] == "HTTP" {
+			return fields[1], nil
+		}
+	}
+	return "", errors.New("the server does not say where it serves HTTP")
+}
+
+// patience is how long a server may take to start, to answer and to end.
+const patience = time.Minute
+
+// ready asks url until it answers 200.
 func ready(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
