@@ -59,10 +59,11 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 	var limiters []*limiter.Limiter
 	for range servers {
 		l, client := serveOnRedis(t, redis.Config{
-			URL:       db.Addr(),
-			KeyPrefix: t.Name(),
-			OpTimeout: patience,
-			Now:       func() engine.Micros { return engine.Micros(clock.now.Load()) },
+			URL:         db.Addr(),
+			KeyPrefix:   t.Name(),
+			OpTimeout:   patience,
+			DialTimeout: patience,
+			Now:         func() engine.Micros { return engine.Micros(clock.now.Load()) },
 		})
 		limiters, asked.clients = append(limiters, l), append(asked.clients, client)
 	}

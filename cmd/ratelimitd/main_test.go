@@ -41,7 +41,8 @@ func (l leakChecked) Run() int {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		var err error
+		if !eventually(func() bool { err = goleak.Find(); return err == nil }) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -45,7 +45,7 @@ func TestREADME(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "readme.txtar"), []byte(script), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := &readme{ports: freePorts(t, "PORT", "GRPC_PORT", "DEBUG_PORT")}
+	r := &readme{ports: map[string]string{"PORT": "0", "GRPC_PORT": "0", "DEBUG_PORT": "0"}}
 	testscript.Run(t, testscript.Params{
 		Dir: dir,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -75,7 +75,7 @@ func readmeScript(markdown string) string {
 
 // readme runs the commands of the README.
 type readme struct {
-	ports  map[string]string // by variable
+	ports  map[string]string // by variable: 0, and once the server runs those that it has
 	output string            // of the command that ran last
 }
 
@@ -91,7 +91,7 @@ func (r *readme) environ() []string {
 
 // makeRun runs make until the end of the script. The command is over once the server is ready and has said where.
 func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // it may have to build everything
 	cmd := exec.CommandContext(ctx, "make", args...)
 	cmd.Dir, cmd.Env = repository, r.environ()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // make and its child
@@ -121,6 +121,12 @@ func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	r.output = output.String()
+	at := addresses(r.output)
+	for variable, listener := range map[string]string{"PORT": "HTTP", "GRPC_PORT": "GRPC", "DEBUG_PORT": "DEBUG"} {
+		var err error
+		_, r.ports[variable], err = net.SplitHostPort(at[listener])
+		ts.Check(err)
+	}
 }
 
 // curl posts, as curl -s URL -d BODY does, which machines need not have.
@@ -178,22 +184,4 @@ func volatile(output string) string {
 		return compact.String()
 	}
 	return output
-}
-
-// freePorts are ports of this machine that were free a moment ago, by the names given.
-func freePorts(t *testing.T, names ...string) map[string]string {
-	t.Helper()
-	ports := map[string]string{}
-	for _, name := range names {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close() // after all are found, so that no two are the same
-		_, ports[name], err = net.SplitHostPort(l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	return ports
 }

@@ -147,7 +147,7 @@ func TestTLS(t *testing.T) {
 		"the CA of the server": s.config(t, new(s.ca.Issue(t, dns))),
 		"a public CA":          s.config(t, new(publicCA.Issue(t, dns))),
 		"expired":              s.config(t, with(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })),
-		"not yet valid":        s.config(t, with(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) })),
+		"not yet valid":        s.config(t, with(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour / 2) })),
 		"wrong SAN":            s.config(t, with(func(c *x509.Certificate) { c.DNSNames = []string{"envoy.core"} })),
 		"no SAN":               s.config(t, with(func(c *x509.Certificate) { c.DNSNames, c.Subject.CommonName = nil, dnsName })),
 		"wrong usage":          s.config(t, with(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })),

@@ -101,10 +101,13 @@ func (g *gateway) send(resources ...types.Resource) {
 	}
 }
 
+// year is a unit that the messages linked here have no name for. Days end while a test runs.
+const year = ratelimitv3.RateLimitUnit(6)
+
 // policy limits a key of a domain.
 func policy(domain, key string, limit uint32) *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: domain, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
-		Key: key, RateLimit: &ratelimitv3.RateLimitPolicy{Unit: ratelimitv3.RateLimitUnit_DAY, RequestsPerUnit: limit},
+		Key: key, RateLimit: &ratelimitv3.RateLimitPolicy{Unit: year, RequestsPerUnit: limit},
 	}}}
 }
 
@@ -152,9 +155,8 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 			wants(rlsv3.RateLimitResponse_OK)
 			wants(rlsv3.RateLimitResponse_OK)
 			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
-			if age, up := d.metric("ratelimitd_config_age_seconds"), d.metric("ratelimitd_xds_connected"); age != 0 || up != 1 {
-				t.Errorf("config_age_seconds is %v, xds_connected %v; want 0 and 1", age, up)
-			}
+			d.waits("DEBUG", "/metrics", "ratelimitd_config_age_seconds 0\n")
+			d.waits("DEBUG", "/metrics", "ratelimitd_xds_connected 1\n")
 
 			g.send(policy("", "user", 9)) // is refused
 			d.waits("DEBUG", "/metrics", "ratelimit_service_config_load_error 1\n")
@@ -166,6 +168,7 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 
 			g.send() // the last policy is gone
 			d.waits("DEBUG", "/metrics", `ratelimitd_xds_events_total{event="empty"} 1`)
+			d.waits("DEBUG", "/metrics", "runtime_num_values 0\n") // a moment later
 			wants(rlsv3.RateLimitResponse_OK)
 			g.send(policy("shop", "user", 0))
 			d.waits("DEBUG", "/rlconfig", "requests_per_unit=0")
@@ -189,9 +192,10 @@ func TestXDSHealthyWithAtLeastOneConfig(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	d := startProcess(t, "", g.env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")...)
-	healthy := func(want int) {
+	healthy := func(want int) { // a moment after the rules are there
 		t.Helper()
-		if _, code := d.get("HTTP", "/healthcheck"); code != want {
+		code := 0
+		if !eventually(func() bool { _, code = d.get("HTTP", "/healthcheck"); return code == want }) {
 			t.Errorf("healthcheck %d, want %d", code, want)
 		}
 	}

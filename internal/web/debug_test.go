@@ -220,7 +220,9 @@ func TestH09_CallerLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs := regexp.MustCompile(`\[chan receive[^\]]*\]:\n[^\n]*\(\*profiler\)\.record\(`)
-	eventually(t, func() bool { return runs.MatchString(do(t, "GET", "http://"+addr+"/debug/pprof/goroutine?debug=2", "").Body) })
+	eventually(t, func() bool {
+		return runs.MatchString(do(t, "GET", "http://"+addr+"/debug/pprof/goroutine?debug=2", "").Body)
+	})
 	url := "http://" + addr + "/debug/pprof/profile?seconds=0.01"
 	if got := do(t, "GET", url, ""); got.Status != http.StatusConflict {
 		t.Errorf("a second profile: %d; want 409", got.Status)
