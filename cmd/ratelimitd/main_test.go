@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -36,6 +37,11 @@ func TestMain(m *testing.M) {
 type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
+	if signal.Ignored(os.Interrupt) { // as in the background of a shell; the servers of scripts are to hear it
+		ignored := make(chan os.Signal, 1)
+		signal.Notify(ignored, os.Interrupt)
+		defer signal.Stop(ignored)
+	}
 	code := l.m.Run()
 	if err := os.RemoveAll(shipped.dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
