@@ -121,17 +121,17 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 	return s
 }
 
-// unknownDomain counts a request for a domain that has no rules.
-func (c *counts) unknownDomain(name []byte) {
+// unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
+func (c *counts) unknownDomain(name []byte, asked int) {
 	if n := c.domains.find(name); n != nil {
-		n.Add(1)
+		n.Add(uint64(asked))
 		return
 	}
 	c.domains.add(name, func() *stats.Counter {
 		return c.domainNotFound(string(name))
 	}, func() *stats.Counter {
 		return c.domainNotFound(stats.Other)
-	}).Add(1)
+	}).Add(uint64(asked))
 }
 
 func (c *counts) domainNotFound(name string) *stats.Counter {

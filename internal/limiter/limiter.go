@@ -81,7 +81,7 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, v *Verdict) error {
 	}
 	d := s.set.Domain(r.Domain)
 	if d == nil {
-		l.counts.unknownDomain(r.Domain)
+		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
 		v.unmatched(len(r.Descriptors))
 		return nil
 	}
