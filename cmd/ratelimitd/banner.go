@@ -13,12 +13,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// announce adds the task that says, once the rules are there, what is served and where: to people on stdout, or as one
-// line of the log where that is JSON.
+// announce adds the task that says, once the rules are loaded, what is served and where: to people on stdout, or as one
+// line of the log if that is JSON.
 func (v *server) announce(p *program) {
 	v.tasks.Add(task.Func{Name: "announcing", Do: func(ctx context.Context) error {
 		select {
-		case <-v.watcher.First(): // as long as that takes
+		case <-v.watcher.First(): // however long that takes
 		case <-ctx.Done():
 			return nil
 		}
@@ -33,8 +33,8 @@ func (v *server) announce(p *program) {
 	}})
 }
 
-// command is the name under which this program takes commands: started as ratelimit it takes none, but stands there as
-// ratelimitd too.
+// command returns the name under which this program takes commands: started as ratelimit it takes none, but is
+// installed next to it as ratelimitd too.
 func (p *program) command() string {
 	if dir, base := filepath.Split(p.name); base == "ratelimit" {
 		return dir + "ratelimitd"
@@ -42,7 +42,7 @@ func (p *program) command() string {
 	return p.name
 }
 
-// banner is what people are told at the start, by a program that takes commands as name.
+// banner returns what people are told at the start. name is the name under which the program takes commands.
 func (v *server) banner(name string) string {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
@@ -72,7 +72,7 @@ func (v *server) banner(name string) string {
 	return b.String()
 }
 
-// paste is two calls to try, each of which meets a rule of the set.
+// paste returns two calls to try, each of which matches a rule of the set.
 func (v *server) paste(set *descriptors.Set, name string) string {
 	domain, entries := example(set)
 	if entries == nil {
@@ -101,7 +101,7 @@ func (v *server) paste(set *descriptors.Set, name string) string {
 		reachable(v.listeners.http.Addr()), domain, strings.Join(objects, ","), name, addr, domain, strings.Join(pairs, ","))
 }
 
-// reachable is an address that leads from this machine to a listener on at.
+// reachable returns an address at which this machine can reach a listener on at.
 func reachable(at net.Addr) string {
 	tcp, ok := at.(*net.TCPAddr)
 	if !ok {
@@ -114,8 +114,8 @@ func reachable(at net.Addr) string {
 	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
 }
 
-// example is a descriptor that meets the first rule of the set for which one can be made from the rule's path. The path
-// joins keys and values so that they cannot be told apart for certain, so what is made of it is tried.
+// example returns a descriptor that matches a rule of the set: the first one for which a descriptor can be made from
+// the path. A path joins keys and values ambiguously, so candidates are tried.
 func example(set *descriptors.Set) (domain string, entries []entry) {
 	for d := range set.Domains() {
 		for r := range set.Rules() {
@@ -131,7 +131,7 @@ func example(set *descriptors.Set) (domain string, entries []entry) {
 	return "", nil
 }
 
-// plainWord is s without what a shell, JSON or the syntax of descriptors would give a meaning to.
+// plainWord returns s without the characters that have a meaning in a shell, in JSON or in the syntax of descriptors.
 func plainWord(s string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune("*._-/:", r) || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
@@ -141,7 +141,7 @@ func plainWord(s string) string {
 	}, s)
 }
 
-// guess finds entries for the levels of a path that lead to r, after those that are found already.
+// guess finds entries for the remaining levels of a path, after those already found, that lead to r.
 func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []entry) []entry {
 	if len(levels) == 0 {
 		try := descriptor{entries: found}

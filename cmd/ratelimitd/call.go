@@ -17,7 +17,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// callFlags say what the requests of call hold beside their descriptors.
+// callFlags are the flags of call.
 type callFlags struct {
 	client
 
@@ -69,7 +69,7 @@ under that name, it prints what that program prints and exits as that does.`,
 	return cmd
 }
 
-// call sends the requests. The error is errRefused where one of them was over its limit.
+// call sends the requests. It returns errRefused if one of them was over its limit.
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
 		return fmt.Errorf("--repeat %d: takes 1 or more", f.repeat)
@@ -110,7 +110,7 @@ func ask(ctx context.Context, c rlsv3.RateLimitServiceClient, r *rlsv3.RateLimit
 	return c.ShouldRateLimit(ctx, r)
 }
 
-// request is what the flags and the arguments ask for.
+// request builds the request that the flags and the arguments ask for.
 func (f *callFlags) request(domain string, args []string) (*rlsv3.RateLimitRequest, error) {
 	wanted, err := parseDescriptors(args)
 	if err != nil {
@@ -132,7 +132,7 @@ func (f *callFlags) request(domain string, args []string) (*rlsv3.RateLimitReque
 	return request, nil
 }
 
-// envoy is d in Envoy's API.
+// envoy returns d in Envoy's API.
 func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	m := &commonv3.RateLimitDescriptor{IsNegativeHits: d.give}
 	for _, e := range d.entries {
@@ -144,7 +144,7 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	if d.limit != nil {
 		m.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{
 			RequestsPerUnit: d.limit.RequestsPerUnit,
-			Unit:            typev3.RateLimitUnit(d.limit.Unit), // numbered alike
+			Unit:            typev3.RateLimitUnit(d.limit.Unit), // the numbers are the same
 		}
 		if d.limit.Multiplier > 0 {
 			m.Limit.UnitMultiplier = wrapperspb.UInt32(d.limit.Multiplier)
@@ -153,8 +153,8 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	return m
 }
 
-// rules names the rule that each descriptor met, as far as the server tells it: in the metadata of the answer, or where
-// something was refused to the admin API. Unknown ones are empty.
+// rules names the rule that each descriptor matched, as far as the server says: in the metadata of the answer or, if
+// something was refused, through the admin API. Unknown ones are empty.
 func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
 	names := make([]string, len(request.GetDescriptors()))
 	known := false
@@ -174,7 +174,7 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 		return names
 	}
 	explained, err := adminv1.NewAdminServiceClient(conn).Explain(ctx, explainRequest(request))
-	if err != nil { // it has no admin API, or not for us; the answer is worth printing without
+	if err != nil { // it has no admin API, or not for us; the answer is worth printing without it
 		return names
 	}
 	for i, e := range explained.GetDescriptors() {
@@ -204,14 +204,15 @@ func ruleText(fields map[string]*structpb.Value) string {
 	return fmt.Sprintf("rule %s at %s:%.0f", fields["rule"].GetStringValue(), fields["file"].GetStringValue(), fields["line"].GetNumberValue())
 }
 
-// verdict is an answer and what is known about it.
+// verdict is an answer and what else is known about it.
 type verdict struct {
 	request *rlsv3.RateLimitRequest
 	answer  *rlsv3.RateLimitResponse
 	rules   []string
 }
 
-// text is the verdict for people: a line for the whole, one for each descriptor, one for each header, and the body.
+// text returns the verdict for people: a line for the whole, one for each descriptor, one for each header, and the
+// body.
 func (v *verdict) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", v.answer.GetOverallCode())
@@ -245,7 +246,7 @@ func entriesText(d *commonv3.RateLimitDescriptor) string {
 	return strings.Join(pairs, ",")
 }
 
-// statusText is the answer to one descriptor, in words.
+// statusText returns the answer to one descriptor in words.
 func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	limit := s.GetCurrentLimit()
 	if limit == nil {

@@ -46,7 +46,7 @@ or started under that name, it prints what that program prints.`,
 	return cmd
 }
 
-// check prints what is to be said of the rules in dir.
+// check prints the problems of the rules in dir.
 func (p *program) check(flags *ruleFlags, dir string) error {
 	set, files, problems := flags.load(dir)
 	warnings := 0
@@ -67,7 +67,7 @@ func (p *program) check(flags *ruleFlags, dir string) error {
 	return nil
 }
 
-// count is n things, in words.
+// count returns n things in words.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

@@ -23,7 +23,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// client is how the commands that ask a running server reach it.
+// client says how commands that talk to a running server reach it.
 type client struct {
 	addr      string
 	timeout   time.Duration
@@ -44,7 +44,7 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", p.env("ADMIN_TOKEN_FILE"), "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
 }
 
-// defaultAddr is where a server with the same environment serves gRPC to this machine.
+// defaultAddr returns where a server with the same environment serves gRPC to this machine.
 func (p *program) defaultAddr() string {
 	if path := p.env("GRPC_UDS"); path != "" {
 		return "unix:" + path
@@ -56,7 +56,7 @@ func (p *program) defaultAddr() string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
-// dial connects lazily; an error is one of the flags.
+// dial connects lazily; an error means that the flags are wrong.
 func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	return credentials.NewTLS(config), nil
 }
 
-// admin is ctx with the token of the admin API, if there is one.
+// admin returns ctx with the token of the admin API, if there is one.
 func (c *client) admin(ctx context.Context) (context.Context, error) {
 	if c.tokenFile == "" {
 		return ctx, nil
@@ -109,11 +109,11 @@ func (c *client) admin(ctx context.Context) (context.Context, error) {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+strings.TrimSpace(string(token))), nil
 }
 
-// explain says in words why a call to the server failed, and what to do.
+// explain returns an error that says in words why a call to the server failed, and what to do.
 func (c *client) explain(err error) error {
 	s, ok := status.FromError(err)
 	if !ok {
-		return err // it says already what to do
+		return err // it already says what to do
 	}
 	switch code := s.Code(); {
 	case code == codes.Unavailable && strings.Contains(s.Message(), "connection error"): // as grpc says it
@@ -127,7 +127,7 @@ func (c *client) explain(err error) error {
 	}
 }
 
-// messages are the entries of d for the admin API.
+// messages returns the entries of d for the admin API.
 func (d *descriptor) messages() []*adminv1.Entry {
 	all := make([]*adminv1.Entry, 0, len(d.entries))
 	for _, e := range d.entries {
@@ -136,7 +136,7 @@ func (d *descriptor) messages() []*adminv1.Entry {
 	return all
 }
 
-// perUnit is a number per so many units, in words: 3 per minute, 100 per 5 minutes.
+// perUnit returns a rate in words: 3 per minute, 100 per 5 minutes.
 func perUnit(n, multiplier uint32, unit string) string {
 	unit = strings.ToLower(unit)
 	if multiplier > 1 {
@@ -145,7 +145,7 @@ func perUnit(n, multiplier uint32, unit string) string {
 	return fmt.Sprintf("%d per %s", n, unit)
 }
 
-// adminLimit is a limit that the admin API tells, in words.
+// adminLimit returns a limit from the admin API in words.
 func adminLimit(l *adminv1.Limit) string {
 	words := perUnit(l.GetRequestsPerUnit(), l.GetUnitMultiplier(), descriptors.Unit(l.GetUnit()).String())
 	name, _ := strings.CutPrefix(l.GetAlgorithm().String(), "ALGORITHM_")

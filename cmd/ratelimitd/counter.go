@@ -66,7 +66,7 @@ type counterAt struct {
 	descriptor *descriptor
 }
 
-// eachCounter calls f for the descriptor in each argument behind the domain.
+// eachCounter calls f for the descriptor in each argument after the domain.
 func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 	f func(context.Context, adminv1.AdminServiceClient, counterAt) error,
 ) error {
@@ -111,7 +111,7 @@ func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at cou
 	return nil
 }
 
-// rulePlace is where a rule stands: in a file, with its line, or in a resource.
+// rulePlace returns where a rule is defined: a file and line, or a resource.
 func rulePlace(r *adminv1.Rule) string {
 	if r.GetLine() == 0 {
 		return r.GetFile()
@@ -119,7 +119,7 @@ func rulePlace(r *adminv1.Rule) string {
 	return fmt.Sprintf("%s:%d", r.GetFile(), r.GetLine())
 }
 
-// counterText is how a counter stands, in words.
+// counterText returns the state of a counter in words.
 func counterText(c *adminv1.Counter) string {
 	var b strings.Builder
 	for i, l := range c.GetLimits() {

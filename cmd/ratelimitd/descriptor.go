@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// descriptor is a descriptor as an argument of a command has it.
+// descriptor is a descriptor as given in an argument of a command.
 type descriptor struct {
 	text    string // the argument, without its options
 	options bool   // it had some
@@ -25,12 +25,12 @@ type entry struct{ key, value string }
 const descriptorHelp = `A descriptor is key=value,key=value,... with a backslash before a comma, a semicolon or a
 backslash in a value.`
 
-// optionHelp says what may stand behind a descriptor.
+// optionHelp says which options may follow a descriptor.
 const optionHelp = `Behind a semicolon follow, for this descriptor alone, hits=N (0 looks and takes nothing),
 negative (gives the hits back) and limit=N/UNIT or limit=N/MxUNIT, a limit that the request
 brings along: 10/minute, 100/5xminute.`
 
-// parseDescriptors parses the arguments behind a domain.
+// parseDescriptors parses the arguments after a domain.
 func parseDescriptors(args []string) ([]descriptor, error) {
 	all := make([]descriptor, 0, len(args))
 	for _, arg := range args {
@@ -108,7 +108,7 @@ func parseOverride(text string) (descriptors.Override, error) {
 	return o, nil
 }
 
-// split cuts text at separators that no backslash precedes. Backslashes stay.
+// split cuts text at separators that are not preceded by a backslash. Backslashes are kept.
 func split(text string, separator byte) []string {
 	var parts []string
 	start := 0
@@ -124,7 +124,7 @@ func split(text string, separator byte) []string {
 	return append(parts, text[start:])
 }
 
-// unescape takes away the backslashes that stand before something.
+// unescape removes backslashes that escape something.
 func unescape(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -136,7 +136,7 @@ func unescape(text string) string {
 	return b.String()
 }
 
-// keys are the entries as the rules are asked for them.
+// keys returns the entries in the form that rules are matched against.
 func (d *descriptor) keys() []descriptors.Entry {
 	all := make([]descriptors.Entry, 0, len(d.entries))
 	for _, e := range d.entries {

@@ -50,11 +50,11 @@ counter. It asks no server and counts nothing.
 func configFlag(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "config", "", "directory, or file, of the rules (required)")
 	if err := cmd.MarkFlagRequired("config"); err != nil {
-		panic(err) // the flag was added in the line before
+		panic(err) // the flag was added in the line above
 	}
 }
 
-// explain prints what d meets in a domain.
+// explain prints how d is matched in a domain.
 func (p *program) explain(domain *descriptors.Domain, d *descriptor) {
 	keys := d.keys()
 	p.printf("%s %s\n", domain.Name, d.text)
@@ -72,7 +72,7 @@ func (p *program) explain(domain *descriptors.Domain, d *descriptor) {
 	}
 }
 
-// explainOverride prints what becomes of the limit that the request brings along, and reports whether it counts.
+// explainOverride prints what happens to the limit that the request brings along, and reports whether it is used.
 func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.Match, o descriptors.Override) bool {
 	if !domain.AllowOverride {
 		p.printf("  the limit of the request is ignored: the domain has allow_limit_override: false\n")

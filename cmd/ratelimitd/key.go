@@ -65,7 +65,7 @@ MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
 
 var errNotLimited = errors.New("not limited, so it has no counter; ratelimitd explain tells why")
 
-// counterKey is the name of the counter of d, which is limited, in a store.
+// counterKey returns the name of the counter of d, which must be limited, in a store.
 func (p *program) counterKey(domain *descriptors.Domain, d *descriptor) string {
 	keys, prefix := d.keys(), p.env("CACHE_KEY_PREFIX")
 	match, own := domain.Match(keys), overridden(domain, d)
@@ -75,7 +75,7 @@ func (p *program) counterKey(domain *descriptors.Domain, d *descriptor) string {
 	}
 	var limit engine.Limit
 	if own {
-		item, _ := match.Override(*d.limit) // overridden has tried it
+		item, _ := match.Override(*d.limit) // overridden has checked it
 		limit = item.Limit
 	} else {
 		limit = match.Rule.Limits[0]
@@ -105,7 +105,7 @@ func (p *program) referenceKeys() bool {
 	return strings.EqualFold(p.env(variable), "reference")
 }
 
-// storeCheck finds what the store cannot do of rules; nil where it does all.
+// storeCheck returns a function that finds what the store does not support in rules; nil if it supports everything.
 func (p *program) storeCheck() func(*descriptors.Set) descriptors.Problems {
 	switch {
 	case p.onMemcached():
@@ -116,7 +116,7 @@ func (p *program) storeCheck() func(*descriptors.Set) descriptors.Problems {
 	return nil
 }
 
-// overridden reports whether the limit that d brings along counts.
+// overridden reports whether the limit that d brings along is used.
 func overridden(domain *descriptors.Domain, d *descriptor) bool {
 	if d.limit == nil || !domain.AllowOverride {
 		return false

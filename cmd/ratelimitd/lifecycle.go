@@ -17,26 +17,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// firstRules is how long the ports, which are open, wait with their answers for the first rules, and for a connection to
-// the store unless it cannot be had. Both go on after that, and until there are rules the answer is that there are none.
+// firstRules is how long the ports, which are already open, delay their answers until the first rules are loaded, and
+// until the store is connected or fails to connect. Both continue after that time; until there are rules, requests are
+// answered with an error that says so.
 const firstRules = 500 * time.Millisecond
 
 var errStatsOff = errors.New("statistics are off: DISABLE_STATS=true")
 
-// rulesState passes the fate of the rules on to all who want to know it.
+// rulesState keeps track of the rules for everything that depends on them.
 type rulesState struct {
 	limiter                   *limiter.Limiter
 	component                 *task.Component
 	optional                  bool                      // health does not depend on rules
-	oneAtLeast                bool                      // it does, and a set without rules is none
+	oneAtLeast                bool                      // health depends on rules, and an empty set is not enough
 	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
-	since                     atomic.Int64              // when the present rules were loaded, in s since the Unix epoch
-	behind                    atomic.Pointer[time.Time] // since when they may not be those of the source; nil while they are
+	since                     atomic.Int64              // when the current rules were loaded, in seconds since the Unix epoch
+	behind                    atomic.Pointer[time.Time] // since when they may be out of date; nil while they are not
 	successes, failures, warn *stats.Counter
 	loads                     loads
 }
 
-// newRulesState makes the state before the first load.
+// newRulesState returns the state before the first load.
 func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *settings.Settings) *rulesState {
 	const waiting = "the rules are not loaded yet"
 	optional := c.Rules.ForceStart && !c.Rules.HealthyWithOne
@@ -79,7 +80,7 @@ func (s *rulesState) refused(err error) {
 	s.waiting(firstLine(err))
 }
 
-// waiting notes why there are no rules, unless there are some: then the last good ones serve.
+// waiting notes why there are no rules, unless there are: then the last good ones stay in use.
 func (s *rulesState) waiting(reason string) {
 	if s.limiter.Rules() != nil {
 		return
@@ -88,7 +89,7 @@ func (s *rulesState) waiting(reason string) {
 	s.component.Set(s.optional, reason)
 }
 
-// current notes whether the rules are known to be those that their source has.
+// current notes whether the rules are known to be up to date with their source.
 func (s *rulesState) current(yes bool) {
 	if yes {
 		s.behind.Store(nil)
@@ -97,7 +98,7 @@ func (s *rulesState) current(yes bool) {
 	}
 }
 
-// age is for how long the rules have not been known to be those that their source has.
+// age returns for how long the rules have not been known to be up to date.
 func (s *rulesState) age() time.Duration {
 	since := s.behind.Load()
 	if since == nil {
@@ -106,7 +107,7 @@ func (s *rulesState) age() time.Duration {
 	return time.Since(*since)
 }
 
-// why says why there are no rules; empty where there are some.
+// why returns why there are no rules, or "" if there are.
 func (s *rulesState) why() string {
 	if reason := s.reason.Load(); reason != nil {
 		return *reason
@@ -114,7 +115,7 @@ func (s *rulesState) why() string {
 	return ""
 }
 
-// firstLine is the first line of an error, and how many follow.
+// firstLine returns the first line of an error, and how many follow.
 func firstLine(err error) string {
 	first, rest, more := strings.Cut(err.Error(), "\n")
 	if more {
@@ -123,7 +124,7 @@ func firstLine(err error) string {
 	return first
 }
 
-// notReady says why no request can be decided now, for /readyz.
+// notReady returns why no request can be decided now, for /readyz.
 func (v *server) notReady() []string {
 	var reasons []string
 	if v.limiter.Rules() == nil {
@@ -142,11 +143,12 @@ func (v *server) notReady() []string {
 	return reasons
 }
 
-// draining is the component that fails once the server is told to stop.
+// draining is the health component that fails once the server is told to stop.
 const draining = "sigterm"
 
-// drain waits until the server is to stop, tells everybody who asks for its health, and lets it serve on for a while so
-// that they can turn to others. Where health was never good, because there were no rules or no store yet, nobody has to turn.
+// drain waits until the server has to stop, makes it report that it is unhealthy, and lets it serve on for a while so
+// that clients can move to other servers. If it was never healthy, because there were no rules or no store yet, no
+// client has to move.
 func (v *server) drain(ctx context.Context) error {
 	<-ctx.Done()
 	v.log.Info("stopping", "drain_delay", v.settings.DrainDelay)
@@ -157,7 +159,7 @@ func (v *server) drain(ctx context.Context) error {
 	return nil
 }
 
-// serveGRPC serves until ctx ends, and then finishes what runs.
+// serveGRPC serves until ctx ends, and then lets running calls finish.
 func (v *server) serveGRPC(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- v.grpc.Serve(v.listeners.grpc) }()
@@ -169,13 +171,13 @@ func (v *server) serveGRPC(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), grpcGrace)
 	defer cancel()
 	v.grpc.Shutdown(grace)
-	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // it is where it was to stop before it had begun
+	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // returned if it was stopped before it had begun
 		return err
 	}
 	return nil
 }
 
-// afterRules is t, begun once the rules have been loaded for the first time, or could not be, or take long.
+// afterRules is t, started once the rules have been loaded for the first time, or loading has failed or takes too long.
 func (v *server) afterRules(t task.Task) task.Func {
 	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {
 		v.awaitRules(ctx)

@@ -15,10 +15,10 @@ import (
 // listeners are the ports of the server.
 type listeners struct {
 	grpc, http, debug net.Listener
-	prometheus        net.Listener // nil where it is off
+	prometheus        net.Listener // nil if it is off
 }
 
-// listen opens all ports. The error has a line for each that cannot be opened, and then none stays open.
+// listen opens all ports. If any cannot be opened it closes the others, and the error has a line for each.
 func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	var (
 		l    listeners
@@ -56,7 +56,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	return listeners{}, errors.Join(errs...)
 }
 
-// listenTCP listens on an address, whose port the variable says. It bounds the number of connections.
+// listenTCP listens on an address whose port comes from the named variable, and bounds the number of connections.
 func listenTCP(ctx context.Context, address, variable string) (net.Listener, error) {
 	ln, err := rls.ListenTCP(ctx, address)
 	switch {

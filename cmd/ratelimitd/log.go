@@ -8,8 +8,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// newLogger logs as the settings say, with the names that the reference's logs have: levels in small letters, and in
-// JSON @timestamp and @message.
+// newLogger returns a logger as configured, with the reference's names: levels in lower case and, in JSON, @timestamp
+// and @message.
 func newLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	asJSON := s.Log.Format == "json"
 	o := &slog.HandlerOptions{Level: slog.Level(s.Log.Level), ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {

@@ -1,8 +1,8 @@
-// Command ratelimitd is a rate limit service for Envoy: it serves, and it has commands to check rules, to explain what a
-// request meets, and to ask, look into and reset a server that runs.
+// Command ratelimitd is a rate limit service for Envoy. Besides the server it has commands to check rules, to explain
+// how a request is matched, and to query, inspect and reset a running server.
 //
-// Started under the name ratelimit, which is what the images of envoyproxy/ratelimit start, it serves whatever its
-// arguments are. Under the names ratelimit_client and ratelimit_config_check it is those programs.
+// Started under the name ratelimit, as by images of envoyproxy/ratelimit, it serves whatever its arguments are. Under
+// the names ratelimit_client and ratelimit_config_check it behaves like those programs.
 package main
 
 import (
@@ -12,23 +12,23 @@ import (
 	"io"
 	"os"
 	"strings"
-	_ "time/tzdata" // for timezone of rules, where the image has no zones
+	_ "time/tzdata" // for the timezone key of rules, if the image has no zones
 
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 )
 
-// What the process exits with.
+// Exit codes.
 const (
-	exitFailed  = 1 // something is wrong
-	exitRefused = 2 // call, and no error: a request was over a limit
+	exitFailed  = 1 // something went wrong
+	exitRefused = 2 // of call: no error, but a request was over a limit
 )
 
-// errRefused is the outcome of a call that was refused. What there is to say of it has been printed.
+// errRefused is the outcome of a call that was refused, which has already been printed.
 var errRefused = errors.New("over the limit")
 
 func main() {
-	logging.Disable() // go-redis would write to stderr by itself; what it would tell, our own log does
+	logging.Disable() // go-redis would write to stderr on its own; our log says the same
 	err := run(context.Background(), os.Args, os.Environ(), os.Stdout, os.Stderr)
 	switch {
 	case err == nil:
@@ -42,7 +42,7 @@ func main() {
 	}
 }
 
-// run is the whole program. args[0] is the name that it was started by.
+// run is the whole program. args[0] is the name under which it was started.
 func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
 	p := &program{name: args[0], environ: environ, stdout: stdout, stderr: stderr}
 	root := p.root() //nolint:contextcheck // the commands get the context of ExecuteContext
@@ -50,14 +50,14 @@ func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) 
 	return root.ExecuteContext(ctx)
 }
 
-// program is what the commands share.
+// program is what all commands share.
 type program struct {
 	name           string
 	environ        []string
 	stdout, stderr io.Writer
 }
 
-// env is the value of a variable; empty where it is not set.
+// env returns the value of a variable, or "" if it is not set.
 func (p *program) env(name string) string {
 	for _, pair := range p.environ {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {
@@ -69,7 +69,7 @@ func (p *program) env(name string) string {
 
 func (p *program) printf(format string, args ...any) { fmt.Fprintf(p.stdout, format, args...) }
 
-// argsAtLeast wants at least n arguments, and tells the command's usage where there are fewer.
+// argsAtLeast requires at least n arguments, and shows the command's usage if there are fewer.
 func argsAtLeast(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := cobra.MinimumNArgs(n)(cmd, args); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// newMemcachedStore makes the store of BACKEND_TYPE=memcache.
+// newMemcachedStore returns the store for BACKEND_TYPE=memcache.
 func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
 	c, err := memcachedConfig(s)
 	if err != nil {
@@ -67,7 +67,7 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 	return c, nil
 }
 
-// memcachedObserver counts, logs and tells health what memcached does.
+// memcachedObserver counts and logs what memcached does, and reports it to health.
 type memcachedObserver struct {
 	*storeObserver
 	commands         map[memcached.Command]*stats.Counter // by name and code
@@ -102,7 +102,7 @@ func (o *memcachedObserver) observer() memcached.Observer {
 }
 
 func (o *memcachedObserver) exchange(e memcached.Exchange) {
-	var err error // nil where e.Err is
+	var err error // a nil *Error would not be a nil error
 	if e.Err != nil {
 		err = e.Err
 	}
@@ -119,7 +119,7 @@ func (o *memcachedObserver) command(c memcached.Command) {
 	}
 }
 
-// event logs and counts what an operator should know of.
+// event logs and counts what an operator should know about.
 func (o *memcachedObserver) event(e memcached.Event) {
 	if e.Kind == memcached.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
 		o.connectFailed(e.Err)

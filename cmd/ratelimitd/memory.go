@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// memoryFiles say how much memory this container may have, under cgroups of version 2 and of version 1.
+// memoryFiles returns the files with the memory limit of this container, for cgroups version 2 and version 1.
 func memoryFiles() []string {
 	return []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
 }
 
-// unlimited is what version 1 says at least where there is no limit: the largest number, less a part of a page.
+// unlimited is the least that version 1 shows if there is no limit: the largest number, rounded down to a page.
 const unlimited = 1 << 62
 
-// memoryLimit is how much the garbage collector should keep to, so that it works harder before the kernel ends the process:
-// nine tenths of the least limit in the files, in bytes; 0 where they know none.
+// memoryLimit returns the limit for the garbage collector, so that it works harder before the kernel kills the process:
+// nine tenths of the lowest limit in the files, in bytes, or 0 if there is none.
 func memoryLimit(files []string) int64 {
 	var least int64
 	for _, file := range files {
@@ -36,7 +36,7 @@ func memoryLimit(files []string) int64 {
 	return least/10*9 + least%10*9/10
 }
 
-// limitMemory keeps the garbage collector to the limit in the files, unless GOMEMLIMIT says what to keep to.
+// limitMemory applies the limit in the files to the garbage collector, unless GOMEMLIMIT sets one.
 func (p *program) limitMemory(log *slog.Logger, files []string) {
 	if p.env("GOMEMLIMIT") != "" {
 		return

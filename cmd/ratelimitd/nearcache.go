@@ -9,12 +9,14 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
 )
 
-// nearCacheConfig is what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for envoyproxy/ratelimit's local
-// cache, in which a refusal lasts until its counter's end; its size does not matter here, where NEAR_CACHE_KEYS is the bound.
+// nearCacheConfig returns what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for
+// envoyproxy/ratelimit's local cache, in which a refusal lasts until its counter ends; the size does not matter here,
+// since NEAR_CACHE_KEYS is the bound.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	c := nearcache.Config{
 		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: s.Redis.OpTimeout,
-		// Servers of envoyproxy/ratelimit would see what is leased as spent; and over memcached nothing gives back what is not.
+		// Servers of envoyproxy/ratelimit would take leased hits for spent ones; and over memcached unspent hits are
+		// not given back.
 		NoLeases: !s.NearCache.Leases || s.Redis.KeyFormat != "" || s.Backend.Type == "memcache",
 	}
 	if c.Keys == 0 {
@@ -29,8 +31,8 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	return c
 }
 
-// newNearCache puts a near cache before a store that is a round trip away. Before counters in this process it would only be
-// in the way: those decide in less time.
+// newNearCache puts a near cache in front of a store that is a round trip away. In front of counters in this process it
+// would only cost time.
 func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *nearcache.Backend {
 	near := nearcache.New(b, nearCacheConfig(s))
 	for name, value := range map[string]func(*nearcache.Stats) uint64{
@@ -54,8 +56,8 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 	return near
 }
 
-// localCacheGauges are those that envoyproxy/ratelimit has for its local cache, but for the average time of an access, which
-// tells nothing.
+// localCacheGauges registers the gauges that envoyproxy/ratelimit has for its local cache, except the average access
+// time, which would mean nothing here.
 func localCacheGauges(r *stats.Registry, near *nearcache.Backend) {
 	for name, value := range map[string]func(*nearcache.Stats) uint64{
 		"hitCount":      func(s *nearcache.Stats) uint64 { return s.Refusals },

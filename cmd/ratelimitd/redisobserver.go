@@ -9,10 +9,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 )
 
-// redisObserver counts, logs and tells health what Redis does.
+// redisObserver counts and logs what Redis does, and reports it to health.
 type redisObserver struct{ *storeObserver }
 
-// newRedisObserver makes an observer of Redis, which health follows after the first connection only where
+// newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
 	o := redisObserver{newStoreObserver("redis", s, log, r, h)}
@@ -29,7 +29,7 @@ func (o redisObserver) observer() redis.Observer {
 }
 
 func (o redisObserver) batch(b redis.Batch) {
-	var err error // nil where b.Err is
+	var err error // a nil *Error would not be a nil error
 	if b.Err != nil {
 		err = b.Err
 	}
@@ -38,7 +38,7 @@ func (o redisObserver) batch(b redis.Batch) {
 	}
 }
 
-// evicted counts what Redis threw out, each of which may have been a counter.
+// evicted counts keys that Redis evicted, each of which may have been a counter.
 func (o redisObserver) evicted(node string, keys int64) {
 	if keys <= 0 {
 		return
@@ -49,7 +49,7 @@ func (o redisObserver) evicted(node string, keys int64) {
 	}
 }
 
-// event logs and counts what an operator should know of.
+// event logs and counts what an operator should know about.
 func (o redisObserver) event(e redis.Event) {
 	if e.Kind == redis.EventConnectFailed {
 		o.connectFailed(e.Err)

@@ -19,30 +19,32 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 )
 
-// The names of envoyproxy/ratelimit's programs. Started under one of them this program does what that one does.
+// The names of envoyproxy/ratelimit's programs. Started under one of them this program behaves like that one.
 const (
 	referenceServer = "ratelimit"
 	referenceClient = "ratelimit_client"
 	referenceCheck  = "ratelimit_config_check"
 )
 
-// errSaid is the outcome of a command that failed and has printed why.
+// errSaid is the outcome of a command that failed and has already printed why.
 var errSaid = errors.New("failed")
 
-// clientFlags are the flags of ratelimit_client, in the order in which it prints them. With one of them call is that program.
+// clientFlags returns the flags of ratelimit_client, in the order in which it prints them. With any of them call
+// behaves like that program.
 func clientFlags() []string {
 	return []string{"descriptors", "dial_string", "domain", "grpc-cert-file", "grpc-key-file", "grpc-server-ca-file", "grpc-use-tls", "oltp-protocol"}
 }
 
-// checkFlags are the flags of ratelimit_config_check. With one of them check is that program.
+// checkFlags returns the flags of ratelimit_config_check. With any of them check behaves like that program.
 func checkFlags() []string { return []string{"config_dir", "merge_domain_configs"} }
 
-// commandLine is what args, whose first is the name that the program was started by, mean to the commands of this one.
+// commandLine translates args, the first of which is the name under which the program was started, to this program's
+// commands.
 func commandLine(args []string) []string {
 	rest := args[1:]
 	switch filepath.Base(args[0]) {
 	case referenceServer:
-		return []string{"serve"} // its arguments mean nothing there either
+		return []string{"serve"} // it ignores its arguments too
 	case referenceClient:
 		rest = append([]string{"call", "--dial_string=localhost:8081"}, rest...)
 	case referenceCheck:
@@ -60,7 +62,7 @@ func commandLine(args []string) []string {
 	return rest
 }
 
-// twoDashes gives those flags that stand behind one dash, as Go programs take them, a second.
+// twoDashes adds a second dash to the given flags where they have one, as Go programs accept them.
 func twoDashes(args, flags []string) []string {
 	all := slices.Clone(args)
 	for i, arg := range all {
@@ -76,12 +78,12 @@ func twoDashes(args, flags []string) []string {
 	return all
 }
 
-// given reports whether one of these flags was given.
+// given reports whether any of the flags was given.
 func given(cmd *cobra.Command, flags []string) bool {
 	return slices.ContainsFunc(flags, func(name string) bool { return cmd.Flags().Changed(name) })
 }
 
-// hide leaves flags out of the help, which names them in its text.
+// hide hides flags from the list in the help, whose text mentions them.
 func hide(cmd *cobra.Command, flags []string) {
 	for _, name := range flags {
 		if err := cmd.Flags().MarkHidden(name); err != nil {
@@ -90,7 +92,7 @@ func hide(cmd *cobra.Command, flags []string) {
 	}
 }
 
-// argsUnless wants at least n arguments, unless one of these flags is given.
+// argsUnless requires at least n arguments, unless one of the flags is given.
 func argsUnless(flags []string, n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if given(cmd, flags) {
@@ -100,8 +102,8 @@ func argsUnless(flags []string, n int) cobra.PositionalArgs {
 	}
 }
 
-// configCheck checks the rules in dir as ratelimit_config_check does, with the lines that it prints. Warnings, which it does
-// not have, go to stderr.
+// configCheck checks the rules in dir as ratelimit_config_check does, and prints the same lines. Warnings, which that
+// program does not have, go to stderr.
 func (p *program) configCheck(flags *ruleFlags, dir string) error {
 	p.printf("checking rate limit configs...\nloading config directory: %s\n", dir)
 	if _, err := os.ReadDir(dir); err != nil {
@@ -126,7 +128,7 @@ func (p *program) configCheck(flags *ruleFlags, dir string) error {
 	return nil
 }
 
-// askedDescriptors is the flag of ratelimit_client that makes a descriptor each time it is given.
+// askedDescriptors is the flag of ratelimit_client that adds a descriptor each time it is given.
 type askedDescriptors []*commonv3.RateLimitDescriptor
 
 // Set implements pflag.Value.
@@ -159,14 +161,15 @@ func (d *askedDescriptors) String() string {
 // Type implements pflag.Value.
 func (d *askedDescriptors) Type() string { return "key=value,..." }
 
-// referenceAsk is what ratelimit_client is asked for beside what call is.
+// referenceAsk holds the flags of ratelimit_client that call does not have.
 type referenceAsk struct {
 	domain      string
 	descriptors askedDescriptors
-	protocol    string // to send traces over; empty sends none
+	protocol    string // for sending traces; empty sends none
 }
 
-// add adds the flags of ratelimit_client to call; those that are only other names for call's own set the same.
+// add adds the flags of ratelimit_client to call. Those that are only other names for call's own flags set the same
+// variables.
 func (a *referenceAsk) add(p *program, cmd *cobra.Command, c *client) {
 	cmd.Flags().StringVar(&a.domain, "domain", "", "domain to ask for")
 	cmd.Flags().Var(&a.descriptors, "descriptors", "a descriptor to ask for")
@@ -179,8 +182,8 @@ func (a *referenceAsk) add(p *program, cmd *cobra.Command, c *client) {
 	hide(cmd, clientFlags())
 }
 
-// run asks as ratelimit_client does: once, for one hit, and a refusal is an answer like any other. As there, the files of
-// certificates mean nothing without -grpc-use-tls.
+// run asks as ratelimit_client does: once, for one hit, and a refusal is an answer like any other. As there,
+// certificate files have no effect without -grpc-use-tls.
 func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, c *client) error {
 	for _, name := range clientFlags() {
 		p.printf("Flag: --%s=%q\n", name, cmd.Flag(name).Value)
@@ -210,7 +213,8 @@ func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, 
 	return nil
 }
 
-// tracing are the options with which the call is traced, if it is to be, and what sends the trace off afterwards.
+// tracing returns the options for tracing the call, if that is asked for, and a function that sends the trace
+// afterwards.
 func (a *referenceAsk) tracing(ctx context.Context, p *program) (options []grpc.DialOption, flush func(), err error) {
 	if a.protocol == "" {
 		return nil, func() {}, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// answerBody is the template of LIMIT_BODY, or nil.
+// answerBody returns the template of LIMIT_BODY, or nil.
 func answerBody(s *settings.Settings) (*rls.Body, error) {
 	if s.Answer.Body == "" {
 		return nil, nil //nolint:nilnil // there is none
@@ -31,29 +31,29 @@ const (
 	sampleEvery = 1000
 )
 
-// sampleSlots is how many rules are sampled apart, give or take: more than that share the lines.
+// sampleSlots is about how many rules are sampled separately: if there are more, some share their lines.
 const sampleSlots = 1024
 
 // longestLogged is how much of a descriptor is logged, in bytes.
 const longestLogged = 512
 
-// refusedLog logs a sample of the requests that are refused. It is safe for concurrent use, and takes no lock.
+// refusedLog logs a sample of refused requests. It is safe for concurrent use, and takes no lock.
 type refusedLog struct {
 	log    *slog.Logger
-	values bool // with the keys and values of the descriptor
+	values bool // log the keys and values of the descriptor
 	now    func() time.Time
 	seed   maphash.Seed
 	slots  [sampleSlots]sampleSlot
 }
 
-// sampleSlot counts the refusals of those rules whose names fall on it.
+// sampleSlot counts the refusals of the rules whose names hash to it.
 type sampleSlot struct {
-	second  atomic.Int64  // of which refusals are counted
+	second  atomic.Int64  // the second in which refusals are counted
 	refused atomic.Uint64 // in it
 	omitted atomic.Uint64 // since the last line
 }
 
-// refusals is what is to be told of refusals, or nil where LOG_REFUSED is off.
+// refusals returns the function to call for refusals, or nil if LOG_REFUSED is off.
 func refusals(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *limiter.Verdict) {
 	if !s.Log.Refused && !s.Log.RefusedValues {
 		return nil
@@ -91,7 +91,7 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	l.log.LogAttrs(context.Background(), slog.LevelWarn, "a request was refused", attrs...)
 }
 
-// due reports whether a refusal at now is logged, and how many were not since the last one that was.
+// due reports whether a refusal at now is to be logged, and how many have been omitted since the last one that was.
 func (s *sampleSlot) due(now time.Time) (omitted uint64, due bool) {
 	if second := now.Unix(); s.second.Load() != second && s.second.Swap(second) != second {
 		s.refused.Store(0)

@@ -13,11 +13,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ruleFlags say how rules are read by the commands that read them without a server.
+// ruleFlags say how commands that need no server read the rules.
 type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
-	check func(*descriptors.Set) descriptors.Problems // what the store cannot do; nil where it does all
+	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
 }
 
 // add adds the flags to a command, with the values of their variables as defaults.
@@ -44,7 +44,7 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 	return nil
 }
 
-// load reads the rules in a directory, or in one file. The set is nil where they have an error.
+// load reads the rules in a directory, or in one file. The set is nil if they have an error.
 func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, descriptors.Problems) {
 	read := func() ([]descriptors.Source, descriptors.Problems) {
 		return file.Read(file.Layout{Root: path, IgnoreDotFiles: f.ignoreDotFiles})
@@ -66,7 +66,7 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 
 var errNoDomain = errors.New("no such domain")
 
-// domain is a domain of the rules in a directory. Warnings go to stderr.
+// domain returns a domain of the rules in a directory. Warnings go to stderr.
 func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, error) {
 	set, _, problems := f.load(path)
 	if set == nil {

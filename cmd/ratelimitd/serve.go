@@ -35,7 +35,7 @@ ends it at once.`,
 	}
 }
 
-// serve serves until a signal, or ctx, ends it.
+// serve serves until a signal or ctx ends it.
 func (p *program) serve(ctx context.Context) error {
 	s, notices, err := settings.Parse(p.environ)
 	if err != nil {
@@ -61,17 +61,17 @@ func (p *program) serve(ctx context.Context) error {
 	return server.run(ctx)
 }
 
-// assumedHint tells those whose Redis is elsewhere, or who have none, what to set; and the others how to have it not said.
+// assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
 const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memory tries this without one; BACKEND_TYPE=redis keeps the default, and this line away"
 
-// gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests leave garbage and little else, so
-// the collector's share of the CPU falls with this number: over 100,000 keys in memory a request took 12.9 µs with 100
-// and 10.5 to 12.4 µs with 400, in turns under the same load; 800 brought no more. The price is heap, up to five times
-// what is alive; the limit of the container's memory, or GOMEMLIMIT, bounds that.
+// gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests produce mostly garbage, so the
+// collector's share of the CPU falls as this number rises: with 100,000 keys in memory a request took 12.9 µs with 100
+// and 10.5 to 12.4 µs with 400, alternating under the same load; 800 gained nothing more. The price is a heap of up to
+// five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
 const gcPercent = 400
 
-// run runs the tasks until SIGINT, SIGTERM or ctx ends them. A second signal ends the process at once. SIGHUP loads the
-// rules again.
+// run runs the tasks until SIGINT, SIGTERM or ctx ends them. A second signal ends the process at once. SIGHUP reloads
+// the rules.
 func (s *server) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()

@@ -11,20 +11,20 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/task"
 )
 
-// rulesSource feeds rules: from files, or from a control plane.
+// rulesSource provides rules, from files or from a control plane.
 type rulesSource interface {
 	task.Task
-	First() <-chan struct{} // closed once the first rules are there, or could not be had
-	Reload()                // hands the rules over again; it does not wait
+	First() <-chan struct{} // closed once the first rules are loaded, or could not be
+	Reload()                // hands over the rules again; does not wait
 }
 
-// takeRules makes what feeds rules, from where CONFIG_TYPE says. They are made as c says.
+// takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
 func (v *server) takeRules(c configwatch.Config) {
 	if !v.overXDS() {
 		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, configwatch.New(v.log, c))
 		return
 	}
-	c.Empty = true // a control plane sends none when the last policy goes
+	c.Empty = true // a control plane sends no rules once the last policy is deleted
 	client := xds.New(v.log, v.xdsConfig(), configwatch.New(v.log, c))
 	v.registry.Gauge("ratelimitd.xds_connected", func() float64 {
 		if client.Connected() {
@@ -38,7 +38,7 @@ func (v *server) takeRules(c configwatch.Config) {
 // overXDS reports whether rules come from a control plane.
 func (v *server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
 
-// origin says for people what so many sources of rules are.
+// origin returns in words where n sources of rules come from.
 func (v *server) origin(sources int) string {
 	if v.overXDS() {
 		return fmt.Sprintf("%s of the control plane at %s", count(sources, "resource"), v.settings.XDS.Server)
@@ -68,7 +68,7 @@ func (v *server) xdsConfig() xds.Config {
 		MaxMessage:   s.MaxMessage,
 		KeepOnEmpty:  s.KeepOnEmpty,
 		Backoff: xds.Backoff{
-			First: max(s.FirstWait, 1), Initial: max(s.BackoffInitial, 1), Max: max(s.BackoffMax, 1), // 0 would stand for the default
+			First: max(s.FirstWait, 1), Initial: max(s.BackoffInitial, 1), Max: max(s.BackoffMax, 1), // 0 would mean the default
 			Factor: s.BackoffFactor, NoJitter: !s.BackoffJitter,
 		},
 		Hooks: xds.Hooks{
@@ -79,7 +79,7 @@ func (v *server) xdsConfig() xds.Config {
 	}
 }
 
-// trimmed is a map without the blanks around its names and values, which lists with a space behind the comma have.
+// trimmed returns a map without blanks around its names and values, which come from lists with a space after the comma.
 func trimmed(m map[string]string) map[string]string {
 	out := make(map[string]string, len(m))
 	for k, value := range m {

@@ -17,13 +17,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// statistics are who reads the registry.
+// statistics is what reads the registry.
 type statistics struct {
-	sink       task.Task // statsd or DogStatsD; nil where neither is asked for
+	sink       task.Task // statsd or DogStatsD; nil if neither is asked for
 	prometheus stats.PrometheusConfig
 }
 
-// newRegistry makes the registry, with what is there to tell of the process itself.
+// newRegistry returns the registry, with the metrics of the process itself.
 func newRegistry(s *settings.Settings) *stats.Registry {
 	r := stats.New()
 	if s.Stats.Milliseconds {
@@ -35,13 +35,13 @@ func newRegistry(s *settings.Settings) *stats.Registry {
 		if slices.Contains([]string{
 			"asg", "az", "backend", "canary", "envoyservice", "facet", "host", "period", "project", "region", "shard", "source", "window",
 		}, t.Name) {
-			r.Counter("reserved_tag").Add(1) // the reference's warning to who adds a tag of this name
+			r.Counter("reserved_tag").Add(1) // the reference's warning if a tag of this name is added
 		}
 	}
 	return r
 }
 
-// newStatistics makes the sink, and says how Prometheus sees the registry.
+// newStatistics makes the sink and the handler through which Prometheus reads the registry.
 func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (statistics, error) {
 	v := statistics{prometheus: stats.PrometheusConfig{Labels: extraTags(s)}}
 	if s.Stats.Disable {
@@ -50,7 +50,7 @@ func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (s
 	if file := s.Stats.PrometheusMapper; file != "" {
 		m, err := stats.LoadMapper(file)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway names a file of a ConfigMap that may not be there
+		case errors.Is(err, fs.ErrNotExist): // Envoy Gateway names a file of a ConfigMap that may be missing
 			log.Warn("there is no mapping of series, so they have the names that are built in", "setting", "PROMETHEUS_MAPPER_YAML="+file)
 		case err != nil:
 			return v, fmt.Errorf("PROMETHEUS_MAPPER_YAML: %w", err)
@@ -78,7 +78,7 @@ func newStatistics(s *settings.Settings, log *slog.Logger, r *stats.Registry) (s
 	return v, nil
 }
 
-// extraTags are EXTRA_TAGS, sorted by name.
+// extraTags returns EXTRA_TAGS, sorted by name.
 func extraTags(s *settings.Settings) []stats.Label {
 	var tags []stats.Label
 	for _, name := range slices.Sorted(maps.Keys(s.Stats.ExtraTags)) {
@@ -87,7 +87,7 @@ func extraTags(s *settings.Settings) []stats.Label {
 	return tags
 }
 
-// datadogTags are the tags that Datadog's client adds.
+// datadogTags returns the tags that Datadog's client adds.
 func datadogTags(d *settings.Datadog) []stats.Label {
 	return []stats.Label{
 		{Name: "dd.internal.entity_id", Value: d.EntityID},
@@ -113,7 +113,7 @@ func mogrifiers(all []settings.Mogrifier) ([]statsd.Mogrifier, error) {
 	return made, nil
 }
 
-// redisPools tells of the connections to Redis under the reference's names.
+// redisPools registers metrics of the connections to Redis under the reference's names.
 func redisPools(b *redis.Backend) func(*stats.Values) {
 	return func(v *stats.Values) {
 		for i, p := range b.Pools() {
@@ -130,7 +130,7 @@ type loads struct {
 	attempts, failures *stats.Counter
 }
 
-// newLoads counts in r. How many files there are is asked of rules, which may have none yet.
+// newLoads returns loads that count in r. The number of files is that of rules, which may be nil at first.
 func newLoads(r *stats.Registry, rules func() *descriptors.Set) loads {
 	r.Gauge("runtime.num_values", func() float64 {
 		if set := rules(); set != nil {

@@ -20,20 +20,20 @@ import (
 // store is where counters live.
 type store struct {
 	backend.Backend
-	local *memory.Backend // of on_failure: local; the store itself where counters live in memory
-	name  string          // of what holds the counters, for people; empty where that is this process
-	task  task.Task       // that keeps the store going; nil where it needs none
-	near  task.Task       // of the near cache; nil without
+	local *memory.Backend // for on_failure: local; the store itself if counters live in memory
+	name  string          // of what holds the counters, for people; empty if that is this process
+	task  task.Task       // keeps the store going; nil if it needs none
+	near  task.Task       // of the near cache; nil if there is none
 	what  string          // for people
 
-	tried    <-chan struct{}                             // closed once a connection is up, or cannot be had; nil where none is needed
-	check    func(*descriptors.Set) descriptors.Problems // what the store cannot do of the rules; nil where it does all
-	notReady func() string                               // why nothing can be decided now, or empty; nil where all can be, always
+	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed
+	check    func(*descriptors.Set) descriptors.Problems // what the store does not support in rules; nil if it supports everything
+	notReady func() string                               // why nothing can be decided now, or empty; nil if everything always can be
 
-	referenceNames bool // it keeps counters under the names that envoyproxy/ratelimit has for them
+	referenceNames bool // it keeps counters under envoyproxy/ratelimit's names
 }
 
-// newStore makes the store that BACKEND_TYPE asks for.
+// newStore returns the store that BACKEND_TYPE asks for.
 func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
 	local := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
 	r.Gauge("ratelimitd.memory.keys", func() float64 { return float64(local.Stats().Keys) })
@@ -80,14 +80,15 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 	return v, nil
 }
 
-// Why stores keep nothing but fixed windows, and what would be right.
+// Why a store keeps only fixed windows, and what to do about it.
 const (
 	inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
 		"unset that variable, or leave this out until all servers are ratelimitd"
 	inMemcached = " cannot be counted in memcached, which takes one fixed_window per descriptor; leave this out, or set BACKEND_TYPE=redis"
 )
 
-// onlyFixedWindows finds the rules of a set that envoyproxy/ratelimit's counters cannot serve, because of why.
+// onlyFixedWindows reports the rules of a set that envoyproxy/ratelimit's counters do not support; why says why there
+// are only those.
 func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
 	return func(set *descriptors.Set) descriptors.Problems {
 		var all descriptors.Problems
@@ -100,7 +101,7 @@ func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
 	}
 }
 
-// beyondFixedWindow names what a rule asks for and the reference's counters do not have; empty where there is nothing.
+// beyondFixedWindow names what a rule asks for that the reference's counters do not support, or returns "".
 func beyondFixedWindow(r *descriptors.Rule) string {
 	if len(r.Limits) > 1 {
 		return "a list of rate_limits"
@@ -181,7 +182,7 @@ func redisType(name string) redis.Type {
 	return redis.Single
 }
 
-// opTimeout is d as Redis takes it: there 0 is the default.
+// opTimeout converts d for package redis, in which 0 means the default.
 func opTimeout(d time.Duration) time.Duration {
 	if d == 0 {
 		return redis.NoOpTimeout
@@ -189,7 +190,7 @@ func opTimeout(d time.Duration) time.Duration {
 	return d
 }
 
-// defaultOnFailure is DEFAULT_ON_FAILURE, which the settings have checked.
+// defaultOnFailure returns DEFAULT_ON_FAILURE, which the settings have checked.
 func defaultOnFailure(s *settings.Settings) descriptors.OnFailure {
 	f, _ := descriptors.ParseOnFailure(strings.ToLower(s.Backend.OnFailure))
 	return f

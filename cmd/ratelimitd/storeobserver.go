@@ -20,35 +20,35 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// sayAgain is how long the log keeps silent about what it has said already.
+// sayAgain is how long the log does not repeat what it has said.
 const sayAgain = 10 * time.Second
 
-// The states of a breaker, as the gauge shows them.
+// The states of a breaker, as shown by the gauge.
 const (
 	breakerClosed int32 = iota
 	breakerHalfOpen
 	breakerOpen
 )
 
-// storeObserver counts, logs and tells health what a store behind a network does.
+// storeObserver counts and logs what a store behind a network does, and reports it to health.
 type storeObserver struct {
 	name      string // of the store, for people
 	log       *slog.Logger
 	registry  *stats.Registry
 	component *task.Component
-	follows   bool // health follows the connections, also after the first
-	answers   bool // health does not depend on the store, because this server can answer without it
+	follows   bool // health depends on connections even after the first one
+	answers   bool // health does not depend on the store, because the server can answer without it
 
 	calls, ops, merged    *stats.Counter
 	latency, size         *stats.Histogram
 	errors                map[string]*stats.Counter // by class
-	connections, breakers atomic.Int64              // that are up; that are not closed
+	connections, breakers atomic.Int64              // connections that are up; breakers that are not closed
 	nodes                 sync.Map                  // of *nodeState by name
-	tried                 chan struct{}             // closed once there was a connection, or could be none
+	tried                 chan struct{}             // closed once there has been a connection, or connecting has failed
 	once                  sync.Once                 // for tried
 
 	mu        sync.Mutex
-	connected bool // at some time
+	connected bool // there has been a connection
 	failure   string
 	said      map[string]said
 }
@@ -56,11 +56,11 @@ type storeObserver struct {
 // nodeState is what is known of a node's breaker.
 type nodeState struct {
 	state atomic.Int32
-	gone  atomic.Bool // it is asked no more
-	told  bool        // that it is open; guarded by storeObserver.mu
+	gone  atomic.Bool // it is no longer asked
+	told  bool        // the log has said that it is open; guarded by storeObserver.mu
 }
 
-// said is when the log spoke of something, and how often it would have since.
+// said is when something was last logged, and how often it has been omitted since.
 type said struct {
 	at      time.Time
 	omitted int
@@ -68,8 +68,8 @@ type said struct {
 
 const noConnectionYet = "there was no connection yet"
 
-// newStoreObserver adds what there is to see of a store to the metrics and to health, which the store fails until its first
-// connection unless DEFAULT_ON_FAILURE answers without it.
+// newStoreObserver adds a store to the metrics and to health. The store is unhealthy until its first connection, unless
+// DEFAULT_ON_FAILURE answers without it.
 func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) *storeObserver {
 	answers := !strings.EqualFold(cmp.Or(s.Backend.OnFailure, "error"), "error")
 	o := &storeObserver{
@@ -92,14 +92,14 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 	return o
 }
 
-// classes are those that the store's errors have.
+// classes returns the classes of the store's errors.
 func (o *storeObserver) classes(all ...remote.Class) {
 	for _, class := range all {
 		o.errors[string(class)] = o.registry.Counter("ratelimitd.backend_errors_total", "class", string(class))
 	}
 }
 
-// counted is b, whose errors are counted by class.
+// counted wraps b, and counts its errors by class.
 func (o *storeObserver) counted(b backend.Backend) backend.Backend { return &countedBackend{b, o} }
 
 type countedBackend struct {
@@ -107,7 +107,7 @@ type countedBackend struct {
 	observer *storeObserver
 }
 
-// Apply is that of the backend.
+// Apply implements [backend.Backend].
 func (c *countedBackend) Apply(ctx context.Context, ops []backend.Op) {
 	c.Backend.Apply(ctx, ops)
 	for i := range ops {
@@ -125,7 +125,7 @@ func (o *storeObserver) failed(err error) {
 	n.Add(1)
 }
 
-// classOf is the class of a store's error, empty where it has none.
+// classOf returns the class of a store's error, or "" if it has none.
 func classOf(err error) string {
 	if e, ok := errors.AsType[*redis.Error](err); ok {
 		return string(e.Class)
@@ -136,15 +136,15 @@ func classOf(err error) string {
 	return ""
 }
 
-// batch is what one round trip to a node did.
+// batch is one round trip to a node.
 type batch struct {
 	node        string
-	ops, merged int // operations, and those of them that others spoke for
+	ops, merged int // operations, and how many of them were merged into others
 	took        time.Duration
-	err         error // the worst that happened; nil is nothing
+	err         error // the worst error; nil if there was none
 }
 
-// batch counts b, and reports whether the log is to speak of it, because it failed, and with which attributes.
+// batch counts b, and reports whether to log it, because it failed, and with which attributes.
 func (o *storeObserver) batch(b batch) (attrs []any, due bool) {
 	o.calls.Add(1)
 	o.ops.Add(uint64(b.ops))
@@ -160,7 +160,7 @@ func (o *storeObserver) batch(b batch) (attrs []any, due bool) {
 	return []any{"node", b.node, "class", class, "error", b.err, "omitted", omitted}, due
 }
 
-// node is what is known of a node, whose breaker is shown from then on.
+// node returns what is known about a node. From then on the node's breaker is shown.
 func (o *storeObserver) node(name string) *nodeState {
 	if known, ok := o.nodes.Load(name); ok {
 		return known.(*nodeState)
@@ -173,8 +173,8 @@ func (o *storeObserver) node(name string) *nodeState {
 	return n
 }
 
-// breaker follows the state of a node's breaker. A node that is gone is shown as closed, for nobody has to mend it. A log
-// says that a breaker opens and that it closes, and not each probe.
+// breaker follows the state of a node's breaker. A node that is gone is shown as closed, since there is nothing to fix.
+// The log says when a breaker opens and when it closes, but does not mention probes.
 func (o *storeObserver) breaker(name, state string) {
 	n := o.node(name)
 	now := map[string]int32{
@@ -200,7 +200,7 @@ func (o *storeObserver) breaker(name, state string) {
 	}
 }
 
-// tell notes whether the log says that the breaker of n is open, and reports whether it said so before.
+// tell notes whether the log has said that the breaker of n is open, and returns whether it had before.
 func (o *storeObserver) tell(n *nodeState, open bool) (before bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -226,13 +226,13 @@ func (o *storeObserver) connection(active int) {
 	}
 }
 
-// event is something an operator should know of.
+// event is something an operator should know about.
 type event struct {
 	kind, node, detail string
-	err                error // nil where nothing failed
+	err                error // nil if nothing failed
 }
 
-// event counts e, and reports whether the log is to speak of it, and with which attributes.
+// event counts e, and reports whether to log it, and with which attributes.
 func (o *storeObserver) event(e event) (attrs []any, due bool) {
 	o.registry.Counter("ratelimitd.backend_events_total", "event", e.kind).Add(1)
 	omitted, due := o.due(fmt.Sprint(e.kind, e.node, e.detail))
@@ -249,7 +249,7 @@ func (o *storeObserver) event(e event) (attrs []any, due bool) {
 	return attrs, true
 }
 
-// connectFailed keeps why there is no connection, for health.
+// connectFailed notes why there is no connection, for health.
 func (o *storeObserver) connectFailed(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -261,10 +261,10 @@ func (o *storeObserver) connectFailed(err error) {
 	o.component.Set(o.answers || o.connected && !o.follows, o.failure)
 }
 
-// mostSaid bounds what due remembers; names of nodes are few.
+// mostSaid bounds what due remembers; there are few names of nodes.
 const mostSaid = 1000
 
-// due reports whether something is to be logged, that is whether it was not lately, and how often it was left out
+// due reports whether something should be logged, because it has not been lately, and how often it has been omitted
 // since.
 func (o *storeObserver) due(what string) (omitted int, due bool) {
 	o.mu.Lock()
@@ -283,7 +283,7 @@ func (o *storeObserver) due(what string) (omitted int, due bool) {
 	return before.omitted, true
 }
 
-// notReady says why no request that needs the store can be decided now; empty where it can, or where DEFAULT_ON_FAILURE
+// notReady returns why requests that need the store cannot be decided now, or "" if they can, or DEFAULT_ON_FAILURE
 // answers without it.
 func (o *storeObserver) notReady() string {
 	if o.answers {

@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
-// newCerts reads the certificates of the gRPC listener, and counts what becomes of them; nil without TLS.
+// newCerts reads the certificates of the gRPC listener, and counts their reloads. It returns nil without TLS.
 func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs.Server, error) {
 	if !s.GRPC.UseTLS {
 		return nil, nil //nolint:nilnil // plain text
@@ -48,7 +48,7 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 	return v, nil
 }
 
-// serverTLS is what the gRPC listener does with TLS; nil is plain text.
+// serverTLS returns the TLS configuration of the gRPC listener; nil means plain text.
 func (v *server) serverTLS() *tls.Config {
 	if v.certs == nil {
 		return nil
@@ -56,7 +56,8 @@ func (v *server) serverTLS() *tls.Config {
 	return v.certs.TLS()
 }
 
-// handshakeFailed counts the clients that could not connect. Anybody can fail, so the log tells of them only if asked to.
+// handshakeFailed counts clients that could not connect. Anybody can cause a failure, so they are logged only if asked
+// for.
 func (v *server) handshakeFailed() func(peer net.Addr, err error) {
 	failed := v.registry.Counter("ratelimitd.tls_handshake_errors_total")
 	return func(peer net.Addr, err error) {

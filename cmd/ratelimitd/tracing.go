@@ -16,8 +16,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// newTracing makes what sends traces, or nil where TRACING_ENABLED is off. The process's handler of the errors of
-// OpenTelemetry, which has no other way to tell them, is set to it.
+// newTracing returns the tracer, or nil if TRACING_ENABLED is off. It sets the process-wide error handler of
+// OpenTelemetry, which has no other way to report errors, to the tracer.
 func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*tracing.Tracer, error) {
 	if !s.Tracing.On {
 		return nil, nil //nolint:nilnil // there is none
@@ -41,7 +41,7 @@ func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*t
 	return t, nil
 }
 
-// tracedStore is b, with spans around it where tracing is on. It stands between what answers from memory and the store.
+// tracedStore wraps b in spans if tracing is on. It sits between what answers from memory and the store.
 func tracedStore(t *tracing.Tracer, b backend.Backend, kind string) backend.Backend {
 	if t == nil {
 		return b
@@ -56,7 +56,7 @@ func tracedStore(t *tracing.Tracer, b backend.Backend, kind string) backend.Back
 	return t.Backend(b, names)
 }
 
-// newService makes what answers ShouldRateLimit.
+// newService returns the service that answers ShouldRateLimit.
 func (v *server) newService() (*rls.Service, error) {
 	c, err := v.serviceConfig()
 	if err != nil {
@@ -68,7 +68,7 @@ func (v *server) newService() (*rls.Service, error) {
 	return rls.New(v.limiter, c), nil
 }
 
-// mainHandler answers on the main HTTP listener.
+// mainHandler returns the handler of the main HTTP listener.
 func (v *server) mainHandler() http.Handler {
 	pages := v.mainPages()
 	if v.tracing == nil {

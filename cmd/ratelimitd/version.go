@@ -17,10 +17,10 @@ func (p *program) versionCommand() *cobra.Command {
 	}
 }
 
-// version is the release and the version of Go.
+// version returns the release and the version of Go.
 func version() string { return release() + " " + runtime.Version() }
 
-// release is what the Go tool wrote into the binary: the version of the module, which is that of its tag or made of the
+// release returns the module's version that the Go tool wrote into the binary, which is derived from a tag or the
 // commit.
 func release() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {

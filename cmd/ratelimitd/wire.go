@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// How long stopping may take, beside DRAIN_DELAY.
+// How long stopping may take, in addition to DRAIN_DELAY.
 const (
 	grpcGrace = 10 * time.Second // calls that run
 	stopBound = 30 * time.Second // all of it
@@ -34,11 +34,11 @@ type server struct {
 	log      *slog.Logger
 	registry *stats.Registry
 	statistics
-	tracing   *tracing.Tracer // nil without
+	tracing   *tracing.Tracer // nil if tracing is off
 	store     *store
 	limiter   *limiter.Limiter
 	health    *task.Health
-	served    atomic.Bool // health was good once
+	served    atomic.Bool // the server has been healthy at some time
 	rules     *rulesState
 	sigterm   *task.Component
 	watcher   rulesSource
@@ -49,7 +49,7 @@ type server struct {
 	tasks     *task.Group
 }
 
-// newServer builds the server, from what others need to what needs others, and opens its ports. Nothing runs yet.
+// newServer builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*server, error) {
 	v := &server{settings: s, log: log, registry: newRegistry(&s), health: task.NewHealth()}
 
@@ -70,14 +70,14 @@ func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*ser
 		Quota:           s.Decide.Quota,
 		StopWhenOver:    s.Decide.StopWhenOver,
 		LocalCache:      s.Backend.LocalCache > 0,
-		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would stand for the default
+		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would mean the default
 		MetricMaxSeries: s.Stats.MaxSeries,
 		ReferenceNames:  v.store.referenceNames,
 	})
 
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.sigterm = v.health.Add(draining, true, "")
-	v.health.OnChange(func(ok bool) { // all components are there
+	v.health.OnChange(func(ok bool) { // all components have been registered
 		if ok {
 			v.served.Store(true)
 		}
@@ -153,16 +153,16 @@ func (v *server) serviceConfig() (rls.Config, error) {
 func (v *server) group() *task.Group {
 	g := task.NewGroup(v.log, v.settings.DrainDelay+stopBound)
 	if v.tracing != nil {
-		g.Add(v.tracing) // stops last, so that it has the spans of all others
+		g.Add(v.tracing) // stops last, so that it gets the spans of all others
 	}
 	if v.sink != nil {
-		g.Add(v.sink) // it stops after the others, so that it sends what they counted last
+		g.Add(v.sink) // stops after the others, so that it sends what they counted last
 	}
 	g.Add(v.watcher)
 	if v.store.task != nil {
 		g.Add(v.store.task)
 	}
-	if v.store.near != nil { // which gives back what it leased before the store stops
+	if v.store.near != nil { // gives back what it leased before the store stops
 		g.Add(v.store.near)
 	}
 	if v.certs != nil {
