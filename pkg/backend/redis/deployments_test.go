@@ -322,7 +322,7 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 		}
 		return true
 	})
-	within(t, 40*time.Second, "the old master to be gone", func() bool {
+	within(t, eventually, "the old master to be gone", func() bool {
 		state, _ := breaker.Load(nodes[1].Addr())
 		return state == remote.Gone
 	})

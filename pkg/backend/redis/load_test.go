@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -20,7 +21,8 @@ type load struct {
 	mu      sync.Mutex
 	answers []answer
 	stalls  []stall
-	peak    int // goroutines
+	peak    int          // goroutines
+	each    atomic.Int64 // ns from one call to the next
 	stop    chan struct{}
 	wg      sync.WaitGroup
 }
@@ -31,9 +33,9 @@ type stall struct{ from, to time.Time }
 // newLoad makes rate calls a second of b, each by a caller that waits so long.
 func newLoad(b *Backend, rate int, wait time.Duration) *load {
 	l := &load{stop: make(chan struct{})}
+	l.each.Store(int64(time.Second) / int64(rate))
 	l.wg.Go(l.watch)
 	l.wg.Go(func() {
-		each := time.Second / time.Duration(rate)
 		next := time.Now()
 		for i := 0; ; i++ {
 			select {
@@ -41,6 +43,7 @@ func newLoad(b *Backend, rate int, wait time.Duration) *load {
 				return
 			default:
 			}
+			each := time.Duration(l.each.Load())
 			switch d := time.Until(next); {
 			case d > 0:
 				time.Sleep(d)
@@ -96,7 +99,8 @@ func (l *load) stood(from, to time.Time) (sum time.Duration) {
 	return sum
 }
 
-// healthy waits until most calls of half a second are answered.
+// healthy waits until most calls of half a second are answered. Other tests share the processors: where these are too busy for
+// so many calls, it has fewer made.
 func (l *load) healthy(t *testing.T) {
 	t.Helper()
 	within(t, eventually, "calls that are answered", func() bool {
@@ -105,7 +109,11 @@ func (l *load) healthy(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		found := l.between(from, time.Now())
-		return len(found) > 0 && 2*failures(found) <= len(found) // other tests share the processors
+		if len(found) > 0 && 2*failures(found) <= len(found) {
+			return true
+		}
+		l.each.Store(min(2*l.each.Load(), int64(time.Second/50)))
+		return false
 	})
 }
 
