@@ -167,7 +167,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 	return c, nil
 }
 
-// overTLS tells whether a Redis is spoken to over TLS: a URL may say so too.
+// overTLS reports whether TLS is used for a Redis: its URL may ask for it too.
 func overTLS(on bool, url string) bool {
 	return on || strings.Contains(strings.ToLower(url), "rediss://")
 }
