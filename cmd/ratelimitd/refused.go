@@ -79,7 +79,7 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	attrs := []slog.Attr{
 		slog.String("domain", string(r.Domain)),
 		slog.String("rule", rule),
-		slog.Int64("retry_after_seconds", int64(s.UntilReset()/time.Second)),
+		slog.Int64("retry_after_seconds", s.ResetSeconds()),
 		slog.Uint64("omitted", omitted),
 	}
 	if s.Item != nil {

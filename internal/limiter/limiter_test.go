@@ -398,24 +398,27 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-func TestUntilReset(t *testing.T) {
+func TestResetSeconds(t *testing.T) {
 	for _, c := range []struct {
-		refused    bool
-		reset, try time.Duration
-		want       time.Duration
+		refused, over bool
+		reset, retry  time.Duration
+		want          int64
 	}{
-		{false, 0, 0, 0},
-		{false, 1, 0, time.Second},
-		{false, time.Second, time.Hour, time.Second},
-		{false, time.Second + 1, 0, 2 * time.Second},
-		{true, time.Hour, 0, time.Second},
-		{true, time.Hour, time.Second + 1, 2 * time.Second},
-		{true, 0, time.Minute, time.Minute},
-		{true, 0, math.MaxInt64, math.MaxInt64 / time.Second * time.Second},
+		{false, false, 0, 0, 0},
+		{false, false, 1, 0, 1},
+		{false, false, time.Second, time.Hour, 1},
+		{false, false, time.Second + 1, 0, 2},
+		{false, false, math.MaxInt64, 0, math.MaxInt64/1_000_000_000 + 1},
+		{true, true, time.Hour, 0, 1},
+		{true, true, time.Hour, time.Second + 1, 2},
+		{true, true, 0, time.Minute, 60},
+		{true, true, 0, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
+		{true, false, time.Hour, 20 * time.Second, 20}, // in shadow mode
+		{true, false, 0, 0, 1},
 	} {
-		s := limiter.Status{Refused: c.refused, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.try}}
-		if got := s.UntilReset(); got != c.want {
-			t.Errorf("refused %v, reset after %v, retry after %v: %v, want %v", c.refused, c.reset, c.try, got, c.want)
+		s := limiter.Status{Refused: c.refused, Over: c.over, Decision: engine.Decision{ResetAfter: c.reset, RetryAfter: c.retry}}
+		if got := s.ResetSeconds(); got != c.want {
+			t.Errorf("refused %v, over %v, reset after %v, retry after %v: %d, want %d", c.refused, c.over, c.reset, c.retry, got, c.want)
 		}
 	}
 }

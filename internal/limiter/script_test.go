@@ -212,7 +212,7 @@ func statusText(st *limiter.Status) string {
 		if st.Item.Multiplier != 1 {
 			limit += fmt.Sprint("*", st.Item.Multiplier)
 		}
-		words = append(words, fmt.Sprint("remaining ", st.Remaining), limit, fmt.Sprint("reset ", st.UntilReset()))
+		words = append(words, fmt.Sprint("remaining ", st.Remaining), limit, fmt.Sprint("reset ", time.Duration(st.ResetSeconds())*time.Second))
 		if st.Item.Name != "" {
 			words = append(words, "name "+st.Item.Name)
 		}

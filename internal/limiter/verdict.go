@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -38,21 +37,18 @@ func (s *Status) RuleName() string {
 	}
 }
 
-// UntilReset returns duration_until_reset: until the counter is whole again or, if s was refused, until the same cost
-// would be admitted. It is in whole seconds, rounded up, and at least one second if s was refused.
-func (s *Status) UntilReset() time.Duration {
-	d := s.Decision.ResetAfter
+// ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is whole again or, if s was
+// refused, even in shadow mode, until the same cost would be admitted, which is at least one second.
+func (s *Status) ResetSeconds() int64 {
+	d := max(s.Decision.ResetAfter, 0)
 	if s.Refused {
 		d = max(s.Decision.RetryAfter, 1)
 	}
-	rest := d % time.Second
-	if rest == 0 {
-		return d
+	n := int64(d / time.Second)
+	if d%time.Second > 0 {
+		n++
 	}
-	if d -= rest; d <= math.MaxInt64-time.Second {
-		d += time.Second
-	}
-	return d
+	return n
 }
 
 // Verdict is the answer to a Request. It may be reused; Decide overwrites it.

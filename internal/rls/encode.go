@@ -88,7 +88,7 @@ func appendStatus(b []byte, st *limiter.Status) []byte {
 	if st.Item != nil {
 		var inner int
 		b, inner = open(b, statusReset)
-		b = appendVarint(b, durationSeconds, uint64(resetSeconds(st)))
+		b = appendVarint(b, durationSeconds, uint64(st.ResetSeconds()))
 		b = shut(b, inner)
 	}
 	return shut(b, start)
@@ -127,19 +127,6 @@ func remaining(st *limiter.Status) uint32 {
 	default:
 		return st.Remaining
 	}
-}
-
-// resetSeconds returns duration_until_reset of a status in seconds: until its counter is whole again or, if it was
-// refused, even in shadow mode, until the same request would pass, which is at least 1.
-func resetSeconds(st *limiter.Status) int64 {
-	if after := st.Decision.RetryAfter; after > 0 {
-		return ceil(after, time.Second)
-	}
-	n := ceil(st.Decision.ResetAfter, time.Second)
-	if st.Over {
-		n = max(n, 1)
-	}
-	return n
 }
 
 // ceil returns d in units, rounded up, and never negative.

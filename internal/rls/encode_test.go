@@ -64,15 +64,10 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 }
 
 func slowReset(st limiter.Status) int64 {
-	d := st.Decision.ResetAfter
-	if st.Decision.RetryAfter > 0 {
-		d = st.Decision.RetryAfter
+	if st.Refused {
+		return max(roundUp(st.Decision.RetryAfter, time.Second), 1)
 	}
-	n := roundUp(d, time.Second)
-	if st.Over && n == 0 {
-		n = 1
-	}
-	return n
+	return roundUp(st.Decision.ResetAfter, time.Second)
 }
 
 func roundUp(d, unit time.Duration) int64 {
@@ -178,11 +173,12 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			d.Entries = append(d.Entries, descriptors.Entry{Key: text.Draw(t, "key"), Value: text.Draw(t, "value")})
 		}
 		r.Descriptors = append(r.Descriptors, d)
-		st := limiter.Status{Over: rapid.Bool().Draw(t, "over")}
+		st := limiter.Status{Refused: rapid.Bool().Draw(t, "refused")}
+		st.Over = st.Refused && rapid.Bool().Draw(t, "enforced")
 		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 		case 1:
-			st.Over, st.Unlimited, st.Rule = false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
+			st.Refused, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata")}
 			st.Item = &descriptors.Item{
@@ -194,7 +190,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			st.Override = rapid.Bool().Draw(t, "override")
 			st.Remaining = rapid.Uint32().Draw(t, "remaining")
 			st.Decision = engine.Decision{ResetAfter: duration.Draw(t, "reset")}
-			if st.Over {
+			if st.Refused {
 				st.Decision.RetryAfter = duration.Draw(t, "retry")
 			}
 			v.Header = i
@@ -239,38 +235,13 @@ func item(a engine.Algorithm) *descriptors.Item {
 	}
 }
 
-func TestReset(t *testing.T) {
-	for _, tt := range []struct {
-		name         string
-		over         bool
-		reset, retry time.Duration
-		want         int64
-	}{
-		{"admitted: whole again", false, 90 * time.Second, 0, 90},
-		{"rounded up", false, 90*time.Second + 1, 0, 91},
-		{"whole already", false, 0, 0, 0},
-		{"refused: when it would pass", true, 90 * time.Second, 20 * time.Second, 20},
-		{"refused in shadow mode", false, 90 * time.Second, 20 * time.Second, 20},
-		{"at least a second when refused", true, time.Second, time.Microsecond, 1},
-		{"refused for ever", true, 0, 0, 1},
-		{"the longest there is", true, math.MaxInt64, math.MaxInt64, math.MaxInt64/1_000_000_000 + 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			st := limiter.Status{Over: tt.over, Decision: engine.Decision{ResetAfter: tt.reset, RetryAfter: tt.retry}}
-			if got := resetSeconds(&st); got != tt.want {
-				t.Errorf("resetSeconds = %d, want %d", got, tt.want)
-			}
-		})
-	}
-}
-
 func TestHeaders(t *testing.T) {
 	admitted := func(a engine.Algorithm, wait time.Duration) limiter.Status {
 		return limiter.Status{Item: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
 	}
 	refused := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Over: true, Quota: quota, Item: item(engine.TokenBucket),
+			Refused: true, Over: true, Quota: quota, Item: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}

@@ -18,7 +18,7 @@ func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 		st := &v.Statuses[v.Header]
 		b = appendHeader(b, h.Limit, int64(st.Item.RequestsPerUnit))
 		b = appendHeader(b, h.Remaining, int64(remaining(st)))
-		b = appendHeader(b, h.Reset, resetSeconds(st))
+		b = appendHeader(b, h.Reset, st.ResetSeconds())
 	}
 	if h.Enabled && !v.Over {
 		if wait, ok := longestWait(v); ok {
@@ -111,7 +111,7 @@ func retrySeconds(v *limiter.Verdict) int64 {
 		if !st.Over {
 			continue
 		}
-		n := max(1, resetSeconds(st))
+		n := max(1, st.ResetSeconds())
 		if !st.Quota {
 			last = max(last, n)
 		} else if firstQuota == 0 || n < firstQuota {
