@@ -18,17 +18,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxToken is the longest token that is taken, in bytes.
+// maxToken is the length in bytes of the longest token that is accepted.
 const maxToken = 4096
 
 // access decides who may call.
 type access struct {
-	tokenFile string // empty: callers on the same machine alone
+	tokenFile string // if empty only callers on the same machine may call
 	log       *slog.Logger
 }
 
-// allow returns nil for callers on the same machine and for those with the right token, else the status to answer. What
-// counts is the address of the connection, never what a caller says of itself.
+// allow returns nil for callers on the same machine and for those with the right token, or else the status to answer
+// with. What counts is the address of the connection, never what callers say about themselves.
 func (a access) allow(ctx context.Context) error {
 	p, ok := peer.FromContext(ctx)
 	if ok && local(p.Addr) {
@@ -66,7 +66,7 @@ func local(a net.Addr) bool {
 	}
 }
 
-// bearer is the token that came with the call.
+// bearer returns the token that came with the call.
 func bearer(ctx context.Context) (token string, ok bool) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	values := md.Get("authorization")
@@ -80,8 +80,8 @@ func bearer(ctx context.Context) (token string, ok bool) {
 	return strings.TrimSpace(token), true
 }
 
-// readToken reads the token anew with each call that brings one, so that a rotated secret counts at once. White space
-// around it, such as an editor's last newline, is no part of it. An empty file is an error.
+// readToken reads the token file. That is done for each call with a token, so that a rotated secret takes effect at
+// once. White space around the token, such as an editor's final newline, is not part of it. An empty file is an error.
 func readToken(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -104,7 +104,7 @@ func readToken(file string) (string, error) {
 
 var errEmptyToken = errors.New("the file is empty; write a token into it")
 
-// equal compares in a time that tells nothing about either, their lengths included.
+// equal compares in a time that reveals nothing about either text, not even its length.
 func equal(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1

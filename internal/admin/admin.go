@@ -1,9 +1,9 @@
-// Package admin is the admin API on the wire: it lists the rules that are served, explains what a request meets, looks at
-// counters and resets them.
+// Package admin implements the wire protocol of the admin API: it lists the rules in use, explains how a request would
+// be decided, looks at counters and resets them.
 //
-// It stands on the same gRPC server, and behind the same port, as ShouldRateLimit, so it guards itself: each method first
-// asks whether the connection comes from this machine, or brings the token of a file. What the methods find out they ask
-// the limiter, which takes the path that requests take; nothing here knows a backend.
+// It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: each method first checks
+// that the connection comes from this machine, or that the call brings the token from a file. The methods ask the
+// limiter, which does what it does for requests; nothing here knows about backends.
 package admin
 
 import (
@@ -18,10 +18,10 @@ import (
 
 // Config says who may use the admin API. The zero value lets callers on the same machine in, and nobody else.
 type Config struct {
-	// TokenFile is a file with a token that lets callers from other machines in (ADMIN_TOKEN_FILE). It is read with each
-	// call that brings a token, so it may change. While it is empty or cannot be read no token is right, which New logs too.
+	// TokenFile is a file with a token that lets callers from other machines in (ADMIN_TOKEN_FILE). It is read for each
+	// call with a token, so it may change. While it is empty or cannot be read no token is accepted; New logs that too.
 	TokenFile string
-	// Log is told of each reset, and of a TokenFile that cannot be used; nil discards.
+	// Log gets each reset, and a TokenFile that cannot be used; nil discards.
 	Log *slog.Logger
 }
 
@@ -34,7 +34,7 @@ type Service struct {
 	log     *slog.Logger
 }
 
-// New makes a Service of l.
+// New returns a Service for l.
 func New(l *limiter.Limiter, c Config) *Service {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -47,20 +47,21 @@ func New(l *limiter.Limiter, c Config) *Service {
 	return &Service{limiter: l, access: access{tokenFile: c.TokenFile, log: c.Log}, log: c.Log}
 }
 
-// Register puts the service on a server. Where the API is off it is not to be registered; callers get UNIMPLEMENTED then.
+// Register registers the service on a server. If the API is off it must not be registered; callers then get
+// UNIMPLEMENTED.
 func (s *Service) Register(r grpc.ServiceRegistrar) { adminv1.RegisterAdminServiceServer(r, s) }
 
-// ListRules lists the rules that are served now.
+// ListRules lists the rules currently in use.
 func (s *Service) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
 	return serve(ctx, s, q, s.listRules)
 }
 
-// Explain tells what ShouldRateLimit would answer to a request now, and why.
+// Explain says what ShouldRateLimit would answer to a request now, and why.
 func (s *Service) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	return serve(ctx, s, q, s.explain)
 }
 
-// Peek tells how the counter of one descriptor stands.
+// Peek returns the state of the counter of one descriptor.
 func (s *Service) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
 	return serve(ctx, s, q, s.peek)
 }
@@ -70,7 +71,7 @@ func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	return serve(ctx, s, q, s.reset)
 }
 
-// serve answers q with f where the caller may call, and turns errors into statuses.
+// serve answers q with f if the caller may call, and turns errors into statuses.
 func serve[Q, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	var none A
 	if err := s.access.allow(ctx); err != nil {

@@ -14,7 +14,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// descriptorOf is d as the limiter takes it.
+// descriptorOf converts d for the limiter.
 func descriptorOf(d *adminv1.Descriptor) limiter.Descriptor {
 	out := limiter.Descriptor{
 		Entries:     entriesOf(d.GetEntries()),
@@ -45,7 +45,7 @@ func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
 	return out
 }
 
-// unitOf is u, or [descriptors.UnitUnknown] for a number that is no unit.
+// unitOf returns u, or [descriptors.UnitUnknown] for a number that is not a unit.
 func unitOf(u adminv1.Unit) descriptors.Unit {
 	if u < 0 || u > adminv1.Unit_UNIT_WEEK {
 		return descriptors.UnitUnknown
@@ -53,7 +53,7 @@ func unitOf(u adminv1.Unit) descriptors.Unit {
 	return descriptors.Unit(u) // both are numbered as in Envoy's API
 }
 
-// explanationMessage is x for the wire.
+// explanationMessage converts x for the wire.
 func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 	rule, err := ruleMessage(x.Rule)
 	if err != nil {
@@ -73,7 +73,7 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 	if x.Counter != "" {
 		m.Counter = counterMessage(x.Counter, x.Items, &x.Decision)
 		m.Counter.Refuses = x.Refused
-		if x.Negative { // what is given back waits for nothing
+		if x.Negative { // giving back never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
 	}
@@ -100,7 +100,7 @@ func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 	}
 }
 
-// counterMessage is a counter with the limits in force and what it decided.
+// counterMessage converts a counter, with the limits in force and its decision, for the wire.
 func counterMessage(name string, items []descriptors.Item, d *engine.Decision) *adminv1.Counter {
 	m := &adminv1.Counter{
 		Key:        name,
@@ -117,7 +117,7 @@ func counterMessage(name string, items []descriptors.Item, d *engine.Decision) *
 	return m
 }
 
-// ruleMessage is r for the wire; nil for nil.
+// ruleMessage converts r for the wire; nil becomes nil.
 func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 	if r == nil {
 		return nil, nil //nolint:nilnil // an unset message is a message too
@@ -232,7 +232,7 @@ func span(m engine.Micros) *durationpb.Duration {
 	return &durationpb.Duration{Seconds: int64(m / 1e6), Nanos: int32(m % 1e6 * 1e3)}
 }
 
-// unlessZero is unset for 0.
+// unlessZero returns nil, for unset, if n is 0.
 func unlessZero(d time.Duration) *durationpb.Duration {
 	if d == 0 {
 		return nil
@@ -240,5 +240,5 @@ func unlessZero(d time.Duration) *durationpb.Duration {
 	return durationpb.New(d)
 }
 
-// valid is s as a protobuf string holds it: what is no UTF-8 becomes U+FFFD.
+// valid returns s as a valid protobuf string: invalid UTF-8 becomes U+FFFD.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

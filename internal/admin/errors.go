@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// invalidError is a request that cannot be answered, whatever the rules and the counters.
+// invalidError is the error of a request that can never be answered, whatever the rules and the counters.
 type invalidError string
 
 // Error says what is wrong, and what would be right.
@@ -20,15 +20,15 @@ func (e invalidError) Error() string { return string(e) }
 
 func invalidf(format string, args ...any) error { return invalidError(fmt.Sprintf(format, args...)) }
 
-// penaltyError is a penalty that is in the way of a reset, and still runs for so long.
+// penaltyError is the error of a reset that a penalty prevents; it is how long the penalty will still run.
 type penaltyError time.Duration
 
-// Error says for how long, and what can be done.
+// Error says for how long, and what can be done about it.
 func (e penaltyError) Error() string {
 	return fmt.Sprintf("a penalty runs for another %v: wait, or set force to end it", time.Duration(e).Round(time.Millisecond))
 }
 
-// statusOf is the status that tells err.
+// statusOf returns the status for err.
 func statusOf(ctx context.Context, err error) error {
 	return status.Error(codeOf(ctx, err), err.Error())
 }

@@ -1,11 +1,11 @@
-// Package certs keeps the TLS configuration of a server as its files have it.
+// Package certs keeps the TLS configuration of a server in step with its files.
 //
-// Certificates are renewed under a running server: cert-manager replaces a Secret, the kubelet swaps the link that leads to
-// its files, a script writes one file after the other. So the files are read again and again, a few kilobytes a second, and
-// what they hold decides: no event can be missed, whatever is mounted where. What is read counts once it has stayed the
-// same for two looks, because a certificate and its key, or the halves of a bundle, need not arrive together. What is wrong
-// leaves the last good configuration in force. A configuration is never changed but replaced, and each handshake takes the
-// one of its moment, so connections that are open, and handshakes under way, do not notice.
+// Certificates are renewed while the server runs: cert-manager replaces a Secret, the kubelet swaps the symbolic link
+// to its files, a script writes one file after the other. So the files are polled, at a few kilobytes a second, and
+// only their contents count: no event can be missed, whatever is mounted where. New contents are used once they have
+// been the same for two looks, because a certificate and its key, or the halves of a bundle, need not arrive together.
+// If they are wrong, the last good configuration stays in force. A configuration is replaced, never changed, and each
+// handshake uses the current one, so open connections and handshakes under way are not affected.
 package certs
 
 import (
@@ -23,39 +23,39 @@ import (
 	"time"
 )
 
-// Config says where the parts are and whom they let in. Its fields are required unless they state a default.
+// Config names the files and says which clients are let in. Its fields are required unless they state a default.
 type Config struct {
-	Cert, Key string // PEM files of the certificate, with its chain, and of the key that the server shows
+	Cert, Key string // PEM files of the server's certificate, with its chain, and of its key
 
-	// ClientCA is a PEM file of the CAs that clients' certificates must come from; no others are trusted, those of the
-	// system neither. Empty asks clients for none.
+	// ClientCA is a PEM file of the CAs that must have issued clients' certificates; no others are trusted, not even
+	// the system's. If empty, clients are not asked for certificates.
 	ClientCA string
 
-	// ClientNames are DNS names and URIs, such as spiffe://cluster/ns/edge/sa/envoy, one of which a client's certificate
-	// must hold. None is any. They need a ClientCA.
+	// ClientNames are DNS names and URIs, such as spiffe://cluster/ns/edge/sa/envoy, of which a client's certificate
+	// must contain at least one. If empty, any certificate will do. They need a ClientCA.
 	ClientNames []string
 
-	MinVersion uint16        // of TLS; 0 stands for 1.2, which is the least
-	Every      time.Duration // how often the files are looked at; 0 stands for 1 s
-	Tried      func(error)   // called each time what the files hold was tried, with why it is not in force; may be nil
+	MinVersion uint16        // of TLS; 0 means 1.2, which is also the minimum
+	Every      time.Duration // how often the files are read; 0 means 1 s
+	Tried      func(error)   // called each time new contents were tried, with the error if they were refused; may be nil
 }
 
-// Server is the TLS configuration of a server. It is a task, which follows the files.
+// Server is the TLS configuration of a server. It is a task that follows the files.
 type Server struct {
 	log     *slog.Logger
 	config  Config
 	current atomic.Pointer[loaded]
 
-	seen, tried digest // of the look before, and of what was tried last; of New and Run alone
+	seen, tried digest // of the previous look, and of what was last tried; used by New and Run alone
 }
 
-// digest tells what the files held.
+// digest identifies the contents of the files.
 type digest [sha256.Size]byte
 
-// loaded is what the files held at a time.
+// loaded is a configuration made from the files.
 type loaded struct {
 	tls   *tls.Config
-	until time.Time // the end of the certificate's life
+	until time.Time // when the certificate expires
 }
 
 // New reads the files. The error names the file, and says what is wrong with it.
@@ -82,7 +82,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 // String names the task.
 func (s *Server) String() string { return "TLS certificates in " + s.config.Cert }
 
-// TLS is a configuration for a listener. Whatever it is used for, each handshake finds what is in force then.
+// TLS returns a configuration for a listener. Each handshake uses what is in force at that time.
 func (s *Server) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         s.config.MinVersion,
@@ -91,7 +91,7 @@ func (s *Server) TLS() *tls.Config {
 	}
 }
 
-// NotAfter is the end of the life of the certificate that is shown now.
+// NotAfter returns when the certificate in use expires.
 func (s *Server) NotAfter() time.Time { return s.current.Load().until }
 
 // Run follows the files until ctx ends.
@@ -108,7 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// look tries what the files hold, unless they held something else a moment ago, or it has been tried.
+// look tries the contents of the files, unless they have changed since the previous look or have been tried already.
 func (s *Server) look() {
 	f := s.read()
 	d := f.digest()
@@ -124,7 +124,7 @@ func (s *Server) look() {
 	s.log.Info("new TLS certificates", "cert", s.config.Cert, "not_after", s.NotAfter())
 }
 
-// try puts in force what f holds.
+// try puts the contents of f in force.
 func (s *Server) try(f files) error {
 	s.tried = f.digest()
 	l, err := s.load(f)
@@ -138,7 +138,7 @@ func (s *Server) try(f files) error {
 	return err
 }
 
-// load makes a configuration of what f holds.
+// load makes a configuration from the contents of f.
 func (s *Server) load(f files) (*loaded, error) {
 	if f.err != nil {
 		return nil, f.err
@@ -152,8 +152,8 @@ func (s *Server) load(f files) (*loaded, error) {
 		MinVersion:   s.config.MinVersion,
 		NextProtos:   []string{"h2"},
 
-		// A session that is taken up again would be judged by what was in force when it began. Connections of gRPC last
-		// for hours, so nothing is lost.
+		// A resumed session would be subject to what was in force when it began. gRPC connections last for hours, so
+		// nothing is lost.
 		SessionTicketsDisabled: true,
 	}
 	if s.config.ClientCA != "" {
@@ -169,7 +169,7 @@ func (s *Server) load(f files) (*loaded, error) {
 	return &loaded{tls: c, until: pair.Leaf.NotAfter}, nil
 }
 
-// checkName lets in clients whose certificate, which has been verified, holds one of the names.
+// checkName lets in clients whose verified certificate contains one of the names.
 func (s *Server) checkName(state tls.ConnectionState) error {
 	if len(state.VerifiedChains) == 0 {
 		return errors.New("the client's certificate has not been verified")
@@ -181,7 +181,8 @@ func (s *Server) checkName(state tls.ConnectionState) error {
 	return fmt.Errorf("the client's certificate holds none of the names that are let in: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
 }
 
-// holds reports whether a certificate is good for a name: a URI as it stands there, anything else as TLS clients do.
+// holds reports whether a certificate is good for a name: a URI must be in it literally, anything else is matched as
+// TLS clients do.
 func holds(cert *x509.Certificate, name string) bool {
 	if !isURI(name) {
 		return cert.VerifyHostname(name) == nil
@@ -194,7 +195,7 @@ func holds(cert *x509.Certificate, name string) bool {
 	return false
 }
 
-// isURI reports whether a name is a URI, and no DNS name or IP address.
+// isURI reports whether a name is a URI rather than a DNS name or IP address.
 func isURI(name string) bool {
 	return strings.Contains(name, ":") && net.ParseIP(strings.Trim(name, "[]")) == nil
 }

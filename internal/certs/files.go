@@ -9,13 +9,13 @@ import (
 	"os"
 )
 
-// maxFile is the most that a file may hold, in bytes. A bundle of all CAs of a system has a quarter of it.
+// maxFile is the maximum size of a file in bytes. A bundle of all of a system's CAs has a quarter of it.
 const maxFile = 1 << 20
 
-// files is what the files held at a time.
+// files is the contents of the files at some time.
 type files struct {
 	cert, key, ca []byte
-	err           error // what could not be read, and then the rest is missing
+	err           error // what could not be read; the rest is then missing
 }
 
 // read reads the files.
@@ -40,7 +40,7 @@ func (s *Server) read() (f files) {
 	return f
 }
 
-// digest is equal for what is equal.
+// digest returns equal digests for equal contents and errors.
 func (f files) digest() (d digest) {
 	h := sha256.New()
 	parts := [][]byte{f.cert, f.key, f.ca}
@@ -54,7 +54,7 @@ func (f files) digest() (d digest) {
 	return digest(h.Sum(nil))
 }
 
-// readFile reads a plain file, which cannot block and has an end.
+// readFile reads a regular file, which cannot block and has an end.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

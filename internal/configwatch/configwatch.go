@@ -1,8 +1,8 @@
 // Package configwatch keeps the last good set of rules.
 //
-// Whoever feeds it, be it a directory or a control plane, hands over all sources at once. They are read, checked and
-// compiled together: either all of them become the set that serves, or none does and the one before goes on. What
-// changed, and what is wrong, is logged here.
+// Its feed, a directory or a control plane, hands over all sources at once. They are read, checked and compiled
+// together: either all of them become the new set, or none does and the previous one stays in use. What changed, and
+// what is wrong, is logged here.
 package configwatch
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// ErrNoSources is the error of an update that brings nothing: it never replaces a set, and never becomes the first, unless
-// [Config].Empty says so.
+// ErrNoSources is the error of an update without sources: unless [Config].Empty is set it never becomes the set, not
+// even the first one.
 var ErrNoSources = errors.New("there are no rules")
 
 // The most changes in the line of a reload, and the most problems in the log of one that was refused.
@@ -30,10 +30,10 @@ const (
 // Config says how sources are read and who is told. The zero value reads them as envoyproxy/ratelimit does.
 type Config struct {
 	Options descriptors.Options
-	Empty   bool                                        // an update without sources is a set without rules, and no error
-	Check   func(*descriptors.Set) descriptors.Problems // says what the store cannot do of a set; nil checks nothing
-	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is taken; may be nil
-	Refused func(reason error)                          // called with each update that is not; may be nil
+	Empty   bool                                        // an update without sources is a set without rules rather than an error
+	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set; nil checks nothing
+	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted; may be nil
+	Refused func(reason error)                          // called with the reason for each update that is not; may be nil
 }
 
 // Watch holds the last good set.
@@ -46,7 +46,7 @@ type Watch struct {
 	set *descriptors.Set
 }
 
-// New makes a Watch without rules.
+// New returns a Watch without rules.
 func New(log *slog.Logger, c Config) *Watch {
 	if c.Check == nil {
 		c.Check = func(*descriptors.Set) descriptors.Problems { return nil }
@@ -60,17 +60,17 @@ func New(log *slog.Logger, c Config) *Watch {
 	return &Watch{log: log, config: c, load: descriptors.Load}
 }
 
-// Rules are the last good set, or nil.
+// Rules returns the last good set, or nil.
 func (w *Watch) Rules() *descriptors.Set {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.set
 }
 
-// Update replaces the rules by what the sources hold. Unreadable lists what could not even be read: with any such
-// error, with any error in the sources, and without sources unless that is allowed, the last good set stays and the error says why. The
-// callbacks have returned when Update does, and before the log tells of it, so that whoever acts on the log finds in force
-// what it says; calls wait for each other.
+// Update replaces the rules by those of the sources. Unreadable lists what could not even be read. If it has an error,
+// or the sources have one, or there are no sources and that is not allowed, the last good set stays and the error says
+// why. The callbacks return before Update does, and before the outcome is logged, so that what the log says is already
+// in force. Concurrent calls wait for each other.
 func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,12 +87,12 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	return nil
 }
 
-// tryLoad is descriptors.Load for a set that may be incomplete. A panic in there is one more way of refusing the set.
+// tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another reason to refuse the set.
 func (w *Watch) tryLoad(sources []descriptors.Source, unreadable descriptors.Problems) (
 	set *descriptors.Set, problems descriptors.Problems, err error,
 ) {
 	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // rules that break the loader must not end a server that serves
+		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the loader must not end a running server
 			set, err = nil, fmt.Errorf("loading the rules: a bug in the loader: %v\n%s", p, debug.Stack())
 		}
 	}()
@@ -110,7 +110,7 @@ func (w *Watch) tryLoad(sources []descriptors.Source, unreadable descriptors.Pro
 	return set, problems, err
 }
 
-// refuse tells the owner that an update is not taken, and logs why.
+// refuse reports that an update is refused, and logs why.
 func (w *Watch) refuse(err error, problems descriptors.Problems) {
 	w.config.Refused(err)
 	serving := "none"
@@ -125,7 +125,7 @@ func (w *Watch) refuse(err error, problems descriptors.Problems) {
 	w.report(problems)
 }
 
-// warnings counts those among problems.
+// warnings counts the warnings among problems.
 func warnings(problems descriptors.Problems) (n int) {
 	for _, p := range problems {
 		if p.Warning {
@@ -150,8 +150,8 @@ func (w *Watch) report(problems descriptors.Problems) {
 	}
 }
 
-// announce logs a set that is taken, and what changed. It does so at the level that is logged by default, as the
-// reference does with what its operators look for at the start.
+// announce logs a set that is accepted, and what changed. It uses the default log level, as the reference does for what
+// its operators look for at the start.
 func (w *Watch) announce(old, set *descriptors.Set) {
 	rules := 0
 	for range set.Rules() {

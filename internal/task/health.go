@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Health knows which components can do their work. All of them must be well for the whole to be. It is safe for
+// Health keeps track of which components are healthy. The whole is healthy if all of them are. It is safe for
 // concurrent use.
 type Health struct {
 	mu         sync.Mutex
@@ -20,18 +20,18 @@ type Component struct {
 	status ComponentStatus // guarded by health.mu
 }
 
-// ComponentStatus tells how one component is.
+// ComponentStatus is the state of one component.
 type ComponentStatus struct {
 	Name      string
 	OK        bool
 	Since     time.Time
-	LastError string // the latest reason for not being well, kept after it is over; may be empty
+	LastError string // the latest reason for being unhealthy, kept after it is over; may be empty
 }
 
-// NewHealth makes a Health without components, which is well.
+// NewHealth returns a Health without components, which is healthy.
 func NewHealth() *Health { return &Health{ok: true} }
 
-// Add adds a component, not well at first for the given reason unless ok.
+// Add adds a component. Unless ok is set it is unhealthy at first, for the given reason.
 func (h *Health) Add(name string, ok bool, reason string) *Component {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,8 +44,8 @@ func (h *Health) Add(name string, ok bool, reason string) *Component {
 	return c
 }
 
-// Set changes how c is. The reason, unless it is empty, becomes the latest error, also of a component that stays well
-// because the process can do without it.
+// Set changes the state of c. The reason, unless it is empty, becomes the latest error, even of a component that stays
+// healthy because the process can do without it.
 func (c *Component) Set(ok bool, reason string) {
 	c.health.mu.Lock()
 	defer c.health.mu.Unlock()
@@ -58,14 +58,14 @@ func (c *Component) Set(ok bool, reason string) {
 	c.health.settle()
 }
 
-// OK reports whether every component is well.
+// OK reports whether every component is healthy.
 func (h *Health) OK() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ok
 }
 
-// Components tells how each is, in the order they were added.
+// Components returns the state of each component, in the order in which they were added.
 func (h *Health) Components() []ComponentStatus {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,7 +76,7 @@ func (h *Health) Components() []ComponentStatus {
 	return all
 }
 
-// OnChange calls f with each change of OK, and once at the start, one call at a time and in order. f must not call h.
+// OnChange calls f at each change of OK, and once at the start, one call at a time and in order. f must not call h.
 func (h *Health) OnChange(f func(ok bool)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,7 +84,7 @@ func (h *Health) OnChange(f func(ok bool)) {
 	f(h.ok)
 }
 
-// settle works out ok again and tells the watchers of a change. h.mu is held.
+// settle recomputes ok and notifies the watchers of a change. h.mu must be held.
 func (h *Health) settle() {
 	ok := true
 	for _, c := range h.components {

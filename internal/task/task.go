@@ -1,7 +1,7 @@
-// Package task runs what a process runs for long, reports whether it is ready, and stops it in order.
+// Package task runs the long-running parts of a process, reports whether they are healthy, and stops them in order.
 //
-// A process is a list of tasks in a [Group]: what others need is added before them, so stopping in reverse order never
-// takes away what is still in use. How well the process is, is a [Health], which each part tells about its own component.
+// A process is a list of tasks in a [Group]. A task is added after those it depends on, so stopping in reverse order
+// never takes away what is still in use. Its health is a [Health], to which each part reports its own component.
 package task
 
 import (
@@ -22,7 +22,7 @@ type Task interface {
 	String() string
 }
 
-// Func is a [Task] made of a function.
+// Func is a [Task] made from a function.
 type Func struct {
 	Name string
 	Do   func(ctx context.Context) error // see [Task]
@@ -34,24 +34,24 @@ func (f Func) Run(ctx context.Context) error { return f.Do(ctx) }
 // String is f.Name.
 func (f Func) String() string { return f.Name }
 
-// Group runs tasks together and stops them in reverse order. Add what it shall run, then call Run once.
+// Group runs tasks together and stops them in reverse order. Add the tasks, then call Run once.
 type Group struct {
 	log   *slog.Logger
 	bound time.Duration
 	tasks []Task
 }
 
-// NewGroup makes an empty group, whose tasks have bound, all of them together, to stop.
+// NewGroup returns an empty group, whose tasks together must stop within bound.
 func NewGroup(log *slog.Logger, bound time.Duration) *Group {
 	return &Group{log: log, bound: bound}
 }
 
-// Add adds tasks; those that others need come before them.
+// Add adds tasks; tasks must come after those they depend on.
 func (g *Group) Add(tasks ...Task) { g.tasks = append(g.tasks, tasks...) }
 
 // Run starts the tasks in the order in which they were added, and waits until ctx ends or one of them fails. Then it
-// stops them, the last one first, each after the one before has returned. What does not return within the bound is named
-// in the error and left behind. The error is nil where ctx ended and every task stopped without one.
+// stops them, the last one first, each after the one before has returned. Tasks that do not return within the bound are
+// named in the error and abandoned. The error is nil if ctx ended and every task stopped without an error.
 func (g *Group) Run(ctx context.Context) error {
 	failed := make(chan error, len(g.tasks))
 	running := make([]*process, 0, len(g.tasks))
@@ -78,7 +78,8 @@ type process struct {
 	done   chan struct{} // closed once Run has returned
 }
 
-// start runs t. Its error goes to failed, which must have room for it, unless that is only its own context's end.
+// start runs t. Its error goes to failed, which must have room for it, unless the error is just the end of its own
+// context.
 func start(ctx context.Context, t Task, failed chan<- error) *process {
 	ctx, cancel := context.WithCancel(ctx)
 	p := &process{task: t, cancel: cancel, done: make(chan struct{})}
@@ -106,7 +107,7 @@ func (g *Group) stop(ctx context.Context, running []*process) {
 	}
 }
 
-// leftBehind is an error that names the tasks that still run, or nil.
+// leftBehind returns an error that names the tasks still running, or nil.
 func leftBehind(running []*process, bound time.Duration) error {
 	var names []string
 	for _, p := range running {

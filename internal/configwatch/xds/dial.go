@@ -18,23 +18,23 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// How long a connection may take, and how one is found out that no longer is one. Servers of grpc-go end connections that
-// are asked more often than every 5 minutes; the kernel asks the other one more often.
+// How long connecting may take, and how dead connections are found. grpc-go servers end connections that are pinged
+// more often than every 5 minutes; the kernel probes more often than that.
 const (
 	connectTimeout   = 10 * time.Second
 	keepaliveTime    = 5*time.Minute + 10*time.Second
 	keepaliveTimeout = 20 * time.Second
 )
 
-// TLS says how the control plane is spoken to. Its files are read anew for each connection.
+// TLS is the TLS configuration for the control plane. Its files are read anew for each connection.
 type TLS struct {
 	On         bool
 	Cert, Key  string // files of this server's certificate and its key; both or none
-	CA         string // file of the CA that the control plane's certificate comes from; without it those of the system
-	ServerName string // what its certificate has to be for; empty is the host of the target
+	CA         string // file of the CA of the control plane's certificate; if empty, the system's CAs are trusted
+	ServerName string // the name that the control plane's certificate must have; if empty, the host of the target
 }
 
-// dial prepares a connection; it is made with the first stream.
+// dial prepares a connection, which is opened with the first stream.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	creds, err := c.config.TLS.credentials()
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	)
 }
 
-// connect dials with probes of the kernel, which find a machine that is gone within half a minute.
+// connect dials with TCP keep-alive, which finds a machine that is gone within half a minute.
 func connect(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {

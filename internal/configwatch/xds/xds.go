@@ -1,13 +1,13 @@
-// Package xds feeds rules from a control plane.
+// Package xds gets rules from a control plane.
 //
-// The control plane is asked for all resources of [TypeURL], in one stream of its aggregated discovery service, state of
-// the world or delta. What it says is kept as it came; what is made of it is decided by contents alone: the whole set is
-// compiled again where it differs from the last one, and otherwise only acknowledged, whatever its version is called. So a
-// control plane may start anew, count its versions from 1 again, and repeat itself. A set that is wrong is answered with
-// the reason, and the last good one serves on; so it does while there is no control plane.
+// The control plane is asked for all resources of [TypeURL], over one stream of its aggregated discovery service,
+// either state of the world or delta. Only contents matter: the whole set is compiled again if it differs from the last
+// one, and otherwise just acknowledged, whatever its version is called. So a control plane may restart, count its
+// versions from 1 again, and repeat itself. An invalid set is answered with the reason, and the last good one stays in
+// use, as it does while there is no control plane.
 //
-// A new stream asks for everything, with neither version nor nonce of the one before. Answers to updates that come faster
-// than they can be compiled are held back, and then only the newest set is compiled.
+// A new stream asks for everything, without version or nonce of the previous one. If updates come faster than they can
+// be compiled, answers are held back and only the newest set is compiled.
 package xds
 
 import (

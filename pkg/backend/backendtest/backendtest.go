@@ -1,10 +1,10 @@
-// Package backendtest is the one suite that every backend passes, and so the contract of [backend.Backend] by example.
+// Package backendtest is the suite that every backend has to pass, and so the contract of [backend.Backend] by example.
 //
 // It plays hand-made traces and random sequences of operations against a backend and, at the same times, against
-// pkg/engine on states in a map, and compares every decision, those that a near cache remembered by what is promised of
-// them; the traces and some of the sequences also with the twins of
-// enginetest. The clock is the suite's: it is set before each call, goes
-// forward and jumps back. What no sequence shows stands beside them: many callers at once, and that keys do not meet.
+// pkg/engine with states in a map, and compares every decision. Decisions that a near cache remembered are checked
+// against what is promised of them. The traces and some of the sequences are also compared with the twins in
+// enginetest. The suite controls the clock: it is set before each call, goes forward and jumps back. Separate tests
+// cover what no sequence can show: many callers at once, and that keys do not interfere with each other.
 //
 //	func TestBackend(t *testing.T) {
 //		backendtest.Run(t, backendtest.Harness{Open: func(t testing.TB, now func() engine.Micros) backend.Backend {
@@ -12,7 +12,7 @@
 //		}})
 //	}
 //
-// Random sequences are drawn by rapid: -rapid.checks says how many for each algorithm.
+// Random sequences are drawn by rapid; -rapid.checks sets how many for each algorithm.
 package backendtest
 
 import (
@@ -33,15 +33,15 @@ import (
 
 // Harness says how to get the backend under test, and how much to test it.
 type Harness struct {
-	// Open returns a backend that holds nothing and takes the time from now, which may be called concurrently. The suite
-	// closes it. A backend with a cap on keys must hold 100,000.
+	// Open returns an empty backend that takes the time from now, which may be called concurrently. The suite closes
+	// it. A backend with a cap on keys must have room for 100,000.
 	Open func(t testing.TB, now func() engine.Micros) backend.Backend
-	// Calls is the greatest length of a random sequence: 100 if zero, 30 with -short.
+	// Calls is the maximum length of a random sequence: 100 if zero, 30 with -short.
 	Calls int
 	// Takes is how many takes are made from many goroutines at once: 20,000 if zero.
 	Takes int
-	// FixedWindows says that the backend keeps one fixed window for each descriptor, which begins with the clock and counts
-	// refused hits, and nothing else, and that its clock does not jump back. The suite then asks for nothing else.
+	// FixedWindows says that the backend supports nothing but one fixed window for each descriptor, which is aligned to
+	// the clock and counts refused hits, and that its clock does not jump back. The suite then tests nothing else.
 	FixedWindows bool
 }
 
@@ -69,7 +69,7 @@ const start = enginetest.Start
 // subject is a backend under test together with its clock.
 type subject struct {
 	backend backend.Backend
-	fixed   bool // it keeps nothing but fixed windows; see Harness
+	fixed   bool // it supports only fixed windows; see Harness
 	clock   atomic.Int64
 	keys    atomic.Uint64
 }
@@ -87,13 +87,13 @@ func open(t testing.TB, h Harness) *subject {
 	return s
 }
 
-// key returns a key that was not used before. Like those of real counters it is a hash.
+// key returns a new key. Like those of real counters it is a hash.
 func (s *subject) key() backend.Key {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, s.keys.Add(1)))
 	return backend.Key(sum[:len(backend.Key{})])
 }
 
-// reporter is what tests and rapid's checks have in common.
+// reporter is the part that tests and rapid's checks have in common.
 type reporter interface {
 	Helper()
 	Fatalf(format string, args ...any)
@@ -103,25 +103,25 @@ type reporter interface {
 type player struct {
 	*subject
 	oracle *oracle
-	twins  twins // nil: not to these
+	twins  twins // nil if twins are not used
 	now    engine.Micros
 	rules  map[backend.Key]*rule
 }
 
-// rule is what a key was first decided by.
+// rule is the rule by which a key was first decided.
 type rule struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
-	changed bool // it came with another rule since
+	changed bool // it has come with another rule since
 }
 
 func (s *subject) player() *player {
 	return &player{subject: s, oracle: newOracle(), twins: twins{}, now: start, rules: map[backend.Key]*rule{}}
 }
 
-// changed reports whether op's key came with another rule before or now. What one rule writes may end sooner than the
-// times tell that another one reads in it: a log of seconds keeps what it has for seconds, also for who then asks for
-// days.
+// changed reports whether op's key has come with another rule before, or does so now. What one rule writes may expire
+// sooner than another one that reads it would expect: a log with a window of seconds keeps its stamps for seconds, even
+// for a rule that then asks with a window of days.
 func (p *player) changed(op *backend.Op) bool {
 	r := p.rules[op.Key]
 	if r == nil {
@@ -134,11 +134,11 @@ func (p *player) changed(op *backend.Op) bool {
 	return r.changed
 }
 
-// apply plays ops in one call at the present time, and fails the test where a decision is not the oracle's.
+// apply plays ops in one call at the current time, and fails the test if a decision is not the oracle's.
 func (p *player) apply(t reporter, ops ...backend.Op) {
 	t.Helper()
 	p.clock.Store(int64(p.now))
-	for i := range ops { // what is not written must show
+	for i := range ops { // so that fields that are not written show up
 		ops[i].Decision, ops[i].Err = poison(), errNotDecided
 		ops[i].Remembered = false
 	}
@@ -167,8 +167,8 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 	}
 }
 
-// checkRemembered checks a refusal that a near cache remembered against want, what the store would say. The verdict is the
-// store's; what has become of the counter since can only have made its times later and left less.
+// checkRemembered checks a refusal that a near cache remembered against want, what the store would say. The verdict
+// must be the same; what has happened to the counter since can only have made its times later and what is left less.
 func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
 	t.Helper()
 	got := op.Decision
@@ -178,7 +178,7 @@ func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
 	if got.Admitted != 0 || want.Admitted != 0 {
 		t.Fatalf("%s: remembered was %+v, the store would say %+v", describe(op), got, want)
 	}
-	same := got.Strictest == want.Strictest // else ResetAfter is of another limit, as another is the strictest by now
+	same := got.Strictest == want.Strictest // otherwise ResetAfter is that of another limit, which has become the strictest
 	if got.RetryAfter <= 0 || got.RetryAfter > want.RetryAfter || got.Penalty > want.Penalty || same && got.ResetAfter > want.ResetAfter {
 		t.Fatalf("%s: the times of what was remembered, %+v, are later than the store's, %+v", describe(op), got, want)
 	}
@@ -187,7 +187,7 @@ func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
 	}
 }
 
-// describe says what op asks for.
+// describe returns what op asks for, in words.
 func describe(op *backend.Op) string {
 	penalty := "none"
 	if op.Penalty != nil {

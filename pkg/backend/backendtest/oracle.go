@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// oracle is the plainest backend there is: states in a map, kept forever. It knows nothing of locks or room.
+// oracle is the simplest possible backend: states in a map, kept forever, without locks or a cap.
 type oracle struct {
 	states map[cell]*engine.State
 }
@@ -30,7 +30,7 @@ func (o *oracle) state(key backend.Key, slot engine.Slot) *engine.State {
 	return o.states[c]
 }
 
-// apply tells what op must be answered at the time now.
+// apply returns the decision that op must get at now.
 func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	states := make([]*engine.State, len(op.Limits))
 	for i, l := range op.Limits {
@@ -52,7 +52,8 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// remembered tells what the store would be told to say to op, which it was not asked: nothing is spent or written.
+// remembered returns what the store would have answered to op, about which it was not asked: nothing is spent or
+// written.
 func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 	look, copies := *op, newOracle()
 	look.Mode = backend.Look
@@ -61,7 +62,7 @@ func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 		slots = append(slots, l.Slot())
 	}
 	for _, slot := range slots {
-		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // in use for this look alone
+		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // used for this look only
 	}
 	return copies.apply(&look, now)
 }
@@ -80,8 +81,8 @@ func gated(op *backend.Op, gate *engine.State, states []*engine.State, now engin
 	return poison()
 }
 
-// lastExpiry is the latest time, up to now, from which a store was free to drop a state. A clock that jumps back to before
-// it may or may not find that state, so that there is no one right answer there.
+// lastExpiry returns the latest time, up to now, from which a store was free to drop a state. If the clock jumps back
+// to before it the state may or may not still be there, so there is no single right answer.
 func (o *oracle) lastExpiry(now engine.Micros) engine.Micros {
 	last := engine.Micros(0)
 	for _, s := range o.states {
@@ -113,7 +114,7 @@ func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// poison is a decision that no engine comes to.
+// poison is a decision that no engine makes.
 func poison() engine.Decision {
 	return engine.Decision{Admitted: math.MaxUint64, Left: math.MaxUint64, Strictest: -1}
 }
