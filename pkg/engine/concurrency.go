@@ -132,7 +132,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 	d.Left = v.left(l)
 	d.Admitted, refuses = a.judge(v.room(l, a))
 	if a.write && d.Admitted > 0 {
-		n := times(d.Admitted, a.cost)
+		n := Times(d.Admitted, a.cost)
 		if a.owner != "" {
 			n = left(a.cost, v.own)
 			d.Renewed = a.cost - n

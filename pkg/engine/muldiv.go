@@ -15,8 +15,8 @@ func muldiv(a, b, c uint64) (quo, rem uint64) {
 	return bits.Div64(hi, lo, c)
 }
 
-// times returns a·b, at most MaxHits.
-func times(a, b uint64) uint64 {
+// Times returns a·b, at most [MaxHits].
+func Times(a, b uint64) uint64 {
 	if a == 1 {
 		return min(b, MaxHits)
 	}

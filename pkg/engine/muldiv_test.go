@@ -29,7 +29,7 @@ func TestMuldiv(t *testing.T) {
 		if product.Cmp(big.NewInt(MaxHits)) < 0 {
 			want = product.Uint64()
 		}
-		if got := times(a, b); got != want {
+		if got := Times(a, b); got != want {
 			t.Fatalf("%d·%d is %d, want %d", a, b, got, want)
 		}
 	})

@@ -92,7 +92,7 @@ func (p *Penalty) starts(d *Decision, t *Take) bool {
 	if t.Owner != "" {
 		n = min(n, 1)
 	}
-	return n > 0 && times(n, min(t.Cost, MaxHits)) >= d.Left
+	return n > 0 && Times(n, min(t.Cost, MaxHits)) >= d.Left
 }
 
 // start starts a penalty and returns how long it lasts.

@@ -103,9 +103,9 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 		return 0
 	}
 	if counts && !a.listed && admitted < a.count {
-		return times(a.count, a.cost)
+		return Times(a.count, a.cost)
 	}
-	return times(admitted, a.cost)
+	return Times(admitted, a.cost)
 }
 
 // Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
@@ -144,7 +144,7 @@ func (l Limits) take(s []*State, a *ask, d *Decision) {
 func (l Limits) Give(s []*State, now Micros, t Take) Decision {
 	var a ask
 	a.set(now, &t, true)
-	hits := times(a.cost, a.count)
+	hits := Times(a.cost, a.count)
 	if a.probe {
 		hits = 0
 	}

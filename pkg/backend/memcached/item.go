@@ -2,7 +2,6 @@ package memcached
 
 import (
 	"math"
-	"math/bits"
 	"math/rand/v2"
 	"time"
 
@@ -55,10 +54,10 @@ func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 	}
 	switch it.mode {
 	case backend.Take:
-		it.hits = times(it.take.Cost, wanted(&it.take))
+		it.hits = engine.Times(it.take.Cost, wanted(&it.take))
 	case backend.Give:
 		if it.take.Window == 0 || it.take.Window >= d.Window {
-			it.hits = times(it.take.Cost, it.take.Count)
+			it.hits = engine.Times(it.take.Cost, it.take.Count)
 		}
 	case backend.Look, backend.Reset:
 	}
@@ -108,9 +107,9 @@ func (it *item) counted(hits uint64) []*engine.State {
 // taken away again: those of Extra that were not admitted, and what exceeds the range of a counter.
 func (it *item) took(before uint64) (undo uint64) {
 	it.result = it.limits().Take(it.counted(before), it.now, it.take)
-	spent := times(it.take.Cost, it.take.Count)
+	spent := engine.Times(it.take.Cost, it.take.Count)
 	if it.result.Admitted > min(it.take.Count, engine.MaxHits) {
-		spent = times(it.take.Cost, it.result.Admitted)
+		spent = engine.Times(it.take.Cost, it.result.Admitted)
 	}
 	spent = min(spent, it.hits)
 	had := min(before, engine.MaxHits)
@@ -134,12 +133,4 @@ func (it *item) found(count uint64) {
 func wanted(t *engine.Take) uint64 {
 	n := min(t.Count, engine.MaxHits)
 	return n + min(t.Extra, engine.MaxHits-n)
-}
-
-// times returns a·b, at most [engine.MaxHits].
-func times(a, b uint64) uint64 {
-	if hi, lo := bits.Mul64(a, b); hi == 0 {
-		return min(lo, engine.MaxHits)
-	}
-	return engine.MaxHits
 }

@@ -169,7 +169,7 @@ func (v *visit) meet() *entry {
 		return nil
 	}
 	e := &entry{
-		hash: v.note.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now - 2*tick, hits: times(uint64(count), v.op.Take.Cost),
+		hash: v.note.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
 	}
 	if v.shard.known.Add(v.op.Key, e) {
 		v.shard.stats.evicted++
@@ -180,7 +180,7 @@ func (v *visit) meet() *entry {
 // take decides a take of a known key.
 func (v *visit) take(e *entry, ops []backend.Op) verdict {
 	op, n := v.op, v.note
-	hits := times(op.Take.Cost, op.Take.Count)
+	hits := engine.Times(op.Take.Cost, op.Take.Count)
 	if e.touched = v.now; !n.counted {
 		e.hits, n.counted = e.hits+hits, true
 	}
@@ -227,7 +227,7 @@ func (v *visit) look(e *entry) verdict {
 		return asks
 	}
 	op := v.op
-	hits := times(op.Take.Cost, op.Take.Count)
+	hits := engine.Times(op.Take.Cost, op.Take.Count)
 	if op.Take.Cost == 0 {
 		hits = min(op.Take.Count, 1)
 	}
@@ -292,7 +292,7 @@ func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts b
 		e.add(op, has)
 		return has == 0
 	default:
-		e.told(d, times(d.Admitted, op.Take.Cost), at)
+		e.told(d, engine.Times(d.Admitted, op.Take.Cost), at)
 	}
 	return true
 }
@@ -359,15 +359,6 @@ func (ls *leases) giveBack(sh *leaseShard, key backend.Key, e *entry, over [2]gr
 			sh.stats.unspent += g.left
 		}
 	}
-}
-
-// times returns a·b, at most MaxHits.
-func times(a, b uint64) uint64 {
-	a, b = min(a, engine.MaxHits), min(b, engine.MaxHits)
-	if a != 0 && b > engine.MaxHits/a {
-		return engine.MaxHits
-	}
-	return a * b
 }
 
 // flights bounds the refills under way, and waits for them.

@@ -82,7 +82,7 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	defer sh.mu.Unlock()
 	defer close(f.wait)
 	e.wait = nil
-	hits := times(d.Admitted, f.cost)
+	hits := engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
 		if e.lease = e.lose(f.number); op.Err == nil && d.Left >= f.cost {
 			e.calm = ls.now() + changed // a store that does not lease

@@ -259,7 +259,7 @@ func (p *packed) ask(op *backend.Op, slack uint64) {
 	case modeProbe:
 		p.num(1, count, count)
 	case modeGive:
-		p.num(times(min(t.Cost, engine.MaxHits), count))
+		p.num(engine.Times(t.Cost, count))
 		p.float(float64(min(max(t.Window, -1), engine.MaxHits)))
 		p.num(0)
 	case modeReset, modeForce:
@@ -272,14 +272,6 @@ func (p *packed) ask(op *backend.Op, slack uint64) {
 		p.num(uint64(x.For), uint64(x.Max), uint64(x.Escalate))
 		p.flag(x.On == engine.OnReached)
 	}
-}
-
-// times returns a·b, at most MaxHits; neither a nor b may exceed that.
-func times(a, b uint64) uint64 {
-	if a != 0 && b > engine.MaxHits/a {
-		return engine.MaxHits
-	}
-	return a * b
 }
 
 // owner appends a hash of the owner's name, which has a fixed length, or nothing if there is no owner.
