@@ -8,9 +8,6 @@ package memory
 
 import (
 	"context"
-	"encoding/binary"
-	"math/bits"
-	"math/rand/v2"
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -46,8 +43,8 @@ type Config struct {
 type Backend struct {
 	now    func() engine.Micros
 	max    int64
-	seed   [2]uint64 // so that nobody outside can tell which keys collide
-	mask   uint64    // number of shards − 1
+	seed   backend.Seed
+	mask   uint64 // number of shards − 1
 	shards []shard
 	sweeps sweeper
 
@@ -78,7 +75,7 @@ func New(c Config) *Backend {
 	b := &Backend{
 		now:    c.Now,
 		max:    int64(c.MaxKeys),
-		seed:   [2]uint64{rand.Uint64(), rand.Uint64()},
+		seed:   backend.NewSeed(),
 		mask:   uint64(n - 1),
 		shards: make([]shard, n),
 	}
@@ -118,12 +115,8 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards (its low bits) and over the places within them (its high bits). Keys are hashes
-// already, but of values that clients choose; the seeds keep clients from choosing values that collide.
-func (b *Backend) hash(k *backend.Key) uint64 {
-	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:8])^b.seed[0], binary.LittleEndian.Uint64(k[8:])^b.seed[1])
-	return hi ^ lo
-}
+// hash spreads keys over shards (its low bits) and over the places within them (its high bits).
+func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
 
 // decide applies op under the lock of its shard, and reports whether the backend now holds more than it may.
 func (b *Backend) decide(sh *shard, hash uint32, op *backend.Op, now engine.Micros) (full bool) {

@@ -16,9 +16,6 @@ package nearcache
 
 import (
 	"context"
-	"encoding/binary"
-	"math/bits"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,7 +68,7 @@ type Stats struct {
 type Backend struct {
 	store    backend.Backend
 	now      func() engine.Micros
-	seed     [2]uint64 // so that nobody outside can tell which keys collide
+	seed     backend.Seed
 	refusals *refusals // nil if refusals are not remembered
 	leases   *leases   // nil if hits are not leased
 	budget   time.Duration
@@ -96,7 +93,7 @@ func New(store backend.Backend, c Config) *Backend {
 		store:  store,
 		now:    c.Now,
 		budget: c.Budget,
-		seed:   [2]uint64{rand.Uint64(), rand.Uint64()},
+		seed:   backend.NewSeed(),
 		calls:  sync.Pool{New: func() any { return new(call) }},
 	}
 	if c.Keys > 0 && c.Refusal > 0 {
@@ -141,12 +138,8 @@ func (b *Backend) Stats() Stats {
 	return s
 }
 
-// hash spreads keys over shards and epochs. Keys are hashes already, but of values that clients choose; the seeds keep
-// clients from choosing values that collide.
-func (b *Backend) hash(k *backend.Key) uint64 {
-	hi, lo := bits.Mul64(binary.LittleEndian.Uint64(k[:8])^b.seed[0], binary.LittleEndian.Uint64(k[8:])^b.seed[1])
-	return hi ^ lo
-}
+// hash spreads keys over shards and epochs.
+func (b *Backend) hash(k *backend.Key) uint64 { return b.seed.Hash(k) }
 
 func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Microsecond) }
 
