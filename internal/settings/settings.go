@@ -1,8 +1,9 @@
 // Package settings turns the environment into typed values, once, at the start.
 //
-// One table, in table.go, lists every variable that envoyproxy/ratelimit reads, and ours, with its default, what it takes
-// and what this release does with it. The table in the README is printed from it. A variable that is set but empty counts
-// as not set. What is wrong is reported all at once, each with the variable, its value and what it takes.
+// One table, in table.go, lists every variable that envoyproxy/ratelimit reads, and our own, each with its default,
+// what it accepts and what this release does with it. The table in the README is generated from it. A variable that is
+// set but empty counts as not set. All errors are reported at once, each with the variable, its value and what it
+// accepts.
 package settings
 
 import (
@@ -140,7 +141,7 @@ type Datadog struct {
 	Version  string `env:"DD_VERSION"`
 }
 
-// Redis says where counters in Redis are.
+// Redis says where the counters are in Redis.
 type Redis struct {
 	Type         string        `env:"REDIS_TYPE"`
 	Socket       string        `env:"REDIS_SOCKET_TYPE"`
@@ -153,7 +154,7 @@ type Redis struct {
 	DialTimeout  time.Duration `env:"REDIS_TIMEOUT"`
 	OpTimeout    time.Duration `env:"REDIS_OP_TIMEOUT"`
 
-	// What follows holds for the Redis of limits per second too.
+	// The following also applies to the Redis for limits per second.
 
 	Cert         string `env:"REDIS_TLS_CLIENT_CERT"`
 	Key          string `env:"REDIS_TLS_CLIENT_KEY"`
@@ -178,7 +179,7 @@ type RedisPerSecond struct {
 	OpTimeout    time.Duration `env:"REDIS_PERSECOND_OP_TIMEOUT"`
 }
 
-// Memcache says where counters in memcached are.
+// Memcache says where the counters are in memcached.
 type Memcache struct {
 	Servers      []string      `env:"MEMCACHE_HOST_PORT"`
 	SRV          string        `env:"MEMCACHE_SRV"`
@@ -193,8 +194,8 @@ type Memcache struct {
 	SkipHostname bool          `env:"MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION"`
 }
 
-// Level is how much is logged, under the reference's names. Panic and fatal log errors alone, as nothing here is worse;
-// trace is below debug.
+// Level is how much is logged, under the reference's names. Panic and fatal log only errors, since there is nothing
+// worse here; trace is below debug.
 type Level slog.Level
 
 // UnmarshalText reads one of the reference's names, in any case.
@@ -216,8 +217,8 @@ func (l *Level) UnmarshalText(name []byte) error {
 	return nil
 }
 
-// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices are what is
-// taken but has no effect, each a sentence for the log. The error holds everything that is wrong, one line each.
+// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say what is
+// accepted but has no effect, each in a sentence for the log. The error has everything that is wrong, one line each.
 func Parse(environ []string) (s Settings, notices []string, err error) {
 	given := map[string]string{}
 	for _, pair := range environ {
@@ -243,7 +244,7 @@ func Parse(environ []string) (s Settings, notices []string, err error) {
 	return s, notices, nil
 }
 
-// lookUp fills in the defaults, and says what is wrong with each variable for itself.
+// lookUp fills in the defaults, and checks each variable on its own.
 func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
 	chosen := given["BACKEND_TYPE"]
 	if chosen == "" {
@@ -268,7 +269,7 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		}
 	}
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
-		values["USE_STATSD"] = "false" // who chose another sink need not say that it is not this one
+		values["USE_STATSD"] = "false" // choosing another sink is enough to turn this one off
 	}
 	if !boolean.same(values["GRPC_SERVER_USE_TLS"], "true") && given["GRPC_CLIENT_TLS_CACERT"] != "" {
 		notices = append(notices, noClientTLS)
@@ -276,14 +277,14 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 	return values, notices, problems
 }
 
-// noClientTLS is said where somebody may believe that clients are verified, and they are not.
+// noClientTLS is the notice for configurations that look as if clients were verified, although they are not.
 const noClientTLS = "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true: clients are asked for no certificate"
 
 func wrong(name, value, takes string) error {
 	return fmt.Errorf("%s=%q: takes %s", name, value, takes)
 }
 
-// relations says what is wrong with values that must be one of a few, or that do not go together.
+// relations returns what is wrong with values that must be one of a few, or that do not go together.
 func relations(given, values map[string]string) []error {
 	var problems []error
 	problems = append(problems, checkBackend(given, values["BACKEND_TYPE"])...)
@@ -310,7 +311,7 @@ func relations(given, values map[string]string) []error {
 	return problems
 }
 
-// checkTLS says what is missing for TLS on the gRPC listener.
+// checkTLS returns what is missing for TLS on the gRPC listener.
 func checkTLS(given map[string]string) []error {
 	if !boolean.same(given["GRPC_SERVER_USE_TLS"], "true") {
 		return nil
@@ -328,7 +329,7 @@ func checkTLS(given map[string]string) []error {
 	return problems
 }
 
-// checkBackend says why the counters cannot live where BACKEND_TYPE says.
+// checkBackend returns why counters cannot be kept where BACKEND_TYPE says.
 func checkBackend(given map[string]string, v string) []error {
 	switch v {
 	case memory, redis:

@@ -1,9 +1,9 @@
-// Package stats is a registry of counters. Who counts holds a pointer to an atomic and adds to it; sinks read the
-// atomics when they want to, so that counting never waits for whoever reports.
+// Package stats is a registry of counters. Code that counts holds a pointer to an atomic and adds to it; sinks read the
+// atomics whenever they like, so counting never waits for reporting.
 //
-// A counter is known by the name that envoyproxy/ratelimit gives it, in statsd form; those of the rules are kept by
+// A counter is identified by the name that envoyproxy/ratelimit gives it, in statsd form; those of rules are kept by
 // [Key], which remembers where the levels of the name begin, so that dots in a value never shift a label. Nothing is
-// ever removed: who makes keys from what clients send bounds them first.
+// ever removed: code that makes keys from what clients send has to bound them.
 package stats
 
 import (
@@ -16,14 +16,15 @@ import (
 	"sync/atomic"
 )
 
-// most is what a [Counter] stops at, and mostAdded what one Add adds at most: so much below 2^64 that no number of
-// concurrent additions wraps.
+// most is the maximum of a [Counter], and mostAdded that of one Add: far enough below 2^64 that no number of concurrent
+// additions wraps around.
 const (
 	most      = 1 << 63
 	mostAdded = 1 << 53
 )
 
-// Counter counts hits or events. It only grows, by at most 2^53 at a time, and stops at 2^63. The zero value is ready.
+// Counter counts hits or events. It only grows, by at most 2^53 at a time, and stops at 2^63. The zero value is ready
+// to use.
 type Counter struct{ n atomic.Uint64 }
 
 // Add adds n.
@@ -33,20 +34,20 @@ func (c *Counter) Add(n uint64) {
 	}
 }
 
-// Load is the sum so far.
+// Load returns the sum so far.
 func (c *Counter) Load() uint64 { return min(c.n.Load(), most) }
 
 // Rule holds the counters of one metric key, in hits.
 type Rule struct {
 	Key                     Key
-	TotalHits               Counter // asked for, whatever became of them
+	TotalHits               Counter // asked for, whatever the outcome
 	OverLimit               Counter // beyond the limit
 	NearLimit               Counter // beyond NEAR_LIMIT_RATIO of the limit, and within it
 	WithinLimit             Counter // of requests that passed
 	OverLimitWithLocalCache Counter // refused without asking the store; counted in OverLimit too
 	ShadowMode              Counter // beyond the limit of a rule in shadow mode
 	TotalNegativeHits       Counter // given back
-	UnlimitedHits           Counter // that met an unlimited rule
+	UnlimitedHits           Counter // that matched an unlimited rule
 }
 
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.
@@ -61,21 +62,21 @@ type Registry struct {
 	calls      atomic.Pointer[map[string]*calls] // by gRPC method; copied when one is added
 }
 
-// series is something with a name in statsd form and labels.
+// series is a name in statsd form, with labels.
 type series[T any] struct {
 	name   string
 	labels []Label
-	id     string // tells it from every other
+	id     string // unique
 	value  T
 }
 
-// Label is a name with a value that tells series of one name apart. Statsd calls it a tag.
+// Label is a name and a value that distinguish series of the same name. Statsd calls it a tag.
 type Label struct{ Name, Value string }
 
-// New makes an empty registry, whose response times are in seconds.
+// New returns an empty registry, whose response times are in seconds.
 func New() *Registry { return newRegistry(inSeconds()) }
 
-// NewMilliseconds makes an empty registry that counts response times in milliseconds, as Prometheus shows them with
+// NewMilliseconds returns an empty registry that counts response times in milliseconds, as Prometheus shows them with
 // PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true.
 func NewMilliseconds() *Registry { return newRegistry(inMilliseconds()) }
 
@@ -91,7 +92,7 @@ func newRegistry(u unit) *Registry {
 	return r
 }
 
-// Rule is the counters of a key; the same key gives the same pointer.
+// Rule returns the counters of a key. The same key always gives the same pointer.
 func (r *Registry) Rule(k Key) *Rule {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,8 +104,9 @@ func (r *Registry) Rule(k Key) *Rule {
 	return c
 }
 
-// Counter is the counter of a name in statsd form, such as ratelimit.service.config_load_success, with labels given as
-// name, value, name, value; the same gives the same pointer. Prometheus sees it, as every series, once it counts.
+// Counter returns the counter with a name in statsd form, such as ratelimit.service.config_load_success, and labels
+// given as name, value, name, value. The same arguments always give the same pointer. Like every series, Prometheus
+// sees it once it has counted something.
 func (r *Registry) Counter(name string, labels ...string) *Counter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +118,8 @@ func (r *Registry) Counter(name string, labels ...string) *Counter {
 	return s.value
 }
 
-// Gauge registers a value that is read when a sink wants it. A second one of the same name and labels replaces the first.
+// Gauge registers a value that is read whenever a sink wants it. A second one with the same name and labels replaces
+// the first.
 func (r *Registry) Gauge(name string, read func() float64, labels ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,36 +127,36 @@ func (r *Registry) Gauge(name string, read func() float64, labels ...string) {
 	r.gauges[s.id] = s
 }
 
-// Values takes what a source has to tell. Names are in statsd form.
+// Values receives the values of a source. Names are in statsd form.
 type Values struct {
 	counters []*series[uint64]
 	gauges   []*series[float64]
 }
 
-// Counter tells a sum since the start of the process.
+// Counter reports a sum since the start of the process.
 func (v *Values) Counter(name string, sum uint64) {
 	v.counters = append(v.counters, newSeries(name, nil, sum))
 }
 
-// Gauge tells a value as it is now.
+// Gauge reports a current value.
 func (v *Values) Gauge(name string, value float64) {
 	v.gauges = append(v.gauges, newSeries(name, nil, value))
 }
 
-// Source registers a function that is called each time a sink reads. It is for values that are cheap to have together,
-// or that somebody else counts.
+// Source registers a function that is called each time a sink reads. It is for values that are cheap to get together,
+// or that are counted elsewhere.
 func (r *Registry) Source(read func(*Values)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sources = append(r.sources, read)
 }
 
-// BuildInfo registers the gauge ratelimitd_build_info, whose labels tell which version runs.
+// BuildInfo registers the gauge ratelimitd_build_info, whose labels give the version.
 func (r *Registry) BuildInfo(version string) {
 	r.Gauge("ratelimitd.build_info", func() float64 { return 1 }, "goversion", runtime.Version(), "version", version)
 }
 
-// newSeries pairs the labels, an odd one of which has an empty value, and sorts them by name.
+// newSeries pairs up the labels, of which an odd last one gets an empty value, and sorts them by name.
 func newSeries[T any](name string, labels []string, value T) *series[T] {
 	s := &series[T]{name: name, value: value}
 	for pair := range slices.Chunk(labels, 2) {
@@ -176,14 +179,14 @@ func SortLabels(all []Label) {
 	slices.SortStableFunc(all, func(a, b Label) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// reading is what there is to see at one time.
+// reading is the state of the registry at one time.
 type reading struct {
 	rules    []*Rule
 	counters []*series[uint64]
 	gauges   []*series[float64]
 }
 
-// read reads counters, gauges and sources. What it calls runs without a lock.
+// read reads counters, gauges and sources. It calls functions without holding a lock.
 func (r *Registry) read() reading {
 	r.mu.RLock()
 	now := reading{rules: slices.Collect(maps.Values(r.rules))}

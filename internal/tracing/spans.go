@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// longestDescriptor is how much of a descriptor a span holds where it holds any, in bytes.
+// longestDescriptor is how many bytes of a descriptor a span contains, if it contains any.
 const longestDescriptor = 512
 
 // decider decides requests, as a limiter.Limiter does.
@@ -22,7 +22,7 @@ type decider interface {
 	Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
 }
 
-// Decider makes a span of each request that another one decides.
+// Decider makes a span for each request that another decider decides.
 type Decider struct {
 	tracer *Tracer
 	next   decider
@@ -31,7 +31,7 @@ type Decider struct {
 // Decider puts spans around next.
 func (t *Tracer) Decider(next decider) *Decider { return &Decider{t, next} }
 
-// Decide asks the other one, within a span.
+// Decide calls the other decider, within a span.
 func (d *Decider) Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 	ctx, span := d.tracer.tracer.Start(ctx, "ShouldRateLimit Execution")
 	defer span.End()
@@ -54,7 +54,7 @@ func (d *Decider) Decide(ctx context.Context, r *limiter.Request, v *limiter.Ver
 	return nil
 }
 
-// texts are the descriptors of r, as many as are decided.
+// texts returns the descriptors of r in words, as many as are decided.
 func texts(r *limiter.Request) []string {
 	all := make([]string, 0, len(r.Descriptors))
 	for i := range r.Descriptors[:min(len(r.Descriptors), limiter.MaxDescriptors)] {
@@ -69,7 +69,7 @@ type Store struct {
 	Length string // attribute with the number of operations, such as pipeline length
 }
 
-// tracedStore makes a span of each time a store is asked.
+// tracedStore makes a span for each call to a store.
 type tracedStore struct {
 	backend.Backend
 	tracer *Tracer
@@ -101,10 +101,10 @@ func (s *tracedStore) Apply(ctx context.Context, ops []backend.Op) {
 	span.SetAttributes(attribute.Int(s.names.Length, len(ops)), attribute.Int("failed", failed))
 }
 
-// jsonPath is the page that requests to decide are posted to.
+// jsonPath is the path to which requests are posted.
 const jsonPath = "/json"
 
-// Handler finds out, for requests to /json, which trace they are part of, and hands them on.
+// Handler finds the trace that requests to /json are part of, and passes them on.
 func (t *Tracer) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if path, _, _ := strings.Cut(r.RequestURI, "?"); path == jsonPath {
@@ -114,7 +114,7 @@ func (t *Tracer) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// JSON makes a span of each request that is posted to /json and answered by next.
+// JSON makes a span for each request that is posted to /json and answered by next.
 func (t *Tracer) JSON(next func(context.Context, []byte) (int, string, []byte)) func(context.Context, []byte) (int, string, []byte) {
 	return func(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 		ctx, span := t.tracer.Start(ctx, "POST "+jsonPath, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(

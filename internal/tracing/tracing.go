@@ -1,12 +1,12 @@
-// Package tracing sends spans of requests over OTLP, where that is asked for.
+// Package tracing sends spans of requests over OTLP, if that is configured.
 //
-// A request is a span of the gRPC server, or of /json; in it lies one for deciding, and in that one for each time the store of
-// the counters is asked. All of it is put around what does the work, at the edges: where tracing is off nothing stands there,
-// so that nothing is paid for it, and nothing below knows of it. No span holds a value of a descriptor unless it is
-// asked for.
+// A request is a span of the gRPC server, or of /json; within it is a span for deciding, and within that one for each
+// call to the store of the counters. They are wrappers around what does the work: if tracing is off there are no
+// wrappers, so it costs nothing, and the code below does not know about tracing. No span contains values of descriptors
+// unless that is configured.
 //
-// Where spans go, and with which headers and certificates, is said by the variables OTEL_EXPORTER_OTLP_…, which the exporters
-// read themselves. A collector that is away or does not answer costs spans, and never time.
+// Where spans are sent, and with which headers and certificates, is determined by the variables OTEL_EXPORTER_OTLP_…,
+// which the exporters read themselves. A collector that is down or does not answer costs spans, but never time.
 package tracing
 
 import (
@@ -31,22 +31,22 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// scope names what makes the spans of this package.
+// scope is the instrumentation scope of this package's spans.
 const scope = "github.com/ratelimitd/ratelimitd"
 
-// sayAgain is how long the log keeps silent about what went wrong with sending spans.
+// sayAgain is the least time between two log lines about errors in sending spans.
 const sayAgain = 10 * time.Second
 
 // Config says what is sent, and how.
 type Config struct {
-	Service   string  // TRACING_SERVICE_NAME; the others are left out where they are empty, but for Instance
+	Service   string  // TRACING_SERVICE_NAME; the others, except Instance, are omitted if empty
 	Namespace string  // TRACING_SERVICE_NAMESPACE
-	Instance  string  // TRACING_SERVICE_INSTANCE_ID; a random one where it is empty
-	Protocol  string  // TRACING_EXPORTER_PROTOCOL, http or grpc; empty is http
+	Instance  string  // TRACING_SERVICE_INSTANCE_ID; random if empty
+	Protocol  string  // TRACING_EXPORTER_PROTOCOL, http or grpc; empty means http
 	Rate      float64 // TRACING_SAMPLING_RATE, of the requests whose caller has not decided it; from 0 to 1
-	Values    bool    // TRACING_VALUES: spans hold what descriptors hold, which is data of end users
+	Values    bool    // TRACING_VALUES: spans contain the values of descriptors, which are data of end users
 
-	Flush time.Duration // how long to go on sending at the end; 0 is 5 s
+	Flush time.Duration // how long sending may continue at the end; 0 means 5 s
 	Log   *slog.Logger  // nil discards
 }
 
@@ -64,7 +64,8 @@ type Tracer struct {
 	omitted int
 }
 
-// New makes a Tracer, which begins to send at once, so that [Tracer.Run] must be called to end it. It waits for no collector.
+// New returns a Tracer, which begins to send at once, so that [Tracer.Run] must be called to end it. It does not wait
+// for a collector.
 func New(ctx context.Context, c Config) (*Tracer, error) {
 	if c.Flush == 0 {
 		c.Flush = 5 * time.Second
@@ -129,7 +130,8 @@ func randomID() string {
 // String is the name of the task.
 func (t *Tracer) String() string { return "tracing" }
 
-// Run waits until ctx ends, and then sends the spans that are left, for as long as Config.Flush at most. What could not be sent by then is lost and said in the log.
+// Run waits until ctx ends, and then sends the remaining spans, for at most Config.Flush. If some could not be sent by
+// then, they are lost and that is logged.
 func (t *Tracer) Run(ctx context.Context) error {
 	<-ctx.Done()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
@@ -140,8 +142,8 @@ func (t *Tracer) Run(ctx context.Context) error {
 	return nil
 }
 
-// Handle implements otel.ErrorHandler: it logs what went wrong with sending spans, at most every ten seconds, with how often
-// it kept silent since.
+// Handle implements otel.ErrorHandler: it logs errors in sending spans, at most every ten seconds, with the number of
+// errors omitted since.
 func (t *Tracer) Handle(err error) {
 	t.mu.Lock()
 	now := t.now()
@@ -156,7 +158,7 @@ func (t *Tracer) Handle(err error) {
 	t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
 }
 
-// Server makes spans of the calls of a gRPC server but health checks, within the caller's trace, if it has one.
+// Server makes spans of the calls of a gRPC server, except health checks, within the caller's trace if there is one.
 //
 //nolint:ireturn // grpc and OpenTelemetry have no other type for it
 func (t *Tracer) Server() stats.Handler {
@@ -172,7 +174,7 @@ func (t *Tracer) options() []otelgrpc.Option {
 	return []otelgrpc.Option{otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagators)}
 }
 
-// short is s as the value of an attribute: valid UTF-8, and no longer than a domain should be.
+// short returns s as the value of an attribute: valid UTF-8, and no longer than a domain should be.
 func short(s []byte) string {
 	const longest = 256
 	if len(s) > longest {

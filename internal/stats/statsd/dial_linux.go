@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unanswered is how long a host may leave packets unacknowledged until the connection is given up. The kernel's own
-// quarter of an hour would lose all that is sent meanwhile.
+// unanswered is how long packets may stay unacknowledged before the connection is given up. The kernel's default of a
+// quarter of an hour would lose everything sent in the meantime.
 const unanswered = 20 * time.Second
 
 // control sets TCP_USER_TIMEOUT.

@@ -218,7 +218,7 @@ func (s *Server) await() error {
 	}
 }
 
-// answers tells whether the process takes connections, and where that can be asked that it is this one: somebody else may have
+// answers reports whether the process takes connections, and where that can be asked that it is this one: somebody else may have
 // taken the port, of which it will say so and end.
 func (s *Server) answers() bool {
 	if s.plain {

@@ -1,5 +1,5 @@
-// Package redistest runs real redis-server processes for tests, on free ports of 127.0.0.1 and in directories of their own.
-// They end with the test that started them.
+// Package redistest runs real redis-server processes for tests, on free ports of 127.0.0.1 and each in its own
+// directory. They end with the test that started them.
 package redistest
 
 import (
@@ -30,7 +30,7 @@ type Server struct {
 	t     testing.TB
 	dir   string
 	port  int
-	args  []string // of the program, after the file
+	args  []string // of the program, after the configuration file
 	ready string   // what the process says when it is ready
 	cmd   *exec.Cmd
 	done  chan struct{} // closed when cmd has ended
@@ -64,7 +64,7 @@ func start(s *Server, config []string) *Server {
 	return nil
 }
 
-// taken tells whether somebody else has the port.
+// taken reports whether somebody else has the port.
 func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
 
 // Addr is the host:port that the server listens on.
@@ -79,7 +79,8 @@ func (s *Server) Dir() string { return s.dir }
 // PID is the id of the server's process.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
-// Kill ends the process at once, as a crash does, and waits for its end. Killing one that has ended does nothing.
+// Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if the process has
+// already ended.
 func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
@@ -107,7 +108,7 @@ func (s *Server) Restart() {
 	s.Kill()
 	err := s.run()
 	for deadline := time.Now().Add(patience); err != nil && taken(err) && time.Now().Before(deadline); err = s.run() {
-		time.Sleep(10 * time.Millisecond) // somebody's connection has the port for a moment
+		time.Sleep(10 * time.Millisecond) // somebody's connection may hold the port for a moment
 	}
 	if err != nil {
 		s.t.Fatalf("redistest: restarting: %v", err)
@@ -134,7 +135,7 @@ func (s *Server) CLI(args ...string) string {
 	return out
 }
 
-// Try is [Server.CLI] for a server that may be away, or break connections because it is given another role.
+// Try is [Server.CLI] for a server that may be down, or that breaks connections because its role changes.
 func (s *Server) Try(args ...string) (string, error) {
 	args = append([]string{"-h", "127.0.0.1", "-p", fmt.Sprint(s.port)}, args...)
 	out, err := exec.CommandContext(s.t.Context(), "redis-cli", args...).CombinedOutput()
@@ -144,19 +145,19 @@ func (s *Server) Try(args ...string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), nil
 }
 
-// IsMaster reports whether the server takes writes. One that does not answer does not.
+// IsMaster reports whether the server accepts writes; one that does not answer does not.
 func (s *Server) IsMaster() bool {
 	role, err := s.Try("ROLE")
 	return err == nil && strings.HasPrefix(role, "master")
 }
 
-// InStep reports whether the server is a replica that has what its master has.
+// InStep reports whether the server is a replica that is in sync with its master.
 func (s *Server) InStep() bool {
 	info, err := s.Try("INFO", "replication")
 	return err == nil && strings.Contains(info, "master_link_status:up")
 }
 
-// CPU is the processor time that the process has used, all of its threads together. It is known on Linux only.
+// CPU returns the processor time that the process has used, over all of its threads. It is known on Linux only.
 func (s *Server) CPU() time.Duration {
 	s.t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.PID()))
@@ -236,7 +237,8 @@ func (s *Server) await() error {
 	}
 }
 
-// freePort is a port that was free a moment ago, as was the one by 10,000 above it, where the nodes of a cluster talk.
+// freePort returns a port that was free a moment ago, as was the one 10,000 above it, on which the nodes of a cluster
+// talk.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
