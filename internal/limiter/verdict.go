@@ -12,7 +12,7 @@ import (
 type Status struct {
 	Over      bool              // OVER_LIMIT, after the rule's shadow mode was applied
 	Refused   bool              // what the limit itself said; in shadow mode a rule may refuse without being over
-	Rule      *descriptors.Rule // nil where none matched
+	Rule      *descriptors.Rule // nil if none matched
 	Item      *descriptors.Item // the limit that is reported; nil if none matched, or it is replaced or unlimited
 	Override  bool              // Item came with the request: of Rule only the path may be reported
 	Unlimited bool

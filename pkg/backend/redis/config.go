@@ -87,8 +87,8 @@ type Config struct {
 type Observer struct {
 	// Batch is called after each round trip.
 	Batch func(Batch)
-	// Breaker is called when a node's breaker changes: closed, half-open or open; gone, when a node of a cluster is a master
-	// no more; and closed, when one has become a master.
+	// Breaker is called when a node's breaker changes: closed, half-open or open; gone, when a node of a cluster is a
+	// master no longer; and closed, when one has become a master.
 	Breaker func(node, state string)
 	// Connections is called with the total number of connections that are up when it changes.
 	Connections func(active int)

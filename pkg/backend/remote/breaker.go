@@ -34,22 +34,22 @@ type Breaker[E any] struct {
 	probe  atomic.Int64      // until when a probe is under way, in monotonic nanoseconds since begun
 
 	mu      sync.Mutex
-	retired bool // nobody is told of its state any more
+	retired bool // its state is no longer reported
 }
 
-// The states of a breaker, as [How.Changed] is told.
+// The states of a breaker, as passed to [How.Changed].
 const (
 	Closed   = "closed"
 	HalfOpen = "half-open"
 	Open     = "open"
-	Gone     = "gone" // its server is asked no more: the last that is told of it
+	Gone     = "gone" // its server is no longer used; always the last state
 )
 
 // How says how a [Breaker] treats a store's errors.
 type How[E any] struct {
 	Kept    func(*E) *E              // returns the error of calls that are kept away because of the given one
-	AtOnce  func(*E) bool            // reports whether one such failure is enough; nil: never
-	Changed func(node, state string) // is called when the state changes; nil: not
+	AtOnce  func(*E) bool            // reports whether a single failure like this opens the breaker; nil means never
+	Changed func(node, state string) // called when the state changes; may be nil
 }
 
 // NewBreaker returns a closed breaker for a server.
@@ -80,8 +80,8 @@ func (b *Breaker[E]) tell(node, state string) {
 	b.retired = b.retired || state == Gone
 }
 
-// Retire is to be called when the server is asked no more: else it would be shown for ever as it was last, mostly open.
-// What is still under way may go on to use b.
+// Retire must be called when the server is no longer used; otherwise its last state, most likely open, would be shown
+// forever. Calls under way may still use b.
 func (b *Breaker[E]) Retire() { b.tell(b.cb.Name(), Gone) }
 
 // Shut reports whether b is not closed.

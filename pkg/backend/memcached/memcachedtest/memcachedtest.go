@@ -229,7 +229,7 @@ func (s *Server) answers() bool {
 	return err == nil && conn.Close() == nil
 }
 
-// output is what a process says, for who reads it meanwhile.
+// output collects what a process writes, and may be read at the same time.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -4,5 +4,5 @@ package memcachedtest
 
 import "syscall"
 
-// attributes are none: only Linux ends a process with the one that started it.
+// attributes returns nil: only Linux can end a process with the one that started it.
 func attributes() *syscall.SysProcAttr { return nil }

@@ -2,5 +2,5 @@ package redistest
 
 import "syscall"
 
-// attributes has a process end with the one that started it, even where that is killed.
+// attributes makes a process end with the one that started it, even if that is killed.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

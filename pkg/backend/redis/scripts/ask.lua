@@ -1,18 +1,18 @@
 
--- What is asked, as families know it. Mirrors pkg/engine/take.go.
+-- The arguments of a call, in the form that families use. Mirrors pkg/engine/take.go.
 --
 -- ARGV[1]  packed, numbers as doubles and flags as bytes:
 --            cost   hits that each request spends, at least 1; the hits to give back
---            count  requests that wait for an answer; to give back, the start of the window that the hits go into, or 0
---            want   those, and the ones that are wanted in advance
---            slack  how long keys are kept beyond their need, in ms
+--            count  requests waiting for an answer; to give back, the start of the window that the hits go back to, or 0
+--            want   count, plus the requests to admit in advance
+--            slack  how much longer than needed keys are kept, in ms
 --            mode   0 take, 1 look, 2 look for a cost of 0, 3 give back, 4 reset, 5 reset by force
 --            gated  1 with a penalty, else 0
---          then the penalty, if there is one, as limits.lua says; for each limit a byte for its family and the limit, as the
---          family's file says; and 16 bytes that stand for the owner, if there is one
+--          then the penalty, if there is one, as described in limits.lua; for each limit a byte for its family and the
+--          limit, as described in the family's file; and 16 bytes that identify the owner, if there is one
 --
--- probe is set where the cost was 0, write where something may be spent; most is what the other limits of a list admit,
--- and listed says that there are any; owner is '' for nobody.
+-- probe is true if the cost was 0, write if something may be spent; most is what the other limits of a list admit, listed
+-- is true if there are any; owner is '' if there is none.
 local MAX = 9007199254740991
 local a = {
   cost = 0, count = 0, want = 0, slack = 0, mode = 0, gated = 0, pos = 0,
@@ -21,7 +21,7 @@ local a = {
 a.cost, a.count, a.want, a.slack, a.mode, a.gated, a.pos = struct.unpack('<ddddBB', asked)
 a.probe, a.write = a.mode == 2, a.mode == 0
 
--- fit is how many of the hits that are wanted fit into left.
+-- fit returns how many of the wanted takes fit into left hits.
 local function fit(left)
   if left < a.cost then return 0 end
   if a.probe then return a.want end

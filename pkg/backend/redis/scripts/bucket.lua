@@ -16,7 +16,7 @@ families[1] = function()
     }
   end
 
-  -- of is how long hits last.
+  -- of returns how long hits last.
   local function of(l, hits)
     if l.den == 1 then return hits * l.us, 0 end
     return muldiv(hits, l.us, l.den)

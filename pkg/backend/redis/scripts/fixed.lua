@@ -26,7 +26,7 @@ local function fixed(format, calendar)
     return start, start + window
   end
 
-  -- view.known reports whether the state is of the present window; if not, moved reports whether it is from the future.
+  -- view.known reports whether the state is of the current window; if not, moved reports whether it is from the future.
   local function view(l)
     local state = redis.call('GET', l.key)
     local v = {start = 0, stop = 0, used = 0, begun = not l.first, known = false, moved = false}

@@ -1,8 +1,8 @@
--- What all scripts begin with: the clock.
+-- The beginning of every script: the clock.
 --
 -- ARGV[2]  in tests: the time, in µs since the epoch
 --
--- All numbers are integers below 2^53, which doubles hold exactly; so is every quotient that is rounded down.
+-- All numbers are integers below 2^53, which doubles hold exactly; so is every quotient once it is rounded down.
 local now = ARGV[2]
 if now then
   now = now + 0

@@ -1,5 +1,5 @@
 
--- muldiv is the quotient and the remainder of a·b by c, for c up to 2^48. Mirrors pkg/engine/muldiv.go: a product that
+-- muldiv returns the quotient and the remainder of a·b by c, for c up to 2^48. Mirrors pkg/engine/muldiv.go: a product that
 -- may not fit a double is divided digit by digit of a (Horner), in base 16, or in base 1024 where c leaves room for it. A
 -- quotient of more than 2^53 is not exact, and more than anything it is compared with.
 local function muldiv(a, b, c)
