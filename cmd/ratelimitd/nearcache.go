@@ -1,8 +1,6 @@
 package main
 
 import (
-	"math"
-
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -10,7 +8,7 @@ import (
 )
 
 // nearCacheConfig returns what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for
-// envoyproxy/ratelimit's local cache, in which a refusal lasts until its counter ends; the size does not matter here,
+// envoyproxy/ratelimit's local cache, in which a refusal lasts until its window ends; the size does not matter here,
 // since NEAR_CACHE_KEYS is the bound.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	c := nearcache.Config{
@@ -24,7 +22,7 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	}
 	switch {
 	case s.Backend.LocalCache > 0:
-		c.Refusal = math.MaxInt64
+		c.Refusal = nearcache.UntilEnd
 	case c.Refusal == 0:
 		c.Refusal = -1
 	}

@@ -16,6 +16,7 @@ package nearcache
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,14 +31,18 @@ const (
 	DefaultRefusal = time.Second
 )
 
+// UntilEnd, as [Config.Refusal], remembers refusals for as long as they last, and in a clock-aligned fixed window that
+// counts refused hits whatever their cost, as envoyproxy/ratelimit's local cache does: such a window refuses everything
+// until it ends.
+const UntilEnd time.Duration = math.MaxInt64
+
 // Config says what is remembered and leased. Its zero value works.
 type Config struct {
 	// Keys is for how many keys refusals are remembered, and for how many hits are leased, at most: [DefaultKeys] if 0,
 	// none if negative. The minimum is 2.
 	Keys int
 	// Refusal is how long a refusal is remembered at most, counted from before the store was asked: [DefaultRefusal] if
-	// 0, not at all if negative. A refusal is never remembered for longer than the store said it would last, so a very
-	// long time here means exactly until then, as in envoyproxy/ratelimit's local cache.
+	// 0, not at all if negative. A refusal is never remembered for longer than the store said it would last. See [UntilEnd].
 	Refusal time.Duration
 	// NoLeases turns leases off, whatever rules say.
 	NoLeases bool

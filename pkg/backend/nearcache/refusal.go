@@ -25,7 +25,7 @@ type refusal struct {
 // refusalOf makes a refusal of op, which the store answered, having been asked at the given time or later. It is nil where
 // there is none, or none that may be remembered:
 //   - of slots held at the same time, which anybody may release;
-//   - of a cost that can never pass, which no time ends;
+//   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
 //   - of a look behind a penalty that a take would start.
 func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	d := &op.Decision
@@ -38,7 +38,11 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 		return nil
 	}
 	cost := max(op.Take.Cost, 1)
-	if d.RetryAfter <= 0 || !passable(op.Limits, cost) {
+	full := longest == untilEnd && overdrawn(op)
+	if full {
+		cost = 1
+	}
+	if d.RetryAfter <= 0 || !full && !passable(op.Limits, cost) {
 		return nil
 	}
 	span := min(sooner(micros(d.RetryAfter)), longest)
@@ -69,6 +73,18 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	}
 	r.decision.Admitted, r.decision.Left, r.decision.Wait, r.decision.Renewed = 0, left, 0, 0
 	return r
+}
+
+// untilEnd is [UntilEnd].
+const untilEnd = engine.Micros(UntilEnd / time.Microsecond)
+
+// overdrawn reports whether op, which was refused, has left a window that refuses everything until it ends.
+func overdrawn(op *backend.Op) bool {
+	if op.Mode != backend.Take || op.Penalty != nil || len(op.Limits) != 1 {
+		return false
+	}
+	l := &op.Limits[0]
+	return l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && l.CountRefused
 }
 
 // sooner shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per second.

@@ -117,6 +117,36 @@ func TestRefusalOfCosts(t *testing.T) {
 	})
 }
 
+// As in envoyproxy/ratelimit's local cache, a window that refused hits have overdrawn is asked for no more, whatever the
+// cost, even if its limit is 0.
+func TestRefusalUntilEnd(t *testing.T) {
+	for _, limit := range []uint64{0, 10} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newReplica(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, window(limit, hour))
+			first := r.takes(11, false, true)
+			for range 3 {
+				time.Sleep(time.Minute)
+				r.takes(1, false, false)
+				r.takes(12, false, false)
+			}
+			if d := r.takes(5, false, false); d.RetryAfter != first.RetryAfter-3*time.Minute || d.ResetAfter != first.ResetAfter-3*time.Minute {
+				t.Errorf("again after %v, whole after %v, three minutes after %+v", d.RetryAfter, d.ResetAfter, first)
+			}
+			time.Sleep(first.RetryAfter)
+			r.takes(1, limit > 0, true)
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		l := window(10, hour)
+		l.CountRefused = false
+		r := newReplica(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, l)
+		for range 3 {
+			r.takes(11, false, true) // can never pass, and counts nothing
+		}
+		r.takes(1, true, true)
+	})
+}
+
 // What this replica knows ends a refusal at once.
 func TestRefusalEnds(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
