@@ -321,6 +321,36 @@ func TestTimeAgreesWithOrder(t *testing.T) {
 	}
 }
 
+// TestOvertakenBySweep: an op that read the clock in a window whose counter others have swept away since, because the
+// window is over, does not find it empty.
+func TestOvertakenBySweep(t *testing.T) {
+	c := newTestClock()
+	overtake := func() {}
+	b := memory.New(memory.Config{Now: func() engine.Micros {
+		now, f := c.now(), overtake
+		overtake = func() {}
+		f()
+		return now
+	}})
+	limits := windowOf(1, second)
+	decide := func(key byte) engine.Decision {
+		ops := []backend.Op{{Key: backend.Key{key}, Limits: limits, Take: engine.Take{Cost: 1, Count: 1}}}
+		b.Apply(t.Context(), ops)
+		return ops[0].Decision
+	}
+	first := decide(1)
+	overtake = func() {
+		for range 3 {
+			c.add(11 * second)
+			decide(2)
+		}
+		check(t, b, memory.Stats{Entries: 1, Keys: 1})
+	}
+	if d := decide(1); d.Admitted != 1 || d.Window <= first.Window {
+		t.Errorf("%+v after %+v, want a hit of a later window", d, first)
+	}
+}
+
 // TestPanicUnlocks: whatever panics while a shard is locked leaves it usable.
 func TestPanicUnlocks(t *testing.T) {
 	times := []engine.Micros{100 * second, 50 * second} // the second runs backwards, so it is read again under the lock

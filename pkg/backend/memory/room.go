@@ -30,6 +30,7 @@ func (b *Backend) makeRoom(home int, keep *backend.Key, now engine.Micros) {
 func (b *Backend) makeRoomIn(sh *shard, keep *backend.Key, now engine.Micros) (enough bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	sh.reach(now)
 	for b.weight.Load() > b.max {
 		e, live := sh.least(keep, now)
 		if e == nil {
@@ -128,6 +129,7 @@ func (b *Backend) sweep(now engine.Micros) {
 func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int, done bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	sh.reach(now)
 	for ; budget > 0 && sh.broom < sh.n; budget-- {
 		e := sh.at(sh.broom)
 		if e.state.Expires() > now {
@@ -142,6 +144,10 @@ func (b *Backend) sweepShard(sh *shard, budget int, now engine.Micros) (left int
 	sh.broom = 0
 	return budget, true
 }
+
+// reach says that it is now, at least, so that no op that read the clock earlier finds a window empty because its counter
+// has been dropped since as expired. The lock of sh is held.
+func (sh *shard) reach(now engine.Micros) { sh.last = max(sh.last, now) }
 
 // drop removes e from sh, whose lock is held.
 func (b *Backend) drop(sh *shard, e *entry) {

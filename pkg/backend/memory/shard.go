@@ -12,7 +12,7 @@ import (
 type shard struct {
 	mu sync.Mutex
 	table
-	last  engine.Micros  // the time of the last op
+	last  engine.Micros  // the time of the last op, or a later one at which entries were dropped
 	hand  uint32         // index of the next entry to age
 	broom uint32         // index of the next entry to sweep
 	fresh []engine.State // scratch: states of cells that are not in the table yet
