@@ -31,9 +31,9 @@ const (
 	DefaultRefusal = time.Second
 )
 
-// UntilEnd, as [Config.Refusal], remembers refusals for as long as they last, and in a clock-aligned fixed window that
-// counts refused hits whatever their cost, as envoyproxy/ratelimit's local cache does: such a window refuses everything
-// until it ends.
+// UntilEnd is a [Config.Refusal] by which refusals are remembered for as long as they last, and those of a clock-aligned
+// fixed window that counts refused hits whatever their cost, as in envoyproxy/ratelimit's local cache: such a window
+// refuses everything until it ends.
 const UntilEnd time.Duration = math.MaxInt64
 
 // Config says what is remembered and leased. Its zero value works.

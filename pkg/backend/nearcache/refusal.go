@@ -29,20 +29,8 @@ type refusal struct {
 //   - of a look behind a penalty that a take would start.
 func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	d := &op.Decision
-	switch {
-	case op.Err != nil || d.Admitted >= op.Take.Count:
-		return nil
-	case op.Mode == backend.Take:
-	case op.Mode == backend.Look && d.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
-	default:
-		return nil
-	}
-	cost := max(op.Take.Cost, 1)
-	full := longest == untilEnd && overdrawn(op)
-	if full {
-		cost = 1
-	}
-	if d.RetryAfter <= 0 || !full && !passable(op.Limits, cost) {
+	cost := refusedCost(op, longest)
+	if cost == 0 || d.RetryAfter <= 0 {
 		return nil
 	}
 	span := min(sooner(micros(d.RetryAfter)), longest)
@@ -73,6 +61,27 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	}
 	r.decision.Admitted, r.decision.Left, r.decision.Wait, r.decision.Renewed = 0, left, 0, 0
 	return r
+}
+
+// refusedCost is the least cost that op's answer refuses for the time being, 0 if it refuses none.
+func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
+	cost := max(op.Take.Cost, 1)
+	switch {
+	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
+		return 0
+	case op.Mode == backend.Take:
+	case op.Mode == backend.Look && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
+	default:
+		return 0
+	}
+	switch {
+	case longest == untilEnd && overdrawn(op):
+		return 1
+	case passable(op.Limits, cost):
+		return cost
+	default:
+		return 0
+	}
 }
 
 // untilEnd is [UntilEnd].
