@@ -10,20 +10,20 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// The native buckets of the response times: the reference's factor of 1.1 is schema 3 of Prometheus, eight buckets to
-// each doubling, and from 2^-20 s (a microsecond) to 2^9 s there are fewer than the 256 that it allows.
+// The native buckets of the response times: the reference's factor of 1.1 is schema 3 of Prometheus, with eight buckets
+// for each doubling. From 2^-20 s (a microsecond) to 2^9 s there are 233, fewer than the 256 that the reference allows.
 const (
 	schema     = 3
 	perDouble  = 1 << schema
 	fines      = 29*perDouble + 1 // native buckets
-	stripes    = 8                // so that two calls seldom add to one cache line
-	maxMethods = 100              // gRPC methods told apart; what comes on top is Other
+	stripes    = 8                // so that concurrent calls rarely add to the same cache line
+	maxMethods = 100              // gRPC methods with counts of their own; any beyond that are counted as Other
 )
 
-// unit is what response times are counted in.
+// unit is the unit in which response times are counted.
 type unit struct {
-	perSecond    float64 // how many make a second
-	milliseconds float64 // how many milliseconds it is
+	perSecond    float64 // units per second
+	milliseconds float64 // milliseconds per unit
 	firstFine    int     // index of the first native bucket, which ends at a microsecond
 }
 
@@ -31,23 +31,23 @@ func inSeconds() unit { return unit{1, 1000, -20 * perDouble} }
 
 func inMilliseconds() unit { return unit{1000, 1, -10 * perDouble} }
 
-// calls counts the calls of one gRPC method and how long they took.
+// calls counts the calls of one gRPC method and the time that they took.
 //
-// Both kinds of buckets are counted at once. With growing times the indices of the native and of the classic bucket only
-// grow, so that their sum tells both: it is the cell that a call is counted in.
+// Both kinds of buckets are counted at once. As times grow, the index of the native bucket and that of the classic
+// bucket never decrease, so their sum determines both. That sum is the index of the cell in which a call is counted.
 type calls struct {
 	unit   unit
-	edges  [perDouble]uint64 // mantissas of 2^(0/8), 2^(1/8) and so on: where native buckets end within a doubling
+	edges  [perDouble]uint64 // mantissas of 2^(0/8), 2^(1/8) and so on, at which native buckets end within a doubling
 	stripe [stripes]stripe
 }
 
-// cells is how many sums of the two indices there are; the last classic bucket has no end.
+// cells is the number of different sums of the two indices. The last classic bucket has no upper bound.
 const cells = fines + classic
 
-// classic is how many classic buckets have an end: prometheus.DefBuckets.
+// classic is the number of classic buckets with an upper bound, those of prometheus.DefBuckets.
 const classic = 11
 
-// stripe is a part of the counts; the sum over all of them is what was observed.
+// stripe is a part of the counts; what was observed is the sum of all stripes.
 type stripe struct {
 	cell  [cells]atomic.Uint64
 	nanos atomic.Uint64
@@ -62,17 +62,17 @@ func newCalls(u unit) *calls {
 	return c
 }
 
-// mantissa is the binary digits of v behind the point.
+// mantissa returns the binary digits of v after the point.
 func mantissa(v float64) uint64 { return math.Float64bits(v) & (1<<52 - 1) }
 
-// ObserveCall counts one call of a gRPC method and how long it took, in seconds. Methods must be bounded by what the
-// server serves.
+// ObserveCall counts one call of a gRPC method and how long it took, in seconds. Callers must pass only methods that
+// the server has.
 func (r *Registry) ObserveCall(method string, seconds float64) {
 	c, ok := (*r.calls.Load())[method]
 	if !ok {
 		c = r.addMethod(method)
 	}
-	if !(seconds > 0) { // nor if it is no number
+	if !(seconds > 0) { // or is NaN
 		seconds = 0
 	}
 	stripe := &c.stripe[rand.Uint32()%stripes]
@@ -81,7 +81,7 @@ func (r *Registry) ObserveCall(method string, seconds float64) {
 	stripe.nanos.Add(uint64(min(seconds, 1e9) * 1e9))
 }
 
-// addMethod copies the methods with one more.
+// addMethod replaces the map of methods by a copy with one more.
 func (r *Registry) addMethod(method string) *calls {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +98,7 @@ func (r *Registry) addMethod(method string) *calls {
 	return more[method]
 }
 
-// fine is the index of the native bucket that holds v: the i-th ends at 2^(i/8).
+// fine returns the index of the native bucket of v: the i-th ends at 2^(i/8).
 func (c *calls) fine(v float64) int {
 	if v <= 0 {
 		return 0
@@ -114,7 +114,7 @@ func (c *calls) fine(v float64) int {
 	return min(max(i-c.unit.firstFine, 0), fines-1)
 }
 
-// coarse is the index of the classic bucket that holds v.
+// coarse returns the index of the classic bucket of v.
 func coarse(v float64) int {
 	i := 0
 	for i < classic && v > prometheus.DefBuckets[i] {
@@ -134,7 +134,7 @@ func (c *calls) read() (cell [cells]uint64, nanos uint64) {
 	return cell, nanos
 }
 
-// count is how many calls there were.
+// count returns the number of calls.
 func (c *calls) count() (n uint64) {
 	cell, _ := c.read()
 	for i := range cell {
@@ -143,7 +143,7 @@ func (c *calls) count() (n uint64) {
 	return n
 }
 
-// histogram reads c as Prometheus wants it, with classic and with native buckets.
+// histogram returns c as Prometheus wants it, with classic and with native buckets.
 func (c *calls) histogram() *dto.Histogram {
 	cell, nanos := c.read()
 	h := &dto.Histogram{
@@ -157,7 +157,7 @@ func (c *calls) histogram() *dto.Histogram {
 	for i, bound := range prometheus.DefBuckets[:classic] {
 		for end := c.end(i); next < end; next++ {
 			count += cell[next]
-			fine[min(next-i, len(fine)-1)] += cell[next] // no cell is used whose native bucket would be a later one
+			fine[min(next-i, len(fine)-1)] += cell[next] // cells that would be beyond the last native bucket are never used
 		}
 		h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
 	}
@@ -170,14 +170,14 @@ func (c *calls) histogram() *dto.Histogram {
 	return h
 }
 
-// end is the cell behind those of the i-th classic bucket. What is longer is in that cell, or in one behind it.
+// end returns the cell after those of the i-th classic bucket. Longer calls are in that cell or in a later one.
 func (c *calls) end(i int) int {
 	bound := prometheus.DefBuckets[i]
 	return c.fine(math.Nextafter(bound, 2*bound)) + i + 1
 }
 
-// ends are where each cell begins and ends, in the unit of c: each a bound of a native or of a classic bucket, so that
-// they are at most 9 % apart.
+// ends returns where each cell begins and ends, in the unit of c. Each of these is a bound of a native or of a classic
+// bucket, so the two ends of a cell are at most 9 % apart.
 func (c *calls) ends() (from, to [cells]float64) {
 	i := 0
 	for j := range cells {
@@ -196,8 +196,8 @@ func (c *calls) ends() (from, to [cells]float64) {
 	return from, to
 }
 
-// addSpans writes the native buckets as spans, each count as the difference to the one before. As in Prometheus' own
-// histogram one or two empty buckets do not end a span.
+// addSpans writes the native buckets as spans, with each count as the difference from the previous one. As in
+// Prometheus' own histogram, one or two empty buckets do not end a span.
 func addSpans(h *dto.Histogram, fine []uint64, first int) {
 	previous, next := int64(0), 0 // next is the index that would continue the last span; the first offset counts from 0
 	add := func(n int64) {

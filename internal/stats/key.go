@@ -7,19 +7,19 @@ import (
 	"unicode/utf8"
 )
 
-// Key names the counters of a rule: a domain, and the levels of the tree below it. The zero Key names nothing.
+// Key names the counters of a rule: a domain, and the levels of the tree of rules below it. The zero Key names nothing.
 //
-// Text is the reference's name, domain and levels joined with dots. Prometheus shows the first two levels as labels
-// and sums what differs only further down, as the reference does.
+// Text is the reference's name: the domain and the levels, joined with dots. Prometheus shows the first two levels as
+// labels and adds up keys that differ only in deeper levels, as the reference does.
 type Key struct {
 	Text string
-	// What the labels show. Key2 is empty where there is one level.
+	// The values of the labels. Key2 is empty if there is only one level.
 	Domain, Key1, Key2 string
 }
 
-// NewKey makes the key of a domain and the levels below it, each of the form key or key_value. They may hold any bytes:
-// what is no UTF-8 becomes U+FFFD, and what statsd gives a meaning to (colons, bars, the dots of an IPv4 address)
-// an underscore, as in the reference.
+// NewKey returns the key of a domain and the levels below it, each of the form key or key_value. They may contain any
+// bytes: invalid UTF-8 becomes U+FFFD, and characters with a meaning in statsd (colons, bars, the dots of an IPv4
+// address) become underscores, as in the reference.
 func NewKey(domain string, levels ...string) Key {
 	k := Key{Domain: sanitize(domain)}
 	var b strings.Builder
@@ -39,19 +39,19 @@ func NewKey(domain string, levels ...string) Key {
 	return k
 }
 
-// Other stands in the place of every key, domain or value beyond a bound on their number.
+// Other replaces every key, domain or value beyond the maximum number of them.
 const Other = "__other__"
 
 var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
-// sanitize makes one part of a statsd name of s.
+// sanitize turns s into one part of a statsd name.
 func sanitize(s string) string {
 	s = underscores(strings.ToValidUTF8(s, "\uFFFD"), ":|")
 	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return underscores(ip, ".") })
 }
 
-// TagName is a name of a series with tags as the reference writes them into it: name.__tag=value, in the order given.
-// Tags without a name or a value are left out.
+// TagName returns the name of a series with its tags written into it as the reference does: name.__tag=value, in the
+// order given. Tags without a name or a value are omitted.
 func TagName(name string, tags []Label) string {
 	var b strings.Builder
 	b.WriteString(name)
@@ -63,10 +63,10 @@ func TagName(name string, tags []Label) string {
 	return b.String()
 }
 
-// TagValue makes the value of a statsd tag of s: dots, colons and bars become underscores, as in the reference.
+// TagValue turns s into the value of a statsd tag: dots, colons and bars become underscores, as in the reference.
 func TagValue(s string) string { return underscores(strings.ToValidUTF8(s, "\uFFFD"), ".:|") }
 
-// OneLine keeps s from ending the line that it stands in.
+// OneLine replaces the control characters and line separators of s by underscores, so that s fits into a line.
 func OneLine(s string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) || c == '\u2028' || c == '\u2029' {
@@ -76,7 +76,7 @@ func OneLine(s string) string {
 	}, s)
 }
 
-// underscores puts an underscore in the place of each of the characters.
+// underscores replaces each of the characters by an underscore.
 func underscores(s, characters string) string {
 	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(characters, c) {
@@ -86,7 +86,7 @@ func underscores(s, characters string) string {
 	}, s)
 }
 
-// metricName makes a Prometheus name of a statsd name: what such a name cannot hold becomes an underscore.
+// metricName turns a statsd name into a Prometheus name: characters that are not allowed there become underscores.
 func metricName(s string) string {
 	var b strings.Builder
 	b.Grow(len(s))

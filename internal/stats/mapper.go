@@ -15,46 +15,48 @@ import (
 	"github.com/prometheus/statsd_exporter/pkg/mapper"
 )
 
-// Mapper names series for Prometheus as a mapping file of statsd_exporter says, instead of the built-in mapping. It sees
-// the names in statsd form: first with labels and extra labels in them as tags, as the reference writes them, then
-// without. What no mapping matches has the statsd name with an underscore for what Prometheus cannot show.
+// Mapper names series for Prometheus according to a mapping file of statsd_exporter, instead of the built-in mapping.
+// Mappings are matched against the names in statsd form: first with labels and extra labels in them as tags, as the
+// reference writes them, then without. A series that no mapping matches keeps its statsd name, with an underscore for
+// each character that Prometheus does not allow.
 //
-// As it reads sums and not events, two things are a little other than in statsd_exporter: histograms with bounds of their
-// own and summaries are about 9 % coarse, and a series that its ttl hid comes back with its sum, not with 0.
+// As it reads sums rather than events, it differs from statsd_exporter in two ways: histograms with bounds of their own
+// and summaries are only accurate to about 9 %, and a series that was hidden by its ttl comes back with its previous
+// sum, not with 0.
 type Mapper struct {
 	mapper mapper.MetricMapper
 
 	mu      sync.Mutex
-	known   map[string]mapped // by kind and names; there are as many as there are series
+	known   map[string]mapped // by kind and name; there are as many as there are series
 	changed map[identity]change
 	windows map[*calls]*window
 }
 
-// mapped is what a mapping says of a series.
+// mapped is what a mapping makes of a series.
 type mapped struct {
 	mapping mapper.MetricMapping
-	name    string // of Prometheus
+	name    string // for Prometheus
 	labels  []Label
 }
 
-// change is when a series that has a ttl was seen to change last.
+// change is the last known change of a series that has a ttl.
 type change struct {
 	value float64
 	at    time.Time
 }
 
-// LoadMapper reads a mapping file, old ones with timer_type and the like included. The error names the file, and is
-// fs.ErrNotExist where there is none.
+// LoadMapper reads a mapping file. Old ones, with timer_type and the like, are accepted. The error names the file, and
+// is fs.ErrNotExist if it does not exist.
 func LoadMapper(file string) (*Mapper, error) {
 	m := &Mapper{known: make(map[string]mapped), changed: make(map[identity]change), windows: make(map[*calls]*window)}
-	m.mapper.Logger = slog.New(slog.DiscardHandler) // to which it only says that timer_type is old
+	m.mapper.Logger = slog.New(slog.DiscardHandler) // all it would log is that timer_type is deprecated
 	if err := m.mapper.InitFromFile(file); err != nil {
 		return nil, fmt.Errorf("reading the mapping file %s: %w", file, err)
 	}
 	return m, nil
 }
 
-// collect reads the registry, and names the series as the mappings say.
+// collect reads the registry, and names the series according to the mappings.
 func (m *Mapper) collect(r *Registry, extra []Label, e *exposition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,7 +91,7 @@ type tally struct {
 	*Mapper
 	*exposition
 	extra []Label
-	kinds map[string]mapper.MetricType // of names; one that has another already is left out
+	kinds map[string]mapper.MetricType // by name; a series whose name already has another kind is omitted
 	now   time.Time
 }
 
@@ -111,7 +113,7 @@ func (t *tally) observe(name string, c *calls) {
 	if !ok || !t.alive(d, id, float64(c.count())) {
 		return
 	}
-	unit := scaled(d, c.unit.milliseconds) // statsd is told milliseconds
+	unit := scaled(d, c.unit.milliseconds) // mappings expect milliseconds, as statsd does
 	switch cmp.Or(d.mapping.ObserverType, t.mapper.Defaults.ObserverType) {
 	case mapper.ObserverTypeHistogram:
 		t.histograms[id] = c.mappedHistogram(d.buckets(&t.mapper), unit)
@@ -125,7 +127,7 @@ func (t *tally) observe(name string, c *calls) {
 	}
 }
 
-// find is what the mappings say of a series; ok is false where it is not to be shown.
+// find returns what the mappings make of a series; ok is false if it is not to be shown.
 func (t *tally) find(kind mapper.MetricType, name string, labels []Label) (d *mapped, id identity, ok bool) {
 	all := slices.Concat(labels, t.extra)
 	SortLabels(all)
@@ -149,7 +151,7 @@ func (t *tally) find(kind mapper.MetricType, name string, labels []Label) (d *ma
 	return d, identify(d.name, d.with(labels)...), true
 }
 
-// look asks the mappings for one of the names, the first that they know.
+// look returns the mapping of the first of the names that has one.
 func (m *Mapper) look(kind mapper.MetricType, names ...string) mapped {
 	for _, name := range names {
 		mapping, labels, ok := m.mapper.GetMapping(name, kind)
@@ -165,7 +167,7 @@ func (m *Mapper) look(kind mapper.MetricType, names ...string) mapped {
 	return mapped{mapping: mapper.MetricMapping{Ttl: m.mapper.Defaults.Ttl}, name: metricName(names[len(names)-1])}
 }
 
-// with are the labels of a series that has some of its own.
+// with returns the labels of a series that has labels of its own.
 func (d *mapped) with(own []Label) []Label {
 	all := slices.Clone(d.labels)
 	for _, l := range own {
@@ -200,7 +202,7 @@ func (t *tally) alive(d *mapped, id identity, v float64) bool {
 	return t.now.Sub(last.at) < d.mapping.Ttl
 }
 
-// buckets are where the buckets of the histogram end.
+// buckets returns the upper bounds of the histogram's buckets.
 func (d *mapped) buckets(m *mapper.MetricMapper) []float64 {
 	if o := d.mapping.HistogramOptions; o != nil && len(o.Buckets) > 0 {
 		return o.Buckets
@@ -208,7 +210,7 @@ func (d *mapped) buckets(m *mapper.MetricMapper) []float64 {
 	return m.Defaults.HistogramOptions.Buckets
 }
 
-// summary says which quantiles there are, and of how long a time.
+// summary returns which quantiles are computed, and over what period.
 func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
 	o := m.Defaults.SummaryOptions
 	if own := d.mapping.SummaryOptions; own != nil {
@@ -219,10 +221,10 @@ func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
 	return o
 }
 
-// mappedHistogram is a histogram with bounds of somebody's choice, of values of which unit make one of c's. A cell counts
-// into the first bucket that it fits into whole: with the bounds of its own buckets that is exact.
+// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by unit. Each cell is counted in
+// the first bucket that contains all of it, which is exact if the bounds are among those of c's own buckets.
 func (c *calls) mappedHistogram(bounds []float64, unit float64) *dto.Histogram {
-	const rounding = 1 + 1e-9 // of what was multiplied to and fro
+	const rounding = 1 + 1e-9 // the error of multiplying back and forth
 	cell, nanos := c.read()
 	_, to := c.ends()
 	count := uint64(0)
@@ -244,19 +246,18 @@ func (c *calls) mappedHistogram(bounds []float64, unit float64) *dto.Histogram {
 	return h
 }
 
-// window keeps what was counted some time ago, so that quantiles are those of the last while.
+// window keeps earlier counts, so that quantiles are those of a recent period.
 type window struct {
-	at   []time.Time // when; a base is older than the window
+	at   []time.Time // the times of the counts; the first one is before the window
 	cell [][cells]uint64
 }
 
-// summary tells the quantiles of the calls since the oldest reading within the window, in values of which unit make one
-// of c's.
+// summary returns the quantiles of the calls since the beginning of the window, as c's values multiplied by unit.
 func (w *window) summary(c *calls, o mapper.SummaryOptions, unit float64, now time.Time) *dto.Summary {
 	cell, nanos := c.read()
 	if n := len(w.at); n == 0 || now.Sub(w.at[n-1]) >= o.MaxAge/time.Duration(o.AgeBuckets) {
 		if n == 0 {
-			w.at, w.cell = append(w.at, now.Add(-o.MaxAge)), append(w.cell, [cells]uint64{}) // before that there was nothing
+			w.at, w.cell = append(w.at, now.Add(-o.MaxAge)), append(w.cell, [cells]uint64{}) // before that, nothing was counted
 		}
 		w.at, w.cell = append(w.at, now), append(w.cell, cell)
 	}

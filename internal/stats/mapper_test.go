@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// mapping makes a mapping file.
+// mapping writes a mapping file and loads it.
 func mapping(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "mapping.yaml")
@@ -22,7 +22,7 @@ func mapping(t *testing.T, text string) string {
 	return file
 }
 
-// mappedLines are the series that a mapping makes of r, but for those of Go and the process.
+// mappedLines returns the series that a mapping makes of r, without those of Go and the process.
 func mappedLines(t *testing.T, r *Registry, c PrometheusConfig) []string {
 	t.Helper()
 	_, all := scrapeWith(t, r, c)
@@ -79,7 +79,7 @@ func TestMapper(t *testing.T) {
 		`hits{domain="shop",fixed="x",rule="user",zone="eu"} 5`,
 		`ignored{domain="my.domain",reason="by invalid.__zone=eu",tag="ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid.__zone=eu",zone="eu"} 1`,
 		`limit_near{domain="shop",rule="a.b_1",zone="eu"} 7`,
-		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // with over_limit_with_local_cache, as the pattern has no end
+		`limit_over{domain="shop",rule="a.b_1.c",zone="eu"} 2`, // includes over_limit_with_local_cache, because the pattern is not anchored at its end
 		`limit_over{domain="shop",rule="user",zone="eu"} 2`,
 		`ratelimit_service_call_should_rate_limit_redis_error{zone="eu"} 3`,
 		`ratelimit_service_config_load_success{zone="eu"} 2`,
@@ -106,7 +106,7 @@ func TestMapper(t *testing.T) {
 	}
 }
 
-// TestOldMapping: files that say timer_type, as that of Envoy Gateway does, are taken.
+// TestOldMapping: files with timer_type, such as Envoy Gateway's, are accepted.
 func TestOldMapping(t *testing.T) {
 	t.Parallel()
 	m, err := LoadMapper(mapping(t, `
@@ -153,7 +153,7 @@ func TestMapperRefused(t *testing.T) {
 	}
 }
 
-// What no mapping says how to observe is a summary of the last ten minutes.
+// If no mapping says how to observe a series, it is a summary of the last ten minutes.
 func TestMappedSummary(t *testing.T) {
 	t.Parallel()
 	m, err := LoadMapper(mapping(t, "mappings: [{match: ratelimit_server.*.response_time, name: t, summary_options: {quantiles: [{quantile: 0.5}, {quantile: 0.99}]}}]"))
@@ -195,7 +195,7 @@ func TestMappedSummary(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		quantiles()
 		time.Sleep(11 * time.Minute)
-		if got, n := quantiles(); n != 300 || got[0] == got[0] { // not a number: there were no calls
+		if got, n := quantiles(); n != 300 || got[0] == got[0] { // NaN: there were no calls
 			t.Errorf("%d calls with quantiles %v after ten minutes without one", n, got)
 		}
 	})
@@ -230,7 +230,8 @@ func TestMappedTTL(t *testing.T) {
 	})
 }
 
-// A series' own labels win over extra ones, which are then called as Prometheus calls what meets another.
+// A series' own labels take precedence over extra ones, which are then renamed as Prometheus renames conflicting
+// labels.
 func TestExtraLabels(t *testing.T) {
 	t.Parallel()
 	r := New()

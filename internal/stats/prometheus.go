@@ -12,7 +12,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Names of series, in the forms that Prometheus and statsd have for them.
+// Names of series, in the forms of Prometheus and of statsd.
 const (
 	rulePrefix = "ratelimit_service_rate_limit_"
 	ruleStatsd = "ratelimit.service.rate_limit."
@@ -29,15 +29,15 @@ const (
 	help = "Counted since this process started."
 )
 
-// requestsName and timeName are the reference's names of the calls of a gRPC method.
+// requestsName and timeName return the reference's names for the number of calls of a gRPC method and for their times.
 func requestsName(method string) string { return "ratelimit_server." + method + ".total_requests" }
 
 func timeName(method string) string { return "ratelimit_server." + method + ".response_time" }
 
-// ruleValues is how many values ruleStats yields.
+// ruleValues is the number of values that ruleStats yields.
 const ruleValues = 8
 
-// ruleStats yields the counters of a rule, each with what its name in statsd form has before and after the key.
+// ruleStats yields the counters of a rule, each with the parts of its name in statsd form before and after the key.
 func ruleStats(c *Rule, yield func(before, after string, value uint64)) {
 	yield(ruleStatsd, ".total_hits", c.TotalHits.Load())
 	yield(ruleStatsd, ".over_limit", c.OverLimit.Load())
@@ -49,13 +49,13 @@ func ruleStats(c *Rule, yield func(before, after string, value uint64)) {
 	yield(unlimitedStatsd, "", c.UnlimitedHits.Load())
 }
 
-// PrometheusConfig says how Prometheus sees a registry. The zero value is the reference's way.
+// PrometheusConfig says how a registry is shown to Prometheus. The zero value shows it as the reference does.
 type PrometheusConfig struct {
-	Labels []Label // on each series of the registry
+	Labels []Label // added to each series of the registry
 	Mapper *Mapper // names the series; nil is the reference's mapping
 }
 
-// Handler serves the registry, and what the process and its runtime tell of themselves, to Prometheus.
+// Handler serves the registry, and metrics of the process and of Go's runtime, to Prometheus.
 func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	p := prometheus.NewRegistry()
 	p.MustRegister(collector{r, c}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -65,7 +65,8 @@ func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	})
 }
 
-// collector reads a Registry for Prometheus. It describes nothing in advance, because series come with their first count.
+// collector reads a Registry for Prometheus. It describes nothing in advance, because series appear with their first
+// count.
 type collector struct {
 	r *Registry
 	PrometheusConfig
@@ -112,7 +113,7 @@ func (r *Registry) collect(s *exposition) {
 	}
 }
 
-// identity is the name and the labels of a metric, comparable: labels are name, NUL, value, NUL and so on.
+// identity is the name and the labels of a metric in a comparable form: labels are name, NUL, value, NUL and so on.
 type identity struct{ name, joined string }
 
 func identify(name string, labels ...Label) identity {
@@ -129,15 +130,15 @@ func identify(name string, labels ...Label) identity {
 	return identity{name, b.String()}
 }
 
-// exposition is what Prometheus is told at one time. It adds up what looks alike to it: deeper levels of a key, and names
-// that differ only in characters that it cannot show.
+// exposition is what one scrape by Prometheus gets. It adds up what Prometheus cannot distinguish: keys that differ
+// only in deeper levels, and names that differ only in characters that Prometheus does not allow.
 type exposition struct {
-	labels     []Label // on each series
+	labels     []Label // added to each series
 	counts     map[identity]float64
 	gauges     map[identity]float64
 	histograms map[identity]*dto.Histogram
 	summaries  map[identity]*dto.Summary
-	help       map[string]string // by name, where it is not the usual one
+	help       map[string]string // by metric name; the others have the usual text
 }
 
 func newExposition(labels []Label) *exposition {
@@ -151,7 +152,7 @@ func newExposition(labels []Label) *exposition {
 	}
 }
 
-// count adds to a counter; what has not counted yet is not shown.
+// count adds to a counter. Counters that are 0 are not shown.
 func (s *exposition) count(value float64, name string, labels ...Label) {
 	if value > 0 {
 		s.counts[identify(name, labels...)] += value
@@ -184,7 +185,7 @@ func (s *exposition) send(out chan<- prometheus.Metric) {
 	}
 }
 
-// metric puts the labels on a value.
+// metric adds the labels to a value.
 func (s *exposition) metric(k identity, value *dto.Metric) *metric {
 	var pairs []*dto.LabelPair
 	parts := strings.Split(k.joined, "\x00")
@@ -195,8 +196,8 @@ func (s *exposition) metric(k identity, value *dto.Metric) *metric {
 	return &metric{prometheus.NewDesc(k.name, cmp.Or(s.help[k.name], help), nil, nil), value}
 }
 
-// withLabels adds labels to those of a series. Where the series has one of that name, or Prometheus a meaning for it, the
-// added one is named exported_ and the name, as Prometheus does where names meet.
+// withLabels adds labels to those of a series. If the series has a label of that name, or the name has a meaning for
+// Prometheus, the added one is prefixed with exported_, as Prometheus does with conflicting names.
 func withLabels(pairs []*dto.LabelPair, labels []Label) []*dto.LabelPair {
 	taken := func(name string) bool {
 		return name == "le" || name == "quantile" || strings.HasPrefix(name, "__") ||

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
-// scrape is what Prometheus reads, without comments and the series of the runtime and the process.
+// scrape returns what Prometheus reads, without comments and the series of the runtime and the process.
 func scrape(tb testing.TB, r *Registry) (lines []string, all string) {
 	tb.Helper()
 	return scrapeWith(tb, r, PrometheusConfig{})
@@ -100,7 +100,7 @@ func TestBuildInfo(t *testing.T) {
 	}
 }
 
-// A call is counted into the same buckets as by Prometheus' own histogram.
+// A call is counted in the same buckets as by Prometheus' own histogram.
 func TestHistogramEqualsThatOfPrometheus(t *testing.T) {
 	theirs := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "t", Buckets: prometheus.DefBuckets, NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 256,
@@ -145,7 +145,7 @@ func TestObserveCallOutOfRange(t *testing.T) {
 	}
 }
 
-// The bounds that the limiter keeps let at most a thousand keys of a rule come from requests.
+// The limiter's bounds allow requests to add at most a thousand keys per rule.
 func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	r := New()
 	for i := range 1000 {
@@ -156,7 +156,7 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	}
 	var lines []string
 	var all string
-	best := time.Duration(math.MaxInt64) // the machine may be busy with something else
+	best := time.Duration(math.MaxInt64) // the best of several attempts, since the machine may be busy
 	for range 5 {
 		start := time.Now()
 		lines, all = scrape(t, r)

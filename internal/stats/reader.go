@@ -12,28 +12,28 @@ type Kind uint8
 const (
 	Count  Kind = iota // is added up
 	Gauge              // replaces the one before
-	Timing             // is one of many, of which percentiles are made
+	Timing             // is one of many, from which percentiles are computed
 )
 
 // Sample is something to send to statsd.
 type Sample struct {
 	Kind   Kind
-	Name   string  // in statsd form; it may hold what must not stand in a line
+	Name   string  // in statsd form; it may contain what is not allowed in a line
 	Labels []Label // sorted by name
 	Value  float64 // of a Gauge; of a Timing, in milliseconds
-	N      uint64  // of a Count, what came on top since the last; of a Timing, how many took about this long. Never 0
+	N      uint64  // of a Count, the increase since the last one; of a Timing, how many calls took about this long. Never 0
 }
 
-// Reader tells what has changed since it told last. It is for one goroutine.
+// Reader yields what has changed since it was last read. It is for one goroutine.
 type Reader struct {
 	registry *Registry
 	rules    map[*Rule]*[ruleValues]uint64
 	counters map[string]uint64 // by id
 	calls    map[*calls]*[cells]uint64
-	rest     []Sample // timings that were made and not taken
+	rest     []Sample // timings that were computed and not yielded yet
 }
 
-// NewReader makes a Reader to which all that was counted so far is new.
+// NewReader returns a Reader to which everything counted so far is new.
 func (r *Registry) NewReader() *Reader {
 	return &Reader{
 		registry: r,
@@ -43,8 +43,8 @@ func (r *Registry) NewReader() *Reader {
 	}
 }
 
-// Read yields each counter that grew, every gauge, and the response times since the last Read. What was yielded is told;
-// what was not, because the loop ended early, comes the next time, so that nothing is lost and nothing is told twice.
+// Read yields each counter that grew, every gauge, and the response times since the last Read. If the loop ends early,
+// what was not yielded is yielded the next time, so that nothing is lost and nothing is yielded twice.
 func (d *Reader) Read(yield func(Sample) bool) {
 	if !d.yieldRest(yield) {
 		return
@@ -107,7 +107,7 @@ func (d *Reader) readRule(c *Rule, yield func(Sample) bool) (more bool) {
 	return more
 }
 
-// readCalls puts the calls of a method since the last time into rest.
+// readCalls appends the calls of a method since the last Read to rest.
 func (d *Reader) readCalls(method string, c *calls) {
 	seen, ok := d.calls[c]
 	if !ok {

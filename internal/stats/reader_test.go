@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// However often and wherever a loop ends, each count is told once and none is lost.
+// However often and wherever a loop ends early, each count is yielded once and none is lost.
 func TestReaderTellsEachCountOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

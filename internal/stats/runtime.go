@@ -5,9 +5,9 @@ import (
 	"runtime/metrics"
 )
 
-// Runtime tells of Go's memory and its collector, under the reference's names. It is a source for [Registry.Source], and
-// stops nothing while it reads. The counts of allocated objects are those of the heap, without what the runtime packs
-// into one block.
+// Runtime reports on Go's memory and garbage collector, under the reference's names. It is a source for
+// [Registry.Source], and does not stop the world while it reads. The counts of allocated objects are those of the heap,
+// without the tiny objects that the runtime packs into one block.
 func Runtime() func(*Values) {
 	names := []string{
 		"/memory/classes/heap/objects:bytes", "/memory/classes/heap/unused:bytes", "/memory/classes/heap/free:bytes", "/memory/classes/heap/released:bytes",

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The names are the reference's, and the values are those that runtime.MemStats has, about, where they change slowly.
+// The names are the reference's. Values that change slowly are about those of runtime.MemStats.
 func TestRuntime(t *testing.T) {
 	runtime.GC()
 	r := New()

@@ -107,7 +107,7 @@ func TestMethodsAreBounded(t *testing.T) {
 	}
 }
 
-// filled is a registry with something of everything.
+// filled returns a registry with values of every kind.
 func filled() *Registry {
 	r := New()
 	r.Rule(NewKey("shop", "user")).TotalHits.Add(5)

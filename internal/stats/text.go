@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// WriteText writes the counters and gauges for people, one a line, as "name: value", sorted by their statsd names.
+// WriteText writes the counters and gauges for people, one per line, as "name: value", sorted by their statsd names.
 // Counters of rules appear with their first count.
 func (r *Registry) WriteText(w io.Writer) error {
 	now := r.read()

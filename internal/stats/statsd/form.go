@@ -13,8 +13,8 @@ import (
 // form writes samples as lines.
 type form struct {
 	dog        bool
-	tags       []stats.Label // on each
-	fixed      string        // with dog: these and more of them, as they end a line
+	tags       []stats.Label // on each sample
+	fixed      string        // with dog: these and Config.DogTags, as they are written at the end of a line
 	mogrifiers []Mogrifier
 }
 
@@ -33,7 +33,7 @@ func newForm(c *Config) form {
 	return f
 }
 
-// append appends the line of a sample: name:value|kind, and with DogStatsD the tags.
+// append appends the line of a sample: name:value|kind, followed with DogStatsD by the tags.
 func (f *form) append(b []byte, s *stats.Sample) []byte {
 	var name, tags string
 	if f.dog {
@@ -59,7 +59,8 @@ func (f *form) append(b []byte, s *stats.Sample) []byte {
 	return append(b, '\n')
 }
 
-// dogName is the name of a sample as mogrifiers, which see it on one line, make it, and its tags, each behind a comma.
+// dogName returns the name of a sample as the mogrifiers, which are given it on one line, change it, and its tags, each
+// after a comma.
 func (f *form) dogName(s *stats.Sample) (name, tags string) {
 	tags = f.fixed
 	for _, l := range s.Labels {
@@ -74,7 +75,7 @@ func (f *form) dogName(s *stats.Sample) (name, tags string) {
 	return name, tags
 }
 
-// dogTag is a tag behind a comma; one without a name or a value is none.
+// dogTag returns a tag after a comma, or nothing if it has no name or no value.
 func dogTag(name, value string) string {
 	if name == "" || value == "" {
 		return ""
@@ -82,7 +83,7 @@ func dogTag(name, value string) string {
 	return "," + inTag(name) + ":" + inTag(value)
 }
 
-// inTag keeps a text from ending the tag that it stands in.
+// inTag replaces what would end the tag that contains the text.
 func inTag(s string) string {
 	return strings.Map(func(c rune) rune {
 		if c == ',' || c == '|' || c == '#' {
@@ -92,8 +93,8 @@ func inTag(s string) string {
 	}, stats.OneLine(s))
 }
 
-// clean keeps a name from ending where it should not. Names are clean but for control characters, unless mogrifiers or
-// labels bring something along.
+// clean replaces what would end a name too early. Names are clean except for control characters, unless mogrifiers or
+// labels add something.
 func clean(name string) string {
 	return strings.Map(func(c rune) rune {
 		if c == ':' || c == '|' {
@@ -103,7 +104,7 @@ func clean(name string) string {
 	}, stats.OneLine(name))
 }
 
-// merge is own and more, sorted by name. A tag of both has the value in own.
+// merge returns own and more, sorted by name. A tag that is in both has its value in own.
 func merge(own, more []stats.Label) []stats.Label {
 	if len(own) == 0 {
 		return more
@@ -118,7 +119,8 @@ func merge(own, more []stats.Label) []stats.Label {
 	return all
 }
 
-// appendValue appends a gauge. A sign would make it a change of what it was, and some values are no numbers to statsd.
+// appendValue appends the value of a gauge. It writes no sign, which would make the value a change of the previous one,
+// and nothing that statsd does not accept as a number.
 func appendValue(b []byte, v float64) []byte {
 	if !(v > 0) || math.IsInf(v, 1) {
 		v = 0
@@ -126,14 +128,14 @@ func appendValue(b []byte, v float64) []byte {
 	return strconv.AppendFloat(b, v, 'f', -1, 64)
 }
 
-// appendRate appends 1/n, rounded down, so that servers that cut 1/rate to a whole number come to n.
+// appendRate appends 1/n, rounded down, so that servers that truncate 1/rate to a whole number get n.
 func appendRate(b []byte, n uint64) []byte {
 	const digits = 15
 	one := uint64(math.Pow10(digits))
 	rate := one / n
-	if 1/(float64(rate)/float64(one)) < float64(n) { // as floating-point numbers divide
+	if 1/(float64(rate)/float64(one)) < float64(n) { // computed as a server would, in floating point
 		rate--
 	}
-	text := strconv.FormatUint(one+rate, 10) // 1 and the digits
+	text := strconv.FormatUint(one+rate, 10) // 1 followed by the digits
 	return append(append(b, "0."...), strings.TrimRight(text[1:], "0")...)
 }

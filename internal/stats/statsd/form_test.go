@@ -31,7 +31,7 @@ func TestDogStatsD(t *testing.T) {
 		DogTags: []stats.Label{{Name: "service", Value: "rl"}, {Name: "version", Value: "1.2.3"}},
 		Mogrifiers: []Mogrifier{
 			mogrifier(t, `^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)\.(.*)$`, "ratelimit.$4", stats.Label{Name: "domain", Value: "$1"}, stats.Label{Name: "key", Value: "$2/$3"}),
-			mogrifier(t, `service`, "never.$0"), // only where the first does not match
+			mogrifier(t, `service`, "never.$0"), // applies only if the first does not match
 			mogrifier(t, `^ratelimit\.half$`, "cut:|in\ntwo", stats.Label{Name: "cut", Value: "a,b|c"}),
 		},
 	})
@@ -82,7 +82,7 @@ func TestMogrifierRefused(t *testing.T) {
 	}
 }
 
-// Servers take 1/rate for the number of calls, and some cut it to a whole number.
+// Servers use 1/rate as the number of calls, and some truncate it to a whole number.
 func TestRate(t *testing.T) {
 	t.Parallel()
 	check := func(n uint64) {
@@ -100,7 +100,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// What a statsd makes of the lines: the number of calls exactly, percentiles and mean about, weighted or not.
+// What a statsd server computes from the lines: the exact number of calls, and approximate percentiles and means,
+// whether it weights samples or not.
 func TestTimings(t *testing.T) {
 	t.Parallel()
 	r := stats.New()

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
-// Mogrifier rewrites the names of metrics that match a pattern, and makes tags of parts of them.
+// Mogrifier rewrites the names of metrics that match a pattern, and turns parts of them into tags.
 type Mogrifier struct {
 	pattern *regexp.Regexp
 	name    template
@@ -20,8 +20,8 @@ type tagTemplate struct {
 	value template
 }
 
-// NewMogrifier makes the mogrifier that is called key in messages. In the new name, and in the values of the tags, $0
-// stands for what the pattern matches and $1 and so on for its groups. The errors are the reference's.
+// NewMogrifier returns a mogrifier that messages call key. In the new name, and in the values of the tags, $0 stands
+// for what the pattern matched and $1 and so on for its groups. The errors are the reference's.
 func NewMogrifier(key, pattern, name string, tags []stats.Label) (Mogrifier, error) {
 	if pattern == "" {
 		return Mogrifier{}, fmt.Errorf("no PATTERN specified for mogrifier %s", key)
@@ -53,7 +53,7 @@ func NewMogrifier(key, pattern, name string, tags []stats.Label) (Mogrifier, err
 	return m, nil
 }
 
-// apply is the new name and the tags, each behind a comma; ok is false where the pattern does not match.
+// apply returns the new name and the tags, each after a comma; ok is false if the pattern does not match.
 func (m *Mogrifier) apply(name string) (renamed, tags string, ok bool) {
 	groups := m.pattern.FindStringSubmatch(name)
 	if groups == nil {
@@ -68,10 +68,10 @@ func (m *Mogrifier) apply(name string) (renamed, tags string, ok bool) {
 // template is text in which $0, $1 and so on stand for what a pattern matched.
 type template string
 
-// variables finds them.
+// variables matches $0, $1 and so on.
 var variables = regexp.MustCompile(`\$\d+`)
 
-// newTemplate checks that text speaks of no group that a pattern with so many does not have.
+// newTemplate checks that text refers to no group beyond the number that the pattern has.
 func newTemplate(text string, groups int) (template, error) {
 	for _, v := range variables.FindAllString(text, -1) {
 		if n, err := strconv.Atoi(v[1:]); err != nil || n > groups {
@@ -81,7 +81,7 @@ func newTemplate(text string, groups int) (template, error) {
 	return template(text), nil
 }
 
-// fill puts what was matched into t.
+// fill replaces the variables of t by what was matched.
 func (t template) fill(groups []string) string {
 	return variables.ReplaceAllStringFunc(string(t), func(v string) string {
 		n, _ := strconv.Atoi(v[1:]) // checked by newTemplate

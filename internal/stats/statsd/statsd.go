@@ -1,13 +1,14 @@
-// Package statsd sends what a registry counts to statsd or to DogStatsD.
+// Package statsd sends the statistics of a registry to statsd or to DogStatsD.
 //
-// Counting never waits for sending: a [Sink] reads the registry's atomics at each flush and sends what came on top since
-// the last one, so that it costs a request nothing. What cannot be sent stays in the registry and goes with a later flush;
-// there is no queue that could fill. The same names, tags and kinds go out as from envoyproxy/ratelimit, but for the
-// response times: that one sends a line per request, in whole milliseconds, and this one at most a thousand per flush and
-// method, each with how many requests it stands for (@rate), in microseconds.
+// Counting never waits for sending: a [Sink] reads the registry's atomics at each flush and sends how much they grew
+// since the last one, so requests pay nothing for it. What cannot be sent stays in the registry and is sent with a
+// later flush; there is no queue that could fill up. Names, tags and kinds are those of envoyproxy/ratelimit. Response
+// times are different: envoyproxy/ratelimit sends one line per request, in whole milliseconds, whereas this package
+// sends at most a thousand per flush and method, with a resolution of microseconds, each with the number of requests
+// that it represents (@rate).
 //
-// DogStatsD is the same protocol with tags of its own, so that one writer does for both. Datadog's client was not taken:
-// it wants to be told each event when it happens, or sums up in a way of its own, and here sums are there already.
+// DogStatsD is the same protocol with its own syntax for tags, so there is one writer for both. Datadog's client is not
+// used: it expects to be called for each event, or aggregates events in its own way, while here the sums already exist.
 package statsd
 
 import (
@@ -22,31 +23,31 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
-// How long things may take. What hangs holds up nothing but the flush that it is part of.
+// How long things may take. Whatever hangs delays nothing but the flush that it is part of.
 const (
 	dialTimeout  = 3 * time.Second
 	writeTimeout = 3 * time.Second
-	lastTimeout  = 2 * time.Second // of the flush at the end, all of it
-	lookAgain    = time.Minute     // until the address of a UDP server is looked up again
-	sayAgain     = time.Minute     // until the log speaks of the same thing again
+	lastTimeout  = 2 * time.Second // for the whole of the last flush
+	lookAgain    = time.Minute     // before the address of a UDP server is looked up again
+	sayAgain     = time.Minute     // before the same thing is logged again
 )
 
-// The most bytes that are handed over at once. A datagram of 1432 bytes passes every usual network in one packet.
+// The maximum number of bytes per write. A datagram of 1432 bytes fits into one packet on all common networks.
 const (
 	mostTCP = 16 << 10
 	mostUDP = 1432
 )
 
-// Config says where statistics go, and in which form.
+// Config says where statistics are sent, and in what form.
 type Config struct {
 	Network    string        // tcp or udp
-	Address    string        // host:port; the host is looked up with each connection
-	Interval   time.Duration // between flushes; 0 is 10 s
-	Retry      time.Duration // between attempts while there is no connection; 0 is 3 s
-	Dog        bool          // speak DogStatsD: tags beside the name instead of in it, and mogrifiers
-	Tags       []stats.Label // on everything
-	DogTags    []stats.Label // with Dog, more of them, with values as they are
-	Mogrifiers []Mogrifier   // with Dog: the first that matches a name rewrites it
+	Address    string        // host:port; the host is looked up for each connection
+	Interval   time.Duration // between flushes; 0 means 10 s
+	Retry      time.Duration // between attempts while there is no connection; 0 means 3 s
+	Dog        bool          // use DogStatsD: tags after the name instead of in it, and mogrifiers
+	Tags       []stats.Label // on all samples
+	DogTags    []stats.Label // more tags, used with Dog, whose values are sent unchanged
+	Mogrifiers []Mogrifier   // used with Dog: the first that matches a name rewrites it
 }
 
 // Sink sends a registry's counters, gauges and response times. It is a task: Run it once.
@@ -59,15 +60,15 @@ type Sink struct {
 	conn   net.Conn      // nil while there is none
 	gone   chan struct{} // closed once the other side has closed conn; nil for UDP
 	dialed time.Time     // when conn was opened
-	proven bool          // that conn can send: statsd took it, or over UDP there was no refusal after the first datagrams
-	buffer []byte        // whole lines that are to be sent next
-	most   int           // bytes that are sent at once
+	proven bool          // conn is known to work: statsd accepted it or, over UDP, the first datagrams were not refused
+	buffer []byte        // whole lines to be sent next
+	most   int           // maximum number of bytes per write
 
-	told   bool // that statistics do not arrive
+	told   bool // it has been logged that statistics do not arrive
 	toldAt time.Time
 }
 
-// New makes a Sink that sends nothing yet.
+// New returns a Sink that sends nothing until it is run.
 func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
 	if c.Interval <= 0 {
 		c.Interval = 10 * time.Second
@@ -90,8 +91,8 @@ func (s *Sink) String() string {
 	return "statsd"
 }
 
-// Run sends at once and then at each interval until ctx ends, and then once more, so that what was counted last is not
-// lost. It returns within 5 s from then, whatever the other side does, and never with an error.
+// Run sends at once, then at each interval until ctx ends, and then once more, so that the last counts are not lost. It
+// returns within 5 s of the end of ctx, whatever the other side does, and never returns an error.
 func (s *Sink) Run(ctx context.Context) error {
 	defer s.hangUp()
 	timer := time.NewTimer(0)
@@ -115,7 +116,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	}
 }
 
-// flush sends all that is new, and reports whether it could.
+// flush sends everything new, and reports whether that succeeded.
 func (s *Sink) flush(ctx context.Context) (ok bool) {
 	err := s.send(ctx)
 	if err == nil {
@@ -136,7 +137,7 @@ func (s *Sink) flush(ctx context.Context) (ok bool) {
 	return false
 }
 
-// hint is for those who never asked for statsd, which is on unless told otherwise.
+// hint is for users who never asked for statsd, which is on by default.
 func (s *Sink) hint() string {
 	if s.config.Dog {
 		return "STATSD_HOST and STATSD_PORT say where DogStatsD is"
@@ -163,7 +164,7 @@ func (s *Sink) send(ctx context.Context) error {
 	return s.write(ctx, 0)
 }
 
-// connect sees to it that there is a connection.
+// connect makes sure that there is a connection.
 func (s *Sink) connect(ctx context.Context) error {
 	if s.conn != nil && !s.stale() {
 		return nil
@@ -172,7 +173,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	d := net.Dialer{Timeout: dialTimeout, Control: control}
 	var conn net.Conn
 	err := errors.ErrUnsupported
-	if s.config.Network == "udp" { // where no address refuses: localhost has two, and statsd usually listens on this one
+	if s.config.Network == "udp" { // no address refuses datagrams; localhost has two, and statsd usually listens on this one
 		conn, err = d.DialContext(ctx, "udp4", s.config.Address)
 	}
 	if err != nil {
@@ -189,7 +190,7 @@ func (s *Sink) connect(ctx context.Context) error {
 	return nil
 }
 
-// stale reports whether a new connection is better: the other side has closed this one, or may have moved.
+// stale reports whether to connect anew, because the other side has closed this connection or may have moved.
 func (s *Sink) stale() bool {
 	if s.gone == nil {
 		return time.Since(s.dialed) >= lookAgain
@@ -202,7 +203,8 @@ func (s *Sink) stale() bool {
 	}
 }
 
-// listen reads what nobody sends, to see at once when the other side closes the connection.
+// listen reads from the connection, although nothing is ever sent on it, to notice at once when the other side closes
+// it.
 func (s *Sink) listen(conn net.Conn, gone chan<- struct{}) {
 	defer close(gone)
 	var b [512]byte
@@ -218,15 +220,16 @@ func (s *Sink) hangUp() {
 	if s.conn == nil {
 		return
 	}
-	_ = s.conn.Close() // what was written was sent, or is lost
+	_ = s.conn.Close() // whatever was written has been sent, or is lost
 	if s.gone != nil {
 		<-s.gone
 	}
 	s.conn, s.gone = nil, nil
 }
 
-// write sends as many whole lines at a time as may be, until no more than left bytes wait. What certainly did not arrive
-// stays for the next time; of a line that was cut nobody knows, and it is not sent twice.
+// write sends as many whole lines at a time as are allowed, until at most left bytes remain in the buffer. Lines that
+// have certainly not arrived are kept for the next time. A line that was written in part may or may not have arrived,
+// and is not sent again.
 func (s *Sink) write(ctx context.Context, left int) error {
 	for len(s.buffer) > left {
 		if err := ctx.Err(); err != nil {
@@ -252,7 +255,7 @@ func (s *Sink) write(ctx context.Context, left int) error {
 	return nil
 }
 
-// wholeLines is what b begins with: as many of its lines as have at most most bytes. Every line has.
+// wholeLines returns the beginning of b: as many whole lines as fit into most bytes. Every single line fits.
 func wholeLines(b []byte, most int) []byte {
 	if len(b) <= most {
 		return b

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what should come at once; it is long because machines may be busy.
+// patience is how long a test waits for something that should happen at once; it is long because machines may be busy.
 const patience = 30 * time.Second
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -36,14 +36,14 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// listener is a statsd that notes what it is sent.
+// listener is a statsd server that records what it is sent.
 type listener struct {
 	address string
 	close   func()
 
 	mu     sync.Mutex
 	all    []string
-	most   int // bytes of the longest datagram
+	most   int // length of the longest datagram, in bytes
 	opened int // connections
 }
 
@@ -62,7 +62,7 @@ func (l *listener) take(b []byte) {
 	}
 }
 
-// listenStream serves at an address until it is closed, or the test ends.
+// listenStream serves at an address until it is closed or the test ends.
 func listenStream(t *testing.T, network, address string) *listener {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), network, address)
@@ -97,7 +97,7 @@ func listenStream(t *testing.T, network, address string) *listener {
 		}
 		l.mu.Lock()
 		for _, conn := range conns {
-			_ = conn.Close() // the other side may have been faster
+			_ = conn.Close() // the other side may have closed it already
 		}
 		l.mu.Unlock()
 		wg.Wait()
@@ -139,7 +139,7 @@ func listenUDP(t *testing.T) *listener {
 	return l
 }
 
-// nobody is an address at which nobody listens, and that no listener of a test gets by chance.
+// nobody is an address at which nobody listens, and which no listener of a test is given by chance.
 const nobody = "127.0.0.1:1"
 
 // buffer is a log.
@@ -160,7 +160,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// run runs a sink until stop is called, which returns how long it took to end, or the test ends.
+// run runs a sink until the test ends or stop is called, which returns how long the sink took to end.
 func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() time.Duration) {
 	t.Helper()
 	s := New(r, slog.New(slog.NewTextHandler(log, nil)), c)
@@ -179,7 +179,7 @@ func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() 
 	return stop
 }
 
-// counted is a registry with something of everything.
+// counted returns a registry with values of every kind.
 func counted() *stats.Registry {
 	r := stats.New()
 	rule := r.Rule(stats.NewKey("shop", "user_u1", "path"))
@@ -204,7 +204,7 @@ func counted() *stats.Registry {
 	return r
 }
 
-// want are the lines of counted with a tag in every name.
+// want has the lines of counted, with a tag in every name.
 func want(tag string) []string {
 	return []string{
 		"ratelimit.go.numGC" + tag + ":9|c",
@@ -223,7 +223,7 @@ func want(tag string) []string {
 	}
 }
 
-// isTime reports whether a line is the response time of counted, 12.5 ms but for how finely it is counted.
+// isTime reports whether a line is the response time of counted, 12.5 ms up to the resolution of the counts.
 func isTime(line, tag, end string) bool {
 	v, ok := strings.CutPrefix(line, "ratelimit_server.ShouldRateLimit.response_time"+tag+":")
 	v, kind := strings.CutSuffix(v, "|ms"+end)
@@ -272,7 +272,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Only what came on top is sent, gauges each time, and the last interval goes out when the sink ends.
+// Only increases are sent, but gauges every time; the counts of the last interval are sent when the sink ends.
 func TestDeltasAndTheLastInterval(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"tcp", "udp"} {
@@ -300,7 +300,7 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 	}
 }
 
-// sum adds up the counts of a name.
+// sum returns the sum of the counts of a name.
 func sum(lines []string, name string) (n uint64) {
 	for _, line := range lines {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -315,10 +315,10 @@ func sum(lines []string, name string) (n uint64) {
 	return n
 }
 
-// What is counted while statsd is away goes out when it is back. The log says each once.
+// What is counted while statsd is down is sent when it is back. The log mentions both events once.
 func TestReconnect(t *testing.T) {
 	t.Parallel()
-	address := filepath.Join(t.TempDir(), "s") // a socket, because a port could be taken meanwhile, also by who dials it
+	address := filepath.Join(t.TempDir(), "s") // a socket, because a port could be taken in the meantime, even by the dialer itself
 	r := stats.New()
 	n := r.Counter("n")
 	n.Add(1)
@@ -330,7 +330,7 @@ func TestReconnect(t *testing.T) {
 	eventually(t, "both counts", func() bool { return sum(l.lines(), "n") == 11 })
 	l.close()
 	opened := l.opened
-	eventually(t, "the end of the connection", func() bool { // a connection that is gone is noticed without anything to send
+	eventually(t, "the end of the connection", func() bool { // a closed connection is noticed even if there is nothing to send
 		ln := listenStream(t, "unix", address)
 		defer ln.close()
 		eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
@@ -369,18 +369,18 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// A statsd that takes connections and reads nothing holds up neither who counts nor the end.
+// A statsd server that accepts connections but reads nothing delays neither counting nor the end of the sink.
 func TestHangingStatsd(t *testing.T) {
 	t.Parallel()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = ln.Close() }) // nothing is accepted: the kernel does, and buffers
+	t.Cleanup(func() { _ = ln.Close() }) // nothing calls Accept: the kernel accepts connections, and buffers
 	r := stats.New()
 	long := strings.Repeat("x", 12000)
 	count := func() {
-		for i := range 2000 { // 24 MB, more than what buffers hold
+		for i := range 2000 { // 24 MB, more than the buffers can hold
 			r.Rule(stats.Key{Text: long + strconv.Itoa(i)}).TotalHits.Add(1)
 		}
 	}
@@ -394,7 +394,7 @@ func TestHangingStatsd(t *testing.T) {
 	}
 }
 
-// Nothing is lost and nothing is sent twice where a connection breaks between two writes.
+// If a connection breaks between two writes, nothing is lost and nothing is sent twice.
 func TestPartOfAFlush(t *testing.T) {
 	t.Parallel()
 	s := New(stats.New(), slog.New(slog.DiscardHandler), Config{Network: "tcp"})
@@ -402,7 +402,7 @@ func TestPartOfAFlush(t *testing.T) {
 	defer ours.Close()
 	s.conn = ours
 	s.buffer = []byte("a:1|c\nb:22|c\nc:3|c\n")
-	go func() { // takes a and the beginning of b
+	go func() { // accepts a and the beginning of b
 		b := make([]byte, 8)
 		_, _ = io.ReadFull(theirs, b)
 		_ = theirs.Close()
@@ -430,7 +430,7 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
-// G8: no value that a client sends ends a line or begins another.
+// G8: no value sent by a client can end a line or begin another.
 func TestG8NoInjection(t *testing.T) {
 	t.Parallel()
 	for _, dog := range []bool{false, true} {
@@ -457,7 +457,8 @@ func TestG8NoInjection(t *testing.T) {
 	}
 }
 
-// What a request pays for statistics is the same with a sink that sends all the time, one that finds nobody, and none.
+// The cost of statistics for a request is the same with a sink that sends all the time, with one that reaches nobody,
+// and without any.
 func BenchmarkCounting(b *testing.B) {
 	ln, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -472,7 +473,7 @@ func BenchmarkCounting(b *testing.B) {
 			var wg sync.WaitGroup
 			if bb.address != "" {
 				s := New(r, slog.New(slog.DiscardHandler), Config{Network: "tcp", Address: bb.address, Interval: 10 * time.Millisecond})
-				wg.Go(func() { _ = s.Run(ctx) }) // it returns no error
+				wg.Go(func() { _ = s.Run(ctx) }) // it never returns an error
 			}
 			b.ReportAllocs()
 			for b.Loop() {
