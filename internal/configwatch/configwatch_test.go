@@ -13,12 +13,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// fixture is a Watch with what it told.
+// fixture is a Watch with the outcomes that it reported.
 type fixture struct {
 	*configwatch.Watch
 
 	log     bytes.Buffer
-	told    []int // bytes of the log when each outcome was told
+	told    []int // length of the log when each outcome was reported
 	outcome []string
 }
 
@@ -142,7 +142,7 @@ func TestChangesAreTold(t *testing.T) {
 		many.WriteString("  - {key: " + string(c) + ", rate_limit: {unit: day, requests_per_unit: 1}}\n")
 	}
 	update(source("a.yaml", many.String()))
-	if log := f.logged(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "; and 7 more") { // 26 come, one goes
+	if log := f.logged(); strings.Count(log, "\n") != 1 || !strings.Contains(log, "; and 7 more") { // 26 added, one removed
 		t.Errorf("many changes: log\n%s", log)
 	}
 }
@@ -165,12 +165,12 @@ func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	}
 }
 
-// Whoever waits for a line of the log finds in force what it tells of, and why something is not.
+// When the log reports an outcome, callbacks have already been told of it: whoever waits for the line finds it in force.
 func TestTheLogComesLast(t *testing.T) {
 	t.Parallel()
 	f := newFixture(descriptors.Options{})
 	for _, limit := range []string{"x", "3", "5", "5", "x"} {
-		_ = f.Update([]descriptors.Source{login(limit)}, nil) // x is refused
+		_ = f.Update([]descriptors.Source{login(limit)}, nil) // the limit x is invalid
 		if n := f.told[len(f.told)-1]; n != 0 || f.logged() == "" {
 			t.Errorf("limit %s: the log had %d bytes before it was told, want none, and some afterwards", limit, n)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// mapping writes a mapping file and loads it.
+// mapping writes a mapping file and returns its path.
 func mapping(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "mapping.yaml")

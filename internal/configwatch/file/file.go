@@ -1,9 +1,9 @@
 // Package file feeds rules from a directory.
 //
-// The directory is read whole whenever something in it may have changed: the kernel tells of most changes, and a slow
-// look at everything finds those it did not tell of. What is found goes to a [configwatch.Watch] only where it differs
-// from what was found before, so a burst of events, or the touching of a file, makes no reload. Symbolic links may be
-// swapped anywhere on the way to the directory or in it, and directories may go and come again.
+// The whole directory is read whenever something in it may have changed: the kernel reports most changes, and an
+// occasional scan finds the others. What was read is passed to a [configwatch.Watch] only if it differs from the last
+// time, so that a burst of events, or touching a file, causes no reload. Symbolic links may be swapped anywhere on the
+// path to the directory or in it, and directories may disappear and come back.
 package file
 
 import (
@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	quiet    = 100 * time.Millisecond // how long nothing happens before the files are read
-	patience = 500 * time.Millisecond // how long to wait for that
+	quiet    = 100 * time.Millisecond // how long there must be no events before the files are read
+	patience = 500 * time.Millisecond // the maximum wait for that
 )
 
 // Config says what is watched. Its fields are required unless they state a default.
 type Config struct {
 	Layout Layout
-	Rescan time.Duration // how often everything is looked at; 0 stands for 10 s
+	Rescan time.Duration // how often everything is scanned; 0 means 10 s
 }
 
 // Watcher watches a directory. It is a task.
@@ -38,17 +38,17 @@ type Watcher struct {
 	force  chan struct{}
 	first  chan struct{}
 
-	// Of Run alone.
-	seen    bool // digest is that of what was handed over last
+	// Used only by Run.
+	seen    bool // something was passed on, of which digest is the digest
 	digest  [sha256.Size]byte
 	watched map[string]names
-	blind   bool // a directory could not be watched, and this was logged
+	blind   bool // a directory could not be watched, which has been logged
 }
 
-// names are what is watched in a directory; nil is everything.
+// names are the names that are watched in a directory; nil means all of them.
 type names []string
 
-// New makes a Watcher that feeds rules.
+// New returns a Watcher that updates rules.
 func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
@@ -59,18 +59,18 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Watcher {
 // String names the task.
 func (w *Watcher) String() string { return "rules in " + w.config.Layout.Dir() }
 
-// First is closed once the directory has been read for the first time, whatever came of it.
+// First is closed once the directory has been read for the first time, whatever the outcome.
 func (w *Watcher) First() <-chan struct{} { return w.first }
 
-// Reload reads the files again and hands them over even where nothing changed. It does not wait.
+// Reload has the files read again and passed on even if nothing has changed. It does not wait for that.
 func (w *Watcher) Reload() {
 	select {
 	case w.force <- struct{}{}:
-	default: // one is about to happen
+	default: // one is pending
 	}
 }
 
-// Run reads the files, and again when they change, until ctx ends.
+// Run reads the files, and reads them again whenever they change, until ctx ends.
 func (w *Watcher) Run(ctx context.Context) error {
 	events := make(chan fsnotify.Event)
 	var failures chan error
@@ -78,7 +78,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if err != nil {
 		w.log.Warn("cannot watch directories, looking at them regularly instead", "every", w.config.Rescan, "error", err)
 	} else {
-		defer func() { _ = notify.Close() }() // nobody waits for its events any more
+		defer func() { _ = notify.Close() }() // nothing reads its events any more
 		events, failures = notify.Events, notify.Errors
 	}
 	rescan := time.NewTicker(w.config.Rescan)
@@ -87,7 +87,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer settled.timer.Stop()
 
 	look := func(force bool) {
-		if w.look(notify, force) { // a directory is watched only since: something may have happened before
+		if w.look(notify, force) { // a directory has just begun to be watched: earlier changes may have been missed
 			settled.event(time.Now())
 		}
 	}
@@ -115,10 +115,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// debounce fires once events have ceased for a while, or have gone on for long.
+// debounce fires when there have been no events for a while, or when they have gone on for long.
 type debounce struct {
 	timer *time.Timer
-	since time.Time // of the first event that waits; zero where none does
+	since time.Time // time of the first pending event; zero if there is none
 }
 
 func newDebounce() *debounce {
@@ -134,8 +134,8 @@ func (d *debounce) event(now time.Time) {
 	d.timer.Reset(max(0, min(quiet, d.since.Add(patience).Sub(now))))
 }
 
-// look reads everything, hands it over where it differs from before, and watches the directories that it found. It is
-// true where one was not watched before.
+// look reads everything, passes it on if it differs from the last time, and watches the directories that it found. It
+// returns whether one of them was not watched before.
 func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
 	s := scan(w.config.Layout)
 	if digest := s.digest(); force || !w.seen || digest != w.digest {
@@ -147,7 +147,7 @@ func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
 	return notify != nil && w.watch(notify, s)
 }
 
-// watch watches what s was read from, and nothing else.
+// watch watches what s was read from, and nothing else. It returns whether a directory was not watched before.
 func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 	before := notify.WatchList()
 	w.watched = wanted(w.config.Layout, s)
@@ -162,13 +162,13 @@ func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 	}
 	for _, dir := range before {
 		if _, still := w.watched[dir]; !still {
-			_ = notify.Remove(dir) // it may be gone already
+			_ = notify.Remove(dir) // it may not exist any more
 		}
 	}
 	return fresh
 }
 
-// concerns reports whether an event at path may have changed what is read.
+// concerns reports whether an event at path may have changed what would be read.
 func (w *Watcher) concerns(path string) bool {
 	if _, itself := w.watched[path]; itself {
 		return true
@@ -177,9 +177,9 @@ func (w *Watcher) concerns(path string) bool {
 	return ok && (watched == nil || slices.Contains(watched, filepath.Base(path)))
 }
 
-// wanted lists the directories to watch: those that were read; those that symbolic links in them lead to, for the files
-// there; and each directory on the way from the parent of the root, for the next step, which may be a link that is
-// swapped or a directory that is not there yet.
+// wanted returns the directories to watch: those that were read; those with files that symbolic links lead to, for
+// these files; and each directory on the path from the parent of the root, for the next element of the path, which may
+// be a link that is swapped or a directory that does not exist yet.
 func wanted(l Layout, s *snapshot) map[string]names {
 	all := make(map[string]names, len(s.dirs)+4)
 	add := func(path string) {
@@ -199,8 +199,8 @@ func wanted(l Layout, s *snapshot) map[string]names {
 	return all
 }
 
-// way lists the paths from the root to the directory, each with its parent resolved. It begins above the root where the
-// root's parent does not exist, and ends with the first that does not.
+// way returns the paths on the way from the root to the directory, each with its parent resolved. If the root's parent
+// does not exist, they begin at an existing directory above it. Paths whose parent does not exist are omitted.
 func way(l Layout) []string {
 	target, err := filepath.Abs(l.Dir())
 	if err != nil {

@@ -21,25 +21,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rules are a file with one domain.
+// rules returns a file with one domain.
 func rules(domain string) string {
 	return "domain: " + domain + "\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: 1}}\n"
 }
 
-// watched is a directory that is watched, and what came of it.
+// watched is a directory that is watched, and the outcomes of its loads.
 type watched struct {
 	*file.Watcher
 
 	rules *configwatch.Watch
 	mu    sync.Mutex
-	loads []string // the domains of each set that was taken, or "refused"
+	loads []string // the domains of each set that was accepted, or "refused"
 	at    []time.Time
 	news  chan struct{}
-	seen  int // how many loads the test has waited for
+	seen  int // the number of loads that the test has waited for
 }
 
-// watch watches a layout until the test ends. Where the events of the kernel have to do, looking at everything is left
-// to an hour from now.
+// watch watches a layout until the test ends. If the kernel's events have to suffice, the next scan is an hour away.
 func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 	t.Helper()
 	w := &watched{news: make(chan struct{}, 1)}
@@ -77,14 +76,14 @@ func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 	return w
 }
 
-// outcomes is what came of the loads so far.
+// outcomes returns the outcomes of the loads so far.
 func (w *watched) outcomes() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]string{}, w.loads...)
 }
 
-// wants waits for one more load with this outcome, after any others.
+// wants waits for another load with this outcome, which others may precede.
 func (w *watched) wants(t *testing.T, want string) {
 	t.Helper()
 	late := time.After(time.Minute)
@@ -102,7 +101,7 @@ func (w *watched) wants(t *testing.T, want string) {
 	}
 }
 
-// stays checks that no load comes for a while, though something happened.
+// stays checks that there is no load for a while, even though something happened.
 func (w *watched) stays(t *testing.T, want string) {
 	t.Helper()
 	before := len(w.outcomes())
@@ -161,7 +160,7 @@ func TestY25HalfWrittenFileAndRenameSwap(t *testing.T) {
 	w.wants(t, "two")
 }
 
-// configMap lays a directory out as Kubernetes does, and updates it as Kubernetes does.
+// configMap lays out and updates a directory as Kubernetes does with a mounted ConfigMap.
 func configMap(t *testing.T, dir, version, domain string) {
 	t.Helper()
 	write(t, dir, version+"/rules.yaml", rules(domain))
@@ -205,7 +204,7 @@ func TestY25SwapOfTheRoot(t *testing.T) {
 	w.wants(t, "two")
 	write(t, dir, "v2/app/config/a.yaml", rules("three"))
 	w.wants(t, "three")
-	write(t, dir, "v1/app/config/a.yaml", rules("four")) // nobody's business any more
+	write(t, dir, "v1/app/config/a.yaml", rules("four")) // no longer watched
 	w.stays(t, "three")
 }
 
@@ -268,7 +267,7 @@ func TestY25LostEventsAreMadeUpFor(t *testing.T) {
 	write(t, dir, "v1/config/a.yaml", rules("one"))
 	write(t, dir, "v2/config/a.yaml", rules("two"))
 	link(t, dir, "current", "v1")
-	link(t, dir, "root", "current") // the swap of a link behind the link is told by no event
+	link(t, dir, "root", "current") // swapping a link that another link leads to causes no event
 	w := watch(t, file.Layout{Root: filepath.Join(dir, "root", "config")}, 50*time.Millisecond)
 	w.wants(t, "one")
 	must(t, os.Remove(filepath.Join(dir, "current")))

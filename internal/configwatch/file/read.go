@@ -14,27 +14,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of what is read; a set that passes one of them is refused.
+// Bounds of what is read; a set that exceeds one of them is refused.
 const (
 	MaxFileSize  = descriptors.MaxFileSize // bytes of one file
 	MaxTotalSize = 256 << 20               // bytes of all files
 	MaxFiles     = 10_000
 )
 
-// Layout says which files hold rules: all regular files in a directory and below it, whatever they are called, and files
-// that symbolic links lead to. Links to directories are not followed. Names that begin with two dots are passed over,
-// because Kubernetes keeps its books under them in the volume of a ConfigMap.
+// Layout says which files contain rules: all regular files in a directory and below it, whatever their names, and files
+// that symbolic links lead to. Links to directories are not followed. Names that begin with two dots are ignored,
+// because Kubernetes uses them internally in the volume of a ConfigMap.
 type Layout struct {
 	Root         string // RUNTIME_ROOT
 	Subdirectory string // RUNTIME_SUBDIRECTORY; may be empty
-	AppDirectory string // RUNTIME_APPDIRECTORY; may be empty, then everything below the sub-directory is read
-	// WatchRoot reads Root/Subdirectory/AppDirectory, and beside it what begins with its name and a dot, such as config.yaml
-	// for the application directory config. Without it the former is read alone.
+	AppDirectory string // RUNTIME_APPDIRECTORY; if empty, everything below the sub-directory is read
+	// If WatchRoot is true, what is read is Root/Subdirectory/AppDirectory and, next to it, what begins with its name
+	// and a dot, such as config.yaml for the application directory config. Otherwise only the former is read.
 	WatchRoot      bool
-	IgnoreDotFiles bool // pass over names that begin with a dot
+	IgnoreDotFiles bool // ignore names that begin with a dot
 }
 
-// Dir is the directory in which the files are looked for.
+// Dir returns the directory in which files are looked for.
 func (l Layout) Dir() string {
 	if l.WatchRoot {
 		return filepath.Join(l.Root, l.Subdirectory)
@@ -42,7 +42,8 @@ func (l Layout) Dir() string {
 	return filepath.Join(l.Root, l.Subdirectory, l.AppDirectory)
 }
 
-// prefix is what the paths below Dir begin with, with dots for slashes as the reference compares them; empty is any.
+// prefix returns what paths below Dir have to begin with, after their slashes have been replaced by dots, as the
+// reference compares them; any path begins with the empty prefix.
 func (l Layout) prefix() string {
 	if !l.WatchRoot || l.AppDirectory == "" {
 		return ""
@@ -51,7 +52,7 @@ func (l Layout) prefix() string {
 }
 
 // Read reads the files of the layout, in the order of their paths. What cannot be read is among the problems, as is a
-// directory without files. Sources are called by their path through Root as it was given, so that it can be opened.
+// directory without files. The name of a source is its path through Root as given, so that it can be opened.
 func Read(l Layout) ([]descriptors.Source, descriptors.Problems) {
 	s := scan(l)
 	return s.sources, s.problems
@@ -60,24 +61,24 @@ func Read(l Layout) ([]descriptors.Source, descriptors.Problems) {
 // ReadFile reads one file of rules.
 func ReadFile(path string) ([]descriptors.Source, descriptors.Problems) {
 	s := &snapshot{}
-	_ = s.add(path, path) // one file is not too much
+	_ = s.add(path, path) // one file never exceeds the total
 	return s.sources, s.problems
 }
 
-// snapshot is what one look at a layout has found.
+// snapshot is the result of one scan of a layout.
 type snapshot struct {
 	sources  []descriptors.Source
 	problems descriptors.Problems
 	size     int
-	dirs     []string // directories that were read, symbolic links resolved
-	links    []string // files that symbolic links led to, resolved
+	dirs     []string // directories that were read, with symbolic links resolved
+	links    []string // files that symbolic links led to, with symbolic links resolved
 }
 
-// digest tells snapshots apart by what they found.
+// digest returns a hash of what was found, which differs between snapshots that found different things.
 func (s *snapshot) digest() [sha256.Size]byte {
 	h := sha256.New()
 	for _, src := range s.sources {
-		_, _ = fmt.Fprintf(h, "%d %s %d ", len(src.Name), src.Name, len(src.Data)) // a hash takes everything
+		_, _ = fmt.Fprintf(h, "%d %s %d ", len(src.Name), src.Name, len(src.Data)) // a hash never fails
 		h.Write(src.Data)
 	}
 	for _, p := range s.problems {
@@ -92,7 +93,7 @@ func (s *snapshot) problem(name, format string, args ...any) {
 
 var errTooMuch = errors.New("too much to read")
 
-// scan looks at everything in l.
+// scan reads everything in l.
 func scan(l Layout) *snapshot {
 	s := &snapshot{}
 	dir := l.Dir()
@@ -113,7 +114,7 @@ func scan(l Layout) *snapshot {
 	return s
 }
 
-// hint says where a directory comes from that is not there: from variables, unless it was named itself.
+// hint says where the name of a missing directory comes from: from variables, unless the directory was given directly.
 func (l Layout) hint() string {
 	if l.Subdirectory == "" && l.AppDirectory == "" {
 		return ""
@@ -128,22 +129,22 @@ func (l Layout) expects() string {
 	return "the directory has no files"
 }
 
-// tree is a path below a directory, with that directory as it was named and as symbolic links lead to it.
+// tree is a path below a directory, with that directory as given and with its symbolic links resolved.
 type tree struct{ dir, resolved, path string }
 
-// rel is the path within the directory, with slashes.
+// rel returns the path within the directory, with slashes.
 func (t tree) rel() string {
 	rel, err := filepath.Rel(t.resolved, t.path)
 	if err != nil {
-		return t.path // both are absolute or both are not, so this does not happen
+		return t.path // this does not happen, as either both are absolute or neither is
 	}
 	return filepath.ToSlash(rel)
 }
 
-// name is the path as people know it.
+// name returns the path below the directory as given.
 func (t tree) name() string { return filepath.Join(t.dir, t.rel()) }
 
-// visit deals with one path of a walk.
+// visit handles one path of a walk.
 func (s *snapshot) visit(l Layout, t tree, d fs.DirEntry, err error) error {
 	if err != nil {
 		s.problem(t.name(), "%s", reason(err))
@@ -169,7 +170,7 @@ func (s *snapshot) visit(l Layout, t tree, d fs.DirEntry, err error) error {
 	return s.add(t.name(), t.path)
 }
 
-// follow notes where a symbolic link leads. It is true where the link is not to be followed.
+// follow records where a symbolic link leads. It returns true if the link is not to be followed.
 func (s *snapshot) follow(t tree) bool {
 	target, err := filepath.EvalSymlinks(t.path)
 	if err != nil {
@@ -186,7 +187,8 @@ func (s *snapshot) follow(t tree) bool {
 	return false
 }
 
-// add reads the file at path under a name. The error ends the walk: there is too much to read.
+// add reads the file at path, as a source of the given name. An error means that there is too much to read, and ends
+// the walk.
 func (s *snapshot) add(name, path string) error {
 	data, err := read(path)
 	if err != nil {
@@ -202,8 +204,8 @@ func (s *snapshot) add(name, path string) error {
 	return nil
 }
 
-// read reads a regular file of bounded size. Nothing else is opened, and no open waits: of a named pipe it would wait
-// for a writer.
+// read reads a regular file of bounded size. It opens nothing else, and opening never blocks, as it would for a named
+// pipe without a writer.
 func read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err == nil {
@@ -216,8 +218,8 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()      // nothing was written
-	if info, err = f.Stat(); err == nil { // it may be another file by now
+	defer func() { _ = f.Close() }()      // it was only read
+	if info, err = f.Stat(); err == nil { // it may have been replaced since
 		err = readable(info)
 	}
 	if err != nil {
@@ -234,7 +236,7 @@ func tooLarge(size int64) error {
 	return fmt.Errorf("%d bytes: a file of rules has at most %d", size, MaxFileSize)
 }
 
-// readable says why a file of this kind and size is not read.
+// readable returns an error if a file of this kind and size is not to be read.
 func readable(info fs.FileInfo) error {
 	mode := info.Mode()
 	switch {
@@ -255,7 +257,7 @@ func readable(info fs.FileInfo) error {
 	}
 }
 
-// reason is the text of an error without the path, which is told beside it.
+// reason returns the text of an error without the path, which is reported separately.
 func reason(err error) string {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err.Error()

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
 )
 
-// write writes a file below dir, and the directories on the way.
+// write writes a file below dir, and makes the directories on its path.
 func write(t *testing.T, dir, name, text string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -33,7 +33,7 @@ func link(t *testing.T, dir, name, target string) {
 	}
 }
 
-// names lists what is read, relative to dir.
+// names returns the paths of what is read, relative to dir.
 func names(t *testing.T, dir string, l file.Layout) (names []string) {
 	t.Helper()
 	sources, problems := file.Read(l)
@@ -141,7 +141,7 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
-// sparse makes a file of a size that holds nothing.
+// sparse makes an empty file of the given size, without content on disk.
 func sparse(t *testing.T, path string, size int64) {
 	t.Helper()
 	write(t, filepath.Dir(path), filepath.Base(path), "")
@@ -190,7 +190,7 @@ func TestY19FilesThatAreNotRead(t *testing.T) {
 			tt.make(t, filepath.Join(dir, "bad.yaml"))
 			begin := time.Now()
 			sources, problems := file.Read(file.Layout{Root: dir})
-			if took := time.Since(begin); took > 30*time.Second { // without an end, where it waits for what is written into a pipe
+			if took := time.Since(begin); took > 30*time.Second { // it would never end if it waited for a writer of the pipe
 				t.Errorf("it took %v", took)
 			}
 			if len(sources) != 1 || len(problems) != 1 || problems[0].Warning ||
@@ -213,7 +213,7 @@ func TestY19UnreadableFile(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(dir, "closed"), 0o755) })
 	want := []string{"a.yaml: permission denied", "closed: permission denied"}
-	if os.Geteuid() == 0 { // root reads everything
+	if os.Geteuid() == 0 { // root may read everything
 		want = []string{"a.yaml", "closed/b.yaml"}
 	}
 	if d := cmp.Diff(want, names(t, dir, file.Layout{Root: dir})); d != "" {

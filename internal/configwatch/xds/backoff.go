@@ -11,18 +11,18 @@ const (
 	growth    = 2
 )
 
-// Backoff says how long to wait before the control plane is asked again. A wait is drawn evenly from between nothing and a
-// bound, so that the servers of a fleet do not come back together. The bound is small at first, because a control plane
-// that was there is mostly only restarted, and then grows from Initial to Max.
+// Backoff says how long to wait before connecting to the control plane again. A wait is random, uniformly between zero
+// and a bound, so that the servers of a fleet do not come back all at once. The bound is small at first, because a
+// control plane that has worked is usually just restarting, and then grows from Initial to Max.
 type Backoff struct {
-	First    time.Duration // the bound of the first wait, and of the first one after a stream that worked; 0 is 3 s
-	Initial  time.Duration // the bound of the second wait; 0 is 10 s
-	Max      time.Duration // the largest bound; 0 is 60 s
-	Factor   float64       // by which the bound grows; what is not above 1 stands for 2
-	NoJitter bool          // wait for as long as the bound says
+	First    time.Duration // the bound of the first wait, and of the first one after a stream that worked; 0 means 3 s
+	Initial  time.Duration // the bound of the second wait; 0 means 10 s
+	Max      time.Duration // the largest bound; 0 means 60 s
+	Factor   float64       // by which the bound grows; values not above 1 mean 2
+	NoJitter bool          // always wait for as long as the bound
 }
 
-// wait is how long to wait after so many attempts in a row that failed, the present one not counted.
+// wait returns how long to wait after the given number of failed attempts in a row, not counting the current one.
 func (b Backoff) wait(failed int) time.Duration {
 	bound := max(b.bound(failed), leastWait)
 	if b.NoJitter {

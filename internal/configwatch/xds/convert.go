@@ -9,7 +9,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// convert is the message as descriptors take it. Nothing is checked yet.
+// convert returns the message in the form that package descriptors accepts. It checks nothing.
 func convert(m *configv1.RateLimitConfig) *descriptors.Tree {
 	return &descriptors.Tree{
 		Domain:             m.GetDomain(),
@@ -64,7 +64,7 @@ func convertLimit(m *configv1.RateLimitPolicy) descriptors.TreeLimit {
 	return l
 }
 
-// unitText is the unit as files spell it; one that is none is spelled so that it is refused.
+// unitText returns the unit as files spell it; an invalid one is spelled such that it is refused.
 func unitText(m *configv1.RateLimitPolicy) string {
 	u := m.GetUnit()
 	switch {
@@ -76,7 +76,7 @@ func unitText(m *configv1.RateLimitPolicy) string {
 	return descriptors.Unit(u).String()
 }
 
-// policy is a message with the fields that belong to a descriptor.
+// policy is a message with the fields that a descriptor has too.
 type policy interface {
 	GetOnFailure() string
 	GetHolder() string
@@ -92,7 +92,8 @@ func convertPolicy(m policy) descriptors.TreePolicy {
 	return p
 }
 
-// convertStruct is what Struct.AsMap makes, but for numbers that JSON does not have, of which that makes text.
+// convertStruct returns what Struct.AsMap does, except that numbers that do not exist in JSON stay numbers rather than
+// become text.
 func convertStruct(m *structpb.Struct) map[string]any {
 	out := make(map[string]any, len(m.GetFields()))
 	for k, v := range m.GetFields() {

@@ -15,15 +15,15 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// Bounds of what is decoded, so that a few bytes do not become much memory.
+// Bounds of what is decoded, so that a few bytes cannot take up much memory.
 const (
-	maxMessages = 1_000_000 // descriptors, limits and values of metadata, of all resources together
-	maxNesting  = 500       // of messages; descriptors and metadata have tighter bounds, told with their place
+	maxMessages = 1_000_000 // descriptors, limits and values of metadata, in all resources together
+	maxNesting  = 500       // of messages; descriptors and metadata have tighter bounds, whose errors say where
 	maxText     = 512 << 10 // bytes of a text
 	maxName     = 200       // bytes of a name in messages
 )
 
-// decode reads resources. What cannot be read is among the problems.
+// decode decodes resources. What cannot be decoded is among the problems.
 func decode(all []resource) (sources []descriptors.Source, problems descriptors.Problems) {
 	if len(all) > maxResources {
 		return nil, descriptors.Problems{{File: "the response", Text: errTooMuch.Error()}}
@@ -44,7 +44,7 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	return sources, problems
 }
 
-// label is what messages call the resource.
+// label returns what messages call the resource.
 func (r *resource) label(position int) string {
 	name := strings.ToValidUTF8(r.name, "\uFFFD")
 	switch {
@@ -73,7 +73,7 @@ func (r *resource) decode(budget *int) (*descriptors.Tree, error) {
 	return convert(&m), nil
 }
 
-// nameIn is the name that stands in a resource, which may be damaged.
+// nameIn returns the name inside a resource, which may be damaged.
 func nameIn(value []byte) (name string) {
 	for len(value) > 0 {
 		num, kind, n := protowire.ConsumeField(value)
@@ -99,7 +99,7 @@ var (
 	errDamaged = errors.New("it is damaged, or no protobuf")
 )
 
-// survey looks at an encoded message before any memory is spent on it, and takes what it holds out of the budget.
+// survey examines an encoded message before any memory is spent on it, and subtracts what it contains from the budget.
 func survey(b []byte, of protoreflect.MessageDescriptor, budget *int, depth int) error {
 	if *budget--; *budget < 0 {
 		return errTooMany
@@ -142,7 +142,7 @@ func surveyField(value []byte, field protoreflect.FieldDescriptor, budget *int, 
 	return nil
 }
 
-// readable is the name of a field without that of our package.
+// readable returns the name of a field without that of our package.
 func readable(field protoreflect.FieldDescriptor) string {
 	name := string(field.FullName())
 	if i := strings.IndexFunc(name, unicode.IsUpper); i > 0 {

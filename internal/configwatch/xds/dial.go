@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// How long connecting may take, and how dead connections are found. grpc-go servers end connections that are pinged
-// more often than every 5 minutes; the kernel probes more often than that.
+// How long connecting may take, and how dead connections are found. grpc-go servers close connections on which pings
+// come more often than every 5 minutes; the kernel's probes are more frequent.
 const (
 	connectTimeout   = 10 * time.Second
 	keepaliveTime    = 5*time.Minute + 10*time.Second
@@ -34,7 +34,7 @@ type TLS struct {
 	ServerName string // the name that the control plane's certificate must have; if empty, the host of the target
 }
 
-// dial prepares a connection, which is opened with the first stream.
+// dial prepares a connection, which is opened when the first stream is.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	creds, err := c.config.TLS.credentials()
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	)
 }
 
-// connect dials with TCP keep-alive, which finds a machine that is gone within half a minute.
+// connect dials with TCP keep-alive, which detects within half a minute that a machine is gone.
 func connect(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if path, isUnix := strings.CutPrefix(address, "unix:"); isUnix {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// following is what is known of the stream that is followed.
+// following is the state of the stream that is followed.
 type following struct {
 	*Client
 
@@ -20,7 +20,7 @@ type following struct {
 	accepted   string // the version of the last response that was not refused
 }
 
-// run takes in what comes, and compiles and answers it as often as is allowed, until ctx ends or the stream has failed.
+// run accepts responses, and compiles and answers them as often as is allowed, until ctx ends or the stream has failed.
 func (f *following) run(ctx context.Context, failed <-chan error) error {
 	due, quiet := time.NewTimer(time.Hour), time.NewTimer(silence)
 	due.Stop()
@@ -35,8 +35,8 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 		case <-quiet.C:
 			f.log.Warn("the control plane has sent nothing yet; does it know this node?", "server", f.config.Server, "node", f.config.NodeID)
 		case err := <-failed:
-			if f.dirty && f.pause(ctx) { // the newest set is worth having though nobody waits for the answer
-				_ = f.apply() // told by those who are told of every set
+			if f.dirty && f.pause(ctx) { // the newest set is wanted even if nobody waits for the answer
+				_ = f.apply() // the outcome of every set is reported elsewhere
 			}
 			return err
 		case r := <-f.responses:
@@ -53,7 +53,7 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 	}
 }
 
-// accept takes a response in. Of several in the state of the world only the last one wants an answer.
+// accept accepts a response. Of several state-of-the-world responses only the last one has to be answered.
 func (f *following) accept(r response) error {
 	if !f.connected.Swap(true) {
 		f.log.Info("following the control plane", "server", f.config.Server, "node", f.config.NodeID)
@@ -70,11 +70,11 @@ func (f *following) accept(r response) error {
 		return nil
 	}
 	err := f.held.merge(r)
-	f.dirty = err == nil // what could not be held is nothing, and nothing would be no rules
+	f.dirty = err == nil // after an error nothing is held, which must not be taken for an empty set
 	return err
 }
 
-// settle decides what came and answers it.
+// settle decides on the responses that have come, and answers them.
 func (f *following) settle() {
 	var refusal string
 	if f.dirty {
@@ -94,7 +94,7 @@ func (f *following) settle() {
 	f.tried()
 }
 
-// pause waits until the next set may be compiled. It is false where ctx has ended before.
+// pause waits until the next set may be compiled. It returns false if ctx ends before that.
 func (c *Client) pause(ctx context.Context) bool {
 	wait := time.NewTimer(time.Until(c.notBefore))
 	defer wait.Stop()
@@ -106,7 +106,7 @@ func (c *Client) pause(ctx context.Context) bool {
 	}
 }
 
-// read passes on what comes until the stream or ctx ends.
+// read passes on responses until the stream or ctx ends.
 func read(ctx context.Context, s session, to chan<- response) error {
 	for {
 		r, err := s.receive()
@@ -124,10 +124,10 @@ func read(ctx context.Context, s session, to chan<- response) error {
 	}
 }
 
-// maxAnswers bounds how many answers wait for a control plane that does not read them.
+// maxAnswers is the maximum number of answers kept for a control plane that does not read them.
 const maxAnswers = 1000
 
-// outbox holds answers until they are sent, so that a control plane which sends and does not read holds up nothing.
+// outbox holds answers until they are sent, so that a control plane that sends but does not read blocks nothing.
 type outbox struct {
 	mu      sync.Mutex
 	answers []answer
@@ -136,7 +136,7 @@ type outbox struct {
 
 func newOutbox() *outbox { return &outbox{ready: make(chan struct{}, 1)} }
 
-// put adds an answer. One that is the last word takes the place of those that were not sent yet.
+// put adds an answer. If last is true, it replaces those that have not been sent yet.
 func (o *outbox) put(a answer, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -161,7 +161,8 @@ func (o *outbox) take() []answer {
 	return all
 }
 
-// send sends answers until the stream or ctx ends. That the stream has ended is told better by who reads it.
+// send sends answers until the stream or ctx ends. It does not report the end of the stream, since read has the better
+// error.
 func (o *outbox) send(ctx context.Context, s session) error {
 	for {
 		select {

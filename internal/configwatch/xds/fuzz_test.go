@@ -11,7 +11,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// many is a resource with so many rules.
+// many returns a resource with n rules.
 func many(tb testing.TB, rules int) []byte {
 	tb.Helper()
 	m := &configv1.RateLimitConfig{Name: "a", Domain: "shop"}
@@ -27,7 +27,7 @@ func many(tb testing.TB, rules int) []byte {
 	return b
 }
 
-// Whatever a resource holds, it becomes rules or problems that name it, and never a panic.
+// Whatever a resource contains, the result is rules or problems that name it, and never a panic.
 func FuzzDecode(f *testing.F) {
 	f.Add(many(f, 2))
 	f.Add([]byte("\x0a\x01a\x12\x04shop\x1a\x0d\x0a\x01k\x1a\x04\x08\x07\x10\x05\x38\x01\x42\x00"))

@@ -22,7 +22,7 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// theirs has something in every field that go-control-plane's message has.
+// theirs has a value in every field of go-control-plane's message.
 func theirs() *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: "a", Domain: "shop", Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", Value: "v", ShadowMode: true, DetailedMetric: true,
@@ -65,8 +65,8 @@ func remarshal(t *testing.T, from, to proto.Message) {
 	}
 }
 
-// Every field of theirs is one of ours, with its name, number, type and cardinality. Those of ours that theirs does not
-// have yet, in the version that is linked here, or ever, stand in the list.
+// Every field of theirs is one of ours, with the same name, number, type and cardinality. The list has the fields of
+// ours that theirs does not have, or does not have yet in the version that is linked here.
 func TestFieldsAreTheirs(t *testing.T) {
 	t.Parallel()
 	newer := []string{"RateLimitDescriptor.quota_mode=7", "RateLimitDescriptor.metadata=8"}
@@ -100,8 +100,8 @@ func TestFieldsAreTheirs(t *testing.T) {
 	}
 }
 
-// Fields 7 and 8 and the units from 5 on are not in the message of go-control-plane that is linked here: these bytes are
-// written by hand.
+// Fields 7 and 8 and the units from 5 on are not in the message of go-control-plane that is linked here: these bytes
+// are hand-written.
 func TestNewerFieldsOfTheirs(t *testing.T) {
 	t.Parallel()
 	policy := "\x08\x07\x10\x05"                       // unit: WEEK, requests_per_unit: 5
@@ -118,7 +118,7 @@ func TestNewerFieldsOfTheirs(t *testing.T) {
 	}
 }
 
-// message is a file of rules as a control plane would send it.
+// message returns a file of rules as a control plane would send it.
 func message(t *testing.T, path string) *configv1.RateLimitConfig {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -141,7 +141,7 @@ func message(t *testing.T, path string) *configv1.RateLimitConfig {
 	return m
 }
 
-// fields spells the keys of a file as protojson does. Each has to have its field.
+// fields spells the keys of a file as protojson does. Each key must have a field.
 func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor) map[string]any {
 	t.Helper()
 	out := map[string]any{}
@@ -171,7 +171,7 @@ func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor
 	return out
 }
 
-// A file of rules and what a control plane sends of the same are the same rules: config/reference.yaml has every key.
+// A file of rules and the same rules sent by a control plane give the same result. config/reference.yaml has every key.
 func TestSameRulesAsFromFiles(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../config/example/*.yaml")

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what should take milliseconds.
+// patience is how long a test waits for something that should take milliseconds.
 const patience = time.Minute
 
 // eventually waits until something is true.
@@ -45,8 +45,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// plane is a control plane as Envoy Gateway runs it: a snapshot cache of go-control-plane that is asked by node id, behind
-// its server.
+// plane is a control plane like Envoy Gateway's: a snapshot cache of go-control-plane, keyed by node id, behind its
+// server.
 type plane struct {
 	cache   cachev3.SnapshotCache
 	server  *grpc.Server
@@ -57,7 +57,7 @@ type plane struct {
 	answers []answer
 }
 
-// answer is what a client answered to a response.
+// answer is a client's answer to a response.
 type answer struct{ nonce, version, refusal string }
 
 // newPlane serves on a free port until the test ends.
@@ -85,7 +85,7 @@ func newPlane(t *testing.T, options ...grpc.ServerOption) *plane {
 	return p
 }
 
-// end ends the control plane, and all streams with it.
+// end stops the control plane, which ends all streams.
 func (p *plane) end() {
 	p.stop()
 	p.server.Stop()
@@ -100,7 +100,7 @@ func serve(t *testing.T, s *grpc.Server) string {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
-	t.Cleanup(func() { // runs after the caller's Stop
+	t.Cleanup(func() { // this runs after the caller's Stop
 		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Errorf("serving: %v", err)
 		}
@@ -108,7 +108,7 @@ func serve(t *testing.T, s *grpc.Server) string {
 	return l.Addr().String()
 }
 
-// set makes resources those of a version.
+// set publishes resources as a version.
 func (p *plane) set(t *testing.T, version string, resources ...types.Resource) {
 	t.Helper()
 	p.setFor(t, "default", version, resources...)
@@ -121,18 +121,18 @@ func (p *plane) setFor(t *testing.T, node, version string, resources ...types.Re
 		err = p.cache.SetSnapshot(t.Context(), node, s)
 	}
 	if err != nil {
-		t.Error(err) // also where others than the test itself send
+		t.Error(err) // not Fatal, as this may run in other goroutines than the test's
 	}
 }
 
-// all are the answers so far, first requests included.
+// all returns the answers so far, first requests included.
 func (p *plane) all() []answer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.answers)
 }
 
-// refusal waits for a refusal, and forgets all answers.
+// refusal waits for a refusal, and discards all answers.
 func (p *plane) refusal(t *testing.T) (text string) {
 	t.Helper()
 	eventually(t, "there is a refusal", func() bool {
@@ -146,14 +146,14 @@ func (p *plane) refusal(t *testing.T) (text string) {
 	return text
 }
 
-// config is what a control plane sends for a domain: one key, and a limit per day.
+// config returns what a control plane sends for a domain: one key, with a limit per day.
 func config(name, domain string, limit uint32) *ratelimitv3.RateLimitConfig {
 	return &ratelimitv3.RateLimitConfig{Name: name, Domain: domain, Descriptors: []*ratelimitv3.RateLimitDescriptor{{
 		Key: "k", RateLimit: &ratelimitv3.RateLimitPolicy{Unit: ratelimitv3.RateLimitUnit_DAY, RequestsPerUnit: limit},
 	}}}
 }
 
-// follower is a client that follows a control plane, and what came of it.
+// follower is a client that follows a control plane, and the outcomes.
 type follower struct {
 	*xds.Client
 
@@ -163,14 +163,14 @@ type follower struct {
 
 	mu      sync.Mutex
 	log     bytes.Buffer
-	loads   []string // of each set its domains and limits, or "refused"
+	loads   []string // the domains and limits of each set, or "refused"
 	loadsAt []time.Time
 	events  map[xds.Event]int
 	current bool
 	waiting string
 }
 
-// quick makes a client come back at once.
+// quick makes a client reconnect at once.
 func quick() xds.Backoff {
 	return xds.Backoff{First: 20 * time.Millisecond, Initial: 20 * time.Millisecond, Max: 50 * time.Millisecond}
 }
@@ -207,7 +207,7 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 	return f
 }
 
-// end ends the client; it may be called again.
+// end stops the client; it may be called more than once.
 func (f *follower) end(t *testing.T) {
 	t.Helper()
 	f.cancel()
@@ -222,7 +222,8 @@ func (f *follower) end(t *testing.T) {
 	}
 }
 
-// text is a set for comparing: each domain with the numbers of its limits. Of a large set it is how many rules there are.
+// text returns a set in a form to compare: each domain with the numbers of its limits or, for a large set, the number
+// of rules.
 func text(set *descriptors.Set) string {
 	rules := slices.Collect(set.Rules())
 	if len(rules) > 100 {
@@ -247,7 +248,7 @@ func (f *follower) loaded(what string) {
 	f.loads, f.loadsAt = append(f.loads, what), append(f.loadsAt, time.Now())
 }
 
-// Write takes in what is logged.
+// Write receives what is logged.
 func (f *follower) Write(b []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -278,7 +279,7 @@ func (f *follower) isCurrent() bool {
 	return f.current
 }
 
-// wants waits until the last load is what it should be.
+// wants waits until the last load has the expected outcome.
 func (f *follower) wants(t *testing.T, want string) {
 	t.Helper()
 	late := time.After(patience)
@@ -295,7 +296,7 @@ func (f *follower) wants(t *testing.T, want string) {
 	}
 }
 
-// serves checks what the rules are now.
+// serves checks the current rules.
 func (f *follower) serves(t *testing.T, want string) {
 	t.Helper()
 	set := f.rules.Rules()
@@ -307,5 +308,5 @@ func (f *follower) serves(t *testing.T, want string) {
 	}
 }
 
-// protocols names both, and reports whether each is delta.
+// protocols has the names of both protocols, and whether each is delta.
 func protocols() map[string]bool { return map[string]bool{"sotw": false, "delta": true} }

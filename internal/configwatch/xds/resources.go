@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Bounds of what is held; more is not taken. They are those of a directory of files.
+// Bounds of what is held; more is not accepted. They are the same as for a directory of files.
 const (
 	maxResources = 10_000
 	maxTotal     = 256 << 20 // bytes
@@ -25,22 +25,22 @@ var errTooMuch = fmt.Errorf("the control plane has more than %d resources, or %d
 // maxRefusal bounds the text of a refusal, in bytes.
 const maxRefusal = 8 << 10
 
-// resource is one resource as it came.
+// resource is one resource as received.
 type resource struct {
-	name    string // in a stream of changes; else it stands inside
+	name    string // in the delta protocol; otherwise the name is in the value
 	typeURL string
 	value   []byte
 }
 
-// held is what the control plane has said: the last state of the world, until it has been looked at, or what the changes
-// have come to.
+// held is what the control plane has sent: the last state of the world, until it has been processed, or the result of
+// all changes.
 type held struct {
 	list   []resource
 	byName map[string]resource
 }
 
-// merge takes a response in. Where that would be more than can be held nothing is held any more, and the stream is not to
-// be followed any further.
+// merge adds a response. If the result is more than may be held, it returns an error: nothing is held any more, and the
+// stream must not be followed any further.
 func (h *held) merge(r response) error {
 	if r.whole {
 		h.list = r.resources
@@ -66,7 +66,7 @@ func (h *held) merge(r response) error {
 	return nil
 }
 
-// names are those of what is held, as the versions of a first request for changes.
+// names returns the names of what is held, in the form of the versions of a first delta request.
 func (h *held) names() map[string]string {
 	versions := make(map[string]string, len(h.byName))
 	for name := range h.byName {
@@ -75,7 +75,8 @@ func (h *held) names() map[string]string {
 	return versions
 }
 
-// sorted is what is held in an order that depends on nothing else: control planes keep it in maps.
+// sorted returns what is held, in an order that depends only on the contents, since control planes keep resources in
+// maps.
 func (h *held) sorted() []resource {
 	all := slices.Collect(maps.Values(h.byName))
 	for _, res := range h.list {
@@ -93,7 +94,7 @@ func digest(all []resource) (sum [sha256.Size]byte) {
 	add := func(b []byte) {
 		var length [8]byte
 		binary.BigEndian.PutUint64(length[:], uint64(len(b)))
-		_, _ = h.Write(length[:]) // a hash takes everything
+		_, _ = h.Write(length[:]) // a hash never fails
 		_, _ = h.Write(b)
 	}
 	for _, res := range all {
@@ -105,15 +106,15 @@ func digest(all []resource) (sum [sha256.Size]byte) {
 	return sum
 }
 
-// outcome is what came of a set.
+// outcome is the result of a set.
 type outcome struct {
 	known   bool
 	digest  [sha256.Size]byte
-	refusal string // empty where the set was taken
+	refusal string // empty if the set was accepted
 }
 
-// apply makes rules of what is held, unless it has done so with the same already, and says why they are refused; empty
-// where they are not. Afterwards the next set has to wait.
+// apply compiles what is held, unless it has just done so with the same contents, and returns why it is refused, or
+// nothing if it is accepted. After that, the next set has to wait.
 func (c *Client) apply() (refusal string) {
 	c.dirty, c.strange = false, ""
 	begin := time.Now()
@@ -148,7 +149,7 @@ func (c *Client) apply() (refusal string) {
 	return next.refusal
 }
 
-// compile hands a set over.
+// compile passes a set to the Watch.
 func (c *Client) compile(all []resource) (refusal string) {
 	if len(all) == 0 {
 		c.config.Hooks.Event(EventEmpty)
@@ -165,7 +166,7 @@ func (c *Client) compile(all []resource) (refusal string) {
 	return ""
 }
 
-// foreign refuses a response that is of another type, and says why. It is told of once, until something else comes.
+// foreign refuses a response of another type, and says why. This is reported once, until something else comes.
 func (c *Client) foreign(r response) (refusal string) {
 	c.config.Hooks.Current(false)
 	c.config.Hooks.Event(EventRefused)
@@ -182,7 +183,7 @@ func (c *Client) foreign(r response) (refusal string) {
 	return refusal
 }
 
-// shorten makes a text fit for an answer.
+// shorten makes a text fit into an answer.
 func shorten(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= maxRefusal {

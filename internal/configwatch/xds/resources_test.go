@@ -26,7 +26,7 @@ func TestRulesComeChangeAndGo(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			<-f.First()
-			eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // a moment after the rules are there
+			eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // shortly after the rules have arrived
 			p.set(t, "2", config("a", "shop", 5), config("b", "mail", 7))
 			f.wants(t, "shop=5 mail=7")
 		})
@@ -64,7 +64,7 @@ func TestX1KeepOnEmpty(t *testing.T) {
 			p := newPlane(t)
 			p.set(t, "0")
 			f := follow(t, xds.Config{Server: p.address, Delta: delta, KeepOnEmpty: true})
-			f.wants(t, "") // there was nothing to keep
+			f.wants(t, "") // there were no rules to keep
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			p.set(t, "2")
@@ -117,7 +117,7 @@ func TestX3OneBadAmongTen(t *testing.T) {
 					}
 				}
 			}
-			changed[4] = config("e", "domain-e", 4) // what changed with the bad one is not lost
+			changed[4] = config("e", "domain-e", 4) // the changes that came with the bad one are not lost
 			p.set(t, "3", changed...)
 			f.wants(t, "domain-a=9 domain-b=3 domain-c=3 domain-d=3 domain-e=4 domain-f=3 domain-g=3 domain-h=3 domain-i=3 domain-j=3")
 		})
@@ -154,7 +154,7 @@ func TestX4DuplicateDomains(t *testing.T) {
 			second.Descriptors[0].Key = "l"
 			p.set(t, "2", second, config("a", "shop", 4))
 			merged := followWith(t, xds.Config{Server: p.address, Delta: delta}, descriptors.Options{MergeDomains: true})
-			merged.wants(t, "shop=4=3") // always in the order of the names
+			merged.wants(t, "shop=4=3") // always ordered by name
 		})
 	}
 }
@@ -168,15 +168,15 @@ func TestX4ContentsDecide(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			f.wants(t, "shop=3")
-			p.set(t, "2", config("a", "shop", 3)) // a new version of the same
+			p.set(t, "2", config("a", "shop", 3)) // a new version with the same contents
 			if !delta {                           // which delta does not even send
 				eventually(t, "it was seen that nothing changed", func() bool { return f.count(xds.EventUnchanged) == 1 })
 			}
 			p.set(t, "3", config("a", "shop", 4))
 			f.wants(t, "shop=4")
-			p.set(t, "1", config("a", "shop", 5)) // an old version of something new
+			p.set(t, "1", config("a", "shop", 5)) // an old version with new contents
 			f.wants(t, "shop=5")
-			p.set(t, "3", config("a", "shop", 3)) // and of something old
+			p.set(t, "3", config("a", "shop", 3)) // and one with old contents
 			f.wants(t, "shop=3")
 			if all := strings.Join(f.outcomes(), ", "); all != "shop=3, shop=4, shop=5, shop=3" {
 				t.Errorf("loads %s: want four", all)
@@ -225,7 +225,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		descriptors []*configv1.RateLimitDescriptor
-		want        string // the refusal; empty where it is taken
+		want        string // the refusal; empty if it is accepted
 	}{
 		{"no unit", policy(&configv1.RateLimitPolicy{RequestsPerUnit: 1}), "a: shop.k: invalid rate limit unit 'UNKNOWN': want second,"},
 		{"undefined unit", policy(&configv1.RateLimitPolicy{Unit: 8}), "a: shop.k: invalid rate limit unit '8': want second,"},
@@ -275,7 +275,7 @@ func TestX5HundredThousandDescriptors(t *testing.T) {
 
 func TestX5SixtyMegabytes(t *testing.T) {
 	t.Parallel()
-	// The largest metadata that is taken, sixty times: much on the wire, and few rules.
+	// The largest metadata that is accepted, sixty times: many bytes on the wire, but few rules.
 	plan, err := structpb.NewStruct(map[string]any{"": strings.Repeat("x", 500<<10), "y": strings.Repeat("y", 500<<10)})
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestX5OneResourceTooLarge(t *testing.T) {
 
 func TestX5ManyMessagesInFewBytes(t *testing.T) {
 	t.Parallel()
-	// Two bytes are an empty descriptor, which takes a hundred times as much once it is decoded.
+	// Two bytes encode an empty descriptor, which takes a hundred times as much memory once it is decoded.
 	f := tellRaw(t, raw(strings.Repeat("\x1a\x00", 2_000_000)))
 	const want = "resource 1: it cannot be decoded: there are more than 1000000 descriptors, limits and values of metadata"
 	if f.refusal != want {

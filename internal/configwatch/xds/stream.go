@@ -22,16 +22,16 @@ type session struct {
 	answer  func(a answer) error
 }
 
-// response is what came on a stream.
+// response is a response from a stream, in the same form for both protocols.
 type response struct {
 	nonce, version string
 	typeURL        string
-	whole          bool       // the resources are all there are
-	resources      []resource // that are new or have changed
+	whole          bool       // resources has all resources that exist
+	resources      []resource // unless whole, those that are new or have changed
 	removed        []string   // names
 }
 
-// answer is what a response is answered with: an acknowledgement where there is no refusal.
+// answer is the answer to a response: an acknowledgement if there is no refusal.
 type answer struct {
 	nonce, refusal string
 	accepted       string // the version of the last response on this stream that was not refused
@@ -43,7 +43,7 @@ func (c *Client) stream(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }() // nothing is left to be told
+	defer func() { _ = conn.Close() }() // no error of it would matter any more
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, metadata.New(c.config.Headers)))
 	var both sync.WaitGroup
 	defer both.Wait()
@@ -88,7 +88,7 @@ func (c *Client) open(ctx context.Context, conn *grpc.ClientConn) (session, erro
 	return c.sotw(stream)
 }
 
-// sotw is the session of a stream in the state of the world.
+// sotw returns the session of a state-of-the-world stream.
 func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient) (session, error) {
 	node := c.node()
 	s := session{
@@ -112,8 +112,8 @@ func (c *Client) sotw(stream discoveryv3.AggregatedDiscoveryService_StreamAggreg
 	return s, sent(s.answer(answer{}))
 }
 
-// delta is the session of a stream of changes. It begins with the names of what is held, under versions that no resource
-// has, so that the control plane sends every resource anew, and tells which of them are gone.
+// delta returns the session of a delta stream. It begins with the names of what is held, with versions that no resource
+// has, so that the control plane sends every resource again, and says which of them are gone.
 func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient) (session, error) {
 	node := c.node()
 	s := session{
@@ -125,7 +125,7 @@ func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggreg
 			r := response{nonce: m.GetNonce(), version: m.GetSystemVersionInfo(), typeURL: m.GetTypeUrl(), removed: m.GetRemovedResources()}
 			for _, w := range m.GetResources() {
 				if w.GetResource() == nil && w.GetTtl() != nil {
-					continue // it only lives on
+					continue // only its TTL is extended
 				}
 				r.resources = append(r.resources, resource{name: w.GetName(), typeURL: w.GetResource().GetTypeUrl(), value: w.GetResource().GetValue()})
 			}
@@ -140,7 +140,8 @@ func (c *Client) delta(stream discoveryv3.AggregatedDiscoveryService_DeltaAggreg
 	return s, sent(stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL, InitialResourceVersions: c.held.names()}))
 }
 
-// sent is the error of a first request. That the stream has ended is told better by what is received from it.
+// sent returns the error of a first request, unless it only says that the stream has ended: receiving gives the better
+// error for that.
 func sent(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -148,7 +149,7 @@ func sent(err error) error {
 	return err
 }
 
-// detail is a refusal as the protocol has it: of nil, which is an acknowledgement, Proto makes nil.
+// detail returns a refusal in the protocol's form. For an acknowledgement it is nil, whose Proto is nil too.
 func detail(refusal string) *status.Status {
 	if refusal == "" {
 		return nil

@@ -17,10 +17,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
 )
 
-// ads is a stream in the state of the world, seen from the control plane.
+// ads is the control plane's side of a state-of-the-world stream.
 type ads = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
 
-// stub is a control plane that does what a test says.
+// stub is a control plane controlled by a test.
 type stub struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 
@@ -44,7 +44,7 @@ func newStub(t *testing.T, s *stub, options ...grpc.ServerOption) (address strin
 	return address
 }
 
-// resources puts messages into an envelope of the type that rules have.
+// resources wraps messages, with the type URL of rules.
 func resources(t *testing.T, messages ...proto.Message) (all []*anypb.Any) {
 	t.Helper()
 	for _, m := range messages {
@@ -63,11 +63,11 @@ func response(n int, all ...*anypb.Any) *discoveryv3.DiscoveryResponse {
 	return &discoveryv3.DiscoveryResponse{VersionInfo: strconv.Itoa(n), Nonce: "n" + strconv.Itoa(n), TypeUrl: xds.TypeURL, Resources: all}
 }
 
-// told is what came of one response.
+// told is the outcome of one response.
 type told struct {
 	*follower
 
-	refusal string // empty where it was acknowledged
+	refusal string // empty if it was acknowledged
 }
 
 // tell sends messages in one response, and waits for the answer.
@@ -191,7 +191,7 @@ func TestX4DuplicateNames(t *testing.T) {
 	if f.refusal != "" {
 		t.Fatalf("refusal %q: want what envoyproxy/ratelimit takes taken", f.refusal)
 	}
-	f.serves(t, "mail=4 shop=3") // by their contents, whatever the order they came in
+	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
 	if log := f.logged(); !strings.Contains(log, "a: warning: a second resource of this name") {
 		t.Errorf("no warning in the log:\n%s", log)
 	}
@@ -208,7 +208,8 @@ func TestManyErrorsAreAShortRefusal(t *testing.T) {
 	}
 }
 
-// Answers of one stream never carry what belongs to another, and the version of a refusal is that of the last good set.
+// Answers on one stream never contain what belongs to another, and the version of a refusal is that of the last good
+// set.
 func TestVersionsAndNoncesOfAnswers(t *testing.T) {
 	t.Parallel()
 	good, bad := resources(t, config("a", "shop", 3)), resources(t, config("a", "", 3))
@@ -261,7 +262,7 @@ func TestTooManyResources(t *testing.T) {
 	}
 }
 
-// More changes than can be held end the stream. They are not taken for the empty set that is held afterwards.
+// More changes than may be held end the stream. Nothing is held afterwards, but that is not taken for an empty set.
 func TestTooManyChanges(t *testing.T) {
 	t.Parallel()
 	many := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: xds.TypeURL, Nonce: "2"}
@@ -279,7 +280,7 @@ func TestTooManyChanges(t *testing.T) {
 				return err
 			}
 			if second {
-				return errors.New("not now") // and what is held is looked at, if there is anything to look at
+				return errors.New("not now") // and what is held is processed, if there is anything
 			}
 			if err := s.Send(r); err != nil {
 				return err

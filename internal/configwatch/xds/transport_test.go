@@ -23,7 +23,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
 )
 
-// lives checks that a client which has lost its control plane serves on, and says so; then comes back to what is there.
+// lives checks that a client that has lost its control plane keeps its rules, and reports the loss; and that it then
+// gets the current rules.
 func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	t.Helper()
 	f.wants(t, "shop=3")
@@ -34,7 +35,7 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	if f.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
-	eventually(t, "the log tells of it", func() bool { // after all others know
+	eventually(t, "the log tells of it", func() bool { // the log is written after everything else
 		return strings.Contains(f.logged(), "no control plane: the rules stay as they are")
 	})
 	mend()
@@ -71,7 +72,7 @@ func TestX7SilentServer(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			w := newWay(t, p.address)
 			f := follow(t, xds.Config{Server: w.address, Delta: delta})
-			silent := newPlane(t) // it knows no snapshot, and so opens streams and says nothing on them
+			silent := newPlane(t) // it has no snapshot, so it accepts streams but sends nothing on them
 			lives(t, f, func() {
 				w.change(silent.address, plainly)
 				w.cut(false)
@@ -99,7 +100,7 @@ func TestX7SilentFromTheStart(t *testing.T) {
 	f.wants(t, "shop=3")
 }
 
-// Bytes that come so slowly that no handshake ends in time.
+// Bytes arrive so slowly that no handshake ends in time.
 func TestX7OneBytePerSecond(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
@@ -124,11 +125,11 @@ func TestX7OneBytePerSecond(t *testing.T) {
 	}, func() {
 		p.set(t, "2", config("a", "shop", 4))
 		w.change(p.address, plainly)
-		w.cut(false) // sooner than the time-out of the handshake
+		w.cut(false) // before the handshake times out
 	})
 }
 
-// A connection that looks open and passes nothing on is found out by pings, which gRPC sends every 10 s at most.
+// A connection that looks open but passes nothing on is detected by pings, which gRPC sends at most every 10 s.
 func TestX7HalfOpen(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second}))
@@ -173,8 +174,8 @@ func TestX7GoAwayEverySecond(t *testing.T) {
 	}
 }
 
-// secured are the options of a control plane that shows the certificate in two files, as they are with each connection,
-// and wants one of the CA's.
+// secured returns the options of a control plane that presents the certificate in two files, which it reads for each
+// connection, and requires one of the CA's from clients.
 func secured(ca *certstest.CA, cert, key string) grpc.ServerOption { //nolint:ireturn // gRPC's own
 	return grpc.Creds(credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(),
@@ -185,7 +186,7 @@ func secured(ca *certstest.CA, cert, key string) grpc.ServerOption { //nolint:ir
 	}))
 }
 
-// files are those of a control plane and a client that trust one CA.
+// files are the files of a control plane and a client that trust the same CA.
 type files struct {
 	*certstest.CA
 
@@ -201,7 +202,7 @@ func newFiles(t *testing.T) *files {
 
 func (f *files) path(name string) string { return filepath.Join(f.dir, name) }
 
-// renew writes good ones.
+// renew writes valid ones.
 func (f *files) renew(t *testing.T) {
 	t.Helper()
 	certstest.Write(t, f.path("ca.pem"), f.PEM)
@@ -237,7 +238,7 @@ func TestX7Certificates(t *testing.T) {
 		{"of ours expired", func(t *testing.T, f *files) {
 			t.Helper()
 			f.write(t, "client", f.Issue(t, x509.Certificate{NotAfter: past}))
-		}, ""}, // the control plane says why, not always in time
+		}, ""}, // the control plane sends the reason, but not always in time
 		{"of ours gone", func(t *testing.T, f *files) {
 			t.Helper()
 			if err := os.Remove(f.path("client.pem")); err != nil {
@@ -352,7 +353,7 @@ func TestX8ThousandUpdatesPerSecond(t *testing.T) {
 	t.Parallel()
 	stop := make(chan struct{})
 	const last = 3000
-	// A control plane that does not wait for answers, as go-control-plane's does.
+	// A control plane that does not wait for answers, whereas go-control-plane's does.
 	push := func(send func(n int) error) error {
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()

@@ -8,19 +8,19 @@ import (
 	"testing"
 )
 
-// way is a proxy on the way to a control plane.
+// way is a proxy between a client and a control plane.
 type way struct {
 	address string
 
 	mu     sync.Mutex
-	target string                             // where connections lead
+	target string                             // where connections are forwarded to
 	copy   func(to io.Writer, from io.Reader) // how bytes from the control plane are passed on
 	open   map[net.Conn]struct{}
 	seen   int
 	closed bool
 }
 
-// newWay leads to a control plane until the test ends.
+// newWay returns a proxy to a control plane, which runs until the test ends.
 func newWay(t *testing.T, target string) *way {
 	t.Helper()
 	w := &way{target: target, copy: plainly, open: map[net.Conn]struct{}{}}
@@ -52,7 +52,7 @@ func newWay(t *testing.T, target string) *way {
 
 func plainly(to io.Writer, from io.Reader) { _, _ = io.Copy(to, from) }
 
-// keep notes an open connection; it is false once the way is closed.
+// keep records an open connection; it returns false once the proxy is closed.
 func (w *way) keep(c net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +91,7 @@ func (w *way) lead(c net.Conn) {
 	both.Wait()
 }
 
-// cut ends all connections, with a reset if so wished.
+// cut ends all connections, with a reset if asked to.
 func (w *way) cut(reset bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +104,7 @@ func (w *way) cut(reset bool) {
 	}
 }
 
-// change says how connections are led from now on.
+// change sets how connections are forwarded from now on.
 func (w *way) change(target string, passOn func(io.Writer, io.Reader)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -26,49 +26,49 @@ import (
 // TypeURL is the type of the resources that hold rules.
 const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
 
-// DefaultMaxMessage is the largest message that is taken unless told otherwise, in bytes.
+// DefaultMaxMessage is the default of the largest message that is accepted, in bytes.
 const DefaultMaxMessage = 64 << 20
 
 const (
-	pace    = 100 * time.Millisecond // the least time between two sets that are compiled
-	maxHold = 3 * time.Second        // how long the same refused set is not answered again, at most
-	chance  = time.Second            // how long those who wait for a first response wait for one
-	silence = 30 * time.Second       // after which a control plane that has sent nothing is worth a word
+	pace    = 100 * time.Millisecond // the least time between compiling two sets
+	maxHold = 3 * time.Second        // the maximum time before the same refused set is answered again
+	chance  = time.Second            // how long a first response is waited for
+	silence = 30 * time.Second       // after which it is logged that a control plane has sent nothing
 )
 
-// Config says which control plane is asked, and how. The zero value asks one on this machine, in plain text.
+// Config says which control plane is asked, and how. The zero value means one on this machine, without TLS.
 type Config struct {
-	Server           string            // target of gRPC: host:port, or with dns:, unix: before it; empty is localhost:18000
-	Delta            bool              // only changes are sent, not always everything
-	NodeID           string            // what the control plane knows this server by; empty is default
-	NodeMetadata     map[string]string // more of the same
-	Headers          map[string]string // sent along as metadata of gRPC; secret
+	Server           string            // gRPC target: host:port, possibly prefixed by dns: or unix:; empty means localhost:18000
+	Delta            bool              // use the delta protocol, in which only changes are sent
+	NodeID           string            // by which the control plane knows this server; empty means default
+	NodeMetadata     map[string]string // further data about this server for the control plane
+	Headers          map[string]string // sent as gRPC metadata; secret
 	TLS              TLS
-	MaxMessage       int           // bytes; 0 is [DefaultMaxMessage]
-	Keepalive        time.Duration // how long nothing may come before the connection is tried; 0 is a little over 5 minutes
-	KeepaliveTimeout time.Duration // and how long the answer may take; 0 is 20 s
+	MaxMessage       int           // bytes; 0 means [DefaultMaxMessage]
+	Keepalive        time.Duration // how long a connection may be silent before it is pinged; 0 means a little over 5 minutes
+	KeepaliveTimeout time.Duration // how long the answer to a ping may take; 0 means 20 s
 	Backoff          Backoff
-	KeepOnEmpty      bool  // rules that are there stay where the control plane has none
-	Hooks            Hooks // who wants to know
+	KeepOnEmpty      bool  // existing rules are kept if the control plane has none
+	Hooks            Hooks // called when something happens
 }
 
-// Hooks are told what happens, one call at a time. A nil hook is not called.
+// Hooks are called when something happens, one call at a time. A nil hook is not called.
 type Hooks struct {
 	Event   func(Event)
-	Current func(bool)   // whether the rules are known to be what the control plane has
+	Current func(bool)   // whether the rules are known to be those of the control plane
 	Waiting func(string) // why no response has come on this stream, or why there is no stream
 }
 
-// Event is something that is counted.
+// Event is a kind of event to count.
 type Event string
 
 // The events.
 const (
 	EventConnected    Event = "connected"    // a stream was opened and a first response came
 	EventDisconnected Event = "disconnected" // a stream ended, or could not be opened
-	EventTaken        Event = "taken"        // a set was taken
+	EventTaken        Event = "taken"        // a set was accepted
 	EventRefused      Event = "refused"      // a response was refused
-	EventUnchanged    Event = "unchanged"    // a response brought what was there already
+	EventUnchanged    Event = "unchanged"    // a response had the same contents as the last
 	EventCoalesced    Event = "coalesced"    // a response was overtaken by a later one
 	EventEmpty        Event = "empty"        // a set was empty
 )
@@ -83,16 +83,16 @@ type Client struct {
 	firstOnce sync.Once
 	connected atomic.Bool
 
-	// Of Run alone.
+	// Used only by Run.
 	held      held
 	last      outcome
-	dirty     bool          // held may differ from what last is about
-	strange   string        // why the last response, of another type, was refused
-	hold      time.Duration // how long the next answer waits because the last ones were the same refusal
+	dirty     bool          // held may differ from the set whose outcome is last
+	strange   string        // why the last response was refused, if it was of another type
+	hold      time.Duration // delay of the next answer, because the last ones were the same refusal
 	notBefore time.Time     // when the next set may be compiled
 }
 
-// New makes a Client that feeds rules. These have to take an update without sources (see configwatch.Config.Empty).
+// New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
 func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	if c.Server == "" {
 		c.Server = "localhost:18000"
@@ -124,22 +124,23 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 // String names the task.
 func (c *Client) String() string { return "rules from " + c.config.Server }
 
-// First is closed once a first response has been decided, a first stream could not be opened, or nothing has come for a
+// First is closed once a first response has been processed, the first stream has failed, or nothing has come for a
 // second.
 func (c *Client) First() <-chan struct{} { return c.first }
 
-// Connected reports whether there is a stream on which something has come.
+// Connected reports whether there is a stream on which a response has come.
 func (c *Client) Connected() bool { return c.connected.Load() }
 
-// Reload opens a new stream at once, and hands over what comes on it even where nothing changed. It does not wait.
+// Reload has a new stream opened at once, and its first set compiled even if nothing has changed. It does not wait for
+// that.
 func (c *Client) Reload() {
 	select {
 	case c.force <- struct{}{}:
-	default: // one is about to happen
+	default: // one is pending
 	}
 }
 
-// errReload ends a stream because somebody asked for a new one.
+// errReload ends a stream because a reload was asked for.
 var errReload = errors.New("a reload was asked for")
 
 // Run follows the control plane until ctx ends.
@@ -172,7 +173,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// lost tells everybody that there is no stream.
+// lost reports that there is no stream.
 func (c *Client) lost(err error, wait time.Duration) {
 	c.config.Hooks.Event(EventDisconnected)
 	c.config.Hooks.Current(false)
@@ -186,5 +187,5 @@ func (c *Client) lost(err error, wait time.Duration) {
 	c.tried()
 }
 
-// tried notes that the control plane has had its chance.
+// tried closes First: the control plane has had its chance.
 func (c *Client) tried() { c.firstOnce.Do(func() { close(c.first) }) }
