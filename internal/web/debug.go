@@ -13,7 +13,7 @@ import (
 
 // Debug says what the pages of the debug listener show. All fields are required.
 type Debug struct {
-	// Rules writes the rules that are served now, for /rlconfig.
+	// Rules writes the current rules, for /rlconfig.
 	Rules func(w io.Writer) error
 	// Stats writes the counters, for /stats.
 	Stats func(w io.Writer) error
@@ -21,7 +21,7 @@ type Debug struct {
 	Metrics http.Handler
 }
 
-// index is what the debug listener answers to a target that it does not know: its pages, sorted.
+// index is the debug listener's answer to an unknown target: its pages, sorted.
 const index = pprofRoot + `: profiles of this process, for callers on the same machine; hit for a list
 ` + pprofRoot + `profile: CPU profile over ?seconds=30, at most 60
 ` + pprofRoot + `trace: execution trace over ?seconds=1, at most 60
@@ -30,10 +30,9 @@ const index = pprofRoot + `: profiles of this process, for callers on the same m
 /stats: print out stats
 `
 
-// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers whose address is a loopback
-// one; others get 403. Whatever else is asked is answered with a list of these pages, as in envoyproxy/ratelimit, or with
-// 404 where the target is not a plain path. None of it changes anything, and nothing is registered on
-// [http.DefaultServeMux].
+// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers with a loopback
+// address; others get 403. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
+// if the target is not a plain path. No page changes anything, and nothing is registered on [http.DefaultServeMux].
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
 }
@@ -60,13 +59,13 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	})
 }
 
-// plain reports whether target is a path that means what it says: absolute, nothing escaped, nothing to be cleaned.
+// plain reports whether target is a literal path: absolute, with nothing escaped and nothing to clean.
 func plain(target string) bool {
 	clean := path.Clean(target)
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
 }
 
-// page answers with what write writes. An error of write means that there is nothing sensible to show.
+// page answers with what write writes. An error from write means that there is nothing useful to show.
 func page(write func(io.Writer) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
@@ -78,8 +77,8 @@ func page(write func(io.Writer) error) http.HandlerFunc {
 	}
 }
 
-// loopbackOnly answers 403 unless the connection comes from a loopback address. What headers say of the caller does not
-// count.
+// loopbackOnly answers 403 unless the connection comes from a loopback address. Headers that claim another address are
+// ignored.
 func loopbackOnly(h http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		peer, err := netip.ParseAddrPort(r.RemoteAddr)

@@ -82,7 +82,7 @@ func isGzip(s string) bool {
 	return err == nil && n > 0
 }
 
-// A page that cannot be written says so, instead of half of it.
+// If a page cannot be written, the answer is an error, not half of the page.
 func TestDebugPageError(t *testing.T) {
 	d := pages()
 	d.Stats = func(w io.Writer) error { _, _ = io.WriteString(w, "half"); return errors.New("no counters") }
@@ -93,8 +93,8 @@ func TestDebugPageError(t *testing.T) {
 	}
 }
 
-// Callers from elsewhere see the rules and the counters, as with the reference, and no profile, whatever they say of
-// themselves.
+// Callers from other machines see the rules and the counters, as with the reference, but no profiles, whatever their
+// headers claim.
 func TestH07_Remote(t *testing.T) {
 	for _, from := range []string{"10.1.2.3:4711", "[2001:db8::1]:4711", "[::ffff:10.1.2.3]:4711", "0.0.0.0:1", "[fe80::1%lo]:1"} {
 		tcp, err := net.ResolveTCPAddr("tcp", from)
@@ -135,7 +135,7 @@ func TestH07_Loopback(t *testing.T) {
 	}
 }
 
-// Profiles are on the debug listener alone: neither on the others nor on the mux that any import may fill.
+// Profiles are only on the debug listener: neither on the others nor on the default mux, to which any import can add.
 func TestH07_NowhereElse(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	promAddr, _ := start(t, web.MetricsHandler("/prom", pages().Metrics), web.Limits{})
@@ -160,8 +160,8 @@ func TestH07_NowhereElse(t *testing.T) {
 
 func TestH09_Profiles(t *testing.T) {
 	const longest = 600 * time.Millisecond
-	// Time-outs shorter than the profile show that it outlasts them. They also cut off who is held up for so long, so that of
-	// several rounds one has to succeed.
+	// The time-outs are shorter than the profile, which must outlast them. They also cut off a caller that is delayed
+	// for that long, so it is enough if one of several rounds succeeds.
 	limits := web.Limits{ReadHeader: 100 * time.Millisecond, Read: 150 * time.Millisecond, Write: 200 * time.Millisecond}
 	addr, _ := start(t, web.DebugHandlerWith(pages(), longest), limits)
 	for _, path := range []string{"/debug/pprof/profile", "/debug/pprof/trace"} {
@@ -175,13 +175,14 @@ func TestH09_Profiles(t *testing.T) {
 			t.Errorf("%s: %s", path, wrong)
 		}
 	}
-	eventually(t, func() bool { // after them
+	eventually(t, func() bool { // once the profiles have ended
 		got, err := try(t, "GET", "http://"+addr+"/debug/pprof/profile?seconds=0.01", "")
 		return err == nil && got.Status == 200 && isGzip(got.Body)
 	})
 }
 
-// twoProfiles asks for two profiles at once, of which one is taken and the other refused, and says what is wrong.
+// twoProfiles asks for two profiles at once, one of which must be accepted and the other refused, and returns what is
+// wrong.
 func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string) {
 	t.Helper()
 	type outcome struct {
@@ -198,7 +199,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 	}
 	wg.Wait()
 	took := time.Since(begin)
-	a, b := <-got, <-got // the refusal comes first
+	a, b := <-got, <-got // the refusal is faster
 	switch {
 	case a.err != nil || b.err != nil:
 		return fmt.Sprintf("%v, %v", a.err, b.err)
@@ -212,7 +213,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 	return ""
 }
 
-// A caller that leaves ends its profile, so that the next one may begin.
+// A profile ends when its caller disconnects, so that the next one can begin.
 func TestH09_CallerLeaves(t *testing.T) {
 	addr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
 	c := dial(t, addr)

@@ -18,7 +18,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
-// 4 MiB pass, one byte more is refused, stated or not, and an endless body is not read for longer than that.
+// A body of 4 MiB is accepted and one byte more is refused, whether its length is stated or not; an endless body is not
+// read much further than that.
 func TestH01_BodyLimit(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	url := "http://" + addr + "/json"
@@ -28,7 +29,7 @@ func TestH01_BodyLimit(t *testing.T) {
 
 	t.Run("stated", func(t *testing.T) {
 		c := dial(t, addr)
-		// Not a byte of the body follows: the length alone is enough.
+		// No byte of the body follows: the length is enough to refuse it.
 		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 4194305\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -80,10 +81,11 @@ func wantClosed(t *testing.T, c net.Conn) {
 	}
 }
 
-// Whoever is slow with the head, with the body or between requests loses the connection, and 200 of them hinder nobody.
+// A client that is slow to send the head or the body, or between requests, loses its connection, and 200 such clients
+// do not hinder others.
 func TestH02_Slow(t *testing.T) {
 	const soon = 300 * time.Millisecond
-	// What is not tested takes as long as this process may stand still, so that only one time can be over.
+	// The other limits are longer than this process could ever stand still, so that only the one under test can expire.
 	limits := func(change func(*web.Limits)) web.Limits {
 		l := web.Limits{ReadHeader: time.Minute, Read: time.Minute, Write: time.Minute, Idle: time.Minute}
 		change(&l)
@@ -118,7 +120,7 @@ func TestH02_Slow(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, func() bool { // who is kept from writing for so long is slow too
+			eventually(t, func() bool { // this client is slow too if it is kept from writing for that long
 				got, err := try(t, "POST", "http://"+addr+"/json", "{}")
 				return err == nil && got.Status == 200
 			})
@@ -130,7 +132,7 @@ func TestH02_Slow(t *testing.T) {
 	}
 }
 
-// statuses are those of the answers in a stream of bytes.
+// statuses returns the statuses of the answers in a stream of bytes.
 func statuses(b string) (got []int) {
 	r := bufio.NewReader(strings.NewReader(b))
 	for {
@@ -144,7 +146,7 @@ func statuses(b string) (got []int) {
 	}
 }
 
-// The times that hold where nothing else is said.
+// The default limits.
 func TestH02_Defaults(t *testing.T) {
 	want := web.Limits{
 		ReadHeader: 5 * time.Second, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 60 * time.Second, Grace: 5 * time.Second,
@@ -155,7 +157,7 @@ func TestH02_Defaults(t *testing.T) {
 	}
 }
 
-// Any content type is taken, POST alone passes, and a request whose length is in doubt is refused.
+// Any content type is accepted, only POST is allowed, and a request of ambiguous length is refused.
 func TestH05_Methods(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	for _, method := range []string{"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "FOO"} {
@@ -201,7 +203,7 @@ func TestH05_Smuggling(t *testing.T) {
 		{"HTTP/2", "PRI * HTTP/2.0\n\nSM\n\n", []int{404}},
 	} {
 		got := raw(t, addr, tt.send, 3)
-		if tt.want == nil { // how far the first request got depends on the packets
+		if tt.want == nil { // how far the first request gets depends on the packets
 			if len(got) == 0 || got[len(got)-1] != 400 || len(got) > 2 {
 				t.Errorf("%s: answers %v; want 400 to end them, at the second at the latest", tt.name, got)
 			}
@@ -231,7 +233,7 @@ func TestH06_Paths(t *testing.T) {
 	}
 }
 
-// Heads up to 16 KiB are taken, larger ones are not read to their end.
+// Heads of up to 16 KiB are accepted; larger ones are not read to the end.
 func TestH10_HeaderFlood(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	head := func(size int) string {
@@ -251,7 +253,7 @@ func TestH10_HeaderFlood(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := dial(t, addr)
 			var wg sync.WaitGroup
-			wg.Go(func() { _, _ = io.WriteString(c, tt.send) }) // the other side may close before the end
+			wg.Go(func() { _, _ = io.WriteString(c, tt.send) }) // the other side may close the connection before all is sent
 			wantStatus(t, c, tt.want)
 			_ = c.Close()
 			wg.Wait()

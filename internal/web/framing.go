@@ -9,29 +9,30 @@ import (
 	"sync/atomic"
 )
 
-// net/http takes a request that states its length twice, or both its length and a transfer coding, and removes the
-// traces before a handler sees it. A proxy in front of us that believed the other statement would then see other requests
-// on the connection than we do. So each connection is watched as it is read, and such requests are answered 400.
+// net/http accepts a request that states its length twice, or both a length and a transfer coding, and removes the
+// traces before a handler sees it. A proxy in front of us that used the other statement would then see different
+// requests on the connection than we do (request smuggling). So each connection is inspected as it is read, and such
+// requests are answered 400.
 
-// framing follows the heads of the requests on one connection. To know where the next head begins it would have to
-// follow bodies too; it does so for bodies of a stated length, and has the connection closed after any other.
+// framing follows the heads of the requests on one connection. To know where the next head begins, it has to follow
+// bodies too: it does so for bodies of a stated length, and has the connection closed after any other.
 type framing struct {
-	line      []byte      // the line under way, as far as it may be a field of interest
-	cut       bool        // line is only the beginning
+	line      []byte      // the current line, as much of it as is needed for the fields of interest
+	cut       bool        // line has only the beginning of it
 	started   bool        // a line of this head has been seen
 	lengths   int         // how often this head states a length
 	length    uint64      // the last of them
-	unclear   bool        // it is none that is understood here
+	unclear   bool        // a length is not understood here
 	codings   int         // how often this head states a transfer coding
-	body      uint64      // bytes of a body still to come
-	last      atomic.Bool // no further head on this connection is looked at: it has to be closed after this request
+	body      uint64      // bytes of the body still to come
+	last      atomic.Bool // no further head on this connection is inspected: it has to be closed after this request
 	ambiguous atomic.Bool // a head contradicted itself
 }
 
-// maxField is how much of a line is kept: enough for the two fields and their values.
+// maxField is how many bytes of a line are kept: enough for the two fields and their values.
 const maxField = 64
 
-// scan takes the next bytes of the connection.
+// scan inspects the next bytes of the connection.
 func (f *framing) scan(p []byte) {
 	for len(p) > 0 && !f.last.Load() {
 		if f.body > 0 {
@@ -55,7 +56,7 @@ func (f *framing) keep(p []byte) {
 	f.cut = f.cut || n < len(p)
 }
 
-// endLine looks at a whole line. An empty one ends a head, unless it comes before it.
+// endLine handles a complete line. An empty one ends the head, unless it precedes it.
 func (f *framing) endLine() {
 	line := bytes.TrimSuffix(f.line, []byte{'\r'})
 	cut := f.cut
@@ -96,7 +97,7 @@ func (f *framing) endHead() {
 	f.started, f.lengths, f.codings, f.length, f.unclear = false, 0, 0, 0, false
 }
 
-// framedListener watches the connections that it accepts.
+// framedListener inspects what is read from the connections that it accepts.
 type framedListener struct{ net.Listener }
 
 // Accept waits for the next connection.
@@ -108,7 +109,7 @@ func (l framedListener) Accept() (net.Conn, error) {
 	return &framedConn{Conn: c}, nil
 }
 
-// framedConn shows its framing what is read. net/http reads from one goroutine at a time.
+// framedConn passes what is read to its framing. net/http reads from only one goroutine at a time.
 type framedConn struct {
 	net.Conn
 	framing framing
@@ -123,7 +124,7 @@ func (c *framedConn) Read(p []byte) (int, error) {
 
 type framingKey struct{}
 
-// withFraming puts the framing of c where unambiguous finds it.
+// withFraming puts the framing of c into the context, for unambiguous.
 func withFraming(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*framedConn); ok {
 		return context.WithValue(ctx, framingKey{}, &c.framing)
@@ -131,8 +132,8 @@ func withFraming(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// unambiguous answers 400 to a request whose head contradicts itself (or precedes one that does and came in the same
-// packet), and closes connections whose further heads are not watched.
+// unambiguous answers 400 to a request whose head contradicts itself (or that came in the same packet as a later one
+// whose head does), and closes connections whose further heads are not inspected.
 func unambiguous(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f, ok := r.Context().Value(framingKey{}).(*framing)

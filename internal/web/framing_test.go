@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzFraming lets net/http read requests from the bytes of a connection, and checks that framing, which saw the same
-// bytes in pieces, has found every head that contradicts itself, as far as the connection is used.
+// FuzzFraming has net/http read requests from the bytes of a connection, and checks that framing, which saw the same
+// bytes in pieces, has found every head that contradicts itself, up to where the connection would be closed.
 func FuzzFraming(f *testing.F) {
 	for _, seed := range []string{
 		"GET / HTTP/1.1\nHost: x\n\n",
@@ -43,7 +43,7 @@ func FuzzFraming(f *testing.F) {
 }
 
 // contradicts reads requests as a server does, until one cannot be read or the connection has to be closed after it,
-// and reports whether one stated its length twice, or beside a transfer coding.
+// and reports whether one stated its length twice, or together with a transfer coding.
 func contradicts(t *testing.T, stream []byte) bool {
 	t.Helper()
 	source := bytes.NewReader(stream)
@@ -69,7 +69,7 @@ func contradicts(t *testing.T, stream []byte) bool {
 		if lengths > 1 || lengths > 0 && codings > 0 {
 			return true
 		}
-		if codings > 0 || cut { // closed, because framing asks for it
+		if codings > 0 || cut { // closed, because framing demands it
 			return false
 		}
 		if _, err := io.Copy(io.Discard, req.Body); err != nil || req.Close {

@@ -18,17 +18,17 @@ import (
 // pprofRoot is the path under which `go tool pprof` looks for profiles.
 const pprofRoot = "/debug/pprof/"
 
-// longestProfile bounds CPU profiles and execution traces.
+// longestProfile is the maximum duration of CPU profiles and execution traces.
 const longestProfile = 60 * time.Second
 
-// profiler serves profiles of this process. It stands in for net/http/pprof, which puts itself on the default mux of the
-// process as soon as it is imported, and runs for as long as it is asked to.
+// profiler serves profiles of this process. It replaces net/http/pprof, which registers itself on the process's default
+// mux as soon as it is imported, and sets no limit to the duration of a profile.
 type profiler struct {
 	longest time.Duration
-	running sync.Mutex // held while a profile over time runs; there is one at a time
+	running sync.Mutex // held while a profile over time runs; only one may run at a time
 }
 
-// ServeHTTP answers the list of profiles, or one of them.
+// ServeHTTP answers with the list of profiles, or with one of them.
 func (p *profiler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch name := strings.TrimPrefix(target(r), pprofRoot); name {
 	case "":
@@ -52,15 +52,15 @@ func profileList() string {
 	return b.String()
 }
 
-// snapshot answers the named profile as it stands, as text where ?debug is above 0, for the heap after a collection
-// where ?gc is.
+// snapshot answers with the current state of the named profile, as text if ?debug is above 0. If ?gc is above 0, a heap
+// profile is taken after a garbage collection.
 func snapshot(w http.ResponseWriter, r *http.Request, name string) {
 	p := pprof.Lookup(name)
 	if p == nil {
 		http.Error(w, "no such profile: "+pprofRoot+" lists those that there are", http.StatusNotFound)
 		return
 	}
-	level, _ := strconv.Atoi(r.FormValue("debug")) // what is no number is 0
+	level, _ := strconv.Atoi(r.FormValue("debug")) // anything but a number means 0
 	if collect, _ := strconv.Atoi(r.FormValue("gc")); name == "heap" && collect > 0 {
 		runtime.GC()
 	}
@@ -69,7 +69,7 @@ func snapshot(w http.ResponseWriter, r *http.Request, name string) {
 	} else {
 		attach(w, name)
 	}
-	_ = p.WriteTo(w, level) // fails only where the client has gone
+	_ = p.WriteTo(w, level) // fails only if the client has gone
 }
 
 func attach(w http.ResponseWriter, name string) {
@@ -78,16 +78,16 @@ func attach(w http.ResponseWriter, name string) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
-// recording is a profile over time.
+// recording is a kind of profile over time.
 type recording struct {
 	name  string
-	usual time.Duration // where a request does not say how long
+	usual time.Duration // the duration if a request does not give one
 	start func(io.Writer) error
 	stop  func()
 }
 
-// record runs a recording for as long as r asks for, at most p.longest, or until the client leaves. While another one
-// runs it answers 409.
+// record runs a recording for as long as r asks, at most p.longest, or until the client disconnects. If another one is
+// running, it answers 409.
 func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording) {
 	d, err := p.duration(r.FormValue("seconds"), rec.usual)
 	if err != nil {
@@ -99,7 +99,7 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording)
 		return
 	}
 	defer p.running.Unlock()
-	// The server's time-outs are made for pages; a read deadline that passes would end the request's context too.
+	// The server's time-outs are meant for pages, and passing the read deadline would also end the request's context.
 	rc, until := http.NewResponseController(w), time.Now().Add(d+30*time.Second)
 	if err := errors.Join(rc.SetReadDeadline(until), rc.SetWriteDeadline(until)); err != nil {
 		http.Error(w, "cannot keep the connection for so long: "+err.Error(), http.StatusInternalServerError)
@@ -117,7 +117,7 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording)
 	<-ctx.Done()
 }
 
-// duration is how long to record where a request says seconds; usual where it says nothing.
+// duration returns how long to record for the parameter seconds of a request, or usual if that is empty.
 func (p *profiler) duration(seconds string, usual time.Duration) (time.Duration, error) {
 	if seconds == "" {
 		return min(usual, p.longest), nil

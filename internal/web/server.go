@@ -13,16 +13,16 @@ import (
 // maxHead is the largest head of a request, in bytes; a larger one is answered 431.
 const maxHead = 16 << 10
 
-// headSlack is what net/http adds to MaxHeaderBytes for its own buffer.
+// headSlack is how many bytes net/http adds to MaxHeaderBytes for its own buffer.
 const headSlack = 4096
 
-// Limits bound how long a connection may take. A zero field takes the default given with it.
+// Limits bound the times of a connection. A field that is zero means the default given with it.
 type Limits struct {
 	ReadHeader time.Duration // from the first byte of a request to the end of its head: 5 s
 	Read       time.Duration // from the first byte of a request to the end of its body: 10 s
 	Write      time.Duration // from the end of the head to the end of the answer: 30 s
 	Idle       time.Duration // between two requests: 60 s
-	Grace      time.Duration // for requests that run when the server is to stop: 5 s
+	Grace      time.Duration // for requests in progress when the server is told to stop: 5 s
 }
 
 func (l Limits) withDefaults() Limits {
@@ -51,8 +51,8 @@ type Server struct {
 	grace time.Duration
 }
 
-// NewServer makes a Server that answers with h what comes in on ln, which from now on belongs to it. Its name is for
-// messages. Nothing is served until Run. What goes wrong with a connection, and panics of h, are logged.
+// NewServer returns a Server that serves h on ln, which it owns from then on. Its name is for messages. Nothing is
+// served until Run. Errors of connections, and panics of h, are logged.
 func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, limits Limits) *Server {
 	limits = limits.withDefaults()
 	protocols := new(http.Protocols)
@@ -76,14 +76,14 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 	}
 }
 
-// String is the server's name.
+// String returns the server's name.
 func (s *Server) String() string { return s.name }
 
-// Addr is where the server listens.
+// Addr returns the address on which the server listens.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
-// Run serves until ctx ends. Then it takes no more connections, lets requests that run finish for as long as the limits
-// grant, cuts off what is left, and returns nil. It returns earlier with an error where the listener fails.
+// Run serves until ctx ends. Then it accepts no more connections, gives requests in progress the time that the limits
+// allow, cuts off those that remain, and returns nil. It returns earlier, with an error, if the listener fails.
 func (s *Server) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- s.http.Serve(s.ln) }()

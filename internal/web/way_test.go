@@ -24,7 +24,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// way is the whole way of a request behind the listeners.
+// way is everything that a request goes through, from the listeners to the store.
 type way struct {
 	limiter     *limiter.Limiter
 	main, debug string // addresses
@@ -61,16 +61,16 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 2}
 `
 
-// The contract of envoyproxy/ratelimit, from the bytes of a request to those of its answer.
+// The contract of envoyproxy/ratelimit, from the bytes of a request to those of the answer.
 func TestJSON(t *testing.T) {
-	w := startWay(t, memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }}), oneRule) // no hour ends
+	w := startWay(t, memory.New(memory.Config{Now: func() engine.Micros { return 1e15 }}), oneRule) // fixed, so that no hour ends
 	const body = `{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`
 	for i, want := range []struct {
 		status int
 		code   string
 	}{{200, `"overallCode":"OK"`}, {200, `"overallCode":"OK"`}, {429, `"overallCode":"OVER_LIMIT"`}} {
 		got := do(t, "POST", "http://"+w.main+"/json", body)
-		plain := strings.ReplaceAll(got.Body, " ", "") // protojson's white space is unstable
+		plain := strings.ReplaceAll(got.Body, " ", "") // protojson's white space varies
 		if got.Status != want.status || got.Type != "application/json" || !strings.Contains(plain, want.code) {
 			t.Errorf("request %d: %v; want %d with %s", i+1, got, want.status, want.code)
 		}
@@ -87,7 +87,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// down is a store that cannot be reached, or one that hangs.
+// down is a store that cannot be reached, or that hangs.
 type down struct{ hang bool }
 
 func (d down) Apply(ctx context.Context, ops []backend.Op) {
@@ -109,14 +109,15 @@ func TestH03_StoreDown(t *testing.T) {
 	if got := do(t, "POST", "http://"+w.main+"/json", body); got.Status != http.StatusServiceUnavailable {
 		t.Errorf("a store that is down: %v; want 503", got)
 	}
-	// What needs no counter is answered all the same.
+	// Requests that need no counter are answered nevertheless.
 	other := strings.ReplaceAll(body, `"a"`, `"b"`)
 	if got := do(t, "POST", "http://"+w.main+"/json", other); got.Status != http.StatusOK {
 		t.Errorf("a descriptor without a limit: %v; want 200", got)
 	}
 }
 
-// A store that hangs costs no more than the time that /json grants, though HTTP brings no deadline along.
+// A store that hangs delays an answer by no more than the time that /json allows, although HTTP requests have no
+// deadline.
 func TestH03_StoreHangs(t *testing.T) {
 	t.Parallel()
 	w := startWay(t, down{hang: true}, oneRule)
@@ -176,8 +177,8 @@ func TestH04_Bodies(t *testing.T) {
 	}
 }
 
-// Whatever a million callers send, the metrics stay small and quick: at most 1 MB in at most 200 ms. Ten times that fails, so
-// that the race detector and what else the machine does may take their time.
+// Whatever a million callers send, the metrics stay small and quick: at most 1 MB in at most 200 ms. The test fails
+// only at ten times that, to allow for the race detector and a busy machine.
 func TestH08_MetricsUnderAttack(t *testing.T) {
 	w := startWay(t, memory.New(memory.Config{MaxKeys: 10_000}), `domain: shop
 descriptors:
@@ -212,7 +213,7 @@ descriptors:
 		})
 	}
 	wg.Wait()
-	best := time.Hour // the machine may be busy with something else
+	best := time.Hour // the best of several attempts, since the machine may be busy
 	for range 5 {
 		begin := time.Now()
 		got := do(t, "GET", "http://"+w.debug+"/metrics", "")

@@ -1,11 +1,11 @@
-// Package web holds the HTTP side of the server: the main listener with /json and the health pages, the debug listener,
+// Package web is the HTTP side of the server: the main listener with /json and the health pages, the debug listener,
 // the Prometheus listener, and the [Server] that each of them runs in.
 //
-// The codes, the bodies and the paths are those of envoyproxy/ratelimit, whose users' probes and scripts know them. What it
-// leaves open is closed here: bodies, heads and times are bounded, a target is answered only when it is written exactly as
-// it is known (nothing is cleaned, decoded or redirected on the way), a request with two lengths is refused, and profiles
-// are for callers on the same machine. What the pages show comes in as functions, so this package knows no counters, no
-// rules and no backend.
+// Status codes, bodies and paths are those of envoyproxy/ratelimit, on which its users' probes and scripts rely. This
+// package is stricter where envoyproxy/ratelimit sets no bounds: bodies, heads and times are bounded, a target is
+// answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), a request with two
+// lengths is refused, and profiles are only for callers on the same machine. The contents of pages come from functions
+// that are passed in, so this package does not depend on counters, rules or backends.
 package web
 
 import (
@@ -24,27 +24,27 @@ import (
 // MaxBody is the largest body of a request, in bytes; a larger one is answered 413.
 const MaxBody = 4 << 20
 
-// jsonTimeout bounds how long /json waits for a verdict, because an HTTP request brings no deadline along.
+// jsonTimeout bounds how long /json waits for a verdict, because an HTTP request has no deadline.
 const jsonTimeout = 5 * time.Second
 
-// Main says what the pages of the main listener ask. All fields are required.
+// Main has the functions that the pages of the main listener call. All fields are required.
 type Main struct {
-	// JSON answers the body of a request to /json. It keeps no reference to body.
+	// JSON returns the answer to the body of a request to /json. It must not retain body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
 	Healthy func() bool
-	// Components tell how each part of the server is, for /healthcheck?verbose.
+	// Components returns the state of each part of the server, for /healthcheck?verbose.
 	Components func() []Component
-	// NotReady are the reasons why the server cannot answer now, for /readyz; none where it can.
+	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can.
 	NotReady func() []string
 }
 
-// Component is how one part of the server is.
+// Component is the state of one part of the server.
 type Component struct {
 	Name      string
 	OK        bool
 	Since     time.Time // when OK last changed
-	LastError string    // the latest reason for not being well, kept after it is over; may be empty
+	LastError string    // the latest reason for not being OK, kept after recovery; may be empty
 }
 
 // MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
@@ -62,8 +62,8 @@ func MetricsHandler(path string, h http.Handler) http.Handler {
 	return routes{path: h.ServeHTTP}
 }
 
-// routes are handlers by target, without its query. Only a target that is sent exactly so is answered: /x/../json,
-// //json, /%6ason and http://host/json are 404, and never a redirect.
+// routes are handlers by target, without the query. Only a target that is spelled exactly like that is answered:
+// /x/../json, //json, /%6ason and http://host/json are 404, and never a redirect.
 type routes map[string]http.HandlerFunc
 
 // ServeHTTP calls the handler of r's target, or answers 404.
@@ -75,7 +75,7 @@ func (rs routes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h(w, r)
 }
 
-// target is what r asks for as the client wrote it, without the query.
+// target returns what r asks for, as the client spelled it, without the query.
 func target(r *http.Request) string {
 	t, _, _ := strings.Cut(r.RequestURI, "?")
 	return t
@@ -102,10 +102,10 @@ func (m Main) json(w http.ResponseWriter, r *http.Request) {
 	send(w, answer)
 }
 
-// readBody reads r's body. The status is 200, or what to answer where the body is too large, too slow or broken.
+// readBody reads r's body. The status is 200, or the one to answer if the body is too large, too slow or broken.
 func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int) {
 	if r.ContentLength > MaxBody {
-		w.Header().Set("Connection", "close") // so that nobody waits for the rest of it
+		w.Header().Set("Connection", "close") // so that the server does not wait for the rest of the body
 		return nil, http.StatusRequestEntityTooLarge
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
@@ -139,7 +139,7 @@ func (m Main) health(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// verboseText writes one line for the whole and one for each component.
+// verboseText writes one line for the whole server and one for each component.
 func verboseText(w http.ResponseWriter, status int, ok bool, cs []Component) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", word(ok))
@@ -176,7 +176,7 @@ func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
 		answer.Components = append(answer.Components, component(c))
 	}
 	b, err := json.Marshal(answer)
-	if err != nil { // a time beyond the year 9999
+	if err != nil { // a time after the year 9999
 		refuse(w, http.StatusInternalServerError)
 		return
 	}
@@ -193,7 +193,7 @@ func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
 	text(w, http.StatusOK, "OK")
 }
 
-// refuse answers with nothing but the status and its name.
+// refuse answers with only the status and its name.
 func refuse(w http.ResponseWriter, status int) {
 	http.Error(w, http.StatusText(status), status)
 }
@@ -204,7 +204,7 @@ func text(w http.ResponseWriter, status int, body string) {
 	send(w, []byte(body))
 }
 
-// send writes the body of an answer. That it does not arrive is the client's loss, and it is the one to know.
+// send writes the body of an answer. It ignores errors: if the body does not arrive, the client notices.
 func send(w io.Writer, body []byte) {
 	_, _ = w.Write(body)
 }

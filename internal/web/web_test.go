@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what should come at once.
+// patience is how long a test waits for something that should happen at once.
 const patience = 30 * time.Second
 
 // start serves h on a free port until the test ends, and returns its address and what it logs.
@@ -57,7 +57,7 @@ func startOn(t *testing.T, ln net.Listener, h http.Handler, l web.Limits) (addr 
 	return ln.Addr().String(), log
 }
 
-// buffer is a log that may be read while it is written.
+// buffer is a log that may be read while it is being written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -75,7 +75,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// echo is a main listener that is well, whose /json answers what it is sent.
+// echo returns a healthy main listener, whose /json answers with what it is sent.
 func echo() web.Main {
 	return web.Main{
 		JSON: func(_ context.Context, body []byte) (int, string, []byte) {
@@ -87,7 +87,7 @@ func echo() web.Main {
 	}
 }
 
-// dial opens a connection that nothing but the test speaks on.
+// dial opens a connection on which the test itself writes and reads.
 func dial(t *testing.T, addr string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -101,15 +101,15 @@ func dial(t *testing.T, addr string) net.Conn {
 	return c
 }
 
-// raw writes text, whose lines end with \n, as all the bytes of a connection, and reads at most n answers, which it returns
-// by status.
+// raw writes text, whose lines end with \n, as everything that is sent on a connection, and reads at most n answers, of
+// which it returns the statuses.
 func raw(t *testing.T, addr, text string, n int) (statuses []int) {
 	t.Helper()
 	c := dial(t, addr)
 	if _, err := io.WriteString(c, strings.ReplaceAll(text, "\n", "\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.(*net.TCPConn).CloseWrite() // who has been refused may have been cut off already; the answer is there
+	_ = c.(*net.TCPConn).CloseWrite() // a refused client may have been cut off already; the answer is there all the same
 	r := bufio.NewReader(c)
 	for range n {
 		resp, err := http.ReadResponse(r, nil)
@@ -141,7 +141,7 @@ func do(t *testing.T, method, url, body string, header ...string) answer {
 	return got
 }
 
-// try is do for a server that may be slow to take the request, and then does not answer.
+// try is like do, but for a server that may find the request too slow and not answer it.
 func try(t *testing.T, method, url, body string, header ...string) (answer, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -218,7 +218,7 @@ func TestHealthPages(t *testing.T) {
 	}
 }
 
-// A handler that panics costs its caller the connection, is logged, and nothing else happens.
+// If a handler panics, its caller loses the connection and the panic is logged; nothing else happens.
 func TestPanic(t *testing.T) {
 	m := echo()
 	m.JSON = func(context.Context, []byte) (int, string, []byte) { panic("a bug") }
@@ -234,7 +234,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A request that runs when the server is to stop is answered, for as long as Grace, and then cut off.
+// A request in progress when the server is told to stop is still answered within Grace, and cut off after that.
 func TestStop(t *testing.T) {
 	for name, tt := range map[string]struct {
 		grace time.Duration
@@ -264,7 +264,7 @@ func TestStop(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() {
-				b, _ := io.ReadAll(c) // where it is cut off that is an error
+				b, _ := io.ReadAll(c) // it is an error if the request is cut off
 				got <- statuses(string(b))
 			}()
 			<-entered
@@ -285,7 +285,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A listener that fails ends Run with an error that names it.
+// If a listener fails, Run returns an error that names it.
 func TestRunError(t *testing.T) {
 	ln := listen(t)
 	if err := ln.Close(); err != nil {
