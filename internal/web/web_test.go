@@ -264,7 +264,7 @@ func TestStop(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() {
-				b, _ := io.ReadAll(c) // it is an error if the request is cut off
+				b, _ := io.ReadAll(c) // reading fails if the request is cut off
 				got <- statuses(string(b))
 			}()
 			<-entered

@@ -1,10 +1,11 @@
-// Package backendtest is the suite that every backend has to pass, and so the contract of [backend.Backend] by example.
+// Package backendtest is the suite that every backend has to pass, and thus the contract of [backend.Backend] by
+// example.
 //
-// It plays hand-made traces and random sequences of operations against a backend and, at the same times, against
-// pkg/engine with states in a map, and compares every decision. Decisions that a near cache remembered are checked
-// against what is promised of them. The traces and some of the sequences are also compared with the twins in
+// It plays hand-made traces and random sequences of operations against a backend and, at the same times of the clock,
+// against pkg/engine with states in a map, and compares every decision. Decisions that a near cache remembered are
+// checked against the contract for them. The traces and some of the sequences are also compared with the twins in
 // enginetest. The suite controls the clock: it is set before each call, goes forward and jumps back. Separate tests
-// cover what no sequence can show: many callers at once, and that keys do not interfere with each other.
+// cover what no sequence can show: many concurrent callers, and that keys do not interfere with each other.
 //
 //	func TestBackend(t *testing.T) {
 //		backendtest.Run(t, backendtest.Harness{Open: func(t testing.TB, now func() engine.Micros) backend.Backend {

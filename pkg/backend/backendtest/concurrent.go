@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// callers is how many goroutines call a backend at once.
+// callers is the number of goroutines that call a backend concurrently.
 const callers = 32
 
 // testConcurrent has many goroutines take from one counter while the time stands still.
@@ -26,7 +26,7 @@ func testConcurrent(t *testing.T, h Harness) {
 		}
 		name := l.Algorithm.String()
 		t.Run("Ladder/"+name, func(t *testing.T) { testLadder(t, s, l, h.Takes) })
-		if l.Algorithm != engine.LeakyBucket { // whose takes are not merged
+		if l.Algorithm != engine.LeakyBucket { // the takes of a leaky bucket are not merged
 			t.Run("Merged/"+name, func(t *testing.T) { testMerged(t, s, l, h.Takes) })
 		}
 	}
@@ -37,7 +37,8 @@ func testConcurrent(t *testing.T, h Harness) {
 	t.Run("List", func(t *testing.T) { testConcurrentList(t, s, h.Takes) })
 }
 
-// testLadder: exactly as many takes are admitted as the limit says, and what each leaves is another number.
+// testLadder: exactly as many takes are admitted as the limit allows, and the number left is different for each of
+// them.
 func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, limits := s.key(), engine.Limits{l}
@@ -65,12 +66,12 @@ func testLadder(t *testing.T, s *subject, l engine.Limit, takes int) {
 	}
 }
 
-// testMerged: takes of several, with looks and gives on other keys between them, add up to exactly the limit.
+// testMerged: takes of several hits, with looks and gives on other keys in between, add up to exactly the limit.
 func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	t.Helper()
 	key, other, limits := s.key(), s.key(), engine.Limits{l}
 	calls := max(takes/8, 1)
-	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // whatever is drawn, together they ask for all there are
+	least := (l.Hits + uint64(calls) - 1) / uint64(calls) // at least this many each, so that together they ask for the whole limit
 	var sum atomic.Uint64
 	crowd(calls, callers, func(i int) {
 		ops := []backend.Op{
@@ -89,7 +90,7 @@ func testMerged(t *testing.T, s *subject, l engine.Limit, takes int) {
 	}
 }
 
-// testTenClients: 110 requests of ten clients at once, in one window of 100.
+// testTenClients: ten concurrent clients send 110 requests, in one window of 100.
 func testTenClients(t *testing.T, s *subject) {
 	t.Helper()
 	key, limits := s.key(), engine.Limits{fixed(100, second)}
@@ -124,7 +125,8 @@ func testConcurrentList(t *testing.T, s *subject, takes int) {
 	}
 }
 
-// crowd calls f n times from so many goroutines, and waits for all of them. Each call gets a number of its own.
+// crowd calls f n times from the given number of goroutines, and waits for all of them. Each call gets a different
+// number.
 func crowd(n, goroutines int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup

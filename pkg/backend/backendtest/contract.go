@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testContract shows what the comments of package backend promise, a sentence at a time.
+// testContract checks what the comments of package backend promise, sentence by sentence.
 func testContract(t *testing.T, h Harness) {
 	s := open(t, h)
 	for _, c := range []struct {
@@ -62,7 +62,7 @@ func inOrder(t *testing.T, s *subject) {
 	for i := range ops {
 		got[i] = ops[i].Decision.Left
 	}
-	for i, want := range []uint64{3, 3, 2, 0} { // then the refused hit counts, as rules have it
+	for i, want := range []uint64{3, 3, 2, 0} { // then the refused hit counts, as the rule says
 		is(c, "what is left", got[i], want)
 	}
 	is(c, "what is left at last", got[len(got)-1], 3)
@@ -100,7 +100,7 @@ func extra(t *testing.T, s *subject) {
 	c.looks(0, "✗")
 }
 
-// extraAlone: hits are wanted in advance by nobody who waits for an answer.
+// extraAlone: a take may ask only for hits in advance, in which case nobody waits for an answer.
 func extraAlone(t *testing.T, s *subject) {
 	for _, l := range []engine.Limit{fixed(10, minute), bucket(10, minute, 10)} {
 		c := counter(t, s, l)
@@ -119,7 +119,7 @@ func lookLeavesNothing(t *testing.T, s *subject) {
 	c.looks(3, "✗")
 	c.spend(0, "✓✓")
 	c.at(9 * time.Second)
-	is(c, "ResetAfter", c.takes("✓").ResetAfter, 10*time.Second) // no look began the window
+	is(c, "ResetAfter", c.takes("✓").ResetAfter, 10*time.Second) // the look did not begin the window
 }
 
 func giveOnNothing(t *testing.T, s *subject) {
@@ -172,12 +172,12 @@ func windowsOfBuckets(t *testing.T, s *subject) {
 	c := counter(t, s, short)
 	c.takes(yes(10))
 	c.limits = engine.Limits{long}
-	is(c, "what is left", c.looks(1, "✓").Left, 9) // a bucket alone stays empty for the minute that it was, now a sixth of a token
+	is(c, "what is left", c.looks(1, "✓").Left, 9) // a lone bucket stays empty for the same minute as before, which is now worth a sixth of a token
 
 	c = counter(t, s, listOf(short)...)
 	c.takes(yes(10) + no(1))
 	c.limits = listOf(long)
-	c.takes(yes(10) + no(1)) // in a list there may be two, told apart by it
+	c.takes(yes(10) + no(1)) // in a list there may be two limits that differ only in it
 	c.limits = listOf(short, long)
 	is(c, "the strictest", c.takes("✗").Strictest, 1)
 }
@@ -208,7 +208,7 @@ func clockJumpsBack(t *testing.T, s *subject) {
 		c.at(-24 * time.Hour)
 		d := c.takes("✗")
 		longest := time.Minute
-		if l.Precision > 0 { // what is true of every refusal of a sliding window
+		if l.Precision > 0 { // this holds for every refusal by a sliding window
 			longest += time.Minute / time.Duration(l.Precision)
 		}
 		if d.RetryAfter > longest {
@@ -276,7 +276,7 @@ func initialWrittenByLook(t *testing.T, s *subject) {
 	c.takes(yes(5) + no(1))
 }
 
-// hugeLimits returns limits that are as large as they get, and those of eachAlgorithm.
+// hugeLimits returns limits with the largest possible numbers, and those of eachAlgorithm.
 func (s *subject) hugeLimits() []engine.Limit {
 	all := append(s.eachAlgorithm(), fixed(math.MaxUint32, 1<<48))
 	if !s.fixed {
@@ -285,8 +285,8 @@ func (s *subject) hugeLimits() []engine.Limit {
 	return all
 }
 
-// eachAlgorithm returns a limit of ten hits for each algorithm that the backend keeps, none of which counts refused hits
-// if it can be helped.
+// eachAlgorithm returns a limit of ten hits for each algorithm that the backend keeps, none of which counts refused
+// hits unless it has to.
 func (s *subject) eachAlgorithm() []engine.Limit {
 	f := fixed(10, minute)
 	if s.fixed {

@@ -7,10 +7,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testIsolation: hits on one key never change another. Among the keys are all that differ in one bit, and those made of one
-// byte, so that a store that cuts, folds or joins keys meets two that it takes for one; every pair of the 450 is tried at
-// once, because each key is hit another number of times. All have two counters and a penalty, where a
-// backend keeps such.
+// testIsolation: hits on one key never change another. The 450 keys include all that differ in one bit, and those that
+// consist of one repeated byte, so that a store that truncates, folds or joins keys would confuse two of them. All
+// pairs are tested at once, because the number of hits is different for each key. Each key has two counters and a
+// penalty, if the backend supports these.
 func testIsolation(t *testing.T, h Harness) {
 	s := open(t, h)
 	p := s.player()

@@ -52,8 +52,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	return poison()
 }
 
-// remembered returns what the store would have answered to op, about which it was not asked: nothing is spent or
-// written.
+// remembered returns what the store would have answered to op if it had been asked. Nothing is spent or written.
 func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 	look, copies := *op, newOracle()
 	look.Mode = backend.Look
@@ -62,7 +61,7 @@ func (o *oracle) remembered(op *backend.Op, now engine.Micros) engine.Decision {
 		slots = append(slots, l.Slot())
 	}
 	for _, slot := range slots {
-		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // used for this look only
+		*copies.state(op.Key, slot) = *o.state(op.Key, slot) // a copy that only this look uses
 	}
 	return copies.apply(&look, now)
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
 )
 
-// testRandom plays random sequences: for each algorithm, for lists of any of them, and all behind penalties. Within a
-// sequence the rule changes as it does when files are reloaded, and the clock goes forward and jumps back.
+// testRandom plays random sequences: for each algorithm, for lists of any of them, and for all of these behind
+// penalties. Within a sequence the rule changes, as it does when files are reloaded, and the clock goes forward and
+// jumps back.
 func testRandom(t *testing.T, h Harness) {
 	s := open(t, h)
 	if h.FixedWindows {
@@ -29,7 +30,7 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 	t.Helper()
 	rapid.Check(t, func(t *rapid.T) {
 		g := &sequence{player: s.player(), rules: draw(t), keys: []backend.Key{s.key(), s.key(), s.key()}}
-		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that what is remembered lasts
+		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that what a near cache remembers is used
 			g.limits, g.penalties = g.limits[:1], g.penalties[:1]
 		}
 		twinned := 0
@@ -40,20 +41,20 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 			if i == twinned {
 				g.twins = nil
 			}
-			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // else shrunk away
+			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // otherwise rapid has shrunk the call away
 				g.call(t)
 			}
 		}
 	})
 }
 
-// rules are those that a sequence chooses from at each call.
+// rules are the rules from which a sequence chooses at each call.
 type rules struct {
 	limits    []engine.Limits
 	penalties []*engine.Penalty
 }
 
-// rulesOf draws rules with one limit of an algorithm, and one of any other.
+// rulesOf draws rules with one limit of the given algorithm each, and one rule with a limit of any algorithm.
 func rulesOf(a engine.Algorithm) func(*rapid.T) rules {
 	return func(t *rapid.T) rules {
 		l := enginetest.LimitOf(a).Draw(t, "limit")
@@ -70,7 +71,7 @@ func rulesOf(a engine.Algorithm) func(*rapid.T) rules {
 	}
 }
 
-// rulesOfTheClock draws rules with one fixed window that begins with the clock and counts refused hits.
+// rulesOfTheClock draws rules with one fixed window that is aligned to the clock and counts refused hits.
 func rulesOfTheClock(t *rapid.T) rules {
 	r := rules{penalties: []*engine.Penalty{nil}}
 	for _, name := range []string{"limit", "changed", "another"} {
@@ -81,7 +82,7 @@ func rulesOfTheClock(t *rapid.T) rules {
 	return r
 }
 
-// rulesOfAny draws rules with one limit or several. One rule has the limits of another, changed.
+// rulesOfAny draws rules with one limit or several. One rule is a changed version of another.
 func rulesOfAny(t *rapid.T) rules {
 	l := enginetest.Limits().Draw(t, "limits")
 	changed := make(engine.Limits, len(l))
@@ -103,12 +104,12 @@ func rulesWithPenalties(t *rapid.T) rules {
 	return r
 }
 
-// sequence is a random sequence under way.
+// sequence is a random sequence that is being played.
 type sequence struct {
 	*player
 	rules
 	keys    []backend.Key
-	windows []int64 // those told by decisions so far
+	windows []int64 // the windows of the decisions so far
 }
 
 // call moves the clock and makes one call, mostly with one op.
@@ -128,8 +129,8 @@ func (g *sequence) call(t *rapid.T) {
 	}
 }
 
-// move lets time pass, for at most 50 years in all, or jump back; but not to where states live again that a store was free
-// to drop.
+// move moves the clock forward, by at most 50 years in all, or back, but never to a time at which a state that the
+// store was free to drop would be alive again.
 func (g *sequence) move(by engine.Micros) {
 	to := g.now + by
 	if by < 0 && g.fixed {
@@ -143,7 +144,7 @@ func (g *sequence) move(by engine.Micros) {
 	}
 }
 
-// modes has takes most often.
+// modes returns the modes to draw from, of which takes are the most frequent.
 func modes() []backend.Mode {
 	return []backend.Mode{
 		backend.Take, backend.Take, backend.Take, backend.Take, backend.Look, backend.Look, backend.Give, backend.Reset,
@@ -175,13 +176,13 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 	return op
 }
 
-// window draws the window that hits go back into: the present one, one that hits were spent in, or any.
+// window draws the window to which hits are given back: the current one, one in which hits were spent, or any other.
 func (g *sequence) window(t *rapid.T) int64 {
 	told := g.windows[max(0, len(g.windows)-8):]
 	return rapid.SampledFrom(append([]int64{0, 0, int64(g.now), int64(g.now + day)}, told...)).Draw(t, "window")
 }
 
-// merges reports whether several requests may come as one take.
+// merges reports whether several requests may be merged into one take.
 func merges(op *backend.Op) bool {
 	for _, l := range op.Limits {
 		if l.Algorithm == engine.LeakyBucket {

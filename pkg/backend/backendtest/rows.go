@@ -7,7 +7,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// testTraces plays the traces of docs/algorithms.md, by their rows there, as far as they need no server.
+// testTraces plays the traces of docs/algorithms.md, named after their rows there, unless they need a server.
 func testTraces(t *testing.T, h Harness) {
 	s := open(t, h)
 	for _, row := range []struct {
@@ -54,7 +54,7 @@ const (
 	day                  = 24 * hour
 )
 
-// fixed is a fixed window as rules make it where they say no more.
+// fixed returns a fixed window as rules without further options make it.
 func fixed(hits uint64, window engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.FixedWindow, Hits: hits, Window: window, CountRefused: true}
 }
@@ -67,7 +67,7 @@ func slidingLog(hits uint64, window engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.SlidingLog, Hits: hits, Window: window}
 }
 
-// bucket is a token bucket that is full at first.
+// bucket returns a token bucket that starts full.
 func bucket(hits uint64, window engine.Micros, burst uint64) engine.Limit {
 	return engine.Limit{Algorithm: engine.TokenBucket, Hits: hits, Window: window, Burst: burst, Initial: burst}
 }
@@ -80,7 +80,7 @@ func semaphore(hits uint64, window engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.Concurrency, Hits: hits, Window: window}
 }
 
-// yes and no are so many marks.
+// yes and no return n marks.
 func yes(n int) string { return strings.Repeat(admitted, n) }
 
 func no(n int) string { return strings.Repeat(refused, n) }

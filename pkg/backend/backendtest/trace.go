@@ -15,8 +15,8 @@ const (
 	refused  = "✗"
 )
 
-// trace plays a hand-made sequence against one counter. Its methods fail the test where the backend answers otherwise than
-// they were told, and everywhere else than the oracle does.
+// trace plays a hand-made sequence against one counter. Its methods fail the test if the backend's answer differs from
+// what they were told to expect, or from the oracle's.
 type trace struct {
 	*testing.T
 	p       *player
@@ -40,23 +40,23 @@ func counter(t *testing.T, s *subject, limits ...engine.Limit) *trace {
 // at sets the time, counted from the start of the trace.
 func (c *trace) at(d time.Duration) { c.p.now = start + engine.Micros(d.Microseconds()) }
 
-// after moves the time on.
+// after moves the clock forward.
 func (c *trace) after(d time.Duration) { c.p.now += engine.Micros(d.Microseconds()) }
 
-// takes makes a take of cost 1 for each mark, all at the present time, and returns the last decision.
+// takes makes a take of cost 1 for each mark, all at the current time, and returns the last decision.
 func (c *trace) takes(marks string) engine.Decision {
 	c.Helper()
 	return c.spend(1, marks)
 }
 
-// spend is takes with a cost.
+// spend is like takes, but with the given cost.
 func (c *trace) spend(cost uint64, marks string) engine.Decision {
 	c.Helper()
 	return c.spaced(0, cost, marks)
 }
 
-// every makes a take of cost 1 for each mark, the first at the present time and the others so far apart. Spaces in marks
-// mean nothing. The time after it is one step past the last take.
+// every makes a take of cost 1 for each mark, the first at the current time and each of the others one step later.
+// Spaces in marks are ignored. Afterwards the time is one step after the last take.
 func (c *trace) every(step time.Duration, marks string) {
 	c.Helper()
 	c.spaced(step, 1, marks)
@@ -80,7 +80,7 @@ func (c *trace) spaced(step time.Duration, cost uint64, marks string) (d engine.
 	return d
 }
 
-// looks looks for a take of that cost, expects the mark, and returns the decision.
+// looks makes a look with the given cost, expects the mark, and returns the decision.
 func (c *trace) looks(cost uint64, mark string) engine.Decision {
 	c.Helper()
 	d := c.do(backend.Op{Mode: backend.Look, Take: engine.Take{Cost: cost, Count: 1, Owner: c.owner}})
@@ -96,7 +96,7 @@ func (c *trace) gives(hits uint64) {
 	c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: hits, Count: 1, Owner: c.owner}})
 }
 
-// resets resets the counter, by force if so said.
+// resets resets the counter; if force is true, also while a penalty runs.
 func (c *trace) resets(force bool) engine.Decision {
 	c.Helper()
 	return c.do(backend.Op{Mode: backend.Reset, Force: force})

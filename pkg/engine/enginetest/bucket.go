@@ -8,13 +8,13 @@ import (
 
 // bucket is a bucket of tokens: those of a token bucket, or the free places of a leaky bucket's queue.
 type bucket struct {
-	level *big.Rat      // tokens, at last
-	last  engine.Micros // when they were counted
-	limit engine.Limit  // by which
+	level *big.Rat      // number of tokens at the time last
+	last  engine.Micros // when the tokens were counted
+	limit engine.Limit  // the limit by which they were counted
 	moved bool
 }
 
-// at is b with the tokens that came since.
+// at returns b with the tokens added that have come since.
 func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	if l.Hits == 0 {
 		return b
@@ -50,15 +50,15 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	return after
 }
 
-// rateOf is the tokens that come in a microsecond.
+// rateOf returns the number of tokens that come per microsecond.
 func rateOf(l *engine.Limit) *big.Rat {
 	window := new(big.Rat).SetInt64(int64(l.Window))
 	return window.Quo(rat(l.Hits), window)
 }
 
-// lowest is the lowest level that is possible: a lower one is of a time to come.
+// lowest returns the lowest possible level: a lower one was counted at a time in the future.
 func lowest(l *engine.Limit) *big.Rat {
-	if l.Algorithm == engine.LeakyBucket { // −1 is never reached, but all multiples of the least difference above it
+	if l.Algorithm == engine.LeakyBucket { // −1 itself is never reached, but every multiple of the least difference above it can be
 		least := new(big.Rat).SetFrac(big.NewInt(1), rateOf(l).Denom())
 		return least.Sub(least, big.NewRat(1, 1))
 	}
@@ -69,14 +69,15 @@ func lowest(l *engine.Limit) *big.Rat {
 	return x.Neg(x)
 }
 
-// full is when the bucket is full by the limit it was counted by, were it not for steps: what a change of the limit keeps.
+// full returns when the bucket would be full under the limit by which it was counted, if tokens came continuously. A
+// change of the limit preserves this time.
 func (b *bucket) full() *big.Rat {
 	missing := new(big.Rat).Sub(rat(b.limit.Burst), b.level)
 	missing.Quo(missing, rateOf(&b.limit))
 	return missing.Add(missing, new(big.Rat).SetInt64(int64(b.last)))
 }
 
-// queue is how many microseconds it takes until the queue of a leaky bucket is empty.
+// queue returns the number of microseconds until the queue of a leaky bucket is empty.
 func (b *bucket) queue(l *engine.Limit) *big.Rat {
 	ahead := new(big.Rat).Sub(rat(l.Burst), b.level)
 	return ahead.Quo(ahead, rateOf(l))
@@ -86,7 +87,7 @@ func (b *bucket) left(l *engine.Limit) uint64 {
 	switch {
 	case l.Hits == 0 || b.level.Sign() <= 0:
 		return 0
-	case l.Algorithm == engine.LeakyBucket: // a place of which a part is free takes a hit
+	case l.Algorithm == engine.LeakyBucket: // a place that is partly free accepts a hit
 		return uint64(ceil(b.level))
 	}
 	return uint64(floor(b.level))
@@ -95,7 +96,7 @@ func (b *bucket) left(l *engine.Limit) uint64 {
 func (b *bucket) fits(l *engine.Limit, cost uint64) bool {
 	after := new(big.Rat).Sub(b.level, rat(cost))
 	switch {
-	case l.Algorithm == engine.LeakyBucket: // it waits less than (Burst − cost + 1)·W/L
+	case l.Algorithm == engine.LeakyBucket: // the wait is less than (Burst − cost + 1)·W/L
 		return after.Cmp(big.NewRat(-1, 1)) > 0 && cost <= l.Burst
 	case l.Debt > 0:
 		return b.level.Sign() > 0 && after.Cmp(lowest(l)) >= 0
@@ -112,7 +113,7 @@ func (b *bucket) give(l *engine.Limit, hits uint64) {
 	}
 }
 
-// whole is when the bucket is full, not before now.
+// whole returns when the bucket is full, or now if it already is.
 func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	if l.Hits == 0 {
 		return now
@@ -124,8 +125,8 @@ func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	})
 }
 
-// until is from when on the bucket says nothing. One that starts with less than it holds is remembered for longer than it
-// takes to fill, or it would be empty again.
+// until returns the time from which on the bucket's state is irrelevant. A bucket that does not start full is
+// remembered for longer than it takes to fill, because once forgotten it would be back at its initial level.
 func (b *bucket) until(l *engine.Limit, now engine.Micros) engine.Micros {
 	whole := b.whole(l, now)
 	if l.Algorithm == engine.TokenBucket && l.Initial < l.Burst {

@@ -3,15 +3,15 @@ package enginetest
 import (
 	"fmt"
 	"time"
-	_ "time/tzdata" // so that every machine has the same zones
+	_ "time/tzdata" // so that the zones are the same on every machine
 
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Zones are the names of time zones that are each odd in its own way: clocks that change at midnight, or by half an hour,
-// or a minute after midnight; a date that was skipped; offsets of quarters of an hour and of 14 hours.
+// Zones returns the names of time zones that are each odd in some way: clocks that change at midnight, or by half an
+// hour, or a minute after midnight; a date that was skipped; offsets with quarters of an hour, and of 14 hours.
 func Zones() []string {
 	return []string{
 		"UTC", "Europe/Berlin", "America/New_York", "America/Sao_Paulo", "Africa/Cairo", "America/Havana", "America/Santiago",
@@ -20,7 +20,7 @@ func Zones() []string {
 	}
 }
 
-// Calendar is the calendar of a zone. It panics where there is none.
+// Calendar returns the calendar of a zone. It panics if there is none.
 func Calendar(zone string, unit engine.CalendarUnit, every uint32) *engine.Calendar {
 	location, err := time.LoadLocation(zone)
 	if err != nil {
@@ -33,7 +33,7 @@ func Calendar(zone string, unit engine.CalendarUnit, every uint32) *engine.Calen
 	return c
 }
 
-// calendar draws a calendar. Those of a zone are made anew each time, as after a reload of the rules.
+// calendar draws a calendar. Each calendar is a new one, even for the same zone, as after a reload of the rules.
 func calendar() *rapid.Generator[*engine.Calendar] {
 	return rapid.Custom(func(t *rapid.T) *engine.Calendar {
 		unit := rapid.SampledFrom([]engine.CalendarUnit{
@@ -47,7 +47,7 @@ func calendar() *rapid.Generator[*engine.Calendar] {
 	})
 }
 
-// nominal is about how long a window of c is.
+// nominal returns the approximate length of a window of c.
 func nominal(c *engine.Calendar) engine.Micros {
 	lengths := map[engine.CalendarUnit]engine.Micros{
 		engine.CalendarDay: day, engine.CalendarWeek: 7 * day, engine.CalendarMonth: 30 * day, engine.CalendarYear: year,
@@ -55,10 +55,10 @@ func nominal(c *engine.Calendar) engine.Micros {
 	return lengths[c.Unit()] * engine.Micros(c.Every())
 }
 
-// windows remembers those that were found, since finding one takes long.
+// windows caches the windows that were found, since finding one is slow.
 type windows map[*engine.Calendar][][2]engine.Micros
 
-// at is the window of c that now is in.
+// at returns the window of c that contains now.
 func (w windows) at(c *engine.Calendar, now engine.Micros) (start, end engine.Micros) {
 	for _, known := range w[c] {
 		if known[0] <= now && now < known[1] {
@@ -70,8 +70,8 @@ func (w windows) at(c *engine.Calendar, now engine.Micros) (start, end engine.Mi
 	return start, end
 }
 
-// CalendarWindow is the twin of [engine.Calendar.Edges]: the window of c that now is in. It reads the date off the zone's
-// clocks, and knows that a window ends when they show the date of another one that they have not shown before.
+// CalendarWindow is the twin of [engine.Calendar.Edges]: it returns the window of c that contains now. It reads the
+// date off the zone's clocks; a window ends when they show, for the first time, a date in a later one.
 func CalendarWindow(c *engine.Calendar, now engine.Micros) (start, end engine.Micros) {
 	present := reached(c, now)
 	longest := 2*nominal(c) + 3*day
@@ -80,8 +80,8 @@ func CalendarWindow(c *engine.Calendar, now engine.Micros) (start, end engine.Mi
 	return start, end
 }
 
-// reached is the highest of the labels that the clocks have shown in the last hours. They never go back by more, nor
-// change but at half minutes.
+// reached returns the highest label that the clocks have shown in the last hours. Clocks never go back by more than
+// that, and change only at whole or half minutes.
 func reached(c *engine.Calendar, now engine.Micros) int {
 	const back, step = 3 * time.Hour, 30 * time.Second
 	t := time.UnixMicro(int64(now)).In(c.Location())
@@ -92,7 +92,7 @@ func reached(c *engine.Calendar, now engine.Micros) int {
 	return highest
 }
 
-// label is a number for the period that t is in, higher for later ones.
+// label returns a number for the period that contains t, which is higher for later periods.
 func label(c *engine.Calendar, t time.Time) int {
 	year, month, day := t.Date()
 	switch c.Unit() {

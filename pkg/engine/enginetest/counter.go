@@ -8,16 +8,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// counter is what the model keeps of one limit.
+// counter is the state that the model keeps for one limit.
 type counter struct {
 	fixed  fixed
 	hits   hits
 	bucket bucket
 	slots  slots
-	until  engine.Micros // from here on it says nothing; 0 where the key was not seen
+	until  engine.Micros // from this time on the counter is irrelevant; 0 if the key has not been seen
 }
 
-// at is a copy of the counter of l, brought up to date.
+// at returns a copy of the counter of l, brought up to date.
 func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	c := m.counters[l.Slot()]
 	if now >= c.until {
@@ -47,7 +47,7 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.until = c.hits.whole(l)
 	case engine.TokenBucket, engine.LeakyBucket:
-		if l.Hits == 0 { // a bucket that never fills is left as it was
+		if l.Hits == 0 { // the state of a bucket that never fills is not changed
 			return
 		}
 		c.until = c.bucket.until(l, now)
@@ -60,19 +60,19 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 	m.counters[l.Slot()] = *c
 }
 
-// clone is a copy that can be changed without changing m; counters are never changed in place.
+// clone returns a copy that can be changed without changing m, since counters are never changed in place.
 func (m *Model) clone() *Model {
 	return &Model{counters: maps.Clone(m.counters), gate: m.gate, windows: m.windows}
 }
 
 func (c *counter) seen() bool { return c.until > 0 }
 
-// begins reports whether the key was not seen before, and what is counted depends on when it was.
+// begins reports whether the key has not been seen before and it matters when it was first seen.
 func (c *counter) begins(l *engine.Limit) bool {
 	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
 }
 
-// future reports whether what is counted is from the future, and so is moved to now by whoever asks.
+// future reports whether what is counted is from the future, and therefore has to be moved to now.
 func (m *Model) future(l *engine.Limit, now engine.Micros) bool {
 	c := m.at(l, now)
 	if now >= m.counters[l.Slot()].until {
@@ -102,10 +102,10 @@ func (c *counter) worthKeeping(l *engine.Limit) bool {
 	return true
 }
 
-// takesBack reports whether giving back changes the counter.
+// takesBack reports whether giving hits back changes the counter.
 func (c *counter) takesBack(l *engine.Limit) bool {
 	switch l.Algorithm {
-	case engine.LeakyBucket: // turns are promised
+	case engine.LeakyBucket: // turns in the queue have been promised
 		return c.bucket.moved
 	case engine.TokenBucket:
 		return c.seen() && l.Hits > 0 && c.bucket.level.Cmp(rat(l.Burst)) < 0
@@ -114,7 +114,7 @@ func (c *counter) takesBack(l *engine.Limit) bool {
 	return c.seen()
 }
 
-// left is how many hits are left.
+// left returns how many hits are left.
 func (c *counter) left(l *engine.Limit, owner string) uint64 {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -141,12 +141,12 @@ func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
 	}
 	others := c.slots.others(owner)
 	if own := uint64(len(c.slots)) - others; l.Hits > 0 && cost <= own {
-		return true // it needs none more
+		return true // it needs no further slots
 	}
 	return others+cost <= l.Hits
 }
 
-// capacity is the largest cost that ever passes.
+// capacity returns the largest cost that can ever be admitted.
 func capacity(l *engine.Limit) uint64 {
 	if l.Algorithm != engine.TokenBucket && l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
 		return l.Hits
@@ -154,7 +154,7 @@ func capacity(l *engine.Limit) uint64 {
 	return l.Burst + l.Debt
 }
 
-// spend takes t.Cost, which fits, and tells how many of its slots were its owner's before.
+// spend takes t.Cost, which fits, and returns how many of its slots its owner already held.
 func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (renewed uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -169,7 +169,7 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	return renewed
 }
 
-// overspend counts a refused cost, as far as it is counted.
+// overspend counts a refused cost, to the extent that refused hits are counted.
 func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -189,7 +189,7 @@ func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) {
 	}
 }
 
-// give gives hits back, those that were spent in the window of that start if one is named.
+// give gives hits back; if window is not 0, they were spent in the window that starts then.
 func (c *counter) give(l *engine.Limit, hits uint64, owner string, window engine.Micros) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
@@ -208,7 +208,7 @@ func (c *counter) give(l *engine.Limit, hits uint64, owner string, window engine
 	}
 }
 
-// window is the start of the present window, or 0.
+// window returns the start of the current window, or 0.
 func (c *counter) window(l *engine.Limit) int64 {
 	if l.Algorithm != engine.FixedWindow || !c.fixed.begun {
 		return 0
@@ -216,7 +216,7 @@ func (c *counter) window(l *engine.Limit) int64 {
 	return int64(c.fixed.start)
 }
 
-// wait is how long one that is admitted now waits for its turn.
+// wait returns how long a hit that is admitted now waits for its turn.
 func (c *counter) wait(l *engine.Limit) time.Duration {
 	if l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
 		return 0
@@ -224,7 +224,7 @@ func (c *counter) wait(l *engine.Limit) time.Duration {
 	return span(ceil(c.bucket.queue(l)))
 }
 
-// lefts is what each limit has left.
+// lefts returns how many hits each limit has left.
 func (m *Model) lefts(l engine.Limits, now engine.Micros, owner string) []uint64 {
 	lefts := make([]uint64, len(l))
 	for i := range l {
@@ -233,7 +233,7 @@ func (m *Model) lefts(l engine.Limits, now engine.Micros, owner string) []uint64
 	return lefts
 }
 
-// resetAfter is how long it takes until the counter of l is whole again.
+// resetAfter returns the time until the counter of l is fully restored.
 func (m *Model) resetAfter(l *engine.Limit, now engine.Micros) time.Duration {
 	c, whole := m.at(l, now), engine.Micros(0)
 	switch l.Algorithm {
@@ -251,7 +251,7 @@ func (m *Model) resetAfter(l *engine.Limit, now engine.Micros) time.Duration {
 	return span(whole - now)
 }
 
-// retryAfter searches for the first time at which the cost would pass, if nobody else came.
+// retryAfter searches for the first time at which the cost would be admitted if there were no other requests.
 func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) time.Duration {
 	cost := max(t.Cost, 1)
 	whole := m.resetAfter(l, now)
@@ -259,12 +259,13 @@ func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) ti
 		return whole
 	}
 	alone := Model{}
-	alone.keep(l, m.at(l, now), now) // as if it were written now
+	alone.keep(l, m.at(l, now), now) // as if it were stored now
 	fits := func(after engine.Micros) bool { return alone.at(l, now+after).fits(l, cost, t.Owner) }
 	return span(search(engine.Micros(whole/time.Microsecond), fits))
 }
 
-// search is the smallest number from 0 to most for which is is true, which it stays for those above; or most.
+// search returns the smallest number from 0 to most for which is returns true, or most if there is none. If is returns
+// true for a number, it must do so for all larger ones.
 func search(most engine.Micros, is func(engine.Micros) bool) engine.Micros {
 	low, high := engine.Micros(0), most
 	for low < high {
@@ -283,7 +284,7 @@ func inRange(now engine.Micros) engine.Micros { return min(max(now, 0), 1<<52) }
 
 func minus(a, b uint64) uint64 { return a - min(a, b) }
 
-// times is a·b, at most MaxHits.
+// times returns a·b, at most MaxHits.
 func times(a, b uint64) uint64 {
 	x := new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
 	if x.Cmp(big.NewInt(engine.MaxHits)) > 0 {
@@ -294,12 +295,12 @@ func times(a, b uint64) uint64 {
 
 func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
 
-// floor is x rounded down.
+// floor returns x rounded down.
 func floor(x *big.Rat) int64 {
-	return new(big.Int).Div(x.Num(), x.Denom()).Int64() // Euclidean: down, for a denominator is positive
+	return new(big.Int).Div(x.Num(), x.Denom()).Int64() // Euclidean division, which rounds down because denominators are positive
 }
 
-// ceil is x rounded up.
+// ceil returns x rounded up.
 func ceil(x *big.Rat) engine.Micros {
 	return engine.Micros(-floor(new(big.Rat).Neg(x)))
 }

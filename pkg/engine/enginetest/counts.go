@@ -42,13 +42,13 @@ func (f *fixed) add(hits uint64) {
 	f.begun = true
 }
 
-// hit is hits of one take.
+// hit is the hits of one take.
 type hit struct {
 	at engine.Micros
 	n  uint64
 }
 
-// hits are all that count, in the order they came.
+// hits are all hits that count, in the order in which they came.
 type hits []hit
 
 func (h hits) at(l *engine.Limit, now engine.Micros) hits {
@@ -69,13 +69,13 @@ func counts(l *engine.Limit, at, now engine.Micros) bool {
 	return cell(l, now)-cell(l, at) <= int64(l.Precision)
 }
 
-// cell is the number of the sub-window of a time.
+// cell returns the number of the sub-window that contains t.
 func cell(l *engine.Limit, t engine.Micros) int64 {
 	length := big.NewRat(int64(l.Window), int64(l.Precision))
 	return floor(length.Quo(new(big.Rat).SetInt64(int64(t)), length))
 }
 
-// whole is when no hit counts any more.
+// whole returns when no hit counts any more.
 func (h hits) whole(l *engine.Limit) engine.Micros {
 	if len(h) == 0 {
 		return 0
@@ -84,7 +84,7 @@ func (h hits) whole(l *engine.Limit) engine.Micros {
 	return last + search(2*l.Window+1, func(after engine.Micros) bool { return !counts(l, last, last+after) })
 }
 
-// after reports whether the last hit is of a time after now, as far as times are told apart.
+// after reports whether the last hit was at a time after now, as far as the algorithm distinguishes times.
 func (h hits) after(l *engine.Limit, now engine.Micros) bool {
 	if len(h) == 0 {
 		return false
@@ -104,7 +104,7 @@ func (h hits) left(l *engine.Limit) uint64 { return minus(l.Hits, h.total()) }
 
 func (h hits) add(now engine.Micros, n uint64) hits { return append(slices.Clip(h), hit{now, n}) }
 
-// give takes the oldest away.
+// give removes the n oldest hits.
 func (h hits) give(n uint64) hits {
 	h = slices.Clone(h)
 	for len(h) > 0 && h[0].n <= n {
@@ -117,13 +117,13 @@ func (h hits) give(n uint64) hits {
 	return h
 }
 
-// slot is one slot that is held.
+// slot is a slot in use.
 type slot struct {
 	end   engine.Micros
 	owner string
 }
 
-// slots are those that are held.
+// slots are the slots in use.
 type slots []slot
 
 func (s slots) at(l *engine.Limit, now engine.Micros) slots {
@@ -144,7 +144,7 @@ func (s slots) whole() engine.Micros {
 	return end
 }
 
-// others is how many slots are held by others than an owner; without one, all are.
+// others returns how many slots are held by others than owner; if owner is empty, all of them are.
 func (s slots) others(owner string) (n uint64) {
 	for _, x := range s {
 		if owner == "" || x.owner != owner {
@@ -154,7 +154,7 @@ func (s slots) others(owner string) (n uint64) {
 	return n
 }
 
-// take takes n slots; an owner holds at least n of them afterwards, and all of its anew.
+// take takes n slots. If there is an owner, it holds at least n slots afterwards, and all of its slots end at end.
 func (s slots) take(n uint64, owner string, end engine.Micros) (after slots, renewed uint64) {
 	own := uint64(len(s)) - s.others(owner)
 	after = slices.Clone(s)
@@ -169,7 +169,7 @@ func (s slots) take(n uint64, owner string, end engine.Micros) (after slots, ren
 	return after, min(n, own)
 }
 
-// give releases n slots of an owner, or of nobody's, those first that end first.
+// give releases n slots of an owner, or n without an owner, beginning with those that end first.
 func (s slots) give(n uint64, owner string) slots {
 	s = slices.Clone(s)
 	slices.SortStableFunc(s, func(a, b slot) int { return int(a.end - b.end) })

@@ -12,10 +12,10 @@ const (
 	year                 = 365 * day
 )
 
-// Start is a moment in September 2026, a multiple of every window that [Limit] draws but weeks and longer ones.
+// Start is a time in September 2026 at which every window that [Limit] draws begins, except weeks and longer ones.
 const Start = 20_720 * day
 
-// Limit draws a limit that is valid outside lists.
+// Limit draws a limit that is valid on its own, outside a list.
 func Limit() *rapid.Generator[engine.Limit] {
 	return rapid.Custom(func(t *rapid.T) engine.Limit {
 		algorithm := rapid.SampledFrom([]engine.Algorithm{
@@ -25,7 +25,7 @@ func Limit() *rapid.Generator[engine.Limit] {
 	})
 }
 
-// LimitOf draws a limit of an algorithm that is valid outside lists.
+// LimitOf draws a limit of the given algorithm that is valid on its own, outside a list.
 func LimitOf(a engine.Algorithm) *rapid.Generator[engine.Limit] {
 	return rapid.Custom(func(t *rapid.T) engine.Limit {
 		l := engine.Limit{Algorithm: a, Window: window().Draw(t, "window")}
@@ -47,7 +47,7 @@ func LimitOf(a engine.Algorithm) *rapid.Generator[engine.Limit] {
 	}).Filter(func(l engine.Limit) bool { return l.Validate() == nil })
 }
 
-// Changed draws a limit that keeps the state of l and differs in its numbers, as after a reload of the rules.
+// Changed draws a limit that shares the state of l but has other numbers, as after a reload of the rules.
 func Changed(l engine.Limit) *rapid.Generator[engine.Limit] {
 	return rapid.Custom(func(t *rapid.T) engine.Limit {
 		c := engine.Limit{Algorithm: l.Algorithm, Window: l.Window, Precision: l.Precision, Listed: l.Listed, Calendar: l.Calendar}
@@ -79,7 +79,7 @@ func Limits() *rapid.Generator[engine.Limits] {
 	}).Filter(func(l engine.Limits) bool { return l.Validate() == nil })
 }
 
-// window draws a window: of Envoy's units and their multiples, and some that divide nothing.
+// window draws the length of a window: Envoy's units and their multiples, and some lengths that divide nothing evenly.
 func window() *rapid.Generator[engine.Micros] {
 	return rapid.Custom(func(t *rapid.T) engine.Micros {
 		unit := rapid.SampledFrom([]engine.Micros{second, second, 60 * second, 3600 * second, day, 7 * day, 30 * day, year}).Draw(t, "unit")
@@ -95,7 +95,7 @@ func window() *rapid.Generator[engine.Micros] {
 	})
 }
 
-// numbers draws hits and what belongs to them.
+// numbers draws hits and the numbers that depend on them.
 func numbers(t *rapid.T, l *engine.Limit) {
 	l.Hits = rapid.OneOf(
 		rapid.Uint64Range(1, 12), rapid.Uint64Range(0, 1000), rapid.SampledFrom([]uint64{1, 3, 7, 10, 60, 100, 10_000, 150_000, 1<<32 - 1}),
@@ -152,7 +152,7 @@ func Penalty() *rapid.Generator[*engine.Penalty] {
 	})
 }
 
-// Take draws a take of l, with costs around its numbers and at the ends of what a request can say.
+// Take draws a take of l, with costs around its numbers and at the extremes of what a request can contain.
 func Take(l engine.Limits) *rapid.Generator[engine.Take] {
 	costs := []uint64{0, 1, 1 << 32, 1 << 53, 1<<53 + 1, 1 << 63, 1<<64 - 1}
 	holders := false
@@ -169,15 +169,15 @@ func Take(l engine.Limits) *rapid.Generator[engine.Take] {
 		if holders {
 			k.Owner = rapid.SampledFrom([]string{"", "", "a", "b"}).Draw(t, "owner")
 		}
-		if k.Owner != "" { // these are not merged
+		if k.Owner != "" { // takes with an owner are not merged
 			k.Count, k.Extra = 1, 0
 		}
 		return k
 	})
 }
 
-// Later draws how far the clock moves between two calls: not at all, a little, to where something of l changes, or
-// backwards.
+// Later draws how far the clock moves between two calls: not at all, a little, to a time at which something changes for
+// l, or backwards.
 func Later(l engine.Limits) *rapid.Generator[engine.Micros] {
 	moves := []engine.Micros{0, 0, 0, 1, 1000, second}
 	for _, x := range l {

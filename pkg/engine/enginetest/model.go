@@ -1,10 +1,10 @@
-// Package enginetest holds a slow and obvious twin of pkg/engine, to compare the engine and the stores with, and generators
-// of limits and takes that sit at the edges.
+// Package enginetest has a slow and obvious twin of pkg/engine, with which the engine and the stores are compared, and
+// generators of limits and takes that favor edge cases.
 //
-// Where the engine keeps a timestamp, the twin keeps the tokens of a bucket as a rational number; where the engine merges
-// hits, the twin keeps a list of them; where the engine divides to see how many fit, the twin takes one after the other;
-// where the engine computes when a cost will pass, the twin searches for that time; and where the engine knows when a day of
-// a time zone begins, the twin looks at the clock on the wall there, again and again.
+// Where the engine keeps a timestamp, the twin keeps the tokens of a bucket as a rational number; where the engine
+// merges hits, the twin keeps a list of them; where the engine divides to see how many fit, the twin takes one after
+// the other; where the engine computes when a cost will pass, the twin searches for that time; and where the engine
+// knows when a day begins in a time zone, the twin keeps looking at a clock on the wall there.
 package enginetest
 
 import (
@@ -14,15 +14,15 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Model is the twin of all states of one descriptor, that of a penalty included. The zero Model is that of a key not seen
-// before. A call takes time in proportion to Count and Extra, which should be small.
+// Model is the twin of all states of one descriptor, including that of a penalty. The zero Model is that of a key not
+// seen before. The time of a call is proportional to Count and Extra, which should be small.
 type Model struct {
 	counters map[engine.Slot]counter
 	gate     gate
 	windows  windows
 }
 
-// Take is the twin of [engine.Limits.Take], or of [engine.Penalty.Take] where p is not nil.
+// Take is the twin of [engine.Limits.Take], or of [engine.Penalty.Take] if p is not nil.
 func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
 	if t.Cost == 0 || t.Count+t.Extra == 0 {
@@ -39,7 +39,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 			return one
 		case i == 0:
 			d = one
-		case met: // the counter, and not the gate before it
+		case met: // it reached the counter, rather than stopping at the gate
 			one.Admitted += d.Admitted
 			one.Wait, one.Renewed = d.Wait, d.Renewed
 			d = one
@@ -55,7 +55,7 @@ func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// takeOne takes once, and reports whether it met the counter and not only the gate.
+// takeOne takes once, and reports whether it reached the counter rather than stopping at the gate.
 func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) (engine.Decision, bool) {
 	t.Count, t.Extra = 1, 0
 	if p == nil {
@@ -77,7 +77,7 @@ func (m *Model) takeOne(l engine.Limits, p *engine.Penalty, now engine.Micros, t
 	return d, true
 }
 
-// takeExtra takes up to t.Extra more and adds them to d. The first refusal ends it and leaves no trace.
+// takeExtra takes up to t.Extra more and adds them to d. It ends with the first refusal, which changes nothing.
 func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *engine.Decision) {
 	t.Count = 1
 	for i := range t.Extra {
@@ -94,7 +94,7 @@ func (m *Model) takeExtra(l engine.Limits, now engine.Micros, t engine.Take, d *
 	}
 }
 
-// count takes once from the counters.
+// count makes one take from the counters.
 func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	d := m.judge(l, now, t)
 	for i := range l {
@@ -118,7 +118,7 @@ func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.
 	return d
 }
 
-// Look is the twin of [engine.Limits.Look], or of [engine.Penalty.Look] where p is not nil.
+// Look is the twin of [engine.Limits.Look], or of [engine.Penalty.Look] if p is not nil.
 func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
 	t.Cost = min(t.Cost, engine.MaxHits)
@@ -130,7 +130,7 @@ func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// look takes from a copy, as often as that goes, and tells what the original says.
+// look takes from a copy as often as possible, and answers with the state of the original.
 func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	for i := range l {
 		if c := m.at(&l[i], now); c.begins(&l[i]) || m.future(&l[i], now) {
@@ -165,7 +165,7 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 	return d
 }
 
-// judge reports whether one take would be admitted, which limit is reported, and what that has left.
+// judge returns whether one take would be admitted, which limit is reported, and what that limit has left.
 func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	refusing := m.refusing(l, now, t)
 	d := engine.Decision{Strictest: m.strictest(l, now, t, refusing)}
@@ -176,7 +176,7 @@ func (m *Model) judge(l engine.Limits, now engine.Micros, t engine.Take) engine.
 	return d
 }
 
-// refusing tells of each limit whether it refuses one take.
+// refusing returns, for each limit, whether it refuses one take.
 func (m *Model) refusing(l engine.Limits, now engine.Micros, t engine.Take) []bool {
 	refusing := make([]bool, len(l))
 	for i := range l {
@@ -190,8 +190,8 @@ func (m *Model) refusing(l engine.Limits, now engine.Micros, t engine.Take) []bo
 	return refusing
 }
 
-// strictest is the limit that is reported: of those that refuse the one that does so for longest, else the one with
-// least left.
+// strictest returns the limit that is reported: of those that refuse, the one that does so for longest; if none does,
+// the one with the least left.
 func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, refusing []bool) int {
 	lefts := m.lefts(l, now, t.Owner)
 	least := slices.Index(lefts, slices.Min(lefts))
@@ -207,7 +207,7 @@ func (m *Model) strictest(l engine.Limits, now engine.Micros, t engine.Take, ref
 	return strictest
 }
 
-// Give is the twin of [engine.Limits.Give], or of [engine.Penalty.Give] where p is not nil.
+// Give is the twin of [engine.Limits.Give], or of [engine.Penalty.Give] if p is not nil.
 func (m *Model) Give(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
 	hits := times(min(t.Cost, engine.MaxHits), t.Count)
@@ -231,7 +231,7 @@ func (m *Model) Give(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	return d
 }
 
-// Reset is the twin of [engine.Limits.Reset], or of [engine.Penalty.Reset] where p is not nil.
+// Reset is the twin of [engine.Limits.Reset], or of [engine.Penalty.Reset] if p is not nil.
 func (m *Model) Reset(l engine.Limits, p *engine.Penalty, now engine.Micros, force bool) engine.Decision {
 	now = inRange(now)
 	if p != nil && m.gate.runs(now) && !force {

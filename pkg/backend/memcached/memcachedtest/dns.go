@@ -11,20 +11,20 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// Service is what a [DNS] knows the servers of.
+// Service is the name of the service whose servers a [DNS] knows.
 const Service = "_memcached._tcp.example.org"
 
-// DNS is a server of names on loopback that knows the servers of [Service], and that 127.0.0.1 has every other name.
+// DNS is a DNS server on loopback that knows the servers of [Service], and resolves every other name to 127.0.0.1.
 type DNS struct {
 	conn net.PacketConn
 	wg   sync.WaitGroup
 
 	mu      sync.Mutex
-	targets map[string]uint16 // the ports by name; empty: it says that there is no such service
+	targets map[string]uint16 // the ports by name; if empty, it answers that there is no such service
 	asked   int
 }
 
-// NewDNS starts a server that knows of no servers yet. It ends with the test.
+// NewDNS starts a DNS server that does not know any servers yet. It ends with the test.
 func NewDNS(tb testing.TB) *DNS {
 	tb.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // it does not wait
@@ -40,27 +40,27 @@ func NewDNS(tb testing.TB) *DNS {
 	return d
 }
 
-// Addr is the host:port that the server listens on, over UDP.
+// Addr returns the host:port on which the server listens, over UDP.
 func (d *DNS) Addr() string { return d.conn.LocalAddr().String() }
 
-// Resolver asks d and nobody else.
+// Resolver returns a resolver that asks only d.
 func (d *DNS) Resolver() *net.Resolver { return Resolver(d.Addr()) }
 
-// Resolver asks the server of names at addr and nobody else.
+// Resolver returns a resolver that asks only the DNS server at addr.
 func Resolver(addr string) *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "udp", addr)
 	}}
 }
 
-// Set says where the servers are from now on: their ports by name.
+// Set sets where the servers are from now on: their ports by name.
 func (d *DNS) Set(targets map[string]uint16) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.targets = targets
 }
 
-// Asked is how often it was asked for the service.
+// Asked returns how often the server was asked for the service.
 func (d *DNS) Asked() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -80,7 +80,7 @@ func (d *DNS) serve() {
 		}
 		d.answer(&m)
 		if packed, err := m.Pack(); err == nil {
-			_, _ = d.conn.WriteTo(packed, from) // who asked may have gone
+			_, _ = d.conn.WriteTo(packed, from) // the client may have gone
 		}
 	}
 }

@@ -20,8 +20,8 @@ import (
 
 const (
 	program  = "memcached"
-	patience = time.Minute // for a process to be ready, or to answer
-	hangs    = time.Second // without an answer
+	patience = time.Minute // how long to wait for a process to be ready, or to answer
+	hangs    = time.Second // a process that does not answer for so long hangs
 	attempts = 5           // to find a port that is still free when the process binds it
 )
 
@@ -36,7 +36,7 @@ type Server struct {
 	done  chan struct{} // closed when cmd has ended
 }
 
-// Start starts a server with these arguments besides its address, and waits until it accepts connections.
+// Start starts a server with these arguments in addition to its address, and waits until it accepts connections.
 func Start(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	s := &Server{t: tb, args: args, plain: true}
@@ -61,22 +61,23 @@ func Start(tb testing.TB, args ...string) *Server {
 // taken reports whether somebody else has the port.
 func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
 
-// Addr is the host:port that the server listens on.
+// Addr returns the host:port on which the server listens.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
-// Port is the port that the server listens on.
+// Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
 
-// Kill ends the process at once, as a crash does, and waits for its end. Killing one that has ended does nothing.
+// Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if the process has
+// already ended.
 func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
 	}
-	_ = s.cmd.Process.Kill() // fails only where it has ended
+	_ = s.cmd.Process.Kill() // fails only if it has ended
 	<-s.done
 }
 
-// Stop suspends the process, and waits until it does not answer: connections stay up. It is for servers without TLS.
+// Stop suspends the process, and waits until it no longer answers. Connections stay up. It is for servers without TLS.
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.signal(syscall.SIGSTOP)
@@ -100,21 +101,21 @@ func (s *Server) signal(sig syscall.Signal) {
 	}
 }
 
-// Restart ends the process if it runs, and starts it again at the same address. What it held is lost.
+// Restart ends the process if it runs, and starts it again at the same address. Its contents are lost.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
 	err := s.run()
 	for deadline := time.Now().Add(patience); err != nil && taken(err) && time.Now().Before(deadline); err = s.run() {
-		time.Sleep(10 * time.Millisecond) // somebody's connection has the port for a moment
+		time.Sleep(10 * time.Millisecond) // somebody's connection may hold the port for a moment
 	}
 	if err != nil {
 		s.t.Fatalf("memcachedtest: restarting: %v", err)
 	}
 }
 
-// Say sends a command, with its data if it has any after a line break, and returns the reply without its last line break.
-// It is for servers without TLS.
+// Say sends a command, with its data, if any, after a line break, and returns the reply without the last line break. It
+// is for servers without TLS.
 func (s *Server) Say(command string) string {
 	s.t.Helper()
 	reply, err := s.say(command, patience)
@@ -129,7 +130,7 @@ func (s *Server) say(command string, within time.Duration) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = conn.Close() }() // nothing is unanswered
+	defer func() { _ = conn.Close() }() // every command has been answered
 	if err := conn.SetDeadline(time.Now().Add(within)); err != nil {
 		return "", err
 	}
@@ -150,12 +151,12 @@ func (s *Server) say(command string, within time.Duration) (string, error) {
 	}
 }
 
-// Items are the names of all items, and when each expires.
+// Items returns the names of all items, and when each expires.
 func (s *Server) Items() map[string]time.Time {
 	s.t.Helper()
 	dump := s.Say("lru_crawler metadump all")
 	for deadline := time.Now().Add(patience); strings.HasPrefix(dump, "BUSY") && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		dump = s.Say("lru_crawler metadump all") // its own housekeeping was under way
+		dump = s.Say("lru_crawler metadump all") // its crawler was busy with housekeeping
 	}
 	items := map[string]time.Time{}
 	for line := range strings.Lines(dump) {
@@ -196,12 +197,12 @@ func (s *Server) run() error {
 	s.cmd, s.done = cmd, done
 	go func() {
 		defer close(done)
-		_ = cmd.Wait() // it is killed, so that there is always an error
+		_ = cmd.Wait() // it is killed, so there is always an error
 	}()
 	return s.await()
 }
 
-// await waits until the process takes connections.
+// await waits until the process accepts connections.
 func (s *Server) await() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		select {
@@ -218,8 +219,8 @@ func (s *Server) await() error {
 	}
 }
 
-// answers reports whether the process takes connections, and where that can be asked that it is this one: somebody else may have
-// taken the port, of which it will say so and end.
+// answers reports whether the process accepts connections. Without TLS it also checks that it is this process that
+// does: another one may have taken the port, in which case this one logs an error and ends.
 func (s *Server) answers() bool {
 	if s.plain {
 		stats, err := s.say("stats", patience)
@@ -241,20 +242,20 @@ func (o *output) Write(p []byte) (int, error) {
 	return o.buf.Write(p)
 }
 
-// String is all that was said.
+// String returns all output so far.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.buf.String()
 }
 
-// freePort is a port that was free a moment ago.
+// freePort returns a port that was free a moment ago.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
 	if err != nil {
 		tb.Fatalf("memcachedtest: %v", err)
 	}
-	defer func() { _ = l.Close() }() // the port is what is wanted of it
+	defer func() { _ = l.Close() }() // only its port is wanted
 	return l.Addr().(*net.TCPAddr).Port
 }

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// Certificates are files in PEM: a CA, and a certificate of it with its key, which is good for a server and a client.
+// Certificates are PEM files: a CA, and a certificate issued by it with its key, which is valid for servers and
+// clients.
 type Certificates struct{ CA, Cert, Key string }
 
 // NewCertificates makes certificates for the given host name.
@@ -59,7 +60,7 @@ func newKey(tb testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// Config is what a server needs to speak TLS, and nothing else, on its port, and to ask clients for a certificate.
+// Config returns the configuration for a server that accepts only TLS on its port, and asks clients for a certificate.
 func (c Certificates) Config() []string {
 	return []string{
 		"port 0", "tls-port {port}", "tls-cert-file " + c.Cert, "tls-key-file " + c.Key, "tls-ca-cert-file " + c.CA, "tls-auth-clients yes",

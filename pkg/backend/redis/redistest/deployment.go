@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Replica starts a server that replicates master, and waits until it has what the master has.
+// Replica starts a server that replicates master, and waits until it is in sync.
 func Replica(tb testing.TB, master *Server, config ...string) *Server {
 	tb.Helper()
 	s := Start(tb, append([]string{fmt.Sprintf("replicaof 127.0.0.1 %d", master.Port())}, config...)...)
@@ -18,14 +18,14 @@ func Replica(tb testing.TB, master *Server, config ...string) *Server {
 	return s
 }
 
-// Sentinels starts so many sentinels that watch master by the given name. They are patient: it is down when it has not
-// answered for a minute, so that none takes a busy machine for a fault. See [Down].
+// Sentinels starts a number of sentinels that watch master under the given name. They are patient: they consider it
+// down only if it has not answered for a minute, so that none mistakes a busy machine for a fault. See [Down].
 func Sentinels(tb testing.TB, master *Server, name string, n int, config ...string) []*Server {
 	tb.Helper()
 	return SentinelsAt(tb, master.Addr(), name, n, config...)
 }
 
-// SentinelsAt is [Sentinels] for a master that is reached by another address than its own.
+// SentinelsAt is like [Sentinels], for a master that is reached at another address than its own.
 func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*Server {
 	tb.Helper()
 	host, port, err := net.SplitHostPort(addr)
@@ -43,7 +43,7 @@ func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*S
 	return all
 }
 
-// Down has sentinels take a master for down that has not answered for so long.
+// Down makes sentinels consider a master down if it has not answered for the given time.
 func Down(all []*Server, name string, after time.Duration) {
 	for _, s := range all {
 		s.t.Helper()
@@ -51,7 +51,7 @@ func Down(all []*Server, name string, after time.Duration) {
 	}
 }
 
-// AwaitSentinels waits until each of the sentinels of a master knows the others and so many replicas.
+// AwaitSentinels waits until each of the sentinels of a master knows the others and the given number of replicas.
 func AwaitSentinels(all []*Server, name string, replicas int) {
 	for _, s := range all {
 		s.t.Helper()
@@ -62,7 +62,7 @@ func AwaitSentinels(all []*Server, name string, replicas int) {
 	}
 }
 
-// field is the line after that which is name.
+// field returns the line after the line name.
 func field(lines []string, name string) string {
 	for i := 0; i+1 < len(lines); i++ {
 		if lines[i] == name {
@@ -72,9 +72,9 @@ func field(lines []string, name string) string {
 	return ""
 }
 
-// Cluster starts a cluster of so many masters, with a replica each. It is patient: a node is down when it has not answered for
-// a minute, so that a busy machine is taken for no fault. See [NodeTimeout]. The masters come first, in the order of their slots,
-// then the replicas.
+// Cluster starts a cluster of the given number of masters, with a replica each. It is patient: a node is considered
+// down only if it has not answered for a minute, so that a busy machine is not mistaken for a fault. See [NodeTimeout].
+// The result has the masters first, in the order of their slots, then the replicas.
 func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 	tb.Helper()
 	config = append([]string{
@@ -102,7 +102,7 @@ func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 	return all
 }
 
-// NodeTimeout has the nodes of a cluster take one for down that has not answered for so long.
+// NodeTimeout makes the nodes of a cluster consider one down if it has not answered for the given time.
 func NodeTimeout(all []*Server, after time.Duration) {
 	for _, s := range all {
 		s.t.Helper()
@@ -110,7 +110,7 @@ func NodeTimeout(all []*Server, after time.Duration) {
 	}
 }
 
-// until waits until ok.
+// until waits until ok returns true.
 func (s *Server) until(what string, ok func() bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {

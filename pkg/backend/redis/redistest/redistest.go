@@ -21,7 +21,7 @@ import (
 const (
 	program  = "redis-server"
 	ready    = "Ready to accept connections"
-	patience = time.Minute // for a process to be ready, or to answer
+	patience = time.Minute // how long to wait for a process to be ready, or to answer
 	attempts = 5           // to find a port that is still free when the process binds it
 )
 
@@ -67,16 +67,16 @@ func start(s *Server, config []string) *Server {
 // taken reports whether somebody else has the port.
 func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
 
-// Addr is the host:port that the server listens on.
+// Addr returns the host:port on which the server listens.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
-// Port is the port that the server listens on.
+// Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
 
-// Dir is the server's directory.
+// Dir returns the server's directory.
 func (s *Server) Dir() string { return s.dir }
 
-// PID is the id of the server's process.
+// PID returns the id of the server's process.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
 // Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if the process has
@@ -85,11 +85,11 @@ func (s *Server) Kill() {
 	if s.cmd == nil {
 		return
 	}
-	_ = s.cmd.Process.Kill() // fails only where it has ended
+	_ = s.cmd.Process.Kill() // fails only if it has ended
 	<-s.done
 }
 
-// Stop suspends the process: connections stay up, and nothing answers.
+// Stop suspends the process: connections stay up, but get no answers.
 func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
 
 // Cont resumes a process that was stopped.
@@ -102,7 +102,7 @@ func (s *Server) signal(sig syscall.Signal) {
 	}
 }
 
-// Restart ends the process if it runs, and starts it again at the same address. What it held in memory is lost.
+// Restart ends the process if it runs, and starts it again at the same address. Its contents in memory are lost.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
@@ -157,7 +157,7 @@ func (s *Server) InStep() bool {
 	return err == nil && strings.Contains(info, "master_link_status:up")
 }
 
-// CPU returns the processor time that the process has used, over all of its threads. It is known on Linux only.
+// CPU returns the processor time that the process has used, over all of its threads. It works only on Linux.
 func (s *Server) CPU() time.Duration {
 	s.t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.PID()))
@@ -200,7 +200,7 @@ func (s *Server) run() error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = log.Close() }()                                                 // the process has its own
+	defer func() { _ = log.Close() }()                                                 // the process has its own descriptor
 	cmd := exec.Command(program, append([]string{s.file("redis.conf")}, s.args...)...) //nolint:noctx // it ends by Kill
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes()
@@ -211,12 +211,12 @@ func (s *Server) run() error {
 	s.cmd, s.done = cmd, done
 	go func() {
 		defer close(done)
-		_ = cmd.Wait() // it is killed, so that there is always an error
+		_ = cmd.Wait() // it is killed, so there is always an error
 	}()
 	return s.await()
 }
 
-// await waits until the process says that it is ready.
+// await waits until the process reports that it is ready.
 func (s *Server) await() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		said, err := os.ReadFile(s.file("redis.log"))
@@ -237,8 +237,8 @@ func (s *Server) await() error {
 	}
 }
 
-// freePort returns a port that was free a moment ago, as was the one 10,000 above it, on which the nodes of a cluster
-// talk.
+// freePort returns a port that was free a moment ago, as was the port 10,000 above it, on which the nodes of a cluster
+// communicate.
 func freePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
