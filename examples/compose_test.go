@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// composeFile is as much of a compose file as those of these examples use.
+// composeFile has the fields of a compose file that these examples use.
 type composeFile struct {
 	Services map[string]struct {
 		Build           string
@@ -30,8 +30,8 @@ type composeFile struct {
 	}
 }
 
-// startCompose starts the server with the environment of the example's compose.yaml, the directories of its volumes read
-// where they stand, and over a real Redis where it asks for one.
+// startCompose starts the server with the environment of the example's compose.yaml, with its volumes replaced by the
+// directories that they mount, and with a real Redis if it asks for one.
 func startCompose(t *testing.T, example string) *server {
 	t.Helper()
 	var file composeFile
@@ -67,14 +67,14 @@ func startCompose(t *testing.T, example string) *server {
 	return start(t, "ratelimitd", env)
 }
 
-// TestCompose starts the server as compose/compose.yaml does, and asks for a user.
+// TestCompose starts the server as compose/compose.yaml does, and sends a request for a user.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	startCompose(t, "compose").expect(t, "edge", "user", "ann",
 		&rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 20, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
 }
 
-// TestPrometheusFiles has Prometheus' own tool check its configuration, and the alerts.
+// TestPrometheusFiles has Prometheus' own tool check the configuration and the alerts.
 func TestPrometheusFiles(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"config", "compose/prometheus.yaml"}, {"rules", "compose/alerts.yaml"}} {

@@ -28,8 +28,8 @@ func read(t *testing.T, name string) string {
 	return string(raw)
 }
 
-// decodeEnvoy decodes YAML into m as Envoy does, refusing what m does not know, and applies Envoy's validation rules to
-// m and to every message in it.
+// decodeEnvoy decodes YAML into m as Envoy does, rejecting unknown fields, and applies Envoy's validation rules to m
+// and to every message in it.
 func decodeEnvoy(text string, m proto.Message) error {
 	var tree any
 	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
@@ -38,7 +38,7 @@ func decodeEnvoy(text string, m proto.Message) error {
 	return decodeTree(tree, m)
 }
 
-// decodeTree is decodeEnvoy of YAML that has been parsed.
+// decodeTree is like decodeEnvoy, for YAML that has been parsed.
 func decodeTree(tree any, m proto.Message) error {
 	asJSON, err := json.Marshal(tree)
 	if err != nil {
@@ -50,8 +50,8 @@ func decodeTree(tree any, m proto.Message) error {
 	return validate(m)
 }
 
-// validate calls ValidateAll of m and of every message below it, those in an Any included, where it does not reach by
-// itself.
+// validate calls ValidateAll of m and of every message below it. That includes messages in an Any, which ValidateAll
+// does not reach by itself.
 func validate(m proto.Message) error {
 	var all []error
 	err := protorange.Range(m.ProtoReflect(), func(p protopath.Values) error {
@@ -69,7 +69,7 @@ func validate(m proto.Message) error {
 	return errors.Join(append(all, err)...)
 }
 
-// unpack decodes an Any into a message of the type that is wanted there.
+// unpack decodes an Any into a message of the expected type.
 func unpack[M proto.Message](t *testing.T, a *anypb.Any, into M) M {
 	t.Helper()
 	if err := a.UnmarshalTo(into); err != nil {
@@ -78,7 +78,7 @@ func unpack[M proto.Message](t *testing.T, a *anypb.Any, into M) M {
 	return into
 }
 
-// decodeStrict decodes each document of a YAML file into what into returns for it, refusing unknown keys.
+// decodeStrict decodes each document of a YAML file into what into returns for it, rejecting unknown keys.
 func decodeStrict(t *testing.T, text string, into func(kind string) any) {
 	t.Helper()
 	kinds := yaml.NewDecoder(strings.NewReader(text))

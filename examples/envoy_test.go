@@ -31,7 +31,7 @@ const (
 	protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
 
-// bootstrap is the decoded and validated envoy.yaml, after change has been applied to its text.
+// bootstrap returns the decoded and validated envoy.yaml, after change has been applied to its text.
 func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
@@ -43,7 +43,7 @@ func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap 
 
 func asItIs(text string) string { return text }
 
-// connectionManager is the connection manager of the listener of that name.
+// connectionManager returns the connection manager of the listener with the given name.
 func connectionManager(t *testing.T, b *bootstrapv3.Bootstrap, listener string) *hcmv3.HttpConnectionManager {
 	t.Helper()
 	for _, l := range b.GetStaticResources().GetListeners() {
@@ -55,7 +55,7 @@ func connectionManager(t *testing.T, b *bootstrapv3.Bootstrap, listener string) 
 	return nil
 }
 
-// filter is the configuration of the rate-limit filter, which must stand right before the router.
+// filter returns the configuration of the rate-limit filter, which must be right before the router.
 func filter(t *testing.T, hcm *hcmv3.HttpConnectionManager) *ratelimitv3.RateLimit {
 	t.Helper()
 	var names []string
@@ -93,7 +93,7 @@ func TestEnvoyFilter(t *testing.T) {
 	}
 }
 
-// TestEnvoyFailureModeDenyPercent checks that the lines that are commented out would be taken.
+// TestEnvoyFailureModeDenyPercent checks that the lines that are commented out are valid.
 func TestEnvoyFailureModeDenyPercent(t *testing.T) {
 	t.Parallel()
 	b := bootstrap(t, func(text string) string {
@@ -113,7 +113,7 @@ func TestEnvoyFailureModeDenyPercent(t *testing.T) {
 	}
 }
 
-// perRoute is the filter's configuration of the route whose prefix it is.
+// perRoute returns the filter's configuration for the route with the given prefix.
 func perRoute(t *testing.T, host *routev3.VirtualHost, prefix string) *ratelimitv3.RateLimitPerRoute {
 	t.Helper()
 	for _, r := range host.GetRoutes() {
@@ -125,7 +125,7 @@ func perRoute(t *testing.T, host *routev3.VirtualHost, prefix string) *ratelimit
 	return nil
 }
 
-// TestEnvoyRoutes checks that hits_addend stands where Envoy reads it: a look before, and a charge afterwards.
+// TestEnvoyRoutes checks that hits_addend is where Envoy reads it: a look before, and a charge afterwards.
 func TestEnvoyRoutes(t *testing.T) {
 	t.Parallel()
 	host := connectionManager(t, bootstrap(t, asItIs), "edge").GetRouteConfig().GetVirtualHosts()[0]
@@ -179,7 +179,7 @@ func TestEnvoyClusterSpeaksHTTP2(t *testing.T) {
 	}
 }
 
-// TestEnvoyRefusesWhatItDoesNotKnow shows that the decoding of these tests would find a slip.
+// TestEnvoyRefusesWhatItDoesNotKnow shows that these tests would find a mistake when they decode.
 func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	text := read(t, "envoy/envoy.yaml")
@@ -199,7 +199,7 @@ func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// entries are what Envoy's actions make of a request of alice's for path.
+// entries returns the entries that Envoy's actions make from a request by alice for path.
 func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*rlcommonv3.RateLimitDescriptor_Entry {
 	t.Helper()
 	var list []*rlcommonv3.RateLimitDescriptor_Entry
@@ -224,8 +224,8 @@ func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*
 	return list
 }
 
-// TestEnvoyChat plays the calls that Envoy makes for requests of /v1/chat against a server with the environment of
-// compose.yaml: a look each, and a charge of 300 of 1000 afterwards.
+// TestEnvoyChat makes the calls that Envoy makes for requests of /v1/chat, to a server with the environment of
+// compose.yaml: a look for each request, and afterwards a charge of 300 out of 1000.
 func TestEnvoyChat(t *testing.T) {
 	t.Parallel()
 	client := startCompose(t, "envoy").client

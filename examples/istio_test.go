@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// meta is what Kubernetes objects of these files begin with.
+// meta has the common fields of the Kubernetes objects in these files.
 type meta struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string
@@ -26,7 +26,7 @@ type meta struct {
 	}
 }
 
-// envoyFilter is as much of Istio's EnvoyFilter as envoyfilter.yaml uses.
+// envoyFilter has the fields of Istio's EnvoyFilter that envoyfilter.yaml uses.
 type envoyFilter struct {
 	meta `yaml:",inline"`
 	Spec struct {
@@ -110,7 +110,7 @@ func TestIstioFilterPatch(t *testing.T) {
 	}
 }
 
-// istioActions are the actions of the route patch, merged into a virtual host as Istio does it.
+// istioActions returns the actions of the route patch, merged into a virtual host as Istio does.
 func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	t.Helper()
 	p := envoyFilters(t)[1].Spec.ConfigPatches[0]
@@ -118,7 +118,7 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 		t.Fatalf("the descriptors are not merged into every virtual host of the gateway: %+v", p)
 	}
 	value := p.Patch.Value
-	value["name"], value["domains"] = "any", []string{"*"} // of the host that it is merged into
+	value["name"], value["domains"] = "any", []string{"*"} // from the host that it is merged into
 	var host routev3.VirtualHost
 	if err := decodeTree(value, &host); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	return limits[0].GetActions()
 }
 
-// TestIstio starts the server as the Deployment does, and asks what the gateway would.
+// TestIstio starts the server as the Deployment does, and sends the requests that the gateway would.
 func TestIstio(t *testing.T) {
 	t.Parallel()
 	m := readManifests(t, "istio/ratelimitd.yaml")
@@ -152,7 +152,7 @@ func TestIstio(t *testing.T) {
 			passed++
 		}
 	}
-	if passed != 1 && passed != 2 { // 2 where a minute begins in between
+	if passed != 1 && passed != 2 { // 2 if a minute begins in between
 		t.Errorf("%d of 3 requests for /productpage passed, want 1 a minute", passed)
 	}
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// manifests are as much of Kubernetes' objects as it takes to start the server as they do. That they are valid as a whole is
-// tested in tools/manifests, with Kubernetes' types.
+// manifests has the parts of the Kubernetes objects that are needed to start the server as they do. The tests in
+// tools/manifests check, with Kubernetes' types, that the objects are valid as a whole.
 type manifests struct {
-	rules map[string]string // files of the ConfigMap
+	rules map[string]string // the files of the ConfigMap
 	pod   struct {
 		Containers []struct {
 			Command        []string
@@ -67,7 +67,7 @@ func readManifests(t *testing.T, path string) *manifests {
 	return m
 }
 
-// env are the container's variables.
+// env returns the container's variables.
 func (m *manifests) env() map[string]string {
 	env := map[string]string{}
 	for _, v := range m.pod.Containers[0].Env {
@@ -76,8 +76,8 @@ func (m *manifests) env() map[string]string {
 	return env
 }
 
-// start runs the server as the Deployment does, over the symbolic links of a mounted ConfigMap and over a real Redis, and
-// asks what the probes ask.
+// start runs the server as the Deployment does, with the symbolic links of a mounted ConfigMap and a real Redis, and
+// makes the requests of the probes.
 func (m *manifests) start(t *testing.T) *server {
 	t.Helper()
 	c := m.pod.Containers[0]
@@ -102,14 +102,16 @@ func (m *manifests) start(t *testing.T) *server {
 	return s
 }
 
-// TestKubernetes starts the server as the plain manifests do, and asks for an address of the rules they bring.
+// TestKubernetes starts the server as the plain manifests do, and sends a request for an address that their rules
+// limit.
 func TestKubernetes(t *testing.T) {
 	t.Parallel()
 	s := readManifests(t, "kubernetes/ratelimitd.yaml").start(t)
 	s.expect(t, "edge", "remote_address", "10.0.0.1", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 60, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
 }
 
-// mountConfigMap lays files out as the kubelet does: ..data leads to a hidden directory, and each file goes by ..data.
+// mountConfigMap lays out files as the kubelet does: ..data is a link to a hidden directory, and each file is a link
+// through ..data.
 func mountConfigMap(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	const version = "..2026_01_01_00_00_00.1"

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// load loads rules that must be free of problems, warnings included.
+// load loads rules, which must have no problems, not even warnings.
 func load(t *testing.T, o descriptors.Options, sources ...descriptors.Source) *descriptors.Set {
 	t.Helper()
 	set, problems, err := descriptors.Load(sources, o)
@@ -23,7 +23,7 @@ func load(t *testing.T, o descriptors.Options, sources ...descriptors.Source) *d
 	return set
 }
 
-// source is a file of rules.
+// source returns a file of rules.
 func source(t *testing.T, path string) descriptors.Source {
 	t.Helper()
 	raw, err := os.ReadFile(path)

@@ -35,11 +35,11 @@ var binaries struct {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	_ = os.RemoveAll(binaries.dir) // below the directory for temporary files
+	_ = os.RemoveAll(binaries.dir) // it is below the directory for temporary files anyway
 	os.Exit(code)
 }
 
-// program is the path of ratelimitd, of ratelimit, which is a link to it, or of client.
+// program returns the path of ratelimitd, of ratelimit, which is a link to it, or of client.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	b := &binaries
@@ -61,14 +61,14 @@ func program(t *testing.T, name string) string {
 	return filepath.Join(b.dir, name)
 }
 
-// server is a ratelimitd that runs.
+// server is a running ratelimitd.
 type server struct {
 	target string // for grpc.NewClient
 	http   string // host and port
 	client rlsv3.RateLimitServiceClient
 }
 
-// start runs the server under that name with env, on loopback, until the test ends, and waits until it is healthy.
+// start runs the server under the given name with env, on loopback, until the test ends, and waits until it is healthy.
 func start(t *testing.T, name string, env map[string]string) *server {
 	t.Helper()
 	output := &output{told: make(chan string, 1)}
@@ -79,7 +79,7 @@ func start(t *testing.T, name string, env map[string]string) *server {
 	maps.Copy(env, map[string]string{
 		"HOST": "127.0.0.1", "PORT": "0", "DEBUG_HOST": "127.0.0.1", "DEBUG_PORT": "0",
 		"GRPC_UDS": strings.TrimPrefix(s.target, "unix:"), "DRAIN_DELAY": "0s",
-		"REDIS_TIMEOUT": "10s", "REDIS_OP_TIMEOUT": "10s", // which a busy machine may take
+		"REDIS_TIMEOUT": "10s", "REDIS_OP_TIMEOUT": "10s", // as a busy machine may be slow
 	})
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)
@@ -111,11 +111,11 @@ func start(t *testing.T, name string, env map[string]string) *server {
 	return s
 }
 
-// output is what a server says, which tells where it serves HTTP.
+// output receives what a server logs, and finds the address of its HTTP listener there.
 type output struct {
 	mu   sync.Mutex
 	said strings.Builder
-	told chan string // has room for it
+	told chan string // has room for the address
 }
 
 // Write implements io.Writer.
@@ -126,13 +126,13 @@ func (o *output) Write(p []byte) (int, error) {
 	if m := listens.FindStringSubmatch(o.said.String()); m != nil {
 		select {
 		case o.told <- m[1]:
-		default: // it has been told
+		default: // the address has been sent before
 		}
 	}
 	return n, err
 }
 
-// String is all that was said.
+// String returns all output so far.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -141,10 +141,10 @@ func (o *output) String() string {
 
 var listens = regexp.MustCompile(`(?m)^HTTP +(\S+) `)
 
-// patience is how long a server may take for what it should do at once.
+// patience is how long a server may take for something that it should do at once.
 const patience = time.Minute
 
-// healthy waits until the server says that it serves.
+// healthy waits until the server reports that it is serving.
 func healthy(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -163,7 +163,7 @@ func healthy(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 }
 
-// expect asks for one descriptor, which must pass, and compares the limit that it met.
+// expect sends a request with one descriptor, which must pass, and checks the limit that applied.
 func (s *server) expect(t *testing.T, domain, key, value string, want *rlsv3.RateLimitResponse_RateLimit) {
 	t.Helper()
 	answer, err := s.client.ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{
@@ -181,7 +181,7 @@ func (s *server) expect(t *testing.T, domain, key, value string, want *rlsv3.Rat
 	}
 }
 
-// get asks the HTTP listener for a path and wants a status of 200.
+// get requests a path from the HTTP listener and expects status 200.
 func (s *server) get(ctx context.Context, path string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+path, http.NoBody)
 	if err != nil {
@@ -197,8 +197,8 @@ func (s *server) get(ctx context.Context, path string) error {
 	return errors.Join(err, resp.Body.Close())
 }
 
-// TestClient runs the client for a user. It gives up after two seconds, for which it or the server may be kept waiting, and
-// then another user is tried.
+// TestClient runs the client for a user. The client gives up after two seconds, which it or the server may spend
+// waiting for the machine; then another user is tried.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	s := startCompose(t, "envoy")
@@ -213,7 +213,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// playClient runs the client for a user that has not been seen, and says what is wrong with what it prints.
+// playClient runs the client for a user not seen before, and returns what is wrong with its output.
 func playClient(t *testing.T, s *server, user string) (wrong string) {
 	t.Helper()
 	for _, tt := range []struct{ domain, want string }{

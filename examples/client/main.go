@@ -31,7 +31,7 @@ func main() {
 		}},
 	})
 	if err != nil {
-		log.Fatal(err) // no answer: let the request pass, or refuse it; that is for the caller to choose
+		log.Fatal(err) // no answer: whether to let the request pass or to refuse it is the caller's choice
 	}
 	status := answer.Statuses[0]
 	fmt.Println(answer.OverallCode, "left:", status.LimitRemaining, "reset:", status.DurationUntilReset.AsDuration())

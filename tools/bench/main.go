@@ -1,7 +1,8 @@
-// Command bench compares the CPU time that ratelimitd, on counters in memory and in Redis, and an idle grpc-go server
-// spend on a request. All run at the same time on free ports of this machine and are loaded in turn, round after round,
-// so that what else the machine does falls on all of them. Read the ratios; absolute figures are this machine's. What a
-// request costs Redis is the processor time of redis-server, and the scripts that it runs.
+// Command bench compares the CPU time per request of ratelimitd, with counters in memory and in Redis, with that of an
+// idle grpc-go server. All of them run at the same time on free ports of this machine and are loaded in turn, round
+// after round, so that other load on the machine affects them all. Only the ratios are meaningful; absolute numbers
+// depend on the machine. The cost of a request for Redis is given as processor time of redis-server, and as the number
+// of scripts that it runs.
 package main
 
 import (
@@ -18,7 +19,7 @@ import (
 	"time"
 )
 
-// traffic is one kind of load and what must come of it.
+// traffic is one kind of load, and the result that it must have.
 type traffic struct {
 	name     string
 	template string // as loadgen takes it: '%d' is the key's number, '|' separates descriptors
@@ -26,11 +27,11 @@ type traffic struct {
 	refused  bool // every request is over its limit
 	redis    bool // counters are in Redis
 
-	calls  float64 // scripts that Redis runs per request, at most; 0 is any number
-	second float64 // and per second, after the first few
+	calls  float64 // maximum number of scripts that Redis runs per request; 0 means any number
+	second float64 // and maximum number per second, after the first few
 }
 
-// traffics are the kinds of load, by rules that nobody exhausts, but for the last.
+// traffics are the kinds of load. Except for the last, their rules are never exhausted.
 func traffics() []traffic {
 	return []traffic{
 		{name: "100,000 keys", template: "user=u%d", keys: 100_000},
@@ -58,8 +59,8 @@ descriptors:
 // config says what to run and for how long.
 type config struct {
 	server, idle, loadgen string // programs
-	redis                 string // program; empty measures without
-	only                  string // a part of the name of the traffics to load
+	redis                 string // program; if empty, bench measures without
+	only                  string // measure only traffics whose name contains this
 	conns, inflight       int
 	rounds                int
 	warmup, duration      time.Duration
@@ -144,7 +145,7 @@ func (c config) measure(ctx context.Context, dir string, stdout, stderr io.Write
 	return printTable(stdout, kinds, results)
 }
 
-// watched are a server that is loaded and, if it is not nil, the Redis that it uses.
+// watched is a server under load and the Redis that it uses, or nil.
 type watched struct{ server, redis *process }
 
 // servers are the servers to measure.
@@ -170,7 +171,7 @@ func (c config) startServers(ctx context.Context, dir string, stderr io.Writer) 
 	return s, err
 }
 
-// of is what serves a kind of traffic.
+// of returns what serves a kind of traffic.
 func (s servers) of(kind traffic) watched {
 	if kind.redis {
 		return watched{s.shared, s.redis}
@@ -186,13 +187,13 @@ func (s servers) stop() {
 	}
 }
 
-// result is what the rounds of one kind of traffic gave.
+// result has the measurements of the rounds of one kind of traffic.
 type result struct {
 	idleCPU, serverCPU   []float64 // µs per request
 	idleRate, serverRate []float64 // requests per second
 	redisCPU             []float64 // µs of Redis per request
 	calls                []float64 // of scripts per 100 requests
-	ratios               []float64 // of the CPU times of one round
+	ratios               []float64 // of the CPU times, one per round
 }
 
 func (r *result) add(idle, server sample) {
@@ -205,7 +206,7 @@ func (r *result) add(idle, server sample) {
 	r.ratios = append(r.ratios, server.CPU/idle.CPU)
 }
 
-// printTable prints the medians of the rounds, and between which bounds the ratios were.
+// printTable prints the medians of the rounds, and the range of the ratios.
 func printTable(w io.Writer, kinds []traffic, results []result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "traffic\tidle req/s\tidle µs/req\tratelimitd req/s\tratelimitd µs/req\tCPU ratio\tfrom\tto\tRedis µs/req\tcalls/100 req\t")
@@ -222,14 +223,14 @@ func printTable(w io.Writer, kinds []traffic, results []result) error {
 	return t.Flush()
 }
 
-// median is the middle value; of an even number of values, the mean of the middle two.
+// median returns the middle value; of an even number of values, the mean of the middle two.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// writeRules writes the rules to load where startServer tells the server to look.
+// writeRules writes the rules for the load to where startServer makes the server look for them.
 func writeRules(dir string) error {
 	path := filepath.Join(dir, "config")
 	if err := os.Mkdir(path, 0o700); err != nil {

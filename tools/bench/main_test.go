@@ -43,8 +43,9 @@ func TestPrintTable(t *testing.T) {
 	}
 }
 
-// TestLoad runs a generator that prints what the real one would, and checks that useless figures are refused.
-// One after the other: a script cannot be started while the fork of another test still holds it open for writing.
+// TestLoad runs a generator that prints what the real one would, and checks that useless numbers are refused. Its cases
+// do not run in parallel, because a script cannot be started while a process forked by another test still has it open
+// for writing.
 func TestLoad(t *testing.T) {
 	self := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}, addr: "127.0.0.1:0"}
 	redis := &process{cmd: self.cmd, addr: tellsOfScripts(t)}
@@ -82,7 +83,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// tellsOfScripts is the address of a server that says, of any command, what Redis says of those it ran.
+// tellsOfScripts returns the address of a server that answers any command with the statistics that Redis has of
+// commands.
 func tellsOfScripts(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

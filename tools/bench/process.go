@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// process is a server that runs.
+// process is a running server.
 type process struct {
 	cmd  *exec.Cmd
-	addr string // where it serves gRPC
+	addr string // address on which it serves gRPC
 }
 
-// startIdle starts the server that decides nothing.
+// startIdle starts the idle server, which decides nothing.
 func startIdle(ctx context.Context, program string, stderr io.Writer) (*process, error) {
 	addr, err := freeAddr(ctx)
 	if err != nil {
@@ -32,7 +32,7 @@ func startIdle(ctx context.Context, program string, stderr io.Writer) (*process,
 	return p, p.start(ctx, stderr, listens(addr))
 }
 
-// listens returns what reports whether somebody listens on addr.
+// listens returns a function that checks whether something listens on addr.
 func listens(addr string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
@@ -57,7 +57,7 @@ func startRedis(ctx context.Context, program, dir string, stderr io.Writer) (*pr
 	return p, p.start(ctx, stderr, listens(addr))
 }
 
-// startServer starts ratelimitd with the rules of the benchmark, which are below dir, and with more variables.
+// startServer starts ratelimitd with the rules of the benchmark, which are below dir, and with additional variables.
 func startServer(ctx context.Context, program, dir string, stderr io.Writer, store ...string) (*process, error) {
 	env := append([]string{
 		"USE_STATSD=false", "DRAIN_DELAY=0s",
@@ -96,7 +96,7 @@ func startServer(ctx context.Context, program, dir string, stderr io.Writer, sto
 	})
 }
 
-// start starts the process and waits until ready returns nil, for ten seconds at most.
+// start starts the process and waits until ready returns nil, for at most ten seconds.
 func (p *process) start(ctx context.Context, stderr io.Writer, ready func(context.Context) error) error {
 	p.cmd.Stderr = stderr
 	if err := p.cmd.Start(); err != nil {
@@ -118,15 +118,15 @@ func (p *process) start(ctx context.Context, stderr io.Writer, ready func(contex
 	}
 }
 
-// stop ends the process, kindly for three seconds.
+// stop ends the process. It gives it three seconds to end by itself.
 func (p *process) stop() {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may be gone
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	kill := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
 	defer kill.Stop()
-	_ = p.cmd.Wait() // how it ended does not matter any more
+	_ = p.cmd.Wait() // its exit status does not matter any more
 }
 
-// freeAddr is an address of this machine that was free a moment ago.
+// freeAddr returns an address of this machine that was free a moment ago.
 func freeAddr(ctx context.Context) (string, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -135,7 +135,7 @@ func freeAddr(ctx context.Context) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// sample is what loadgen reports of one server.
+// sample is loadgen's report on one server.
 type sample struct {
 	Requests int64   `json:"requests"`
 	OK       int64   `json:"ok"`
@@ -145,7 +145,7 @@ type sample struct {
 	CPU      float64 `json:"cpu_us_per_req_server"`
 	Redis    float64 `json:"cpu_us_per_req_redis"`
 	Calls    float64 `json:"-"` // scripts that Redis ran, per second
-	Seconds  float64 `json:"-"` // over which it did
+	Seconds  float64 `json:"-"` // the time over which this was measured
 }
 
 // load loads a server for c.warmup and c.duration.
@@ -184,7 +184,7 @@ func (c config) load(ctx context.Context, kind traffic, w watched) (sample, erro
 	return s, nil
 }
 
-// scripts is how many scripts Redis has run, whatever it calls that; 0 where there is none.
+// scripts returns how many scripts Redis has run, by whichever command; 0 if there is no Redis.
 func (w watched) scripts(ctx context.Context) (sum int64, err error) {
 	if w.redis == nil {
 		return 0, nil
@@ -214,10 +214,11 @@ func (w watched) scripts(ctx context.Context) (sum int64, err error) {
 	return sum, nil
 }
 
-// firstScripts is how many scripts it may take until a crowd that begins at once knows that it is refused.
+// firstScripts is how many scripts may be needed until many clients that start at the same time are known to be over
+// their limit.
 const firstScripts = 16
 
-// check reports answers of ratelimitd that the rules do not give.
+// check returns an error if ratelimitd's answers are not those that the rules give.
 func (s sample) check(kind traffic) error {
 	if kind.refused && kind.second == 0 && s.OK > 0 || s.OK > 1 && kind.refused {
 		return fmt.Errorf("%d requests passed that are over their limit", s.OK)

@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "write examples/kubernetes/ratelimitd.ya
 
 const head = "# ratelimitd with everything it needs but Redis (redis.yaml): what the chart beside this file makes of its default values.\n"
 
-// render is what Helm makes of the chart with these values, YAML, in the order of the plain manifests.
+// render returns the chart as rendered by Helm with these values, in YAML, in the order of the plain manifests.
 func render(t *testing.T, values string) (string, error) {
 	t.Helper()
 	chart, err := loader.LoadDir(filepath.Join(examples, "kubernetes", "chart"))
@@ -60,7 +60,7 @@ func render(t *testing.T, values string) (string, error) {
 	return strings.Join(docs, "---\n"), nil
 }
 
-// TestChartIsPlain: the plain manifests are the chart's with its default values; -update writes them.
+// TestChartIsPlain: the plain manifests are those of the chart with its default values; -update writes them.
 func TestChartIsPlain(t *testing.T) {
 	text, err := render(t, "")
 	if err != nil {
@@ -77,7 +77,7 @@ func TestChartIsPlain(t *testing.T) {
 	}
 }
 
-// TestChartValues: what values ask for is rendered, as Kubernetes takes it.
+// TestChartValues: what the values ask for is rendered, in a form that Kubernetes accepts.
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	text, err := render(t, `
@@ -129,7 +129,7 @@ podAnnotations: {a: b}
 	}
 }
 
-// TestChartRefuses: values that would not work are refused before anything is installed.
+// TestChartRefuses: values that would not work are rejected before anything is installed.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ values, want string }{

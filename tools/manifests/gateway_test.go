@@ -26,7 +26,7 @@ func strict[T any](t *testing.T, text string) *T {
 	return into
 }
 
-// gateway is the configuration in envoy-gateway.yaml, with Envoy Gateway's own defaults filled in.
+// gateway returns the configuration in envoy-gateway.yaml, with Envoy Gateway's own defaults filled in.
 func gateway(t *testing.T) *egv1a1.EnvoyGateway {
 	t.Helper()
 	config := strict[corev1.ConfigMap](t, read(t, "envoy-gateway/envoy-gateway.yaml"))
@@ -40,7 +40,7 @@ func gateway(t *testing.T) *egv1a1.EnvoyGateway {
 	return g
 }
 
-// TestEnvoyGateway: the configuration is Envoy Gateway's, and puts ratelimitd where envoyproxy/ratelimit is.
+// TestEnvoyGateway: the configuration is valid for Envoy Gateway, and replaces envoyproxy/ratelimit by ratelimitd.
 func TestEnvoyGateway(t *testing.T) {
 	t.Parallel()
 	g := gateway(t)
@@ -57,8 +57,8 @@ func TestEnvoyGateway(t *testing.T) {
 	checkVariables(t, c.Env)
 }
 
-// TestDeployment: the server knows all that Envoy Gateway sets, mounts and probes in the Deployment that it makes. The
-// Deployment is the one that Envoy Gateway's own tests expect of it.
+// TestDeployment: the server supports everything that Envoy Gateway sets, mounts and probes in the Deployment that it
+// creates. The Deployment is the one that Envoy Gateway's own tests expect.
 func TestDeployment(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/envoyproxy/gateway").Output()
@@ -85,7 +85,7 @@ func TestDeployment(t *testing.T) {
 				t.Errorf("%s probes %s at port %s", filepath.Base(file), p.HTTPGet.Path, p.HTTPGet.Port.String())
 			}
 		}
-		checkVariables(t, slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { // what their tests make up, and OpenTelemetry's own
+		checkVariables(t, slices.DeleteFunc(c.Env, func(v corev1.EnvVar) bool { // those that their tests invent, and OpenTelemetry's own
 			return strings.HasPrefix(v.Name, "env_") || strings.HasPrefix(v.Name, "OTEL_")
 		}))
 	}

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// examples is where the files under test are.
+// examples is the directory of the files under test.
 const examples = "../../examples"
 
 func read(t *testing.T, path string) string {
@@ -27,7 +27,7 @@ func read(t *testing.T, path string) string {
 	return string(raw)
 }
 
-// objects are those of one set of manifests, by kind; nil where there is none.
+// objects are the objects of one set of manifests, by kind; nil if there is none.
 type objects struct {
 	rules      *corev1.ConfigMap
 	service    *corev1.Service
@@ -37,7 +37,7 @@ type objects struct {
 	policy     *networkingv1.NetworkPolicy
 }
 
-// decode reads manifests into Kubernetes' types and refuses what these do not know.
+// decode decodes manifests into Kubernetes' types, and rejects unknown fields.
 func decode(t *testing.T, text string) objects {
 	t.Helper()
 	var o objects
@@ -53,7 +53,7 @@ func decode(t *testing.T, text string) objects {
 	return o
 }
 
-// target is where a document belongs, made new; nil for one without content.
+// target returns a new object to decode a document into; nil for one without content.
 func (o *objects) target(t *testing.T, doc string) any {
 	t.Helper()
 	var head struct{ APIVersion, Kind string }
@@ -85,7 +85,8 @@ func fresh[T any](p **T) *T {
 	return *p
 }
 
-// TestIstio: the objects of Istio's example are Kubernetes'. What they hold is checked beside them.
+// TestIstio: the objects of Istio's example are valid for Kubernetes. Their contents are checked by the tests in
+// examples.
 func TestIstio(t *testing.T) {
 	t.Parallel()
 	o := decode(t, read(t, "istio/ratelimitd.yaml"))
@@ -110,7 +111,7 @@ func plain(t *testing.T) objects {
 	return decode(t, read(t, "kubernetes/ratelimitd.yaml"))
 }
 
-// TestPlain: the plain manifests hang together.
+// TestPlain: the plain manifests are consistent.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	o := plain(t)
@@ -145,7 +146,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// checkService: every port of the service leads to one of the pods it selects.
+// checkService: every port of the service leads to a port of the pods that it selects.
 func checkService(t *testing.T, o objects) {
 	t.Helper()
 	if labels := o.deployment.Spec.Template.Labels; !matches(o.service.Spec.Selector, labels) {
@@ -159,8 +160,9 @@ func checkService(t *testing.T, o objects) {
 	}
 }
 
-// checkDeployment: the pod is as unprivileged as the image allows, is probed where the server answers, has time to drain,
-// mounts its rules as a ConfigMap's changes need it, and sets no variable that the server does not know.
+// checkDeployment: the pod is as unprivileged as the image allows, is probed on paths that the server answers, has time
+// to drain, mounts its rules such that changes of the ConfigMap are noticed, and sets no variable that the server does
+// not know.
 func checkDeployment(t *testing.T, o objects) {
 	t.Helper()
 	pod := o.deployment.Spec.Template.Spec
@@ -197,7 +199,7 @@ func checkDeployment(t *testing.T, o objects) {
 	checkVariables(t, c.Env)
 }
 
-// checkVariables: every variable is in the README's table, which is that of the server.
+// checkVariables: every variable is in the README's table, which is generated from the server's.
 func checkVariables(t *testing.T, env []corev1.EnvVar) {
 	t.Helper()
 	readme := read(t, "../README.md")
@@ -208,7 +210,7 @@ func checkVariables(t *testing.T, env []corev1.EnvVar) {
 	}
 }
 
-// ports are the container's by name.
+// ports returns the container's ports by name.
 func ports(d *appsv1.Deployment) map[string]int32 {
 	named := map[string]int32{}
 	for _, p := range d.Spec.Template.Spec.Containers[0].Ports {

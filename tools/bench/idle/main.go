@@ -1,5 +1,5 @@
-// Command idle is a RateLimitService that decides nothing: grpc-go with its default options and generated codec, and one
-// OK status per descriptor. It is the yardstick of what a gRPC answer costs at least.
+// Command idle is a RateLimitService that decides nothing: grpc-go with its default options and generated codec, and
+// one OK status per descriptor. It is the yardstick for the minimum cost of an answer over gRPC.
 package main
 
 import (
