@@ -2,8 +2,8 @@
 -- The arguments of a call, in the form that families use. Mirrors pkg/engine/take.go.
 --
 -- ARGV[1]  packed, numbers as doubles and flags as bytes:
---            cost   hits that each request spends, at least 1; the hits to give back
---            count  requests waiting for an answer; to give back, the start of the window that the hits go back to, or 0
+--            cost   hits that each request spends, at least 1; in mode 3, the hits to give back
+--            count  requests waiting for an answer; in mode 3, the start of the window to which hits are given back, or 0
 --            want   count, plus the requests to admit in advance
 --            slack  how much longer than needed keys are kept, in ms
 --            mode   0 take, 1 look, 2 look for a cost of 0, 3 give back, 4 reset, 5 reset by force
@@ -11,8 +11,8 @@
 --          then the penalty, if there is one, as described in limits.lua; for each limit a byte for its family and the
 --          limit, as described in the family's file; and 16 bytes that identify the owner, if there is one
 --
--- probe is true if the cost was 0, write if something may be spent; most is what the other limits of a list admit, listed
--- is true if there are any; owner is '' if there is none.
+-- probe is true if the cost was 0, write if something may be spent; most is how many requests the other limits of a list
+-- admit, listed is true if there are any; owner is '' if there is none.
 local MAX = 9007199254740991
 local a = {
   cost = 0, count = 0, want = 0, slack = 0, mode = 0, gated = 0, pos = 0,
@@ -28,38 +28,39 @@ local function fit(left)
   return math.min(a.want, math.floor(left / a.cost))
 end
 
--- spends is the hits that are spent where so many are admitted: theirs, and with counts, those of the refused ones of count.
+-- spends returns the hits that are spent if the given number of requests is admitted: theirs and, if refused hits count,
+-- those of the other requests of count.
 local function spends(admitted, counts)
   if not a.write then return 0 end
   if counts and admitted < a.count and not a.listed then admitted = a.count end
   return math.min(admitted * a.cost, MAX)
 end
 
--- judge is how many are admitted where a limit has room for so many, and whether it is this limit that refuses.
+-- judge returns how many are admitted if a limit has room for the given number, and whether it is this limit that refuses.
 local function judge(room)
   return math.min(room, a.most), room < a.count and room <= a.most
 end
 
--- ttl is how long to keep a state that says nothing from a time on, in ms.
+-- ttl returns how long to keep a state that is irrelevant from the given time on, in ms.
 local function ttl(expires)
   return string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)) + a.slack)
 end
 
 -- families are the kinds of state, by the byte before a limit. Each is a function that returns a table of
 --   format  of a limit, for struct.unpack
---   limit   (key, …) → a limit, of what was unpacked
---   view    (limit) → what its state says now
---   room    (limit, view) → how many the limit alone would admit
+--   limit   (key, …) → a limit, made of what was unpacked
+--   view    (limit) → its state as of now
+--   room    (limit, view) → how many requests the limit alone would admit
 --   take    (limit, view) → a decision, and whether the limit refuses; updates state and view
 --   give    (limit, view) → a decision
--- A decision is a list of what stands in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
+-- A decision is a list of what is in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
 -- renewed, strictest (from 0), penalty (µs).
 --
--- Names are local and tables are made whole, because a script is run from its top in each call, and what it sets up is paid
--- for each time.
+-- Names are local, and each table is made by one constructor, because each call runs the whole script and so pays for
+-- everything that it sets up.
 local families = {}
 
--- limit_at is the i-th limit, which is the next in asked, and its family.
+-- limit_at returns the i-th limit, which must be the next one in asked, and its family.
 local function limit_at(i)
   local kind
   kind, a.pos = struct.unpack('B', asked, a.pos)

@@ -1,13 +1,13 @@
 
 -- Token buckets and leaky buckets. Mirrors pkg/engine/bucket.go, tokenbucket.go and leakybucket.go.
 --
--- state  packed: at, num, den: the bucket is full, or the queue empty, at + num/den µs; expires: from when it says nothing;
---        kept: until when Redis keeps it
--- limit  us, den: den hits last us; den is 0 where the limit is 0
---        burst: tokens, or places of the queue; depth: how far ahead the timestamp may be, in hits; debt; initial; step: its
---        fill_interval; window; flags: leaky, counts (refused hits)
+-- state  packed: at, num, den: the bucket is full, or the queue empty, at at + num/den µs; expires: from when on it is
+--        irrelevant; kept: until when Redis keeps it
+-- limit  us, den: den hits take us µs; den is 0 if the limit is 0
+--        burst: tokens, or places in the queue; depth: how far in the future that time may be, in hits; debt; initial;
+--        step: its fill_interval; window; flags: leaky, counts (refused hits)
 --
--- A length of time is two numbers: µs, and a numerator over den.
+-- A duration is two numbers: µs, and a numerator over den.
 families[1] = function()
   local function limit(key, us, den, burst, depth, debt, initial, step, window, leaky, counts)
     return {
@@ -16,13 +16,13 @@ families[1] = function()
     }
   end
 
-  -- of returns how long hits last.
+  -- of returns how long it takes for hits to come, or to leave the queue.
   local function of(l, hits)
     if l.den == 1 then return hits * l.us, 0 end
     return muldiv(hits, l.us, l.den)
   end
 
-  -- hits is how many hits fit into a length of time wholly, and whether something remains.
+  -- hits_of returns how many whole hits fit into a duration, and whether there is a remainder.
   local function hits_of(l, t, num)
     local quo, rem = muldiv(t, l.den, l.us)
     rem = rem + num
@@ -38,30 +38,31 @@ families[1] = function()
 
   local function less(t, num, u, unum) return t < u or t == u and num < unum end
 
-  -- sub is t − u, at least 0.
+  -- sub returns t − u, at least 0.
   local function sub(l, t, num, u, unum)
     if less(t, num, u, unum) then return 0, 0 end
     if num < unum then return t - u - 1, num + l.den - unum end
     return t - u, num - unum
   end
 
-  -- up is a length of time in whole µs, rounded up.
+  -- up returns a duration in whole µs, rounded up.
   local function up(t, num)
     if num > 0 then return t + 1 end
     return t
   end
 
-  -- step_up is the first time at or after t at which tokens come.
+  -- step_up returns the first time, from t on, at which tokens come.
   local function step_up(l, t)
     local over = l.step > 0 and t % l.step or 0
     if over > 0 then return t + l.step - over end
     return t
   end
 
-  -- full is when the bucket is full, or the queue empty.
+  -- full returns when the bucket is full, or the queue empty.
   local function full(l, v) return step_up(l, v.base + up(v.wait, v.num)) end
 
-  -- longest is the longest wait that a state of the present has. In a queue it is less than burst + 1 hits last.
+  -- longest returns the longest wait that is possible in a state that is not from the future. For a queue it is less than
+  -- burst + 1 hits take.
   local function longest(l)
     local t, num = of(l, l.depth)
     if not l.leaky then return t, num end
@@ -69,7 +70,8 @@ families[1] = function()
     return sub(l, t, num, 0, 1)
   end
 
-  -- The wait from view.base until full is wait + num/den µs, which is used hits and, if part is set, a part of one more.
+  -- The wait from view.base until full is wait + num/den µs, which corresponds to used hits and, if part is true, to a
+  -- fraction of one more.
   local function view(l)
     local v = {base = now, wait = 0, num = 0, used = 0, part = false, seen = false, moved = false, kept = 0}
     if l.den == 0 then return v end
@@ -97,8 +99,8 @@ families[1] = function()
     return v
   end
 
-  -- write has Redis keep the state for longer than it is needed, up to twice as long or ten seconds, so that most writes need
-  -- not say when it expires.
+  -- write makes Redis keep the state for longer than needed, up to twice as long or ten seconds, so that most writes need
+  -- not set an expiry.
   local function write(l, v)
     local expires = math.max(full(l, v), now)
     if l.initial < l.burst then expires = expires + l.window end
@@ -112,14 +114,14 @@ families[1] = function()
     end
   end
 
-  -- balance is the tokens in the bucket, rounded down and up.
+  -- balance returns the tokens in the bucket, rounded down and rounded up.
   local function balance(l, v)
     local up = l.burst - v.used
     if v.part then return up - 1, up end
     return up, up
   end
 
-  -- left is the tokens, or the free places; one of which a part is free takes a hit.
+  -- left returns the number of tokens, or of free places. A place that is partly free accepts a hit.
   local function left(l, v)
     local down, up = balance(l, v)
     return math.max(0, l.leaky and up or down)
@@ -134,14 +136,14 @@ families[1] = function()
     return math.min(math.floor((up + a.cost - 1) / a.cost), fit(down + l.debt))
   end
 
-  -- spend takes hits out of the bucket, or puts them into the queue. Only refused hits that count can be more than fit.
+  -- spend takes hits out of the bucket, or puts them into the queue. Only refused hits that count can exceed the depth.
   local function spend(l, v, hits)
     local t, num = of(l, l.depth)
     if hits < l.depth then v.wait, v.num = add(l, v.wait, v.num, of(l, hits)) end
     if hits >= l.depth or less(t, num, v.wait, v.num) then v.wait, v.num = t, num end
   end
 
-  -- retry_tokens is when cost passes, or when the bucket is full if it never does.
+  -- retry_tokens returns when cost would be admitted or, if it never would, when the bucket is full.
   local function retry_tokens(l, v)
     if a.cost > l.burst + l.debt then return full(l, v) end
     local at = v.base
@@ -152,7 +154,7 @@ families[1] = function()
     return step_up(l, math.max(at, v.base + up(sub(l, v.wait, v.num, of(l, l.burst + l.debt - a.cost)))))
   end
 
-  -- retry_turn is when the queue has room for cost, or when it is empty if it never has.
+  -- retry_turn returns when the queue has room for cost or, if it never has, when it is empty.
   local function retry_turn(l, v)
     if a.cost > l.burst then return full(l, v) end
     local t, num = of(l, l.burst - a.cost + 1)
@@ -173,7 +175,8 @@ families[1] = function()
     return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, refuses
   end
 
-  -- give moves the timestamp back by what hits last, but not before now. A queue takes nothing back: turns are promised.
+  -- give makes the bucket full earlier, by the time that the hits take, but not before now. A queue takes nothing back,
+  -- because turns have been promised.
   local function give(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0} end
     if l.leaky then

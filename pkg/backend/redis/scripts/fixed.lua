@@ -1,17 +1,18 @@
 
 -- Fixed windows. Mirrors pkg/engine/fixedwindow.go, and with edges calendar.go.
 --
--- state  start + hits, where the window starts at a multiple of its length and the hits are fewer than its µs; else '=' and
---        packed: start, hits. It ends a window's length after its start. With edges always '=' and packed: start, hits, end.
--- limit  hits, window, flags: first (begins with its first hit), counts (refused hits); with edges, those where windows
---        begin and end around the time at which the limit was packed, by another clock
+-- state  start + hits, as a decimal number, if the window starts at a multiple of its length and has fewer hits than µs;
+--        otherwise '=' and, packed, start, hits. The window ends one length after its start. With edges it is always '='
+--        and, packed, start, hits, end.
+-- limit  hits, window, flags: first (begins with its first hit), counts (refused hits); with edges, the times around the
+--        packing of the limit, by another clock than this one, at which windows begin and end
 local function fixed(format, calendar)
   local function limit(key, hits, window, first, counts, ...)
     return {key = key, hits = hits, window = window, first = first == 1, counts = counts == 1, edges = calendar and {...}}
   end
 
-  -- window_at is the window that now is in, or the one that a hit at now would begin. Before the first edge and behind the
-  -- last, windows are as long as the one that is next to them: there is always one, now is in it, and none is in two.
+  -- window_at returns the window that contains now, or the one that a hit at now would begin. Before the first edge and
+  -- after the last, windows are as long as the nearest one between edges, so that every time is in exactly one window.
   local function window_at(l)
     local start, window = now, l.window
     local e = l.edges
@@ -57,7 +58,7 @@ local function fixed(format, calendar)
 
   local function left(l, v) return math.max(0, l.hits - v.used) end
 
-  -- A look for nothing passes at exactly the limit where refused hits count, as in envoyproxy/ratelimit.
+  -- If refused hits count, a look for a cost of 0 passes when exactly the limit has been used, as in envoyproxy/ratelimit.
   local function room(l, v)
     if a.probe and l.counts and not a.listed and v.used <= l.hits then return a.want end
     return fit(left(l, v))
@@ -98,7 +99,7 @@ local function fixed(format, calendar)
     return d, refuses
   end
 
-  -- Hits that were spent before the present window began are not given back.
+  -- Hits that were spent before the current window began are not given back.
   local function give(l, v)
     local hits = a.cost
     if a.count ~= 0 and a.count < v.start then hits = 0 end

@@ -2,7 +2,7 @@
 --
 -- ARGV[2]  in tests: the time, in µs since the epoch
 --
--- All numbers are integers below 2^53, which doubles hold exactly; so is every quotient once it is rounded down.
+-- All numbers are integers below 2^53, which doubles represent exactly; a quotient that is rounded down is exact too.
 local now = ARGV[2]
 if now then
   now = now + 0

@@ -14,13 +14,13 @@ for i = 1, #KEYS - a.gated do limits[i], family[i] = limit_at(i) end
 a.listed = #limits > 1
 if a.pos <= #asked then a.owner = string.sub(asked, a.pos) end
 
--- merge makes a decision say what is said of all limits: the latest window, the longest wait, the most that was renewed.
+-- merge adds to a decision what is reported for all limits together: the latest window, the longest wait, the most renewed.
 local function merge(d, e)
   for field = 5, 7 do d[field] = math.max(d[field], e[field]) end
   return d
 end
 
--- stricter reports whether d is stricter than e, which stands before it.
+-- stricter reports whether d is stricter than e, which comes before it in the list.
 local function stricter(d, d_refuses, e, e_refuses)
   if d_refuses ~= e_refuses then return d_refuses end
   if d_refuses then return d[4] > e[4] end

@@ -1,7 +1,7 @@
 
--- What happens behind the gate of a penalty; mirrors pkg/engine/penalty.go.
+-- Limits with a penalty, whose gate refuses requests while the penalty runs; mirrors pkg/engine/penalty.go.
 --
--- state  packed: at: the penalty's end; n: how long it lasts; expires: from when it says nothing
+-- state  packed: at: the penalty's end; n: how long it lasts; expires: from when on the state is irrelevant
 local gate = {key = KEYS[#KEYS], at = 0, n = 0, expires = 0}
 local state = redis.call('GET', gate.key)
 if state then gate.at, gate.n, gate.expires = struct.unpack('<ddd', state) end
@@ -10,8 +10,8 @@ local function write_gate()
   redis.call('SET', gate.key, struct.pack('<ddd', gate.at, gate.n, gate.expires), 'PX', ttl(gate.expires))
 end
 
--- left is what is left of a penalty that runs, else 0. One that ends later than it lasts is from the future, and is moved to
--- now.
+-- left returns how long the penalty still runs, or 0 if none does. If that is longer than its full length, the state is
+-- from the future, and is moved to now.
 local function left()
   if now >= gate.expires then return 0 end
   if gate.at - now > gate.n then
@@ -21,31 +21,31 @@ local function left()
   return math.max(0, gate.at - now)
 end
 
--- refuse makes of a counter's decision one by a penalty: nothing is left while it runs.
+-- refuse turns a counter's decision into a refusal by the penalty: nothing is left while it runs.
 local function refuse(d, runs)
   d[1], d[2], d[6], d[7] = 0, 0, 0, 0
   d[4], d[9] = math.max(d[4], runs), runs
   return d
 end
 
--- ask takes so many, or looks what they would meet.
+-- ask takes the given number, or looks at what they would get.
 local function ask(write, count)
   a.write, a.count, a.want = write, count, count
   a.most = MAX
   return take()
 end
 
--- first is how many of so many reach the counter: those up to the one that starts the penalty.
+-- first returns how many of the given number reach the counter: those up to the one that starts the penalty.
 local function first(count)
   if count <= 1 then return count end
   local admitted = ask(false, count)[1]
   if penalty.reached == 0 then return math.min(count, admitted + 1) end
-  local last = math.max(1, math.ceil(ask(false, 1)[2] / a.cost)) -- leaves nothing
+  local last = math.max(1, math.ceil(ask(false, 1)[2] / a.cost)) -- the one that leaves nothing
   if last > admitted or last > 1 and a.owner ~= '' then return count end
   return last
 end
 
--- starts reports whether the answer to so many starts a penalty.
+-- starts reports whether the answer to the given number starts a penalty.
 local function starts(d, count)
   local admitted = d[1]
   if penalty.reached == 0 then return admitted < count end

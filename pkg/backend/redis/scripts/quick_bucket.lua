@@ -1,14 +1,14 @@
 
--- The usual take of one bucket, before anything else is set up: one request, for which there are tokens, or places. Decides
--- as bucket.lua does, and leaves to it what it does not know.
+-- The common take of one bucket, before anything else is set up: one request, for which there are tokens, or places.
+-- Decides as bucket.lua does, and leaves all other cases to it.
 --
 -- KEYS[1]  its state
 -- ARGV[1]  if it has 34 bytes, packed: cost, den, burst, slack (ms) in 4 bytes each; us, window; flags: leaky, counts (refused
 --          hits)
 -- result   as in single.lua, up to the wait
 --
--- Only for buckets without debt and steps that are full, or queues that are empty, at first, and without hits that are wanted
--- in advance.
+-- Only for buckets that start full and have no debt and no steps, and for queues, which start empty; and only if no hits
+-- are wanted in advance.
 if #asked == 34 then
   local cost, den, burst, slack, us, window, leaky, counts = struct.unpack('<I4I4I4I4ddBB', asked)
   local floor = math.floor

@@ -1,12 +1,12 @@
 
 -- Sliding windows and logs. Mirrors pkg/engine/runs.go and slidingwindow.go.
 --
--- state  a list, the oldest run first. Each is packed: at: its tick; n: hits in it; sum: hits in it and in all before it that
---        there ever were; gone: when its hits do not count any more, by the limit that wrote it. The hits of the list are the
---        last sum less the first, and the first n, so that only its ends are read.
+-- state  a list of runs, oldest first. Each is packed: at: its tick; n: its hits; sum: its hits and those of all runs that
+--        ever preceded it; gone: when its hits stop counting, according to the limit that wrote it. The hits of the list
+--        are the last sum minus the first sum plus the first n, so that only both ends of the list have to be read.
 -- limit  hits, window, precision (0 for a log), flag: counts (refused hits)
 families[2] = function()
-  -- limit.span is how many ticks count, the present one included.
+  -- limit.span is the number of ticks that count, including the current one.
   local function limit(key, hits, window, precision, counts)
     local span = precision == 0 and window or precision + 1
     return {key = key, hits = hits, window = window, precision = precision, span = span, counts = counts == 1}
@@ -14,20 +14,20 @@ families[2] = function()
 
   local function str(n) return n == 0 and '0' or string.format('%.0f', n) end
 
-  -- run is at, n, sum, gone of the i-th run.
+  -- run returns at, n, sum, gone of the i-th run.
   local function run(l, i)
     return struct.unpack('<dddd', redis.call('LINDEX', l.key, str(i)))
   end
 
-  -- tick is the tick that now is in. Windows that are over are counted first, so that the rest seldom needs muldiv's long
-  -- way.
+  -- tick returns the tick that contains now. Whole windows are counted separately, so that the remainder rarely needs
+  -- muldiv's slow path.
   local function tick(l)
     if l.precision == 0 then return now end
     local over = now % l.window
     return (now - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
   end
 
-  -- gone is the time from which hits of a tick do not count.
+  -- gone returns the time from which on the hits of a tick do not count.
   local function gone(l, at)
     if l.precision == 0 then return at + l.window end
     at = at + l.span
@@ -37,8 +37,8 @@ families[2] = function()
     return (at - over) / l.precision * l.window + quo
   end
 
-  -- find is the index of the first run from low on for which is(at, n, sum) is true, as it is for all that follow, or of the
-  -- last run. Runs near low are looked at first, for there it mostly is.
+  -- find returns the index of the first run from low on for which is(at, n, sum) is true, or else of the last run. If it is
+  -- true for one run, it has to be true for all later ones. Runs near low are examined first, where it usually is.
   local function find(l, low, is)
     local high, stride, last = low, 1, nil
     while not is(run(l, high)) do
@@ -53,8 +53,8 @@ families[2] = function()
     return low
   end
 
-  -- The first view.dead runs do not count any more. The others hold view.used hits, at least one each, and their sums begin
-  -- at view.before. at, n, sum and gone are those of the newest run, dead or not; any reports whether there is one.
+  -- The first view.dead runs do not count any more. The others have view.used hits in total, at least one each, and their
+  -- sums start from view.before. at, n, sum and gone are those of the newest run, dead or not; any is true if there is one.
   local function view(l)
     local v = {tick = tick(l), any = false, dead = 0, used = 0, before = 0, at = -1, n = 0, sum = 0, gone = 0}
     local newest = redis.call('LINDEX', l.key, '-1')
@@ -72,7 +72,7 @@ families[2] = function()
     return v
   end
 
-  -- write_last writes the newest run, over the one that is it so far or after it.
+  -- write_last writes the newest run: it replaces the last one of the list, or is appended to it.
   local function write_last(l, v, over)
     local ends = gone(l, v.at)
     local packed = struct.pack('<dddd', v.at, v.n, v.sum, ends)
@@ -81,7 +81,7 @@ families[2] = function()
     v.any, v.gone = true, ends
   end
 
-  -- settle drops what does not count any more and moves to now what is from the future.
+  -- settle drops what does not count any more, and moves what is from the future to now.
   local function settle(l, v)
     if not v.any then return end
     if v.used == 0 then
@@ -110,13 +110,13 @@ families[2] = function()
 
   local function room(l, v) return fit(left(l, v)) end
 
-  -- whole is how long it takes until nothing counts any more.
+  -- whole returns the time until nothing counts any more.
   local function whole(l, v)
     if v.used == 0 then return 0 end
     return math.max(0, gone(l, math.min(v.at, v.tick)) - now)
   end
 
-  -- free is how long it takes until the oldest n hits do not count any more.
+  -- free returns the time until the oldest n hits do not count any more.
   local function free(l, v, n)
     if n <= 0 then return 0 end
     local i = find(l, v.dead, function(_, _, sum) return sum - v.before >= n end)
@@ -127,7 +127,7 @@ families[2] = function()
     if a.write or v.used > 0 and v.at > v.tick then settle(l, v) end
     local left = left(l, v)
     local admitted, refuses = judge(fit(left))
-    local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- stops a limit beyond the limit
+    local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- counts at most twice the limit
     if spent > 0 then
       local over = v.at == v.tick
       v.used, v.at, v.n, v.sum = v.used + spent, v.tick, (over and v.n or 0) + spent, v.sum + spent
@@ -138,7 +138,7 @@ families[2] = function()
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
   end
 
-  -- give takes the oldest hits away, which never admits more than if they had not been spent.
+  -- give removes the oldest hits, which never admits more than if the hits had not been spent.
   local function give(l, v)
     settle(l, v)
     local given = math.min(a.cost, v.used)

@@ -2,7 +2,7 @@
 -- One limit.
 --
 -- KEYS[1]  its state
--- result   packed doubles: a decision without what only lists and penalties have
+-- result   packed doubles: a decision without the fields that only lists and penalties have
 local limit, family = limit_at(1)
 if a.pos <= #asked then a.owner = string.sub(asked, a.pos) end
 if a.mode > 3 then redis.call('DEL', KEYS[1]) end

@@ -1,9 +1,9 @@
 
 -- Concurrency. Mirrors pkg/engine/concurrency.go.
 --
--- state  a sorted set with a member for each slot, by the time at which it ends. A slot of an owner is named '!', owner,
---        number of the slot among the owner's, from 1; all of these end at the same time. One of nobody is named '~', end,
---        number. So those of nobody come last among slots that end at the same time.
+-- state  a sorted set with a member for each slot, scored by the time at which it ends. A slot of an owner is named '!',
+--        owner, number of the slot among the owner's, from 1; all of these end at the same time. A slot without an owner is
+--        named '~', end, number, and so comes last among slots that end at the same time.
 -- limit  hits, window
 families[3] = function()
   local function limit(key, hits, window) return {key = key, hits = hits, window = window} end
@@ -17,7 +17,7 @@ families[3] = function()
 
   local function nobodys(name) return string.sub(name, 1, 1) == '~' end
 
-  -- count_own counts the slots of the asker that have not ended.
+  -- count_own returns the number of the caller's slots that have not ended.
   local function count_own(l, v)
     local function is(i)
       local stop = redis.call('ZSCORE', l.key, owned(i))
@@ -35,8 +35,8 @@ families[3] = function()
     return low
   end
 
-  -- The first view.dead slots have ended, view.held have not; view.own of these are the asker's, and end at view.own_end. The
-  -- last one of all ends at view.last, and those that are taken now at view.ends.
+  -- The first view.dead slots have ended, view.held have not; view.own of these are the caller's, and end at view.own_end.
+  -- The last of all slots ends at view.last, and slots taken now end at view.ends.
   local function view(l)
     local v = {ends = now + l.window, dead = 0, held = 0, last = 0, own = 0, own_end = 0}
     v.dead = redis.call('ZCOUNT', l.key, '-inf', str(now))
@@ -48,25 +48,26 @@ families[3] = function()
     return v
   end
 
-  -- left is how many slots the asker may hold in all, its own included.
+  -- left returns how many slots the caller may hold in all, including those that it holds.
   local function left(l, v) return math.max(0, l.hits - v.held + v.own) end
 
-  -- Takes of one owner ask for the same slots again, and get them back even where the limit has fallen below what is held.
+  -- A further take of an owner asks for the same slots again, and gets them even if the limit has fallen below what is
+  -- held.
   local function room(l, v)
     local left = left(l, v)
     if a.owner ~= '' and (a.cost <= left or a.cost <= v.own and l.hits > 0) then return a.want end
     return fit(left)
   end
 
-  -- stop_of is the end of the i-th slot, from 0; none ends later than one that is taken now.
+  -- stop_of returns the end of the i-th slot, from 0, but at most that of a slot taken now.
   local function stop_of(l, v, i)
     return math.min(redis.call('ZRANGE', l.key, str(i), str(i), 'WITHSCORES')[2], v.ends)
   end
 
-  -- whole is how long it takes until the last slot is free.
+  -- whole returns the time until the last slot is free.
   local function whole(v) return v.held > 0 and math.min(v.last, v.ends) - now or 0 end
 
-  -- free is how long it takes until n slots of others than the asker's, at most all, are free.
+  -- free returns the time until n of the slots that are not the caller's are free. There must be that many.
   local function free(l, v, n)
     if n <= 0 then return 0 end
     local stop = stop_of(l, v, v.dead + n - 1)
@@ -74,14 +75,14 @@ families[3] = function()
     return stop - now
   end
 
-  -- each calls a command with all words, so many at once as Lua has room for.
+  -- each calls a command with all words, with as many at a time as Lua has room for.
   local function each(l, command, words)
     for i = 1, #words, 1000 do
       redis.call(command, l.key, unpack(words, i, math.min(#words, i + 999)))
     end
   end
 
-  -- fresh returns n new names for slots of nobody that end with those taken now.
+  -- fresh returns n new names for slots without an owner that end when slots taken now do.
   local function fresh(l, v, n)
     local i, names = 0, {}
     if v.last >= v.ends then
@@ -93,7 +94,8 @@ families[3] = function()
     return names
   end
 
-  -- keep adds slots that end with those taken now, or has them end then, and has Redis keep the state until then.
+  -- keep adds the named slots, or changes their end, such that they end when slots taken now do, and makes Redis keep the
+  -- state until then.
   local function keep(l, v, names)
     local words, stop = {}, str(v.ends)
     for i = 1, #names do words[2 * i - 1], words[2 * i] = stop, names[i] end
@@ -101,7 +103,7 @@ families[3] = function()
     redis.call('PEXPIRE', l.key, ttl(v.ends))
   end
 
-  -- settle drops what has ended, and brings to the window's length from now what ends later.
+  -- settle drops slots that have ended, and makes those that end later than a window's length from now end then.
   local function settle(l, v)
     if v.dead > 0 then redis.call('ZREMRANGEBYSCORE', l.key, '-inf', str(now)) end
     v.dead = 0
@@ -119,7 +121,7 @@ families[3] = function()
     v.last = v.ends
   end
 
-  -- hold gives n slots more to the asker, and renews those that it has where they are its own.
+  -- hold gives the caller n more slots. If it is an owner, it also renews those that it has.
   local function hold(l, v, n)
     v.held = v.held + n
     if a.owner == '' then
@@ -133,7 +135,7 @@ families[3] = function()
     keep(l, v, names)
   end
 
-  -- release takes n slots of the asker's, or as many as there are; of nobody's the oldest.
+  -- release removes n slots of the caller's, or as many as there are; of slots without an owner, the oldest.
   local function release(l, v, n)
     local names = {}
     if a.owner ~= '' then
