@@ -1,4 +1,4 @@
-# What can be done here; `make help` lists it. Variables set with ?= may be set on the command line or in the environment.
+# `make help` lists the targets. Variables assigned with ?= can be set on the command line or in the environment.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
