@@ -34,11 +34,11 @@ func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*S
 	}
 	all := make([]*Server, n)
 	for i := range all {
-		all[i] = start(&Server{t: tb, dir: tb.TempDir(), args: []string{"--sentinel"}, ready: "+monitor master"}, append([]string{
+		all[i] = start(tb, "+monitor master", append([]string{
 			fmt.Sprintf("sentinel monitor %s %s %s %d", name, host, port, n/2+1),
 			fmt.Sprintf("sentinel down-after-milliseconds %s %d", name, patience.Milliseconds()),
 			fmt.Sprintf("sentinel failover-timeout %s 2000", name),
-		}, config...))
+		}, config...), "--sentinel")
 	}
 	return all
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package memcachedtest
+package proctest
 
 import "syscall"
 
