@@ -7,10 +7,6 @@ import (
 )
 
 func (p *program) explainCommand() *cobra.Command {
-	var (
-		flags ruleFlags
-		dir   string
-	)
 	cmd := &cobra.Command{
 		Use:   "explain --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Tell which rule a descriptor meets, step by step, and with which limit",
@@ -24,34 +20,11 @@ counter. It asks no server and counts nothing.
   ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
 		Args: argsAtLeast(2),
 	}
-	flagsErr := flags.add(p, cmd)
-	configFlag(cmd, &dir)
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if flagsErr != nil {
-			return flagsErr
-		}
-		wanted, err := parseDescriptors(args[1:])
-		if err != nil {
-			return err
-		}
-		domain, err := flags.domain(p, dir, args[0])
-		if err != nil {
-			return err
-		}
-		for i := range wanted {
-			p.explain(domain, &wanted[i])
-		}
+	p.eachDescriptor(cmd, func(domain *descriptors.Domain, d *descriptor) error {
+		p.explain(domain, d)
 		return nil
-	}
+	})
 	return cmd
-}
-
-// configFlag adds the flag that says where the rules are.
-func configFlag(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "config", "", "directory, or file, of the rules (required)")
-	if err := cmd.MarkFlagRequired("config"); err != nil {
-		panic(err) // the flag was added in the line above
-	}
 }
 
 // explain prints how d is matched in a domain.

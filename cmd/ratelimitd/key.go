@@ -16,10 +16,6 @@ import (
 )
 
 func (p *program) keyCommand() *cobra.Command {
-	var (
-		flags ruleFlags
-		dir   string
-	)
 	cmd := &cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Print the name under which a descriptor's counter is kept",
@@ -36,30 +32,14 @@ MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
 		Args: argsAtLeast(2),
 	}
-	flagsErr := flags.add(p, cmd)
-	configFlag(cmd, &dir)
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if flagsErr != nil {
-			return flagsErr
+	p.eachDescriptor(cmd, func(domain *descriptors.Domain, d *descriptor) error {
+		rule := domain.Match(d.keys()).Rule
+		if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
+			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
 		}
-		wanted, err := parseDescriptors(args[1:])
-		if err != nil {
-			return err
-		}
-		domain, err := flags.domain(p, dir, args[0])
-		if err != nil {
-			return err
-		}
-		for i := range wanted {
-			d := &wanted[i]
-			rule := domain.Match(d.keys()).Rule
-			if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
-				return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
-			}
-			p.printf("%s\n", p.counterKey(domain, d))
-		}
+		p.printf("%s\n", p.counterKey(domain, d))
 		return nil
-	}
+	})
 	return cmd
 }
 

@@ -84,3 +84,36 @@ func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, 
 	}
 	return nil, fmt.Errorf("domain %q: %w: the rules in %s have %s", name, errNoDomain, path, strings.Join(known, ", "))
 }
+
+// eachDescriptor has cmd, whose arguments are a domain and descriptors, read the rules that its flag --config names, and
+// do something with each of the descriptors.
+func (p *program) eachDescriptor(cmd *cobra.Command, do func(*descriptors.Domain, *descriptor) error) {
+	var (
+		flags ruleFlags
+		dir   string
+	)
+	flagsErr := flags.add(p, cmd)
+	cmd.Flags().StringVar(&dir, "config", "", "directory, or file, of the rules (required)")
+	if err := cmd.MarkFlagRequired("config"); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		if flagsErr != nil {
+			return flagsErr
+		}
+		wanted, err := parseDescriptors(args[1:])
+		if err != nil {
+			return err
+		}
+		domain, err := flags.domain(p, dir, args[0])
+		if err != nil {
+			return err
+		}
+		for i := range wanted {
+			if err := do(domain, &wanted[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
