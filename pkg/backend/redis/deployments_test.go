@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -178,6 +179,25 @@ func TestPerSecond(t *testing.T) {
 	if got := short.CLI("KEYS", "*"); !strings.HasPrefix(got, "mine:rl:{") {
 		t.Errorf("the second Redis holds %q, want the prefix of the first", got)
 	}
+}
+
+// TestBothConnections: a backend with two deployments is connected when both are.
+func TestBothConnections(t *testing.T) {
+	t.Parallel()
+	long, short := redistest.Start(t), redistest.Start(t)
+	short.Kill()
+	var active atomic.Int64
+	b := run(t, Config{
+		URL: long.Addr(), PerSecond: &Config{URL: short.Addr()}, OpTimeout: slow,
+		Observer: Observer{Connections: func(n int) { active.Store(int64(n)) }},
+	}, true)
+	if n := active.Load(); n != 0 || b.Connections() != 0 {
+		t.Errorf("%d connections were reported and %d are counted, want 0 without one to the second deployment", n, b.Connections())
+	}
+	short.Restart()
+	within(t, eventually, "two connections", func() bool { return active.Load() >= 2 })
+	long.Kill()
+	within(t, eventually, "no connection", func() bool { return active.Load() == 0 })
 }
 
 // TestCluster: the whole suite, over a cluster.

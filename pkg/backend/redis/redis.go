@@ -32,8 +32,7 @@ type Backend struct {
 	main   *pool
 	second *pool // for windows of one second; may be nil
 
-	counting sync.Mutex // held while active changes and is reported, so that the last report is the current number
-	active   int        // connections that are up
+	counting sync.Mutex // held while connections are counted and reported, so that the last report is the current number
 
 	life backend.Life
 }
@@ -46,6 +45,7 @@ type pool struct {
 	codec    codec
 	scripts  []string // to load on each new connection
 	observer *Observer
+	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
 	waiters  waiters
 	opened   atomic.Uint64 // connections
@@ -85,7 +85,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 		return nil, err
 	}
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
-	p.count = func(delta int) { b.count(delta, c.Observer.Connections) }
+	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
 		p.codec = newReferenceCodec(&c)
 	} else {
@@ -165,20 +165,32 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
-// Connections returns how many connections are up.
+// Connections returns how many connections are up: 0 if one of two deployments has none.
 func (b *Backend) Connections() int {
 	b.counting.Lock()
 	defer b.counting.Unlock()
-	return b.active
+	return b.connections()
 }
 
-// count counts connections, and reports them unless report is nil.
-func (b *Backend) count(delta int, report func(active int)) {
+// connections is Connections. b.counting is held.
+func (b *Backend) connections() int {
+	switch {
+	case b.second == nil:
+		return b.main.active
+	case b.main.active == 0 || b.second.active == 0:
+		return 0
+	default:
+		return b.main.active + b.second.active
+	}
+}
+
+// count counts connections of p, and reports how many there are.
+func (b *Backend) count(p *pool, delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()
-	b.active += delta
-	if report != nil {
-		report(b.active)
+	p.active += delta
+	if f := p.observer.Connections; f != nil {
+		f(b.connections())
 	}
 }
 
