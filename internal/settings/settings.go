@@ -271,14 +271,18 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
 		values["USE_STATSD"] = "false" // choosing another sink is enough to turn this one off
 	}
-	if !boolean.same(values["GRPC_SERVER_USE_TLS"], "true") && given["GRPC_CLIENT_TLS_CACERT"] != "" {
-		notices = append(notices, noClientTLS)
+	if !boolean.same(values["GRPC_SERVER_USE_TLS"], "true") {
+		for _, name := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_CLIENT_TLS_CACERT"} {
+			if given[name] != "" {
+				notices = append(notices, name+noTLS)
+			}
+		}
 	}
 	return values, notices, problems
 }
 
-// noClientTLS is the notice for configurations that look as if clients were verified, although they are not.
-const noClientTLS = "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true: clients are asked for no certificate"
+// noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.
+const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plain text, and clients are asked for no certificate"
 
 func wrong(name, value, takes string) error {
 	return fmt.Errorf("%s=%q: takes %s", name, value, takes)
