@@ -27,5 +27,5 @@ func (v variable) remark() string {
 	if v.state == honoured {
 		return ""
 	}
-	return " (taken, no effect)"
+	return " (accepted, no effect)"
 }
