@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCompatibility: docs/compatibility.md has a table for each part of what can be observed of the reference, and each row says
-// what became of it; of what is not the same it says how, why, or which switch.
+// TestCompatibility: docs/compatibility.md has a table for each part of the reference's observable behavior, and each
+// row says whether it is the same; if it is not, the row says how it differs, why, or which setting changes it.
 func TestCompatibility(t *testing.T) {
 	t.Parallel()
 	parts := []string{ // without a table of their own

@@ -54,7 +54,7 @@ func TestParseDescriptorRefuses(t *testing.T) {
 	}
 }
 
-// What is made of a path leads to its rule, or is not shown.
+// A descriptor derived from a path leads back to its rule, or none is shown.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

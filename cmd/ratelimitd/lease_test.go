@@ -37,7 +37,7 @@ descriptors:
 `
 )
 
-// near is a sum over servers of a series of the near cache.
+// near returns the sum, over all servers, of a series of the near cache.
 func near(servers []*daemon, series string) (sum float64) {
 	for _, d := range servers {
 		sum += d.metric("ratelimitd_near_cache_" + series)
@@ -57,8 +57,8 @@ func startLessors(t *testing.T, db *redistest.Server, n int) []*daemon {
 	return all
 }
 
-// TestLeaseLadder: of ladderCalls calls, or of a few more, exactly 1,000 are admitted, and each is told another number that remains, but where
-// a server gave hits back because it was not asked for a while.
+// TestLeaseLadder: of ladderCalls calls, or a few more, exactly 1,000 are admitted, and each is told a different
+// remaining number, unless a server has given hits back because it was not asked for a while.
 func TestLeaseLadder(t *testing.T) {
 	db := redistest.Start(t)
 	servers := startLessors(t, db, 3)
@@ -111,8 +111,8 @@ type contest struct {
 // enough is how many refusals in a row end a client.
 const enough = 200
 
-// client takes until the counter is empty, or the test ends it. A victim's client goes on after failures, and where a victim
-// is to hang it does not wait for long.
+// client takes until the counter is empty or the test ends it. A victim's client continues after failures, and does not
+// wait long if the victim is going to hang.
 func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 	r.wg.Go(func() {
 		for refused := 0; r.ended != nil || refused < enough; {
@@ -147,7 +147,8 @@ func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 	})
 }
 
-// rest asks once more, until at least so many are admitted: hits that are given back may come when nobody asks any more.
+// rest asks again, until at least the given number is admitted, because hits may be given back when nobody asks any
+// more.
 func (r *contest) rest(clients []rlsv3.RateLimitServiceClient, least int64) {
 	eventually(func() bool {
 		for _, c := range clients {
@@ -191,7 +192,7 @@ func startContest(
 	return r
 }
 
-// eachRun does so many runs at once, each with a counter and a victim of its own.
+// eachRun makes the given number of runs at the same time, each with its own counter and victim.
 func eachRun(t *testing.T, db *redistest.Server, show func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, n int)) {
 	t.Helper()
 	survivors := startLessors(t, db, 2)
@@ -209,8 +210,8 @@ func eachRun(t *testing.T, db *redistest.Server, show func(t *testing.T, survivo
 	}
 }
 
-// TestLeaseKilled kills one of three servers while it leases: no more is admitted than the limit says, and no more is left
-// unused than what it held and had asked for, and its clients' last calls.
+// TestLeaseKilled kills one of three servers while it holds leases: no more than the limit is admitted, and no more is
+// left unused than what that server held and had asked for, plus its clients' last calls.
 func TestLeaseKilled(t *testing.T) {
 	db := redistest.Start(t)
 	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, n int) {
@@ -233,8 +234,8 @@ func TestLeaseKilled(t *testing.T) {
 	})
 }
 
-// TestLeaseStopped stops servers in the middle of a window, each while it leases, and lets them go on in the next one, of
-// which others have used up the limit: they spend nothing of what they leased before.
+// TestLeaseStopped suspends servers in the middle of a window, each while it holds leases, and resumes them in the next
+// window, whose limit others have used up: they spend nothing of what they leased before.
 func TestLeaseStopped(t *testing.T) {
 	db := redistest.Start(t)
 	survivors, victims := startLessors(t, db, 2), startLessors(t, db, leaseRuns)
@@ -270,8 +271,8 @@ func TestLeaseStopped(t *testing.T) {
 	}
 }
 
-// TestLeaseRepliesCut cuts the connections of one of three servers to Redis in the middle of replies: no more is admitted
-// than the limit says, and no more is left unused than a lease for each call that failed.
+// TestLeaseRepliesCut cuts the connections of one of three servers to Redis in the middle of replies: no more than the
+// limit is admitted, and no more is left unused than one lease for each call that failed.
 func TestLeaseRepliesCut(t *testing.T) {
 	db := redistest.Start(t)
 	eachRun(t, db, func(t *testing.T, survivors []rlsv3.RateLimitServiceClient, _ int) {
@@ -292,7 +293,7 @@ func TestLeaseRepliesCut(t *testing.T) {
 	})
 }
 
-// cutting is the address of a proxy to addr that cuts each connection in the middle of one of the first replies.
+// cutting returns the address of a proxy to addr that cuts each connection in the middle of one of the first replies.
 func cutting(t *testing.T, addr string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait

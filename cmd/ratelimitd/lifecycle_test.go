@@ -14,7 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// inProcess is a server in this process, that has opened its ports and runs nothing yet.
+// inProcess is a server in this process that has opened its ports but runs nothing yet.
 func inProcess(t *testing.T, env ...string) *server {
 	t.Helper()
 	s, _, err := settings.Parse(append([]string{
@@ -31,7 +31,8 @@ func inProcess(t *testing.T, env ...string) *server {
 	return v
 }
 
-// A server that is told to stop while it starts, while it waits for rules or for Redis, stops at once and in peace.
+// A server that is told to stop while it is starting, or waiting for rules or for Redis, stops at once and without an
+// error.
 func TestStopsWhileItStarts(t *testing.T) {
 	absent := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=" + t.TempDir() + "/nobody.sock"}
 	for name, env := range map[string][]string{"no rules": nil, "no rules, no Redis": absent} {
@@ -54,7 +55,7 @@ func TestStopsWhileItStarts(t *testing.T) {
 	}
 }
 
-// A request to /json that has begun when the server is told to stop is finished.
+// A request to /json that is in progress when the server is told to stop is still answered.
 func TestFinishesWhatHasBegun(t *testing.T) {
 	v := inProcess(t)
 	ctx, cancel := context.WithCancel(t.Context())

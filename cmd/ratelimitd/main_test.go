@@ -126,8 +126,8 @@ func scripts(t *testing.T, dir string) testscript.Params {
 	}
 }
 
-// setUp makes the environment of a server whose ports are free ones, on counters in memory, with the rules in rules/. Where a
-// script has Redis, a busy machine is given the time to answer.
+// setUp prepares the environment of a server on free ports, with counters in memory and the rules in rules/. For
+// scripts with Redis, its time-outs are long enough for a busy machine.
 func setUp(env *testscript.Env) error {
 	for _, pair := range []string{
 		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",

@@ -30,7 +30,7 @@ func TestMemcachedFails(t *testing.T) {
 	}
 }
 
-// TestMemcachedConfig reads an environment with as little as can be, and one in which every variable of memcached is set.
+// TestMemcachedConfig reads a minimal environment, and one in which every variable of memcached is set.
 func TestMemcachedConfig(t *testing.T) {
 	t.Parallel()
 	files := redistest.NewCertificates(t, "memcached")

@@ -29,8 +29,8 @@ type probe struct {
 // probes are those of a container.
 type probes struct{ startup, readiness, liveness probe }
 
-// pods are the containers that are played. Istio's sample has no probes at all, so only a process that ends is restarted
-// there; what examples/ have beside it are those of Envoy Gateway, at other paces.
+// pods are the containers that are simulated. Istio's sample has no probes at all, so it restarts only a process that
+// ends; the other examples have the same probes as Envoy Gateway, with other intervals.
 func pods() map[string]probes {
 	return map[string]probes{
 		"Envoy Gateway": { // its Deployment of the rate-limit service
@@ -68,7 +68,7 @@ func startPod(t *testing.T, d *daemon, p probes) *pod {
 	return o
 }
 
-// watch tells of each answer to a probe, with how often it has failed in a row.
+// watch reports each answer to a probe, with the number of failures in a row.
 func (o *pod) watch(ctx context.Context, p probe, tell func(p probe, failures int)) {
 	if p.path == "" {
 		return
@@ -92,7 +92,8 @@ func (o *pod) watch(ctx context.Context, p probe, tell func(p probe, failures in
 	}
 }
 
-// passes asks as a kubelet does, but more patiently than in its one second, because this machine may be busy.
+// passes makes a probe as a kubelet does, but waits for longer than the kubelet's one second, because this machine may
+// be busy.
 func (o *pod) passes(ctx context.Context, path string) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -147,7 +148,7 @@ func (o *pod) isReady() bool {
 	return o.ready
 }
 
-// want expects that nothing was restarted, and that the container, once in service, stayed there, or did not.
+// want checks that nothing was restarted, and that the container, once in service, has or has not stayed there.
 func (o *pod) want(t *testing.T, who string, stayed bool) {
 	t.Helper()
 	o.mu.Lock()
@@ -160,8 +161,9 @@ func (o *pod) want(t *testing.T, who string, stayed bool) {
 	}
 }
 
-// TestProbesWithoutRedis plays what Envoy Gateway and Istio do to a server whose Redis is not there for a minute at its
-// start, and dies for a minute later on: it is never restarted, and answers each request as DEFAULT_ON_FAILURE says.
+// TestProbesWithoutRedis simulates what Envoy Gateway and Istio do to a server whose Redis is missing for a minute at
+// the start, and is down for another minute later: the server is never restarted, and answers each request as
+// DEFAULT_ON_FAILURE says.
 func TestProbesWithoutRedis(t *testing.T) {
 	t.Parallel()
 	const outage = time.Minute / scale

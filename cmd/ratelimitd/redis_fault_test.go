@@ -22,8 +22,8 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 1000000}
 `
 
-// TestAbsentRedis starts a server before its Redis: it serves within a second, and its first exact decision comes within
-// a second of Redis.
+// TestAbsentRedis starts a server before its Redis: it serves within a second, and makes its first exact decision
+// within a second of Redis being up.
 func TestAbsentRedis(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -68,8 +68,8 @@ func exactAgain(t *testing.T, d *daemon, client rlsv3.RateLimitServiceClient, va
 // Redis is gone have but a quarter of their time left.
 const mayMiss = 0.02
 
-// TestRedisFails sends loadRate requests a second, each given up after 20 ms, while Redis is killed, and while it hangs, for
-// three seconds. All are answered.
+// TestRedisFails sends loadRate requests a second, each with a deadline of 20 ms, while Redis is killed, and while it
+// hangs, for three seconds. All are answered.
 func TestRedisFails(t *testing.T) {
 	for _, fault := range []struct {
 		name         string
@@ -86,9 +86,9 @@ func TestRedisFails(t *testing.T) {
 	}
 }
 
-// playFault sends requests to d, which decides locally while its store fails, before, during and after three seconds of a
-// fault. What the machine does besides makes requests late too, so of several rounds the best one counts: what the server
-// itself leaves unanswered would be missing in each.
+// playFault sends requests to d, which decides locally while its store fails, before, during and after a fault of three
+// seconds. Other load on the machine delays requests too, so the best of several rounds counts: requests that the
+// server itself fails to answer would be missing in every round.
 func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 	t.Helper()
 	var clients []rlsv3.RateLimitServiceClient
@@ -181,8 +181,8 @@ func (n *tally) ask(ctx context.Context, client rlsv3.RateLimitServiceClient, r 
 	n.answered.Add(1)
 }
 
-// report logs what has happened since the last report, and returns which part of the requests had no answer, and which part
-// of those that need no Redis.
+// report logs what has happened since the last report, and returns the fraction of requests without an answer, among
+// all requests and among those that do not need Redis.
 func (l *load) report(t *testing.T, when string) (counted, freed float64) {
 	t.Helper()
 	return l.counted.report(t, when), l.freed.report(t, when+", without Redis")

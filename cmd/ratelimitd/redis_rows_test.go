@@ -24,7 +24,7 @@ import (
 
 // Rows of the table of faults that take a whole server. The others are tests of pkg/backend/redis.
 
-// TestF15_BigValues: a value of 60 KB costs what a short one does, but for carrying it.
+// TestF15_BigValues: a value of 60 KB costs no more than a short one, apart from its transport.
 func TestF15_BigValues(t *testing.T) {
 	db := redistest.Start(t)
 	d := startDaemon(t, db, localRules, "REDIS_OP_TIMEOUT=10s")
@@ -196,9 +196,9 @@ func steady(t *testing.T, client rlsv3.RateLimitServiceClient, check func(*rlsv3
 	return stop
 }
 
-// TestF23_RollingRestarts replaces the server twenty times under load, as a rolling update does: the new one is ready before
-// the old one gets SIGTERM. No call fails, and each is counted once. That a panic is one call's trouble is shown in
-// internal/rls.
+// TestF23_RollingRestarts replaces the server twenty times under load, as a rolling update does: the new one is ready
+// before the old one gets SIGTERM. No call fails, and each is counted once. The tests of internal/rls show that a panic
+// affects only one call.
 func TestF23_RollingRestarts(t *testing.T) {
 	const restarts = 20
 	db := redistest.Start(t)
@@ -250,7 +250,7 @@ var badRules = []string{
 	"\x00\x01",
 }
 
-// TestF24_BadReloads: fifty sets of rules that cannot be taken, under load. Each decision is by the good ones.
+// TestF24_BadReloads loads fifty invalid sets of rules, under load. Each decision is made by the good rules.
 func TestF24_BadReloads(t *testing.T) {
 	const reloads = 50
 	db := redistest.Start(t)

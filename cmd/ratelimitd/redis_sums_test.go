@@ -20,7 +20,8 @@ func descriptorsOf(texts ...string) (all []*rlcommonv3.RateLimitDescriptor) {
 	return all
 }
 
-// rush has clients send calls at once, to the servers in turn, and returns what remained after each that was admitted.
+// rush makes clients send calls concurrently, to the servers in turn, and returns what remained after each call that
+// was admitted.
 func rush(t *testing.T, servers []rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest, clients, calls int) []uint32 {
 	t.Helper()
 	var (
@@ -49,8 +50,8 @@ func rush(t *testing.T, servers []rlsv3.RateLimitServiceClient, r *rlsv3.RateLim
 	return remaining
 }
 
-// TestLadder has three servers share counters of 1,000: of ladderCalls calls exactly 1,000 are admitted, and each is told
-// another number that remains.
+// TestLadder makes three servers share counters of 1,000: of ladderCalls calls exactly 1,000 are admitted, and each is
+// told a different remaining number.
 func TestLadder(t *testing.T) {
 	const limit, clients = 1000, 32
 	db := redistest.Start(t)

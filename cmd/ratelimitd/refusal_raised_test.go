@@ -104,8 +104,8 @@ func (r *raised) remember(d *daemon, c rlsv3.RateLimitServiceClient, q *rlsv3.Ra
 	}
 }
 
-// TestRefusalRaised: a key is refused from the memory of two servers when one of them is told something that raises its
-// limit. That one admits the next request, and the other one within a second.
+// TestRefusalRaised: two servers refuse a key from memory when one of them learns that its limit was raised. That
+// server admits the next request, and the other one does so within a second.
 func TestRefusalRaised(t *testing.T) {
 	r := startRaised(t)
 	this, other := r.this.client(), r.other.client()
@@ -152,8 +152,8 @@ func TestRefusalRaised(t *testing.T) {
 	}
 }
 
-// soon shows that what was raised at a time is soon admitted: in a second, and asserted of requests that begin ten times as
-// late, however long the machine takes for them.
+// soon checks that requests are admitted soon after the limit was raised. That should take a second; the check is made
+// for requests that begin ten seconds later, however long the machine takes for them.
 func (r *raised) soon(c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest, at time.Time) {
 	r.t.Helper()
 	for {

@@ -36,8 +36,8 @@ descriptors:
 // workedCalls is how many calls worked makes.
 const workedCalls = 14
 
-// worked are requests, of which the last for each key is one of the reference's own worked values (limit 20, ratio 0.8),
-// and what they come to.
+// worked has requests, and the resulting counts. For each key, the last request is one of the reference's own worked
+// examples (limit 20, ratio 0.8).
 func worked(t *testing.T, c rlsv3.RateLimitServiceClient) map[string]uint64 {
 	t.Helper()
 	for _, r := range []struct {
@@ -117,7 +117,7 @@ func sums(t *testing.T, lines []string, tags string) (counts map[string]uint64, 
 	return counts, slices.Compact(slices.Sorted(slices.Values(gauges)))
 }
 
-// compareSums compares all but what the runtime and our own series tell.
+// compareSums compares all series except those of the runtime and our own.
 func compareSums(t *testing.T, want map[string]uint64, lines []string, tags string) {
 	t.Helper()
 	counts, gauges := sums(t, lines, tags)
@@ -136,7 +136,7 @@ func compareSums(t *testing.T, want map[string]uint64, lines []string, tags stri
 	}
 }
 
-// statsdTCP is a statsd for one connection. What it was sent is there once that has ended.
+// statsdTCP is a statsd server for one connection. What it was sent is available once the connection has ended.
 func statsdTCP(t *testing.T) (port string, sent func() string) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -235,7 +235,8 @@ func TestStatsd(t *testing.T) {
 	}
 }
 
-// Nothing is sent where DISABLE_STATS says so, and statistics arrive without the server's end where they do not wait an hour.
+// Nothing is sent with DISABLE_STATS, and statistics arrive before the server ends if the flush interval is not an
+// hour.
 func TestFlushInterval(t *testing.T) {
 	port, sent := statsdUDP(t)
 	d := startProcess(t, workedRules, "BACKEND_TYPE=memory", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=200ms", "EXTRA_TAGS=az:b")
@@ -277,8 +278,7 @@ func TestDogStatsD(t *testing.T) {
 
 func lines(s string) []string { return strings.Split(strings.TrimSuffix(s, "\n"), "\n") }
 
-// promtool check metrics reads what is served, and has nothing to say of it but that the reference's names are not what
-// it would call them.
+// promtool check metrics accepts what is served, and complains only about the reference's naming.
 func TestPromtool(t *testing.T) {
 	mapping := filepath.Join(t.TempDir(), "mapping.yaml")
 	if err := os.WriteFile(mapping, []byte("mappings: [{match: ratelimit.service.rate_limit.*.*.total_hits, name: hits_total, labels: {domain: $1, rule: $2}}]"), 0o600); err != nil {

@@ -52,7 +52,7 @@ func TestRedisConfig(t *testing.T) {
 	followsFiles(t, got.TLS, files)
 }
 
-// followsFiles checks that TLS to a store is set up with what its files hold whenever it is asked for.
+// followsFiles checks that TLS to a store uses the current contents of its files each time.
 func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistest.Certificates) {
 	t.Helper()
 	renewed := redistest.NewCertificates(t, "renewed")
@@ -70,7 +70,7 @@ func followsFiles(t *testing.T, load func() (*tls.Config, error), files redistes
 	}
 }
 
-// TestRedissTakesFiles: a URL that asks for TLS is as good as the variable that does, and the files hold for both.
+// TestRedissTakesFiles: a URL that asks for TLS has the same effect as the variable, and the files apply to both.
 func TestRedissTakesFiles(t *testing.T) {
 	t.Parallel()
 	files := redistest.NewCertificates(t, "redis")
@@ -96,7 +96,7 @@ func TestRedissTakesFiles(t *testing.T) {
 	}
 }
 
-// TestRedisConfigDefaults reads an environment that says no more than that there is a Redis.
+// TestRedisConfigDefaults reads an environment that only says that there is a Redis.
 func TestRedisConfigDefaults(t *testing.T) {
 	t.Parallel()
 	s, _, err := settings.Parse([]string{"BACKEND_TYPE=redis"})

@@ -26,8 +26,8 @@ func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buff
 	return newRedisObserver(&s, slog.New(slog.NewTextHandler(log, nil)), stats.New(), h), log, h
 }
 
-// TestBreakerInTheLog has a breaker open and try again many times: the log says twice that it is open, ten seconds apart,
-// and once that it is over.
+// TestBreakerInTheLog makes a breaker open and probe many times: the log says twice that it is open, ten seconds apart,
+// and once that this is over.
 func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, log, _ := observed(nil)
@@ -57,8 +57,8 @@ func TestBreakerInTheLog(t *testing.T) {
 	})
 }
 
-// TestNodeGone: a node that is asked no more is not shown as open for ever, and does not count among those that may be
-// ready; it does again when it comes back.
+// TestNodeGone: a node that is no longer used is not shown as open for ever, and does not count among the nodes that
+// may be ready, until it comes back.
 func TestNodeGone(t *testing.T) {
 	t.Parallel()
 	o, log, _ := observed(nil)

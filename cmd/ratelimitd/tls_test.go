@@ -123,7 +123,8 @@ func (s *secured) call(ctx context.Context, creds credentials.TransportCredentia
 	return err
 }
 
-// TestTLS is the matrix of who is let in. Each client differs in one thing from one that is.
+// TestTLS is the matrix of clients that are let in or not. Each refused client differs in one respect from one that is
+// let in.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	public := filepath.Join(t.TempDir(), "public.pem")
@@ -202,8 +203,8 @@ func TestTLSFloor(t *testing.T) {
 	}
 }
 
-// TestTLSRotation renews the certificate, the key and the CA of clients under load, and not one call fails: neither on
-// connections that stay, nor on those that are opened meanwhile.
+// TestTLSRotation renews the certificate, the key and the CA of clients under load. No call fails, neither on existing
+// connections nor on new ones.
 func TestTLSRotation(t *testing.T) {
 	t.Parallel()
 	s := startSecured(t)
@@ -329,7 +330,7 @@ func (l *tlsLoad) round(ctx context.Context, t *testing.T, address string, confi
 	}
 }
 
-// ask makes one call, which is not made again where it fails, and is finished also where the load ends.
+// ask makes one call, which is not repeated if it fails, and is completed even if the load ends.
 func (l *tlsLoad) ask(ctx context.Context, conn *grpc.ClientConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()

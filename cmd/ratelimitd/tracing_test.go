@@ -15,7 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
 
-// Where tracing is off nothing stands between the parts, so that nothing is paid for it.
+// If tracing is off, there are no wrappers between the parts, so it costs nothing.
 func TestNoTracingIsNothing(t *testing.T) {
 	t.Parallel()
 	var s settings.Settings

@@ -33,7 +33,8 @@ import (
 
 var without = flag.String("without", "", "play the scripts of TestVariables as if they did not set this variable; that must fail where they show it")
 
-// TestVariables shows what the variables of the settings do, each at another value than its default, from outside of a server.
+// TestVariables shows what each variable of the settings does, with a value other than its default, as seen from
+// outside a server.
 func TestVariables(t *testing.T) {
 	dir := "testdata/variables"
 	if *without != "" {
@@ -71,7 +72,7 @@ func scriptsIn(t *testing.T, dir string) []string {
 	return paths
 }
 
-// shownBy are the tests that show what no script can, with the variables that each shows.
+// shownBy has the tests that show what scripts cannot, with the variables that each of them shows.
 func shownBy() map[string][]string {
 	return map[string][]string{
 		"TestTLSFloor":      {"GRPC_SERVER_TLS_MIN_VERSION"},
@@ -93,7 +94,8 @@ func shownBy() map[string][]string {
 	}
 }
 
-// Every variable of the table is set by a script of TestVariables, to what is not its default, or by a test that is named above.
+// Every variable of the table is set to a value other than its default by a script of TestVariables, or by a test named
+// above.
 func TestEveryVariableIsShown(t *testing.T) {
 	t.Parallel()
 	tests := goTests(t)
@@ -240,7 +242,7 @@ type stranger struct{ net.Conn }
 
 func (stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5} }
 
-// TestAdminToken: from another machine the admin API answers who knows the token of ADMIN_TOKEN_FILE.
+// TestAdminToken: on another machine, the admin API answers callers that know the token of ADMIN_TOKEN_FILE.
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {
@@ -299,7 +301,7 @@ func (s *seen) request(r *discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// TestXDSVariables: what the control plane is told, and what is made of its answers.
+// TestXDSVariables: what the control plane is told, and how its answers are used.
 func TestXDSVariables(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)

@@ -247,8 +247,8 @@ func p99(t *testing.T, client rlsv3.RateLimitServiceClient, span time.Duration) 
 	return all[len(all)*99/100]
 }
 
-// A control plane that sends a thousand updates a second costs the traffic little: p99 at most doubles. Ten times that
-// fails, and what a busy machine adds.
+// A control plane that sends a thousand updates a second hardly slows down traffic: p99 at most doubles. The test fails
+// only at ten times that, plus an allowance for a busy machine.
 func TestX8TrafficDuringUpdates(t *testing.T) {
 	g := newGateway(t)
 	d := startProcess(t, "", g.env()...)
@@ -292,7 +292,8 @@ func TestX8TrafficDuringUpdates(t *testing.T) {
 	}
 }
 
-// Every variable of the control plane ends where it takes effect, which the tests of the package look at.
+// Every variable of the control plane reaches the field in which it takes effect; the tests of the package check the
+// effects.
 func TestXDSSettings(t *testing.T) {
 	t.Parallel()
 	of := func(env ...string) xds.Config {

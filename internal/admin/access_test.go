@@ -20,7 +20,7 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// calls is every method, with requests that do something where they may.
+// calls has every method, with requests that do something if they are allowed.
 func (s *server) calls(ctx context.Context) map[string]error {
 	_, list := s.ListRules(ctx, &adminv1.ListRulesRequest{})
 	_, explain := s.Explain(ctx, &adminv1.ExplainRequest{
@@ -85,7 +85,7 @@ func TestAccessUnix(t *testing.T) {
 	}
 }
 
-// From elsewhere the token of the file opens the door, from the moment it stands there until it does no more.
+// Callers from other machines are let in with the token that the file currently contains, and only with that.
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}

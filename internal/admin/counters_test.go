@@ -39,7 +39,7 @@ func TestPeek(t *testing.T) {
 	}
 }
 
-// A value that is no UTF-8 counts by itself, and is found by raw_value.
+// A value that is not UTF-8 has a counter of its own, which raw_value finds.
 func TestPeekRawValue(t *testing.T) {
 	s := start(t, shop)
 	s.hit(t, "shop", 2, "user", "\xff\xfe")

@@ -235,7 +235,8 @@ func TestListRulesPages(t *testing.T) {
 	}
 }
 
-// A page token from before a reload that changed what it speaks of is refused, for pages would not fit together.
+// A page token from before a reload that changed the rules in question is refused, because the pages would not fit
+// together.
 func TestListRulesReload(t *testing.T) {
 	s := start(t, numbered(10, 1))
 	first, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{PageSize: 5})

@@ -108,7 +108,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestTableIsOfThisModule finds rows that nothing stands behind.
+// TestTableIsOfThisModule finds rows without a package.
 func TestTableIsOfThisModule(t *testing.T) {
 	t.Parallel()
 	exist := packages(t)

@@ -185,7 +185,7 @@ func parsed(t *testing.T, text string) *url.URL {
 	return u
 }
 
-// An old session opens no door: each connection is judged by what is in force.
+// An old TLS session does not help: each connection is checked against the current files.
 func TestNoSessionIsTakenUpAgain(t *testing.T) {
 	t.Parallel()
 	ca := certstest.NewCA(t, "ca")
@@ -289,7 +289,8 @@ func (f *following) settle() {
 	synctest.Wait()
 }
 
-// want expects the certificate that the server shows, and how often it has tried its files, in vain at the last time or not.
+// want checks which certificate the server presents, how often it has tried its files, and whether the last attempt
+// failed.
 func (f *following) want(shown certstest.Pair, tried int, ok bool) {
 	f.t.Helper()
 	if n, last := f.tries(); n != tried || (last == nil) != ok {
@@ -354,7 +355,7 @@ func TestFollowsItsFiles(t *testing.T) {
 	})
 }
 
-// A Secret of Kubernetes is swapped by its link ..data, as cert-manager's renewals are.
+// A Kubernetes Secret is swapped by its link ..data, as when cert-manager renews it.
 func TestFollowsASwappedLink(t *testing.T) {
 	ca := certstest.NewCA(t, "ca")
 	first, second := ca.Issue(t, x509.Certificate{}), ca.Issue(t, x509.Certificate{})
@@ -388,7 +389,8 @@ func TestFollowsASwappedLink(t *testing.T) {
 	})
 }
 
-// The CA of clients is followed like the rest: who comes from an old one is refused, who comes from a new one let in.
+// The clients' CA is reloaded like the other files: clients with certificates of the old one are refused, those with
+// the new one let in.
 func TestFollowsTheCAOfClients(t *testing.T) {
 	c := paths(t)
 	c.ClientCA = c.Cert + ".ca"

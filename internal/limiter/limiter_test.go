@@ -194,7 +194,7 @@ func TestG26OverridesAreBounded(t *testing.T) {
 	}
 }
 
-// Many values of a rule that shows them make no more series than the first thousand.
+// If a rule shows values in metrics, only the first thousand values get series of their own.
 func TestH8SeriesOfManyValues(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var v limiter.Verdict
@@ -270,7 +270,7 @@ func (c *counting) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
-// What cannot be given back changes no verdict, and is counted.
+// Hits that cannot be given back do not change the verdict, and are counted.
 func TestGiveBackThatFails(t *testing.T) {
 	b := &counting{Backend: still(), fail: func(op *backend.Op) error {
 		if op.Mode == backend.Give {
@@ -318,7 +318,7 @@ func TestOneOpThatFails(t *testing.T) {
 	}
 }
 
-// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each number of remaining hits is told once.
+// Properties 1 and 2 of faults.md 4.5: no hit is lost, and each remaining number is reported once.
 func TestExactlyOnceLadder(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var mu sync.Mutex
@@ -423,7 +423,7 @@ func TestResetSeconds(t *testing.T) {
 	}
 }
 
-// A verdict that served a large request serves a small one, and keeps nothing large of it.
+// A verdict used for a large request can be reused for a small one, and retains nothing of the large one.
 func TestVerdictIsReused(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	big := request("shop", "user=1")
@@ -470,8 +470,8 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// What the near cache refuses is over_limit_with_local_cache where the reference's local cache is asked for, and there alone;
-// it is over_limit in any case.
+// What the near cache refuses counts as over_limit_with_local_cache only if the reference's local cache is turned on;
+// it always counts as over_limit.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {

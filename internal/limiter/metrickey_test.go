@@ -7,8 +7,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
-// Two rules whose names are the same once they are joined with dots count under labels of their own, also after a reload,
-// whichever counts first.
+// Two rules whose names are equal when joined with dots have different labels, even after a reload, whichever counts
+// first.
 func TestDottedNamesThatCollide(t *testing.T) {
 	const m = "domain: m\ndescriptors: [{key: b.c, rate_limit: {unit: hour, requests_per_unit: 9}}, {key: b, descriptors: [{key: c, rate_limit: {unit: hour, requests_per_unit: 9}}]}]\n"
 	const mb = "domain: m.b\ndescriptors: [{key: c, rate_limit: {unit: hour, requests_per_unit: 9}}]\n"

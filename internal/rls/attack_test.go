@@ -120,7 +120,7 @@ func TestIdleConnections(t *testing.T) {
 	})
 }
 
-// A thousand handshakes that never end keep nobody else from his own.
+// A thousand handshakes that never end do not keep others from theirs.
 func TestSlowTLSHandshakes(t *testing.T) {
 	config, pool := serverTLS(t)
 	address := serve(t, NewServer(start(t, endless, Config{}).service, ServerConfig{TLS: config}))
@@ -159,7 +159,7 @@ func held(ctx context.Context, t *testing.T, address string, n int, say string) 
 	return closeAll
 }
 
-// survives attacks for a while, during which a client c must get its answers as ever.
+// survives attacks for a while, during which client c must get its answers as usual.
 func survives(t *testing.T, c ratelimitv3.RateLimitServiceClient, attack func(ctx context.Context)) {
 	t.Helper()
 	if _, err := c.ShouldRateLimit(t.Context(), request("shop", "user=b")); err != nil {

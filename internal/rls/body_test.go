@@ -108,7 +108,7 @@ func TestBadBody(t *testing.T) {
 	}
 }
 
-// Whatever bytes a rule or a domain are made of, JSON stays JSON and says the same.
+// Whatever bytes the names of a rule or a domain contain, the JSON is valid and has the right values.
 func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 	s := New(nil, Config{Body: parseBody(t, `{"rule":"{{rule}}","of":["{{domain}}",{{limit}}]}`)})
 	rapid.Check(t, func(t *rapid.T) {
@@ -176,7 +176,7 @@ func TestRuleHeader(t *testing.T) {
 	}
 }
 
-// The same goes out over gRPC and as JSON, and the one who is told of refusals is told by both.
+// Answers over gRPC and as JSON are the same, and the callback for refusals is called for both.
 func TestRefusalsOnBothWays(t *testing.T) {
 	const rules = `
 domain: shop
@@ -221,7 +221,7 @@ descriptors:
 	}
 }
 
-// What is off costs nothing, on a refusal neither.
+// What is turned off costs nothing, not even on a refusal.
 func TestRefusalsAllocateOnce(t *testing.T) {
 	s, v, r := New(nil, Config{}), refusedBy("shop.user", ""), &limiter.Request{Domain: []byte("shop")}
 	if n := testing.AllocsPerRun(100, func() { s.encode(r, v) }); n != 1 {

@@ -154,7 +154,7 @@ func (o *peer) ended() time.Duration {
 	return o.end
 }
 
-// What the server tells a client of its bounds.
+// The server announces its bounds to clients.
 func TestBoundsAreTold(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	c, err := net.Dial("tcp", w.address)
@@ -237,7 +237,7 @@ func encodeHead() ([]byte, error) {
 	return block.Bytes(), err
 }
 
-// Who does not finish his handshake is thrown out after ten seconds.
+// A client that does not finish its handshake is disconnected after ten seconds.
 func TestSlowHandshake(t *testing.T) {
 	config, _ := serverTLS(t)
 	for name, c := range map[string]ServerConfig{"plain text": {}, "TLS": {TLS: config}} {
@@ -282,7 +282,7 @@ func TestPings(t *testing.T) {
 	}
 }
 
-// A client that has fallen silent is asked after a minute, and given up ten seconds later.
+// A client that has been silent for a minute is pinged, and disconnected ten seconds later.
 func TestSilentClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := serveInBubble(t, ServerConfig{})

@@ -69,7 +69,7 @@ func plainJSON(t *testing.T, b []byte) (v map[string]any) {
 	return v
 }
 
-// TestDecisionMetadata shows what DECISION_METADATA tells, of each algorithm that has something to tell.
+// TestDecisionMetadata shows the contents of DECISION_METADATA, for each algorithm that adds something.
 func TestDecisionMetadata(t *testing.T) {
 	w := start(t, `
 domain: shop
@@ -105,7 +105,7 @@ descriptors:
 	}
 }
 
-// TestRuleMetadata repeats what the reference was seen to answer.
+// TestRuleMetadata compares with recorded answers of the reference.
 func TestRuleMetadata(t *testing.T) {
 	w := start(t, `
 domain: shop

@@ -324,7 +324,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestMetadataIsNotShared merges two rules' metadata again and again: the reference writes into the rules as it does.
+// TestMetadataIsNotShared merges the metadata of two rules repeatedly. The reference modifies the rules when it does
+// this.
 func TestMetadataIsNotShared(t *testing.T) {
 	one := map[string]any{"c": map[string]any{"name": "one"}}
 	two := map[string]any{"c": map[string]any{"name": "two", "zone": "z"}}

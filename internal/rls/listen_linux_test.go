@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The file of a socket is restricted from its first moment, not only once ListenUnix has come back to it.
+// The permissions of a socket's file are restricted from the moment it is created, not only when ListenUnix changes
+// them.
 func TestSocketIsNeverOpenToAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	lc := net.ListenConfig{Control: restrict}

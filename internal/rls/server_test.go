@@ -277,7 +277,7 @@ func TestHealth(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// Who watches health is told of each change, under both names.
+// Watchers of health are told of each change, under both names.
 func TestHealthIsWatched(t *testing.T) {
 	server := NewServer(New(decideFunc(allow), Config{}), ServerConfig{})
 	c := healthpb.NewHealthClient(dial(t, serve(t, server)))
@@ -310,7 +310,7 @@ func TestHealthIsWatched(t *testing.T) {
 	next(watch, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 }
 
-// TestShutdownEndsWatches has somebody watch health for ever, which alone would hold a graceful stop for ever.
+// TestShutdownEndsWatches has a client watch health for ever, which by itself would block a graceful stop for ever.
 func TestShutdownEndsWatches(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
 	server := NewServer(New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {

@@ -24,7 +24,7 @@ func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 	return &tls.Config{Certificates: []tls.Certificate{pair.TLS(t)}, MinVersion: tls.VersionTLS12}, ca.Pool()
 }
 
-// A handshake that fails is told of, with where the client is, and nobody else notices.
+// A failed handshake is reported with the client's address, and does not affect others.
 func TestHandshakesThatFail(t *testing.T) {
 	config, pool := serverTLS(t)
 	var mu sync.Mutex

@@ -81,8 +81,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// Whatever is set but empty counts as not set: what is one word, what is a list or a map, and what the table has not, such as
-// the variables of mogrifiers and of OTLP.
+// Any variable that is set but empty counts as not set: single words, lists, maps, and variables that are not in the
+// table, such as those of mogrifiers and of OTLP.
 func TestSetButEmptyIsUnset(t *testing.T) {
 	t.Parallel()
 	empty := []string{
@@ -114,7 +114,8 @@ func TestSetButEmptyIsUnset(t *testing.T) {
 	}
 }
 
-// What makes no sense for a variable is refused in one line, with its name, its value and what it takes, whatever else is set.
+// An invalid value is refused in one line, with the variable's name, its value and what it accepts, whatever else is
+// set.
 func TestEveryVariableRefusesNonsense(t *testing.T) {
 	t.Parallel()
 	nonsense := map[kind][]string{
@@ -220,7 +221,8 @@ func TestBackend(t *testing.T) {
 	}
 }
 
-// Who sets nothing, or nothing that tells where Redis is, gets the reference's default, and is told so unless BACKEND_TYPE is set.
+// If nothing is set, or nothing that says where Redis is, the reference's default is used, with a notice unless
+// BACKEND_TYPE is set.
 func TestBackendAssumed(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -451,7 +453,7 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// What is always done is taken without a word, for every Redis that the reference may be told it of.
+// A variable for something that is always done is accepted without a notice, whatever its value.
 func TestReadOnlyConnectionsAreAlwaysClosed(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{"true", "false", ""} {

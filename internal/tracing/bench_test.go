@@ -13,7 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// BenchmarkDecide tells what the spans around the limiter and the store cost. Off, there is nothing around them.
+// BenchmarkDecide measures the cost of the spans around the limiter and the store. With tracing off there is nothing
+// around them.
 func BenchmarkDecide(b *testing.B) {
 	c, err := tracingtest.Start("http")
 	if err != nil {

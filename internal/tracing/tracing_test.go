@@ -212,7 +212,7 @@ func find(t *testing.T, c *tracingtest.Collector, name string) tracingtest.Span 
 	return tracingtest.Span{}
 }
 
-// Traces go on from what Envoy, Istio and Zipkin send.
+// Traces continue those that Envoy, Istio and Zipkin send.
 func TestPropagation(t *testing.T) {
 	for name, headers := range map[string][]string{
 		"tracecontext": {"traceparent", "00-" + traceID + "-" + parent + "-01"},
@@ -298,7 +298,7 @@ func TestValuesAndRefusals(t *testing.T) {
 	}
 }
 
-// A call that fails says so in its span, and the bytes of a domain cannot break one.
+// The span of a failed call says so, and no bytes in a domain can break a span.
 func TestFailures(t *testing.T) {
 	c := startCollector(t, "http")
 	w := start(t, tracing.Config{Rate: 1})
@@ -337,7 +337,7 @@ func (l *log) String() string {
 	return l.buf.String()
 }
 
-// A collector that takes everything and answers nothing holds up neither requests nor the end.
+// A collector that accepts everything but never answers delays neither requests nor the end.
 func TestCollectorThatHangs(t *testing.T) {
 	awaitGoroutines(t)
 	release := make(chan struct{})
@@ -375,7 +375,7 @@ func TestCollectorThatHangs(t *testing.T) {
 	close(release)
 }
 
-// A collector that is not there is said once in a while, however much there is to send, and once at the end.
+// A missing collector is logged only once in a while, however much there is to send, and once at the end.
 func TestCollectorThatIsAway(t *testing.T) {
 	for _, protocol := range []string{"http", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
