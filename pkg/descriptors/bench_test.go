@@ -11,8 +11,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// The shapes that many rules come in. Each function writes rule i of a level at the top, of which the last matches
-// the descriptor of shapeEntries.
+// The shapes that large sets of rules have. Each function writes rule i of the top level; the last rule matches the
+// descriptor of shapeEntries.
 func shapes() map[string]func(b *strings.Builder, i int) {
 	const limit = "rate_limit: {unit: minute, requests_per_unit: 10}"
 	return map[string]func(b *strings.Builder, i int){
@@ -149,8 +149,8 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// What 100,000 rules may cost: 2 s of the processor to load, and 1 KB of memory each. The time is asserted at ten times its
-// value.
+// The maximum cost of 100,000 rules: 2 s of processor time to load, and 1 KB of memory each. The test fails at ten
+// times that time.
 func TestLoadManyRules(t *testing.T) {
 	const rules = many
 	data := manyRules(rules)

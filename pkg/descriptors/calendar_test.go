@@ -21,8 +21,8 @@ descriptors:
   - {key: list, rate_limits: [{unit: day, requests_per_unit: 10, calendar: true, timezone: Europe/Berlin}]}
 `
 
-// TestCalendarOfOverrides: a calendar stays where it has the unit of an override; months follow that of UTC where they do so
-// anyway.
+// TestCalendarOfOverrides: a calendar applies to overrides whose unit it has; months follow the calendar in UTC with
+// USE_CALENDAR_MONTH_RATE_LIMIT.
 func TestCalendarOfOverrides(t *testing.T) {
 	type override = descriptors.Override
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func TestCalendarOfOverrides(t *testing.T) {
 	}
 }
 
-// TestCalendarsAreShared: rules of one zone hold one calendar between them, whatever their number.
+// TestCalendarsAreShared: all rules for a zone share one calendar, whatever their number.
 func TestCalendarsAreShared(t *testing.T) {
 	var first *engine.Calendar
 	for r := range mustLoad(t, []byte(calendars)).Rules() {
@@ -86,7 +86,7 @@ func TestCalendarsAreShared(t *testing.T) {
 	}
 }
 
-// TestOverrideDoesNotAllocate: one comes with each request of some callers.
+// TestOverrideDoesNotAllocate: some callers send an override with each request.
 func TestOverrideDoesNotAllocate(t *testing.T) {
 	d := mustLoad(t, []byte(calendars)).Domain([]byte("shop"))
 	for _, key := range []string{"berlin", "bucket", "nothing"} {

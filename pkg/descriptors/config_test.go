@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// loadFiles loads files as they are, and fails the test for anything that `check` would tell about them.
+// loadFiles loads files as they are, and fails the test for anything that `check` would report about them.
 func loadFiles(t *testing.T, pattern string) *descriptors.Set {
 	t.Helper()
 	names, err := filepath.Glob(filepath.FromSlash(pattern))
@@ -84,8 +84,8 @@ func TestExampleRefusesTheFourth(t *testing.T) {
 	}
 }
 
-// TestReferenceShowsEveryKey proves that each key of the grammar stands in reference.yaml, with a comment that mentions
-// nothing unknown: the file loads without an error or a warning.
+// TestReferenceShowsEveryKey checks that each key of the grammar is in reference.yaml, with a comment that mentions
+// nothing unknown, and that the file loads without an error or a warning.
 func TestReferenceShowsEveryKey(t *testing.T) {
 	loadFiles(t, "../../config/reference.yaml")
 	data, err := os.ReadFile("../../config/reference.yaml")

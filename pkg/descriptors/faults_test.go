@@ -15,8 +15,8 @@ func load(data []byte) (*descriptors.Set, descriptors.Problems, error) {
 	return descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: data}}, descriptors.Options{})
 }
 
-// refuses loads data and wants an error that holds text, at a line and column, in a time of the processor and with an amount
-// of memory that no file may pass: ten times 100 ms, and 64 MB.
+// refuses loads data and expects an error that contains text, at a line and column, within the processor time and
+// memory that no file may exceed: ten times 100 ms, and 64 MB.
 func refuses(t *testing.T, data []byte, text string) []descriptors.Problem {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -97,7 +97,8 @@ func TestY14_AliasBomb(t *testing.T) {
 	t.Run("root", func(t *testing.T) { refuses(t, []byte(bomb("[x]", list)), "unknown key 'a0'") })
 }
 
-// What a file may say with aliases is bounded in proportion to its size: each of many rules may use one.
+// The size of what a file can express with aliases is bounded in proportion to the size of the file: each of many rules
+// may use one.
 func TestY14_ManyAliases(t *testing.T) {
 	const rules = 20_000
 	var b strings.Builder
@@ -133,7 +134,8 @@ func TestY15_AliasCycle(t *testing.T) {
 	refuses(t, []byte("&a {<<: *a}\n"), "anchor 'a' value contains itself")
 }
 
-// Y18: a file of just 10 MB loads, in 5 s of the processor and 500 MB at most; the time is asserted at ten times its value.
+// Y18: a file of just 10 MB loads, with at most 5 s of processor time and 500 MB; the test fails at ten times that
+// time.
 func TestY18_LargeFile(t *testing.T) {
 	data := manyRules(many)
 	data = append(data, bytes.Repeat([]byte("# nothing\n"), (descriptors.MaxFileSize-len(data))/10)...)
@@ -246,7 +248,7 @@ func TestY21_Encodings(t *testing.T) {
 	}
 }
 
-// Patterns that would make a matcher try again and again are matched in one pass.
+// Patterns that would make a naive matcher backtrack excessively are matched in one pass.
 func TestY24_Wildcards(t *testing.T) {
 	value := bytes.Repeat([]byte("a"), 60<<10)
 	for _, c := range []struct {
@@ -285,7 +287,7 @@ func TestY24_Wildcards(t *testing.T) {
 	}
 }
 
-// G10: bytes that are no UTF-8 match nothing as key or domain, and are values like any other.
+// G10: bytes that are not UTF-8 match nothing as key or domain, and are ordinary values.
 func TestG10_InvalidUTF8(t *testing.T) {
 	set := mustLoad(t, []byte("domain: shop\ndescriptors:\n  - {key: a, rate_limit: {unit: minute}}\n  - {key: 'b*', rate_limit: {unit: hour}}\n  - {key: v, value: 'x*', rate_limit: {unit: day}}\n"))
 	if set.Domain([]byte("sh\xffop")) != nil {

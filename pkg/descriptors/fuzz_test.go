@@ -161,7 +161,8 @@ func FuzzMatch(f *testing.F) {
 	})
 }
 
-// FuzzLoad feeds the loader anything. What it takes, it takes again and alike, and everything that works on a set works.
+// FuzzLoad feeds the loader arbitrary data. What it accepts, it accepts again with the same result, and all functions
+// of a set work on it.
 func FuzzLoad(f *testing.F) {
 	for _, folder := range []string{"load", "match"} {
 		for _, a := range archives(f, folder) {

@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Many wildcards under one key are found by how they begin, and the first of the file that fits still wins.
+// Many wildcards under one key are looked up by their prefixes, and the first in the file that matches still wins.
 func TestMatchAmongManyWildcards(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	word := func(letters string, most int) string {
@@ -52,7 +52,7 @@ func TestMatchAmongManyWildcards(t *testing.T) {
 	}
 }
 
-// Looking a descriptor up among many rules costs at most twice what it costs among 10; asserted at ten times that.
+// Looking up a descriptor among many rules costs at most twice as much as among 10; the test fails at ten times that.
 func TestMatchAmongManyRules(t *testing.T) {
 	for name, shape := range shapes() {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestMatchAmongManyRules(t *testing.T) {
 	}
 }
 
-// A reload compares what is there with what is new, and that costs no more than loading does.
+// A reload compares the existing rules with the new ones, which costs no more than loading them.
 func BenchmarkDiff(b *testing.B) {
 	data := manyRules(many)
 	was, set := mustLoad(b, data), mustLoad(b, data)
@@ -96,7 +96,7 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
-// What a counter's metric is called does not depend on which of the two ways it is asked for.
+// The name of a counter's metric does not depend on which of the two functions returns it.
 func checkLevels(m descriptors.Match, d *descriptors.Domain, e []descriptors.Entry) error {
 	key, dynamic := m.AppendMetricKey(nil, d, e)
 	levels := strings.Join(append([]string{d.Name}, m.MetricLevels(e)...), ".")

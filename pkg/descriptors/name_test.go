@@ -59,7 +59,7 @@ func readName(name []byte) string {
 	return strings.Join(words, " ")
 }
 
-// FuzzCounterKey takes the names of two descriptors apart again: as that gives back what went in, no two descriptors
+// FuzzCounterKey parses the names of two descriptors: since that returns the original descriptors, no two descriptors
 // can share a name, however their texts are joined.
 func FuzzCounterKey(f *testing.F) {
 	f.Add("shop", "a", "b_c", "x", "y", uint8(1))
@@ -84,7 +84,7 @@ func FuzzCounterKey(f *testing.F) {
 	})
 }
 
-// The descriptors of G8: what the reference's keys confuse has counters of its own here.
+// The descriptors of G8: descriptors that share a key in the reference have counters of their own here.
 func TestG8_CountersAreDistinct(t *testing.T) {
 	d := &descriptors.Domain{Name: "shop"}
 	seen := map[[16]byte]string{}

@@ -113,7 +113,7 @@ func TestG22_G23_OverridesAtTheEdges(t *testing.T) {
 	}
 }
 
-// G24: overrides of one descriptor share a counter whatever their number, and none with another window.
+// G24: overrides of one descriptor share a counter whatever their numbers, unless their windows differ.
 func TestG24_OverridesOfTwoWindows(t *testing.T) {
 	d := mustLoad(t, []byte(overridden)).Domain([]byte("shop"))
 	slot := func(number uint32, unit descriptors.Unit) engine.Slot {

@@ -42,7 +42,8 @@ func adversary(t *rapid.T, l engine.Limit) []spent {
 	return all
 }
 
-// most fails where the hits of any takes in a row sum up to more than bound says of the time from the first to the last.
+// most fails if the hits of any consecutive takes add up to more than bound allows for the time from the first to the
+// last.
 func most(t *rapid.T, all []spent, bound func(span engine.Micros) *big.Rat) {
 	for i := range all {
 		sum := new(big.Rat)
@@ -149,7 +150,7 @@ func TestTokenBucketBound(t *testing.T) {
 	})
 }
 
-// TestTokenBucketConforming sees that a bucket refuses nobody who never sends more than burst + rate·t.
+// TestTokenBucketConforming checks that a bucket refuses no caller that never sends more than burst + rate·t.
 func TestTokenBucketConforming(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.TokenBucket).Draw(t, "limit")
@@ -172,7 +173,7 @@ func TestTokenBucketConforming(t *testing.T) {
 	})
 }
 
-// TestLeakyBucketBound sees that turns come in order, and none before those ahead of it have had theirs.
+// TestLeakyBucketBound checks that turns come in order, and that none comes before those ahead of it.
 func TestLeakyBucketBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.LimitOf(engine.LeakyBucket).Draw(t, "limit")
@@ -207,8 +208,8 @@ func TestConcurrencyBound(t *testing.T) {
 	})
 }
 
-// TestRetryAfter sees that RetryAfter is the first moment at which the cost passes, and ResetAfter the first at which the
-// counter is whole, whatever came before.
+// TestRetryAfter checks that RetryAfter is the first time at which the cost passes, and ResetAfter the first at which
+// the counter is fully restored, whatever came before.
 func TestRetryAfter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limit().Draw(t, "limit")
@@ -264,7 +265,7 @@ func longestWait(l *engine.Limit) engine.Micros {
 	return longest
 }
 
-// TestTakeMany sees that taking n at once equals n takes, and then Extra up to the first that is refused.
+// TestTakeMany checks that taking n at once equals n takes, followed by Extra takes up to the first that is refused.
 func TestTakeMany(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limits().Draw(t, "limits")
@@ -314,7 +315,7 @@ func one(t *rapid.T, c *counter, now engine.Micros, k engine.Take, d engine.Deci
 	return admitted
 }
 
-// TestLook sees that looks change nothing but for buckets that begin to fill, and agree with the take that follows.
+// TestLook checks that looks change nothing, except buckets that begin to fill, and agree with the take that follows.
 func TestLook(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := enginetest.Limits().Draw(t, "limits")

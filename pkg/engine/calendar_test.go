@@ -127,8 +127,8 @@ func TestCalendarOfZone(t *testing.T) {
 	}
 }
 
-// TestCalendarSlots: no two calendars share a state, nor one with a window of the same length; but for those of one zone that
-// was loaded twice.
+// TestCalendarSlots: no two calendars share a state with each other, or with a plain window of the same length, except
+// equal calendars of a zone that was loaded twice.
 func TestCalendarSlots(t *testing.T) {
 	seen := map[string]string{}
 	add := func(l engine.Limit, what string) {
@@ -163,7 +163,7 @@ func TestCalendarSlots(t *testing.T) {
 	}
 }
 
-// TestCalendarDoesNotAllocate, but for the first question about a window.
+// TestCalendarDoesNotAllocate, except the first time it is asked about a window.
 func TestCalendarDoesNotAllocate(t *testing.T) {
 	c := enginetest.Calendar("Europe/Berlin", engine.CalendarMonth, 1)
 	l := engine.Limits{{Hits: 1 << 31, Window: 30 * 86400 * second, Calendar: c}}

@@ -184,7 +184,7 @@ func TestPrepared(t *testing.T) {
 	}
 }
 
-// TestState sees that stores are told when there is nothing to keep, and how much there is.
+// TestState checks that stores are told when there is nothing to keep, and how much there is otherwise.
 func TestState(t *testing.T) {
 	log := engine.Limits{limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Hits = 100 })}
 	var s engine.State
@@ -212,7 +212,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestValidateDoesNotAllocate: it is asked of each limit that a request brings along.
+// TestValidateDoesNotAllocate: Validate is called for each limit that comes with a request.
 func TestValidateDoesNotAllocate(t *testing.T) {
 	for _, l := range []engine.Limit{
 		limitOf(engine.FixedWindow, func(l *engine.Limit) { l.CountRefused = true }),

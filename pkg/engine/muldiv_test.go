@@ -35,7 +35,8 @@ func TestMuldiv(t *testing.T) {
 	})
 }
 
-// TestRange sees that nothing leaves what a double holds, at the largest limits and latest times.
+// TestRange checks that no number exceeds what a double represents exactly, with the largest limits and the latest
+// times.
 func TestRange(t *testing.T) {
 	for _, now := range []Micros{math.MinInt64, 0, latest, math.MaxInt64} {
 		for _, l := range []Limit{

@@ -13,7 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestCountsBeyondAnyLimit: counters hold what no int32 does, saturate where they can hold no more, and refuse then.
+// TestCountsBeyondAnyLimit: counters can exceed an int32, saturate at their maximum, and then refuse.
 func TestCountsBeyondAnyLimit(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -40,7 +40,8 @@ func TestCountsBeyondAnyLimit(t *testing.T) {
 	}
 }
 
-// TestGivingBack: memcached fills up with blanks what has fewer digits than before, ends at zero, and creates nothing.
+// TestGivingBack: when memcached decrements, it pads numbers that have fewer digits than before with blanks, stops at
+// zero, and creates nothing.
 func TestGivingBack(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -69,7 +70,7 @@ func TestGivingBack(t *testing.T) {
 	}
 }
 
-// TestForeignValue: a counter that is no number fails its own op and no other, in whatever way it is asked.
+// TestForeignValue: a counter that is not a number fails its own op and no other, whatever the op.
 func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -93,7 +94,8 @@ func TestForeignValue(t *testing.T) {
 	}
 }
 
-// TestLeases: what is wanted in advance is granted as far as it is there, to many at once, and what was not is not counted.
+// TestLeases: hits wanted in advance are granted as far as there are any, even to many concurrent callers, and only
+// what was granted is counted.
 func TestLeases(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

@@ -27,7 +27,7 @@ const (
 	eventually = time.Minute      // for what has to come
 )
 
-// TestKilled: while one of two servers is dead its counters fail at once, those of the other do not, and it heals.
+// TestKilled: while one of two servers is dead, its counters fail at once and those of the other do not; it recovers.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	dead, well := memcachedtest.Start(t), memcachedtest.Start(t)
@@ -74,7 +74,7 @@ func namesOn(t *testing.T, i int) string {
 	return ""
 }
 
-// TestRestartedWhileIdle: connections that died unused fail nobody.
+// TestRestartedWhileIdle: connections that died while idle make no call fail.
 func TestRestartedWhileIdle(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -96,7 +96,7 @@ func TestRestartedWhileIdle(t *testing.T) {
 	}
 }
 
-// TestStopped: a server that hangs costs a few callers their budget, and the others nothing, and it heals.
+// TestStopped: a server that hangs costs a few callers their whole budget, and the others nothing; it recovers.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -123,7 +123,8 @@ func TestStopped(t *testing.T) {
 	t.Logf("exact again after %v", within(t, eventually, "a decision", func() bool { return one(b, "a").Err == nil }))
 }
 
-// TestBreaker: a server that takes connections and answers nothing else in time opens its breaker, which closes when it does.
+// TestBreaker: a server that accepts connections but does not answer in time opens its breaker, which closes when the
+// server answers again.
 func TestBreaker(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -177,7 +178,8 @@ func TestBreaker(t *testing.T) {
 	within(t, eventually, "the breaker to close", func() bool { return one(b, "a").Err == nil && strings.HasSuffix(told(), "closed") })
 }
 
-// TestDeadlines: a caller leaves in time, and what was sent counts all the same; with too little time nothing is sent.
+// TestDeadlines: a caller returns in time, but what was sent is counted nevertheless; with too little time nothing is
+// sent.
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -214,7 +216,7 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestNoOpTimeout: without a time-out of its own a call lasts as long as its caller says.
+// TestNoOpTimeout: without a time-out for operations, a call may last until its caller's deadline.
 func TestNoOpTimeout(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -259,7 +261,7 @@ func TestFewConnections(t *testing.T) {
 	}
 }
 
-// TestOutOfMemory: memcached -M says when it can hold no more, and that is no lost count.
+// TestOutOfMemory: memcached -M reports an error when it is full, so no count is lost silently.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t, "-M", "-m", "2", "-I", "512k")
@@ -275,7 +277,8 @@ func TestOutOfMemory(t *testing.T) {
 	t.Error("it never is full")
 }
 
-// TestOverTLS speaks TLS to a memcached that asks for certificates, and to no other.
+// TestOverTLS uses TLS with a memcached that asks for certificates. Without a certificate, with another CA or without
+// TLS, operations fail.
 func TestOverTLS(t *testing.T) {
 	t.Parallel()
 	certs, other := redistest.NewCertificates(t, "localhost"), redistest.NewCertificates(t, "localhost")
@@ -308,7 +311,7 @@ func TestUnresolvable(t *testing.T) {
 	}
 }
 
-// TestStrangeServers: whatever a server sends ends in an error, of which none tells a key.
+// TestStrangeServers: invalid replies of any kind lead to errors, none of which contains a key.
 func TestStrangeServers(t *testing.T) {
 	t.Parallel()
 	for _, reply := range []string{
@@ -351,7 +354,7 @@ func TestStrangeServers(t *testing.T) {
 	}
 }
 
-// TestRefuses: what memcached cannot do is an error of its op alone.
+// TestRefuses: what memcached cannot do is an error of that op only.
 func TestRefuses(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

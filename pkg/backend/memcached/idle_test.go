@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 )
 
-// TestIdleConnections: of connections that nothing has used for long, MaxIdleConns are kept.
+// TestIdleConnections: of the connections that have been idle for long, MaxIdleConns are kept.
 func TestIdleConnections(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

@@ -24,7 +24,7 @@ func at(seconds int64) func() engine.Micros {
 	return func() engine.Micros { return engine.Micros(seconds * 1e6) }
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands goes on with ours, and the other way round.
+// TestReferenceGoesOn: a counter begun with the reference's commands continues with ours, and the other way round.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -60,7 +60,7 @@ func TestReferenceGoesOn(t *testing.T) {
 	}
 }
 
-// TestShards: keys live where gomemcache, and so the reference, has them.
+// TestShards: keys are on the same servers as with gomemcache, and so with the reference.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 7; n++ {
@@ -85,7 +85,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestTwoServers: counters are spread over both, and each is where the other one's clients look for it.
+// TestTwoServers: counters are spread over both servers, and each is where the reference's client looks for it.
 func TestTwoServers(t *testing.T) {
 	t.Parallel()
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
@@ -113,8 +113,8 @@ func TestTwoServers(t *testing.T) {
 	}
 }
 
-// TestKeysOfClients: names that memcached does not take as they are, and what the reference makes of them, are limited as
-// any other, next to one that is short.
+// TestKeysOfClients: names that memcached does not accept, and what the reference turns them into, are limited like a
+// short name.
 func TestKeysOfClients(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -152,7 +152,7 @@ func TestKeysOfClients(t *testing.T) {
 	}
 }
 
-// TestHashedKeysAreNobodyElses: what is hashed cannot meet what is not.
+// TestHashedKeysAreNobodyElses: a hashed name cannot collide with one that is not hashed.
 func TestHashedKeysAreNobodyElses(t *testing.T) {
 	t.Parallel()
 	long := []byte(strings.Repeat("k", 251))
@@ -165,8 +165,8 @@ func TestHashedKeysAreNobodyElses(t *testing.T) {
 	}
 }
 
-// TestLongWindows: counters of windows beyond the thirty days that memcached counts in live until their window ends, which
-// those of the reference do not.
+// TestLongWindows: counters of windows longer than thirty days, the longest relative expiry in memcached, live until
+// their window ends, unlike those of the reference.
 func TestLongWindows(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
@@ -257,7 +257,8 @@ func TestUnix(t *testing.T) {
 	}
 }
 
-// TestManyLongKeys: a call of as many ops as a request has, on keys as long as they get, looks in one exchange.
+// TestManyLongKeys: a call with the maximum number of ops of a request, on keys of the maximum length, makes its looks
+// in one exchange.
 func TestManyLongKeys(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)

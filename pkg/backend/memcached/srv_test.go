@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 )
 
-// TestSRV: before DNS knows the servers ops fail at once; then they are asked in the order of their names; and when others
-// are named, those are asked.
+// TestSRV: until DNS knows the servers, ops fail at once; then the servers are used, in the order of their names; and
+// when DNS names others, those are used.
 func TestSRV(t *testing.T) {
 	t.Parallel()
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
@@ -71,7 +71,7 @@ func TestSRV(t *testing.T) {
 	}
 }
 
-// TestSRVOrder: servers are sorted by what they are called, as the reference does.
+// TestSRVOrder: servers are sorted by name, as in the reference.
 func TestSRVOrder(t *testing.T) {
 	t.Parallel()
 	names := memcachedtest.NewDNS(t)

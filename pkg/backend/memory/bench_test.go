@@ -13,9 +13,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestMillionCounters fills a backend to its cap while the clock of the machine runs. The goals are 200 bytes each and no
-// pause over 10 ms. Other programs cause pauses too, so ten times as much is allowed, and of thirty tries the best one
-// counts: what the backend does itself would show in each.
+// TestMillionCounters fills a backend to its cap, in real time. The goals are 200 bytes per counter and no pause over
+// 10 ms. Other programs cause pauses too, so ten times as much is allowed, and the best of thirty attempts counts:
+// pauses caused by the backend itself would show in each of them.
 func TestMillionCounters(t *testing.T) {
 	keys := million
 	if testing.Short() {
@@ -107,7 +107,8 @@ func benchTake(store *memory.Backend, limits engine.Limits, names []backend.Key,
 	}
 }
 
-// BenchmarkNewKey is the first take of a key where nothing is full, and where each forces another one out.
+// BenchmarkNewKey is the first take of a key, in a backend that is not full, and in one where each new key forces
+// another one out.
 func BenchmarkNewKey(b *testing.B) {
 	limits := windowOf(1, 1000*minute)
 	for _, maxKeys := range []int{100_000, 1 << 40} {

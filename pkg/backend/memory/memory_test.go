@@ -134,7 +134,7 @@ func TestCap(t *testing.T) {
 	}
 }
 
-// TestCapKeepsDescriptorWhole: the counters of the descriptor at hand stay, even where they alone are too many.
+// TestCapKeepsDescriptorWhole: the counters of the current descriptor are kept, even if they alone exceed the cap.
 func TestCapKeepsDescriptorWhole(t *testing.T) {
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: 1})
 	list := engine.Limits{
@@ -152,7 +152,7 @@ func TestCapKeepsDescriptorWhole(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 3, Keys: 3, ForcedOut: 3})
 }
 
-// TestCapHoldsConcurrently: once all callers are back, no more is held than the cap says.
+// TestCapHoldsConcurrently: once all callers have returned, no more counters are held than the cap allows.
 func TestCapHoldsConcurrently(t *testing.T) {
 	const maxKeys = 500
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -194,7 +194,7 @@ func TestHotCountersOutliveAFlood(t *testing.T) {
 	}
 }
 
-// TestCountersCoolDown: what was hot once, and is not used any more, makes room for what is hot now.
+// TestCountersCoolDown: counters that were hot, but are not used any more, make room for those that are hot now.
 func TestCountersCoolDown(t *testing.T) {
 	const maxKeys, hot = 1000, 100
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -221,7 +221,7 @@ func TestCountersCoolDown(t *testing.T) {
 	}
 }
 
-// TestSoonestExpiringGoFirst: among counters used alike, those go that say something for the shortest time.
+// TestSoonestExpiringGoFirst: among equally used counters, those that expire first are dropped.
 func TestSoonestExpiringGoFirst(t *testing.T) {
 	const maxKeys = 1000
 	b := memory.New(memory.Config{Now: newTestClock().now, MaxKeys: maxKeys})
@@ -247,7 +247,7 @@ func TestSoonestExpiringGoFirst(t *testing.T) {
 	}
 }
 
-// TestExpiredGo: what has expired is dropped within a few rounds of whatever traffic there is, and is not forced out.
+// TestExpiredGo: expired counters are dropped within a few rounds of any traffic, and do not count as forced out.
 func TestExpiredGo(t *testing.T) {
 	const keys = 100_000
 	c := newTestClock()
@@ -264,7 +264,7 @@ func TestExpiredGo(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 1, Keys: 1})
 }
 
-// TestExpiredMakeRoom: where something has expired nothing else is forced out.
+// TestExpiredMakeRoom: if a counter has expired, no other one is forced out.
 func TestExpiredMakeRoom(t *testing.T) {
 	c := newTestClock()
 	b := memory.New(memory.Config{Now: c.now, MaxKeys: 50})
@@ -292,8 +292,8 @@ func TestClockSetBack(t *testing.T) {
 	check(t, b, memory.Stats{Entries: 2, Keys: 2}) // 1, which ends tomorrow, and 3
 }
 
-// TestTimeAgreesWithOrder: callers that read the clock in another order than they come to a counter never make it fall
-// back into a window that is over, where hits would be admitted twice.
+// TestTimeAgreesWithOrder: callers that read the clock in a different order than they reach a counter never make it
+// fall back into a window that is over, in which hits would be admitted twice.
 func TestTimeAgreesWithOrder(t *testing.T) {
 	const hits, window = 7, engine.Micros(50)
 	c := newTestClock()
@@ -321,8 +321,8 @@ func TestTimeAgreesWithOrder(t *testing.T) {
 	}
 }
 
-// TestOvertakenBySweep: an op that read the clock in a window whose counter others have swept away since, because the
-// window is over, does not find it empty.
+// TestOvertakenBySweep: if an op read the clock in a window that has ended since, and others have swept its counter
+// away, the op does not find the window empty.
 func TestOvertakenBySweep(t *testing.T) {
 	c := newTestClock()
 	overtake := func() {}

@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// What a remembered refusal costs, and what a take costs that the store has to decide, beside the store alone.
+// The cost of a remembered refusal, and of a take that the store has to decide, compared with the store alone.
 func BenchmarkApply(b *testing.B) {
 	for _, c := range []struct {
 		name  string

@@ -110,7 +110,8 @@ func TestHotKey(t *testing.T) {
 	}
 }
 
-// Each of a limit's hits is admitted once, and is told another number that remains, and what each replica tells goes down.
+// Each of a limit's hits is admitted once and gets a different remaining number, and the numbers of each replica
+// decrease.
 func TestLeaseLadder(t *testing.T) {
 	for _, lease := range []backend.Lease{backend.LeaseAuto, 100} {
 		synctest.Test(t, func(t *testing.T) {
@@ -152,7 +153,7 @@ func TestLeaseLadder(t *testing.T) {
 	}
 }
 
-// Keys that come once cost one call and no lease, and keep nobody else from leasing.
+// Keys that are used only once cost one call and no lease, and do not keep others from leasing.
 func TestOneOffKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 1000
@@ -194,7 +195,7 @@ func TestOneOffKeys(t *testing.T) {
 	})
 }
 
-// A lease of a window ends with it, and one of a bucket after two seconds, though nobody gives it back.
+// A lease for a window ends with it, and one for a bucket after two seconds, even if nobody gives it back.
 func TestLeaseEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -215,7 +216,7 @@ func TestLeaseEnds(t *testing.T) {
 	})
 }
 
-// What this replica does to a counter applies to what it has leased of it.
+// What this replica does to a counter affects its leases of that counter too.
 func TestLeaseMeets(t *testing.T) {
 	for name, show := range map[string]func(r *lessor){
 		"Reset": func(r *lessor) {
@@ -290,7 +291,7 @@ func TestLeaseMeets(t *testing.T) {
 	}
 }
 
-// Small limits, keys that are cold and rules that say so stay exact.
+// Small limits, cold keys and rules that turn leases off remain exact.
 func TestNoLease(t *testing.T) {
 	list := bucket(100_000, hour)
 	list.Listed = true
@@ -323,7 +324,7 @@ func TestNoLease(t *testing.T) {
 	}
 }
 
-// Who comes while hits are on their way waits for them, but not for long.
+// Callers that come while hits are being fetched wait for them, but not for long.
 func TestWaitsForRefill(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -363,7 +364,7 @@ func TestWaitsForRefill(t *testing.T) {
 	}
 }
 
-// After a call that fails, and a reply that is lost, the store is asked again; what it may have debited is not used.
+// After a failed call or a lost reply, the store is asked again; what it may have debited is not used.
 func TestRefillFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()

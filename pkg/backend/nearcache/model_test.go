@@ -89,7 +89,7 @@ func (r *modelReplica) lease() lease {
 	return lease{now: r.now.unpack(), next: r.next.unpack(), asked: uint32(r.asked), refills: uint32(r.refills)}
 }
 
-// set stores l. Of the numbers of refills matters only which are equal, so they are kept small.
+// set stores l. Only the equality of refill numbers matters, so they are kept small.
 func (r *modelReplica) set(l lease) {
 	r.now, r.next = packGrant(l.now), packGrant(l.next)
 	r.asked, r.refills = uint8(l.asked), uint8(l.refills)
@@ -166,8 +166,8 @@ func (m *model) reach(s modelState, i int, step string) {
 	}
 }
 
-// forget makes states that nothing can tell apart one: a grant that has ended is as any other of its window, and what
-// belongs to a window that has ended makes no difference to the next one's count, as backendtest shows.
+// forget merges states that nothing can tell apart: a grant that has ended is like any other one of its window, and
+// what belongs to a window that has ended does not affect the count of the next one, as backendtest shows.
 func (s *modelState) forget() {
 	window := s.time / modelWindow
 	for i := range s.replicas {
@@ -236,7 +236,7 @@ func (m *model) expand(s modelState) {
 	}
 }
 
-// give gives back one hit of those on their way: whether they arrive one by one or together does not matter.
+// give gives back one of the hits that are on their way: whether they arrive one by one or together does not matter.
 func (m *model) give(s modelState, window uint8) {
 	s.gives[window]--
 	s.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {
@@ -245,7 +245,7 @@ func (m *model) give(s modelState, window uint8) {
 	m.reach(s, -1, "giving back")
 }
 
-// local takes the steps of a replica that no message is needed for.
+// local takes the steps of a replica for which no message is needed.
 func (m *model) local(s modelState, i int) {
 	now := replicaTime(s.time)
 	l := s.replicas[i].lease()
@@ -286,7 +286,7 @@ func (m *model) local(s modelState, i int) {
 	m.reach(next, i, "dying and coming back")
 }
 
-// back has a replica give back what it took out of its lease.
+// back makes a replica give back what it took out of its lease.
 func (m *model) back(s modelState, i int, l lease, over [2]grant, step string) {
 	s.replicas[i].set(l)
 	for _, g := range over {
@@ -320,7 +320,8 @@ func (m *model) messages(s modelState, i int) {
 	}
 }
 
-// decide has the store decide on a refill of so many hits. One that brings nothing is as good as lost.
+// decide makes the store decide on a refill of the given number of hits. A refill that grants nothing is equivalent to
+// a lost one.
 func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall, want uint64) {
 	c := call(&s.replicas[i])
 	d := s.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {

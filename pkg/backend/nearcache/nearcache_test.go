@@ -10,7 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The suite over memory, remembering for a second, until when the store said, and next to nothing.
+// The suite over memory, with refusals remembered for a second, for as long as the store said, and for almost no time.
 func TestBackend(t *testing.T) {
 	for name, c := range map[string]nearcache.Config{
 		"Second": {},

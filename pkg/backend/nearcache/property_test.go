@@ -107,7 +107,7 @@ type member struct {
 	stop context.CancelFunc
 }
 
-// moment is now. f.mu is held.
+// moment returns the current time. f.mu must be held.
 func (f *fleet) moment(key backend.Key) moment {
 	f.events++
 	return moment{at: now(), nth: f.events, outstanding: f.debited[key]}
@@ -116,8 +116,8 @@ func (f *fleet) moment(key backend.Key) moment {
 // fine is what becomes of most calls; what is less is bad.
 const fine = 100
 
-// weather draws how long a call is on its way, how long its reply, and what becomes of it: the call is lost, comes twice, or
-// its reply is lost; mostly nothing.
+// weather draws how long a call and its reply are on their way, and whether something happens to them: the call is
+// lost, arrives twice, or its reply is lost; mostly, nothing happens.
 func (f *fleet) weather() (before, after time.Duration, fate int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +136,7 @@ func (f *fleet) weather() (before, after time.Duration, fate int) {
 	return delay(), delay(), f.rand.IntN(fine + 1)
 }
 
-// apply decides ops, and keeps the sum of what is debited for leases. f.mu is held.
+// apply decides ops, and keeps the sum of what is debited for leases. f.mu must be held.
 func (f *fleet) apply(ctx context.Context, ops []backend.Op) {
 	f.store.Apply(ctx, ops)
 	for i := range ops {
@@ -210,8 +210,8 @@ func (b *bound) wrongWindow() string {
 	return ""
 }
 
-// TestLeaseBound: whatever the order of requests, clocks, evictions, reloads, deaths, and of calls and replies that are
-// lost, late or doubled, no more is admitted than the bound says.
+// TestLeaseBound: whatever the clocks, and whatever the order of requests, evictions, reloads, deaths, and of calls and
+// replies that are lost, late or doubled, no more is admitted than the bound allows.
 func TestLeaseBound(t *testing.T) {
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.TokenBucket} {
 		t.Run(a.String(), func(t *testing.T) {
@@ -234,7 +234,8 @@ func TestLeaseBound(t *testing.T) {
 	}
 }
 
-// play plays a sequence in a bubble of its own. What r throws in there, to end a sequence early, it gets back out here.
+// play plays a sequence in a bubble of its own. Panics with which r ends a sequence early are passed from the bubble to
+// the caller.
 func play(t *testing.T, r *rapid.T, a engine.Algorithm) (g *game) {
 	t.Helper()
 	var thrown any

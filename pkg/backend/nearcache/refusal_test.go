@@ -35,7 +35,8 @@ func TestRefusalLastsASecond(t *testing.T) {
 	})
 }
 
-// A second, or whatever it is, is counted from before the store was asked, and T is the store's.
+// The second, or other period, for which a refusal is remembered begins before the store is asked, and T is the
+// store's.
 func TestRefusalUntilT(t *testing.T) {
 	for _, longest := range []time.Duration{0, 1<<63 - 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -64,7 +65,7 @@ func TestRefusalUntilT(t *testing.T) {
 	}
 }
 
-// A crowd over its limit costs the store one call a second, also where the answer takes a while.
+// Many callers over their limit cost the store one call a second, even if answers take a while.
 func TestRefusedCrowd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -117,8 +118,8 @@ func TestRefusalOfCosts(t *testing.T) {
 	})
 }
 
-// As in envoyproxy/ratelimit's local cache, a window that refused hits have overdrawn is asked for no more, whatever the
-// cost, even if its limit is 0.
+// As in envoyproxy/ratelimit's local cache, the store is not asked again about a window that refused hits have
+// overdrawn, whatever the cost, even if the limit is 0.
 func TestRefusalUntilEnd(t *testing.T) {
 	for _, limit := range []uint64{0, 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -147,7 +148,7 @@ func TestRefusalUntilEnd(t *testing.T) {
 	})
 }
 
-// What this replica knows ends a refusal at once.
+// What happens in this replica ends a remembered refusal at once.
 func TestRefusalEnds(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
 		"Give":     func(r *replica) { r.do(backend.Give, 1, true) },
@@ -169,7 +170,7 @@ func TestRefusalEnds(t *testing.T) {
 	}
 }
 
-// What another replica does is seen within a second.
+// What happens in another replica is noticed within a second.
 func TestOtherReplica(t *testing.T) {
 	for name, end := range map[string]func(r *replica){
 		"Give":   func(r *replica) { r.do(backend.Give, 1, true) },
@@ -197,8 +198,8 @@ func TestOtherReplica(t *testing.T) {
 	}
 }
 
-// A refusal that comes while something is given back says nothing about what is left afterwards, whichever of the two
-// answers comes first.
+// A refusal that arrives while hits are being given back says nothing about what is left afterwards, whichever of the
+// two answers comes first.
 func TestRefusalMeetsGive(t *testing.T) {
 	for _, gives := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -223,7 +224,7 @@ func TestRefusalMeetsGive(t *testing.T) {
 	}
 }
 
-// Nor does one that the store decided on before what was given back first reached it.
+// Nor does a refusal on which the store decided before the hits that were given back reached it.
 func TestRefusalOvertakesGive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -243,8 +244,8 @@ func TestRefusalOvertakesGive(t *testing.T) {
 	})
 }
 
-// Two limits of one key are on their way at once, as when rules are loaded. What the later one writes lifts what the
-// earlier one refused, so that is not remembered, whichever answer comes first.
+// Two ops on one key, with different limits, are on their way at once, as when rules are reloaded. The later one lifts
+// what the earlier one refused, so that refusal is not remembered, whichever answer comes first.
 func TestRefusalMeetsAnotherLimit(t *testing.T) {
 	for _, first := range []time.Duration{10 * time.Millisecond, 200 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -365,7 +366,8 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	})
 }
 
-// Of one call the store is asked only for what is not remembered, and answers find their ops.
+// The store is asked only about those ops of a call that are not remembered, and its answers are assigned to the right
+// ops.
 func TestSomeOfACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStore()
@@ -393,8 +395,8 @@ func TestSomeOfACall(t *testing.T) {
 	})
 }
 
-// Whatever clients send, no more keys are remembered than Keys; and keys that come once do not push out those that come
-// often, neither mixed with them (a Zipf stream) nor in a row (a scan).
+// Whatever clients send, no more than Keys keys are remembered; and keys that are used once do not push out those that
+// are used often, neither mixed with them (a Zipf stream) nor in sequence (a scan).
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 3000

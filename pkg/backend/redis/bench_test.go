@@ -15,7 +15,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// BenchmarkTakes has 128 callers take from uniform keys, and reports the processor time of each take, here and in Redis.
+// BenchmarkTakes makes 128 callers take from uniformly distributed keys, and reports the processor time of each take,
+// here and in Redis.
 func BenchmarkTakes(b *testing.B) {
 	for _, c := range []struct {
 		name  string

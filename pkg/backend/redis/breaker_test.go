@@ -13,7 +13,8 @@ func admits(b *breaker) bool {
 	return refused == nil && !b.open()
 }
 
-// TestBreakerSilent: callers who wait in vain open a breaker, unless it may be for their own sake, and an answer closes it.
+// TestBreakerSilent: callers that wait in vain open a breaker, unless they themselves may be the reason, and an answer
+// closes it.
 func TestBreakerSilent(t *testing.T) {
 	t.Parallel()
 	const wait = 18 * time.Millisecond
@@ -82,8 +83,8 @@ func TestBreakerSilent(t *testing.T) {
 	}
 }
 
-// TestBreakerBusy: a script that runs too long opens a breaker at once; what the observer is told of it and of silence is one
-// story.
+// TestBreakerBusy: a script that runs too long opens a breaker at once; the states that the observer is told, for this
+// and for silence, are consistent.
 func TestBreakerBusy(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -119,7 +120,7 @@ func TestBreakerBusy(t *testing.T) {
 	})
 }
 
-// TestBreakerQuiet: a node is quiet that was asked and has not answered, not one that was not asked.
+// TestBreakerQuiet: a node is quiet if it was asked and has not answered, but not if it was not asked.
 func TestBreakerQuiet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -20,8 +20,8 @@ func monthly(hits uint64, zone string) engine.Limit {
 	}
 }
 
-// TestCalendarSkew: replicas whose clocks differ from that of Redis by up to a window, either way, decide as the engine does at
-// the time of Redis.
+// TestCalendarSkew: replicas whose clocks are ahead of or behind that of Redis by up to a window decide as the engine
+// does at the time of Redis.
 func TestCalendarSkew(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -56,8 +56,8 @@ func TestCalendarSkew(t *testing.T) {
 	}
 }
 
-// TestCalendarClockFarOff: a replica whose clock is years off still has windows of about a month that follow each other, and
-// a limit in each; one that goes right agrees on a window that has begun.
+// TestCalendarClockFarOff: a replica whose clock is years off still has consecutive windows of about a month, each with
+// the limit; a replica with the right clock accepts a window that has begun.
 func TestCalendarClockFarOff(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })

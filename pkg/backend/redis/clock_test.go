@@ -14,9 +14,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestF12_OurClock: the clock of this process is a quarter of a century slow, and jumps ahead by a second a thousand times,
-// and by an hour now and then. Scripts decide by the clock of Redis, on which it is all one moment: nothing extra is
-// admitted. That it jumps back cannot be had here; what this process measures, it measures by the monotonic clock.
+// TestF12_OurClock: the clock of this process is a quarter of a century slow, and jumps ahead by a second a thousand
+// times, and by an hour now and then. Scripts decide by the clock of Redis, on which almost no time passes: nothing
+// extra is admitted. Jumps back cannot be simulated here; durations in this process are measured with the monotonic
+// clock.
 func TestF12_OurClock(t *testing.T) {
 	t.Parallel()
 	const limit, steps = 300, 1000
@@ -63,7 +64,7 @@ func TestF12_OurClock(t *testing.T) {
 	})
 }
 
-// clocked has a limit of each algorithm, so many hits in a year.
+// clocked returns a limit of each algorithm, with the given number of hits per year.
 func clocked(hits uint64) []engine.Limit {
 	const year = 365 * 86400e6
 	return []engine.Limit{
@@ -107,9 +108,9 @@ func (j *jumping) jump(t *testing.T, by time.Duration) {
 	}
 }
 
-// TestF13_ClockOfRedis: the clock of Redis jumps by an hour, which is the window, and by a second, ahead and back. A jump
-// ahead admits what it would have admitted had the time passed, and so at most the limit once; a jump back admits nothing,
-// and nobody is told to wait for longer than the window.
+// TestF13_ClockOfRedis: the clock of Redis jumps by an hour, which is the window, and by a second, ahead and back.
+// After a jump ahead, as much is admitted as if the time had passed, and so at most the limit once more; after a jump
+// back, nothing extra is admitted, and nobody is told to wait for longer than the window.
 func TestF13_ClockOfRedis(t *testing.T) {
 	t.Parallel()
 	const (

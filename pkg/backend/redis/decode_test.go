@@ -36,7 +36,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecodeRefuses: a reply that is out of range is an error, and no decision.
+// TestDecodeRefuses: a reply that is out of range gives an error, not a decision.
 func TestDecodeRefuses(t *testing.T) {
 	const tooMany = 1 << 53
 	for name, r := range map[string]any{

@@ -200,7 +200,7 @@ func TestBothConnections(t *testing.T) {
 	within(t, eventually, "no connection", func() bool { return active.Load() == 0 })
 }
 
-// TestCluster: the whole suite, over a cluster.
+// TestCluster runs the whole suite over a cluster.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
@@ -217,7 +217,7 @@ func TestCluster(t *testing.T) {
 	}})
 }
 
-// TestClusterReference: the reference's keys have no hash tag, and lie all over the cluster.
+// TestClusterReference: the reference's keys have no hash tag, and are spread all over the cluster.
 func TestClusterReference(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
@@ -271,8 +271,9 @@ func TestF07_ClusterMigration(t *testing.T) {
 	}
 }
 
-// TestF07_HalfMoved: while a slot is on its way, a counter of one key is decided where the key goes; one of several, of which
-// some are here and some there, is asked for once more, counts nothing, and is decided once the slot has arrived.
+// TestF07_HalfMoved: while a slot is being moved, a counter with one key is decided on the node to which the key goes;
+// one with several keys, some on either node, is tried once more and counts nothing, and is decided once the slot has
+// been moved.
 func TestF07_HalfMoved(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)

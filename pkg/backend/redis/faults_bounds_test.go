@@ -81,8 +81,8 @@ func TestF16_ConnectionStorm(t *testing.T) {
 	}
 }
 
-// TestF17_EdgeOfWindows: callers in lockstep at the edge of a second are answered about as fast as in its middle. Of ten edges
-// the best one counts: what the backend does at an edge it does at each.
+// TestF17_EdgeOfWindows: callers in lockstep are answered about as fast at the edge of a second as in its middle. The
+// best of ten edges counts: delays caused by the backend would show at every edge.
 func TestF17_EdgeOfWindows(t *testing.T) {
 	s := redistest.Start(t)
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow}, true)
@@ -186,7 +186,7 @@ func TestF25_CutConnections(t *testing.T) {
 	}
 }
 
-// TestF26_RepliesMatch: with replies that come byte by byte, and callers that leave all the time, each op gets its own.
+// TestF26_RepliesMatch: even if replies come byte by byte, and callers leave all the time, each op gets its own reply.
 func TestF26_RepliesMatch(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -70,7 +70,7 @@ func TestF09b_Evicting(t *testing.T) {
 	}
 }
 
-// TestF09b_Evicted: what Redis throws out is counted.
+// TestF09b_Evicted: keys that Redis evicts are counted.
 func TestF09b_Evicted(t *testing.T) {
 	t.Parallel()
 	var evicted atomic.Int64
@@ -106,7 +106,7 @@ func TestF10_ReadOnly(t *testing.T) {
 	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
-// TestF10_ReadOnlyHealsAtOnce: where a new connection leads to a master, no caller sees the replica.
+// TestF10_ReadOnlyHealsAtOnce: if a new connection leads to a master, no caller notices the replica.
 func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
@@ -184,7 +184,8 @@ func TestF14_Busy(t *testing.T) {
 	}
 }
 
-// TestF21_Refusals: each of what Redis says when it cannot serve has a class, opens the breaker and heals.
+// TestF21_Refusals: each reply with which Redis says that it cannot serve has a class, opens the breaker, and is
+// recovered from.
 func TestF21_Refusals(t *testing.T) {
 	t.Parallel()
 	t.Run("MASTERDOWN", func(t *testing.T) {

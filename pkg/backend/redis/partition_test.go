@@ -13,7 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestF20_ReplicaPartitioned: a master that has lost its replica, and must not write alone, counts as down until it is back.
+// TestF20_ReplicaPartitioned: a master that has lost its replica, and may not write without one, counts as down until
+// the replica is back.
 func TestF20_ReplicaPartitioned(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t, "min-replicas-to-write 1", "min-replicas-max-lag 2", "repl-ping-replica-period 1")
@@ -22,9 +23,9 @@ func TestF20_ReplicaPartitioned(t *testing.T) {
 	broken(t, b, ClassClusterDown, replica.Stop, replica.Cont)
 }
 
-// TestF20_Split: the network parts the master, and a server beside it, from its replica, the sentinels and a server beside
-// those. Two masters admit at most the limit twice, and the old one stops by itself. Proxies part them, as a network would,
-// without asking for the rights that a network of one's own takes.
+// TestF20_Split: the network is split between the master with one server, and its replica, the sentinels and another
+// server. Two masters admit at most the limit twice, and the old one stops by itself. Proxies simulate the split,
+// because a real one would need special privileges.
 func TestF20_Split(t *testing.T) {
 	t.Parallel()
 	const limit = 10_000

@@ -20,7 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// TestSplit: what a merged take is answered equals what the takes would have been answered one after the other.
+// TestSplit: the answers to merged takes are those that the takes would have got one after the other.
 func TestSplit(t *testing.T) {
 	t.Parallel()
 	for range 3000 {
@@ -62,7 +62,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestBatchBounded: calls each of which asks the same again and again do not make a batch as large as all of them.
+// TestBatchBounded: calls that repeat the same op many times do not make a batch as large as all of them together.
 func TestBatchBounded(t *testing.T) {
 	t.Parallel()
 	const calls, same = 40, 100
@@ -98,7 +98,7 @@ func TestBatchBounded(t *testing.T) {
 	}
 }
 
-// TestConnectionsInOrder: who follows the number of connections is told of each change after the one before.
+// TestConnectionsInOrder: changes of the number of connections are reported in order.
 func TestConnectionsInOrder(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -130,7 +130,8 @@ func TestConnectionsInOrder(t *testing.T) {
 	}
 }
 
-// TestLeaving: who has left before its batch was cut is not sent, and nobody touches what a caller passed after it left.
+// TestLeaving: ops of callers that have left before their batch is composed are not sent, and what a caller passed is
+// not touched after it has left.
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -171,7 +172,8 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// TestNothingTwice: under resets, what is counted is at least what was admitted, and at most that and what is not known.
+// TestNothingTwice: under resets, the count is at least what was admitted, and at most that plus the takes of unknown
+// outcome.
 func TestNothingTwice(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -220,7 +222,7 @@ func TestNothingTwice(t *testing.T) {
 	}
 }
 
-// TestMerging: takes that wait together are one command.
+// TestMerging: takes that wait at the same time become one command.
 func TestMerging(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -249,8 +251,8 @@ func TestMerging(t *testing.T) {
 	within(t, eventually, "word of 99 that were merged", func() bool { return merged.Load() == 99 }) // which comes after the answers
 }
 
-// TestOrder: ops of one call on one key are done in their order, however many calls there are, and although two writers
-// send them.
+// TestOrder: ops of one call on one key are done in order, however many calls there are, even though two writers send
+// them.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -337,7 +339,7 @@ func TestNoTime(t *testing.T) {
 	}
 }
 
-// TestNoOpTimeout: without REDIS_OP_TIMEOUT callers wait for as long as they themselves say.
+// TestNoOpTimeout: without REDIS_OP_TIMEOUT callers wait until their own deadlines.
 func TestNoOpTimeout(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -30,7 +30,7 @@ func reference(t *testing.T, s *redistest.Server, now *atomic.Int64) *Backend {
 	return b
 }
 
-// TestReferenceGoesOn: a counter begun with the reference's commands goes on with ours, and the other way round.
+// TestReferenceGoesOn: a counter begun with the reference's commands continues with ours, and the other way round.
 func TestReferenceGoesOn(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
@@ -98,7 +98,8 @@ func TestReferenceCalendar(t *testing.T) {
 	}
 }
 
-// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count refused hits, as all do here.
+// TestReferenceEqualsEngine: decisions are those of pkg/engine for windows that count refused hits, as all windows do
+// in this format.
 func TestReferenceEqualsEngine(t *testing.T) {
 	t.Parallel()
 	var now atomic.Int64
@@ -148,7 +149,7 @@ func TestReferenceEqualsEngine(t *testing.T) {
 	}
 }
 
-// TestReferenceOverflow: a counter that can hold no more refuses, and is no error.
+// TestReferenceOverflow: a counter at its maximum refuses, without an error.
 func TestReferenceOverflow(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -190,7 +191,7 @@ func TestReferenceRefuses(t *testing.T) {
 	}
 }
 
-// TestReferenceAgain: of an INCRBY that was answered and an EXPIRE that was not, only the EXPIRE is sent once more.
+// TestReferenceAgain: if an INCRBY was answered and its EXPIRE was not, only the EXPIRE is sent again.
 func TestReferenceAgain(t *testing.T) {
 	t.Parallel()
 	r := newReferenceCodec(&Config{})
@@ -211,7 +212,7 @@ func TestReferenceAgain(t *testing.T) {
 	}
 }
 
-// TestReferenceLadder: many callers at once, merged into INCRBYs.
+// TestReferenceLadder: many concurrent callers, merged into INCRBYs.
 func TestReferenceLadder(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -15,7 +15,8 @@ const (
 	year                 = 365 * 24 * 60 * minute
 )
 
-// BenchmarkScripts tells what a call costs Redis, the network and all, in batches of 32 on 100,000 keys that exist.
+// BenchmarkScripts measures the cost of a call for Redis, including the network, in batches of 32 on 100,000 existing
+// keys.
 func BenchmarkScripts(b *testing.B) {
 	const most = 1<<32 - 1
 	fixed := engine.Limit{Algorithm: engine.FixedWindow, Hits: most, Window: year, CountRefused: true}
@@ -76,7 +77,7 @@ func BenchmarkScripts(b *testing.B) {
 	}
 }
 
-// BenchmarkEncode tells what a call costs this process, before it is sent.
+// BenchmarkEncode measures the cost of a call for this process, before it is sent.
 func BenchmarkEncode(b *testing.B) {
 	scripts, err := newScripts()
 	if err != nil {
@@ -92,7 +93,7 @@ func BenchmarkEncode(b *testing.B) {
 	}
 }
 
-// BenchmarkDecode tells what the reply to a call costs this process.
+// BenchmarkDecode measures the cost of the reply to a call for this process.
 func BenchmarkDecode(b *testing.B) {
 	limit := engine.Limit{Algorithm: engine.FixedWindow, Hits: 100, Window: second}
 	op := backend.Op{Limits: engine.Limits{limit}, Take: engine.Take{Cost: 1, Count: 1}}

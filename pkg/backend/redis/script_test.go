@@ -91,7 +91,7 @@ func (p *plain) keys(tb testing.TB) []string {
 }
 
 // TestScripts compares the scripts with the engine and its twin. With -rapid.checks=500 each algorithm is played 500
-// sequences of 100 calls. Whatever was played, no key is kept for ever, and no name is long.
+// sequences of 100 calls. Whatever was played, every key expires, and no name is long.
 func TestScripts(t *testing.T) {
 	s := redistest.Start(t)
 	backendtest.Run(t, backendtest.Harness{Takes: 2000, Open: func(tb testing.TB, now func() engine.Micros) backend.Backend {
@@ -137,7 +137,7 @@ func eachLimit() map[string]engine.Limit {
 	}
 }
 
-// TestStoresNothingForNothing: what spends nothing creates no key, alone and in a list.
+// TestStoresNothingForNothing: an op that spends nothing creates no key, neither alone nor in a list.
 func TestStoresNothingForNothing(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	for name, l := range eachLimit() {
@@ -177,7 +177,7 @@ func TestInitialIsStored(t *testing.T) {
 	}
 }
 
-// TestExpiry: a state is kept for as long as it says something and little longer, but for the jitter.
+// TestExpiry: apart from the jitter, a state is kept for as long as it matters, and little longer.
 func TestExpiry(t *testing.T) {
 	s := redistest.Start(t)
 	for name, l := range eachLimit() {
@@ -206,8 +206,9 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// TestShortWay plays takes that the short way through a script decides, and between them those that it cannot: hits that no
-// longer fit the short form of a window's state, windows and buckets of the future, of another rate, or expired.
+// TestShortWay plays takes that the fast path of a script decides, and between them those that it cannot decide: hits
+// that no longer fit the short form of a window's state, and windows and buckets from the future, with another rate, or
+// expired.
 func TestShortWay(t *testing.T) {
 	now := engine.Micros(1_800_000_000_000_000)
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
@@ -253,7 +254,7 @@ func TestShortWay(t *testing.T) {
 	}
 }
 
-// TestLargeStates plays on states of as many stamps and slots as there may be.
+// TestLargeStates plays on states with the maximum number of stamps and slots.
 func TestLargeStates(t *testing.T) {
 	const most = 10_000
 	take := func(cost uint64, owner string) backend.Op {

@@ -38,7 +38,7 @@ func play(t *testing.T, b *Breaker[failure], outcomes string) {
 	}
 }
 
-// TestBreakerRetired: the last that is told of a breaker is that it is gone, whatever still happens to it.
+// TestBreakerRetired: the last thing reported of a breaker is that it is gone, whatever happens to it afterwards.
 func TestBreakerRetired(t *testing.T) {
 	t.Parallel()
 	var states []string
@@ -105,7 +105,7 @@ func TestBreakerProbes(t *testing.T) {
 	})
 }
 
-// TestBreakerForgetsAProbe: a probe of which nothing is heard keeps the next one away for as long as its budget.
+// TestBreakerForgetsAProbe: a probe without an outcome delays the next one for as long as its budget.
 func TestBreakerForgetsAProbe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -46,7 +46,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestBackoff: waits grow, to a second and a millisecond at most, and begin anew after a good attempt.
+// TestBackoff: waits grow, up to a second and a millisecond, and start again after a successful attempt.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	var b Backoff

@@ -13,8 +13,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 )
 
-// TestDialFollowsFiles: each connection is set up with what the files hold when it is opened. When both sides have changed
-// their CAs and certificates the next connection is good, and one for which the files hold nothing of use is not opened.
+// TestDialFollowsFiles: each connection uses the contents of the files at the time it is opened. When both sides have
+// changed their CAs and certificates, the next connection succeeds; if the files are unusable, none is opened.
 func TestDialFollowsFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
