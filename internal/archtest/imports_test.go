@@ -17,13 +17,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// row is what one package may import beside the standard library.
+// row is what one package may import besides the standard library.
 type row struct {
 	ours  []string // packages of this module
-	third []string // modules or packages of others, each with what is below it
+	third []string // other modules, or packages in them, each with everything below it
 }
 
-// What adapters speak.
+// The protocols of adapters.
 const (
 	grpc     = "google.golang.org/grpc"
 	protobuf = "google.golang.org/protobuf"
@@ -32,8 +32,8 @@ const (
 )
 
 // allowed has a row for each package, named relative to the module. A package missing here fails the test, so adding
-// one is a decision made in the open. The same table stands in docs/design.md. cmd/ratelimitd, which wires, may import
-// anything, and nothing may import it.
+// one is a decision made in the open. The same table is in docs/design.md. cmd/ratelimitd, which connects all parts,
+// may import anything, and nothing may import it.
 var allowed = map[string]row{
 	"pkg/engine":                          {},
 	"pkg/engine/enginetest":               {ours: []string{"pkg/engine"}, third: []string{"pgregory.net/rapid"}},
@@ -178,8 +178,8 @@ func within(path, prefix string) bool {
 // imports are the import paths of one package's files.
 type imports struct{ imports, testImports map[string]bool }
 
-// packages finds the packages of the module, named relative to it. It reads the files itself, so that the test's cached
-// result is good for as long as they stay as they are.
+// packages returns the packages of the module, named relative to it. It reads the files itself, so that the test's
+// cached result is valid for as long as they do not change.
 func packages(t *testing.T) map[string]imports {
 	t.Helper()
 	all := map[string]imports{}
@@ -227,7 +227,7 @@ func packages(t *testing.T) map[string]imports {
 	return all
 }
 
-// skipDir tells WalkDir to leave out what the go command leaves out: hidden directories, test data, other modules.
+// skipDir makes WalkDir skip what the go command skips: hidden directories, test data, other modules.
 func skipDir(path, name string) error {
 	if path == root {
 		return nil

@@ -75,7 +75,7 @@ func stages(t *testing.T) []stage {
 	return list
 }
 
-// TestFinalStage checks what the image promises whoever runs it.
+// TestFinalStage checks what the image guarantees to its users.
 func TestFinalStage(t *testing.T) {
 	t.Parallel()
 	all := stages(t)

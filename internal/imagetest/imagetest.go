@@ -1,3 +1,3 @@
-// Package imagetest checks the Dockerfile where there may be no engine to build it: it reads the file, runs its build steps
-// in a directory of its own, and starts the server in the root file system that comes of them.
+// Package imagetest checks the Dockerfile without needing a container engine: it reads the file, runs its build steps
+// in a temporary directory, and starts the server in the resulting root file system.
 package imagetest

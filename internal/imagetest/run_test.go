@@ -22,8 +22,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1}
 `
 
-// TestImage builds the image's root file system and runs the server in it: as the image's user and with nothing else in
-// sight where the test may do that, which takes root.
+// TestImage builds the image's root file system and runs the server in it. If the test runs as root, the server runs as
+// the image's user and sees no other files.
 func TestImage(t *testing.T) {
 	t.Parallel()
 	root := build(t)
@@ -49,7 +49,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// inImage is a command that sees root as its root and runs as the image's user, as far as this process may arrange it.
+// inImage returns a command that runs as the image's user with root as its root directory, as far as this process is
+// allowed to arrange that.
 func inImage(root string, command ...string) *exec.Cmd {
 	path := filepath.Join(root, command[0])
 	cmd := &exec.Cmd{Path: path, Args: command, Dir: root}

@@ -3,7 +3,7 @@ package nettest
 
 import "net"
 
-// From is l, whose connections seem to come from addr.
+// From returns l, with connections that seem to come from addr.
 func From(l net.Listener, addr net.Addr) net.Listener { return remote{l, addr} }
 
 type remote struct {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// kind says what the text of a variable may be.
+// kind says which values a variable may have.
 type kind uint8
 
 const (
@@ -39,10 +39,11 @@ const (
 	protocol   // of statsd
 	exporter   // of traces
 	assignments
-	secretPairs // as pairs, but nobody may see them
+	secretPairs // like pairs, but secret
 )
 
-// words are what a variable of this kind takes, in any case; nil where it takes more than a few.
+// words returns the values that a variable of this kind accepts, in upper or lower case; nil if there are more than a
+// few.
 func (k kind) words() []string {
 	switch k {
 	case level:
@@ -66,7 +67,7 @@ func (k kind) words() []string {
 	return nil
 }
 
-// takes says what a variable of this kind takes, as the end of a sentence.
+// takes returns what a variable of this kind accepts, as the end of a sentence.
 func (k kind) takes() string {
 	switch k {
 	case text:
@@ -109,7 +110,7 @@ func (k kind) takes() string {
 
 var errOutOfRange = errors.New("out of range")
 
-// check reports whether v is of this kind.
+// check reports whether v is valid for this kind.
 func (k kind) check(v string) error {
 	switch k {
 	case text, list:
@@ -175,7 +176,7 @@ func parseInt(v string) (int, error) {
 	return int(n), err
 }
 
-// forever is the longest duration that is taken. What is added to it, or twice of it, is still a duration.
+// forever is the longest duration that is accepted. Twice of it, or something added to it, does not overflow.
 const forever = 876_000 * time.Hour
 
 func checkDuration(v string, least time.Duration) error {
@@ -203,7 +204,7 @@ func checkPairs(v string) error {
 	return nil
 }
 
-// checkHeader takes what HTTP takes for the name of a header.
+// checkHeader accepts what HTTP allows as the name of a header.
 func checkHeader(v string) error {
 	for _, c := range []byte(v) {
 		alphanumeric := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
@@ -222,7 +223,7 @@ func checkAddress(v string) error {
 	return port.check(p)
 }
 
-// same reports whether two texts of this kind mean the same.
+// same reports whether two values of this kind mean the same.
 func (k kind) same(a, b string) bool {
 	if a == b {
 		return true

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Markdown prints the table of variables, as it stands in the README.
+// Markdown returns the table of variables, as it is in the README.
 func Markdown() string {
 	var b strings.Builder
 	for _, s := range sections() {
@@ -22,7 +22,7 @@ func Markdown() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// remark says what the reader of the table has to know of a variable that is not honoured.
+// remark returns what the reader of the table has to know about a variable that has no effect.
 func (v variable) remark() string {
 	if v.state == honoured {
 		return ""

@@ -6,13 +6,14 @@ import (
 	"strings"
 )
 
-// Mogrifier says how one rewriter of names for DogStatsD works, as its variables say it. Tags are in their order.
+// Mogrifier has the variables of one mogrifier, which rewrites names for DogStatsD. Tags are in the order given.
 type Mogrifier struct {
 	Key, Pattern, Name string
 	Tags               [][2]string // name and value
 }
 
-// mogrifiers reads the variables of each mogrifier. As in the reference, they have the name in capitals.
+// mogrifiers reads the variables of each mogrifier. As in the reference, their names contain that of the mogrifier in
+// capitals.
 func mogrifiers(given map[string]string, names []string) []Mogrifier {
 	var all []Mogrifier
 	for _, key := range names {
@@ -31,7 +32,7 @@ func mogrifiers(given map[string]string, names []string) []Mogrifier {
 
 func mogrifierPrefix(key string) string { return "DOG_STATSD_MOGRIFIER_" + strings.ToUpper(key) + "_" }
 
-// checkSinks says what is wrong with where statistics go.
+// checkSinks returns what is wrong with the variables that say where statistics are sent.
 func checkSinks(given, values map[string]string) []error {
 	on := func(name string) bool { return boolean.same(given[name], "true") }
 	if on("DISABLE_STATS") {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// checkOTLP says what is wrong with the variables that the exporters of traces read themselves, which pass over what they do
-// not understand, and print it. What they hold may be secret, so nothing here repeats it.
+// checkOTLP returns what is wrong with the variables that the exporters of traces read themselves. The exporters ignore
+// what they do not understand, and print it. The values may be secret, so the errors do not repeat them.
 func checkOTLP(given map[string]string, protocol string) []error {
 	endpoint, urls := httpEndpoint, "a URL such as http://collector:4318"
 	if strings.EqualFold(protocol, "grpc") {
@@ -37,7 +37,7 @@ func httpEndpoint(v string) bool {
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
 }
 
-// grpcEndpoint takes what the exporter takes: anything that parses as a URL, be it only host:port.
+// grpcEndpoint accepts what the exporter accepts: anything that parses as a URL, even if it is just host:port.
 func grpcEndpoint(v string) bool {
 	_, err := url.Parse(v)
 	return err == nil

@@ -5,8 +5,8 @@ type state uint8
 
 const (
 	honoured state = iota // has a field in Settings
-	accepted              // taken, and changes nothing here
-	tuning                // changes only how fast the reference is; a value other than the default is warned of
+	accepted              // may be set, and changes nothing here
+	tuning                // changes only how fast the reference is; values other than the default cause a warning
 )
 
 // The backends that variables belong to.
@@ -23,12 +23,12 @@ type variable struct {
 	def     string // default
 	kind    kind
 	state   state
-	backend string // only looked at with this backend, or one of both; empty is with all
+	backend string // used only with this backend, or with either of two; empty means with all
 	text    string // meaning, in Markdown
 }
 
 // variables is the table of every variable, in the order of the README. Names and defaults are those of
-// envoyproxy/ratelimit but for the rows of ours.
+// envoyproxy/ratelimit, except for our own rows.
 func variables() []variable {
 	var all []variable
 	for _, s := range sections() {
@@ -37,13 +37,13 @@ func variables() []variable {
 	return all
 }
 
-// Variable is a row of the table, for those who walk it.
+// Variable is a row of the table, for users of [Table].
 type Variable struct {
 	Name, Default string
-	Told          bool // changes nothing, which the log says where it is set to anything but its default
+	Told          bool // changes nothing, which is logged if it is set to anything but its default
 }
 
-// Table lists every variable, in the order of the README.
+// Table returns every variable, in the order of the README.
 func Table() []Variable {
 	var all []Variable
 	for _, v := range variables() {
@@ -52,7 +52,7 @@ func Table() []Variable {
 	return all
 }
 
-// section is a part of the table under a heading of its own.
+// section is a part of the table with its own heading.
 type section struct {
 	title string
 	rows  []variable

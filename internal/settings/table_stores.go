@@ -2,7 +2,7 @@ package settings
 
 import "errors"
 
-// redisRows are looked at with BACKEND_TYPE=redis alone.
+// redisRows returns the variables that are used only with BACKEND_TYPE=redis.
 func redisRows() []variable {
 	return []variable{
 		{"REDIS_TYPE", "SINGLE", deployment, honoured, redis, "`single`, `sentinel` or `cluster`"},
@@ -47,7 +47,7 @@ func redisRows() []variable {
 	}
 }
 
-// memcacheRows are looked at with BACKEND_TYPE=memcache alone.
+// memcacheRows returns the variables that are used only with BACKEND_TYPE=memcache.
 func memcacheRows() []variable {
 	return []variable{
 		{"MEMCACHE_HOST_PORT", "", list, honoured, memcache, "where the servers are: `host:port,host:port`, or paths of sockets; their order determines which counter is where"},
@@ -64,12 +64,12 @@ func memcacheRows() []variable {
 	}
 }
 
-// of reports whether v is looked at with a backend.
+// of reports whether v is used with the given backend.
 func (v *variable) of(backend string) bool {
 	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
 }
 
-// checkMemcache says what is wrong with where memcached is.
+// checkMemcache returns what is wrong with the variables that say where memcached is.
 func checkMemcache(given map[string]string) []error {
 	list, srv := given["MEMCACHE_HOST_PORT"] != "", given["MEMCACHE_SRV"] != ""
 	switch {

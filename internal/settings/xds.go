@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// XDS says which control plane rules come from, where Rules.Source says so.
+// XDS says from which control plane rules come, if Rules.Source says that they do.
 type XDS struct {
 	NodeID         string            `env:"CONFIG_GRPC_XDS_NODE_ID"`
 	NodeMetadata   map[string]string `env:"CONFIG_GRPC_XDS_NODE_METADATA"                 envKeyValSeparator:"="`
@@ -23,11 +23,11 @@ type XDS struct {
 	BackoffMax     time.Duration     `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL"`
 	BackoffFactor  float64           `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR"`
 	BackoffJitter  bool              `env:"XDS_CLIENT_BACKOFF_JITTER"`
-	MaxMessage     int               `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"` // bytes; 0 where it is not set
+	MaxMessage     int               `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"` // bytes; 0 if not set
 	KeepOnEmpty    bool              `env:"XDS_KEEP_ON_EMPTY"`
 }
 
-// checkXDS says what is wrong with the settings of the control plane together.
+// checkXDS returns which settings of the control plane do not go together.
 func checkXDS(given map[string]string) []error {
 	const cert, key = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
 	if (given[cert] == "") != (given[key] == "") {
@@ -36,7 +36,8 @@ func checkXDS(given map[string]string) []error {
 	return nil
 }
 
-// checkNamed wants a name before the first separator of each pair. The error does not repeat them: they may be secret.
+// checkNamed requires a name before the first separator of each pair. The error does not repeat the pairs, which may be
+// secret.
 func checkNamed(v, separator string) error {
 	for pair := range strings.SplitSeq(v, ",") {
 		if name, _, found := strings.Cut(pair, separator); !found || strings.TrimSpace(name) == "" {

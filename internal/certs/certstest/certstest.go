@@ -1,4 +1,4 @@
-// Package certstest makes certificates for tests: CAs, what they sign, and what no CA should have signed.
+// Package certstest makes certificates for tests: CAs, certificates that they sign, and some that no CA should sign.
 package certstest
 
 import (
@@ -27,7 +27,7 @@ type CA struct {
 // Pair is a certificate and its key, in PEM form.
 type Pair struct{ Cert, Key []byte }
 
-// NewCA makes an authority that nobody trusts yet.
+// NewCA returns a new authority, which nobody trusts yet.
 func NewCA(tb testing.TB, name string) *CA {
 	tb.Helper()
 	template := &x509.Certificate{
@@ -46,15 +46,15 @@ func NewCA(tb testing.TB, name string) *CA {
 	return ca
 }
 
-// Pool holds the authority alone.
+// Pool returns a pool with only this authority.
 func (ca *CA) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.cert)
 	return pool
 }
 
-// Issue signs a certificate like the template. What the template leaves out is as a good server or client on this machine
-// has it: the address 127.0.0.1, a life that has begun and goes on, and both usages.
+// Issue signs a certificate like the template. Fields that the template leaves out are as for a valid server or client
+// on this machine: the address 127.0.0.1, a period that includes now, and both usages.
 func (ca *CA) Issue(tb testing.TB, template x509.Certificate) Pair {
 	tb.Helper()
 	template.SerialNumber, template.KeyUsage = serial(tb), x509.KeyUsageDigitalSignature
@@ -73,7 +73,7 @@ func (ca *CA) Issue(tb testing.TB, template x509.Certificate) Pair {
 	return ca.sign(tb, &template, newKey(tb))
 }
 
-// Renew signs a certificate like that of p, whose key stays.
+// Renew signs another certificate like that of p, with the same key.
 func (ca *CA) Renew(tb testing.TB, p Pair) Pair {
 	tb.Helper()
 	old := p.TLS(tb)
@@ -102,7 +102,7 @@ func (p Pair) Write(tb testing.TB, certFile, keyFile string) {
 	Write(tb, keyFile, p.Key)
 }
 
-// TLS is the pair as TLS wants it.
+// TLS returns the pair in the form that crypto/tls wants.
 func (p Pair) TLS(tb testing.TB) tls.Certificate {
 	tb.Helper()
 	pair, err := tls.X509KeyPair(p.Cert, p.Key)

@@ -22,8 +22,8 @@ type refusal struct {
 	decision engine.Decision
 }
 
-// refusalOf makes a refusal of op, which the store answered, having been asked at the given time or later. It is nil where
-// there is none, or none that may be remembered:
+// refusalOf returns the refusal in op, which the store has answered, having been asked at the given time or later. It
+// returns nil if there is none, or none that may be remembered:
 //   - of slots held at the same time, which anybody may release;
 //   - of a cost that can never pass, which no time ends, except where longest is untilEnd and its window is overdrawn;
 //   - of a look behind a penalty that a take would start.
