@@ -470,8 +470,7 @@ func (r *remembering) Apply(_ context.Context, ops []backend.Op) {
 	}
 }
 
-// What the near cache refuses counts as over_limit_with_local_cache only if the reference's local cache is turned on;
-// it always counts as over_limit.
+// The near cache's refusals are over_limit, and over_limit_with_local_cache only with the reference's local cache.
 func TestOverLimitWithLocalCache(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, together := range []bool{false, true} {
