@@ -151,11 +151,13 @@ const draining = "sigterm"
 // client has to move.
 func (v *server) drain(ctx context.Context) error {
 	<-ctx.Done()
-	v.log.Info("stopping", "drain_delay", v.settings.DrainDelay)
 	v.sigterm.Set(false, "the server is stopping")
+	var delay time.Duration
 	if v.served.Load() {
-		time.Sleep(v.settings.DrainDelay)
+		delay = v.settings.DrainDelay
 	}
+	v.log.Info("stopping", "drain_delay", delay)
+	time.Sleep(delay)
 	return nil
 }
 

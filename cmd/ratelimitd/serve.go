@@ -75,7 +75,7 @@ const gcPercent = 400
 func (s *server) run(ctx context.Context) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	ends, again := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	ends, again := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(ends, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(ends)
 	signal.Notify(again, syscall.SIGHUP)
@@ -88,6 +88,11 @@ func (s *server) run(ctx context.Context) error {
 			case <-ends:
 				signal.Stop(ends) // before anybody can see that this server is ending, and send the second one
 				end()
+				select {
+				case second := <-ends: // which has come already
+					raise(second)
+				default:
+				}
 			case <-again:
 				s.watcher.Reload()
 			case <-done:
@@ -100,4 +105,11 @@ func (s *server) run(ctx context.Context) error {
 		err = closeErr
 	}
 	return err
+}
+
+// raise sends sig to this process, which no longer handles it and so ends.
+func raise(sig os.Signal) {
+	if self, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = self.Signal(sig) // if that fails, the process drains and ends
+	}
 }
