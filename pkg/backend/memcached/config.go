@@ -86,7 +86,8 @@ type Observer struct {
 	// Breaker is called when a server's breaker changes: closed, half-open or open; gone, when DNS no longer names a
 	// server; and closed, when it names a new one.
 	Breaker func(node, state string)
-	// Connections is called with the total number of connections that are up when it changes.
+	// Connections is called with the total number of connections that are up when it changes. It must not call the
+	// Backend.
 	Connections func(active int)
 	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
 	Event func(Event)

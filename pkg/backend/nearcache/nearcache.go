@@ -33,7 +33,7 @@ const (
 
 // UntilEnd is a [Config.Refusal] by which refusals are remembered for as long as they last, and those of a clock-aligned
 // fixed window that counts refused hits whatever their cost, as in envoyproxy/ratelimit's local cache: such a window
-// refuses everything until it ends.
+// refuses everything until it ends, unless hits are given back, which is not seen if another replica does it.
 const UntilEnd time.Duration = math.MaxInt64
 
 // Config says what is remembered and leased. Its zero value works.

@@ -90,7 +90,8 @@ type Observer struct {
 	// Breaker is called when a node's breaker changes: closed, half-open or open; gone, when a node of a cluster is a
 	// master no longer; and closed, when one has become a master.
 	Breaker func(node, state string)
-	// Connections is called with [Backend.Connections] when a connection comes up or goes.
+	// Connections is called with what [Backend.Connections] returns from then on, when a connection comes up or goes. It
+	// must not call the Backend.
 	Connections func(active int)
 	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, or
 	// at first since it was started. Each may have been a counter, whose limit was thereby reset.

@@ -181,7 +181,7 @@ func TestPerSecond(t *testing.T) {
 	}
 }
 
-// TestBothConnections: a backend with two deployments is connected when both are.
+// TestBothConnections: a backend with two deployments is connected once both are, and then as long as either is.
 func TestBothConnections(t *testing.T) {
 	t.Parallel()
 	long, short := redistest.Start(t), redistest.Start(t)
@@ -197,6 +197,11 @@ func TestBothConnections(t *testing.T) {
 	short.Restart()
 	within(t, eventually, "two connections", func() bool { return active.Load() >= 2 })
 	long.Kill()
+	within(t, eventually, "the loss", func() bool { return b.main.one.links.Load() == 0 })
+	if active.Load() == 0 {
+		t.Error("no connections are reported, though there are those to the second deployment")
+	}
+	short.Kill()
 	within(t, eventually, "no connection", func() bool { return active.Load() == 0 })
 }
 

@@ -33,6 +33,7 @@ type Backend struct {
 	second *pool // for windows of one second; may be nil
 
 	counting sync.Mutex // held while connections are counted and reported, so that the last report is the current number
+	whole    bool       // each deployment has had a connection; guarded by counting
 
 	life backend.Life
 }
@@ -165,7 +166,7 @@ func (b *Backend) Check(ctx context.Context) error {
 	return nil
 }
 
-// Connections returns how many connections are up: 0 if one of two deployments has none.
+// Connections returns how many connections are up: 0 until each deployment has had one.
 func (b *Backend) Connections() int {
 	b.counting.Lock()
 	defer b.counting.Unlock()
@@ -175,10 +176,10 @@ func (b *Backend) Connections() int {
 // connections is Connections. b.counting is held.
 func (b *Backend) connections() int {
 	switch {
+	case !b.whole:
+		return 0
 	case b.second == nil:
 		return b.main.active
-	case b.main.active == 0 || b.second.active == 0:
-		return 0
 	default:
 		return b.main.active + b.second.active
 	}
@@ -189,6 +190,7 @@ func (b *Backend) count(p *pool, delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()
 	p.active += delta
+	b.whole = b.whole || b.main.active > 0 && (b.second == nil || b.second.active > 0)
 	if f := p.observer.Connections; f != nil {
 		f(b.connections())
 	}
