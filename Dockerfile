@@ -7,7 +7,7 @@ WORKDIR /src
 # The Git history is included for the version that the go command writes into the binary.
 COPY . .
 ENV CGO_ENABLED=0
-RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+RUN --mount=type=cache,target=/go/pkg/mod \
 	go build -trimpath -ldflags="-s -w" -o /out/bin/ratelimitd ./cmd/ratelimitd
 # Istio's sample and Envoy Gateway start envoyproxy/ratelimit under the first of these names, under which the server
 # ignores its arguments. The others are the names of envoyproxy/ratelimit's tools.
