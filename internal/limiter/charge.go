@@ -51,7 +51,9 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *scratch) error {
 	}
 	p.pick(func(t *part) bool { return !t.negative })
 	for k := range p.batch {
-		p.batch[k].Mode = backend.Look
+		if op := &p.batch[k]; op.Take.Cost > 0 { // who asks for nothing does not look twice
+			op.Mode = backend.Look
+		}
 	}
 	if err := l.applyBatch(ctx, p); err != nil {
 		return err

@@ -195,14 +195,10 @@ func (p *scratch) nameOps(d *descriptors.Domain, r *Request) {
 
 // mode returns what t does to its counter.
 func (t *part) mode() backend.Mode {
-	switch {
-	case t.negative:
+	if t.negative {
 		return backend.Give
-	case t.hits == 0:
-		return backend.Look
-	default:
-		return backend.Take
 	}
+	return backend.Take
 }
 
 // maxText is the size of the largest buffer for names that is kept for the next request.

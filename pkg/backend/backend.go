@@ -28,8 +28,8 @@ type Mode uint8
 
 // What an op does to its counter.
 const (
-	Take  Mode = iota // spend hits
-	Look              // return what a take of the same cost would, and write nothing
+	Take  Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
+	Look              // return what a take of the same cost would, and write nothing at all
 	Give              // give hits back
 	Reset             // forget everything
 )

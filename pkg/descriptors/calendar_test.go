@@ -44,7 +44,7 @@ func TestCalendarOfOverrides(t *testing.T) {
 		{"month", override{Unit: descriptors.Day}, "f86400000000", ""},
 		{"thirty days", override{Unit: descriptors.Month}, "f2592000000000", ""},
 		{"first", override{Unit: descriptors.Month}, "f2592000000000", ""},
-		{"bucket", override{Unit: descriptors.Month}, "t", ""},
+		{"bucket", override{Unit: descriptors.Month}, "b", ""},
 		{"free", override{Unit: descriptors.Month}, "f2592000000000", "fmonth"},
 		{"list", override{Unit: descriptors.Month}, "f2592000000000", "fmonth"},
 		{"list", override{Unit: descriptors.Day}, "f86400000000", ""},

@@ -1,10 +1,12 @@
 package engine
 
-// A token bucket and a leaky bucket keep the same state, one timestamp: the time at which the bucket is full again, or
-// the queue is empty. The span from now to that time is the wait; measured in hits, it is what has been used.
+// A token bucket and a leaky bucket keep the same state: how many hits were spent, or are queued, as of a certain time.
+// From then on they come back, or leave, at the rate of whoever asks, so limits of different sizes can share a state: a
+// smaller one sees that more was spent than it would have admitted, and changes nothing about it. However such limits
+// take turns, what is admitted in any time t is at most the largest burst plus the largest rate times t.
 //
-// The timestamp is exact: whole microseconds and a numerator over L' = L/gcd(L, W), where L is hits per window W. One hit
-// lasts W'/L' microseconds, with W' = W/gcd(L, W). It is the generic cell rate algorithm (ITU-T I.371).
+// The count is exact: whole hits, and a fraction of one over W' = W/gcd(L, W), where L is hits per window W. In each
+// microsecond L'/W' of a hit comes back, with L' = L/gcd(L, W). It is the leaky bucket of ITU-T I.371 as a meter.
 
 // rate is the rate of a limit in lowest terms: den hits in us microseconds.
 type rate struct {
@@ -36,76 +38,56 @@ func rateOf(hits uint64, window Micros) rate {
 	return rate{us: w / g, den: hits / g}
 }
 
-// span is a length of time: us + num/L' microseconds.
-type span struct{ us, num uint64 }
+// amount is a number of hits: n, and part/us of another.
+type amount struct{ n, part uint64 }
 
-// of returns how long hits last.
-func (r rate) of(hits uint64) span {
-	if r.den == 1 {
-		return span{us: hits * r.us}
-	}
-	us, num := muldiv(hits, r.us, r.den)
-	return span{us, num}
+// in returns how many hits come back in a span of microseconds.
+func (r rate) in(span Micros) amount {
+	n, part := muldiv(uint64(span), r.den, r.us)
+	return amount{n, part}
 }
 
-// hits returns how many whole hits fit into t, and whether there is a remainder.
-func (r rate) hits(t span) (whole uint64, more bool) {
-	if r.den == 1 {
-		whole = t.us / r.us
-		return whole, whole*r.us != t.us
+// sub returns a − b, at least 0.
+func (r rate) sub(a, b amount) amount {
+	switch {
+	case a.n < b.n || a.n == b.n && a.part <= b.part:
+		return amount{}
+	case a.part < b.part:
+		return amount{a.n - b.n - 1, a.part + r.us - b.part}
 	}
-	quo, rem := muldiv(t.us, r.den, r.us)
-	rem += t.num
-	return quo + rem/r.us, rem%r.us != 0
+	return amount{a.n - b.n, a.part - b.part}
 }
 
-// add returns t + u.
-func (r rate) add(t, u span) span {
-	t.us += u.us
-	t.num += u.num
-	if t.num >= r.den {
-		t.num -= r.den
-		t.us++
+// floor returns how long a lasts in whole microseconds, rounded down, and whether there is a remainder. Spans of over
+// 2^53 µs, which only an amount that another limit has spent can last, are cut to that.
+func (r rate) floor(a amount) (span Micros, more bool) {
+	us, rest := muldiv(a.n, r.us, r.den)
+	rest += a.part
+	if over := rest / r.den; over > 0 {
+		us, rest = us+over, rest-over*r.den
 	}
-	return t
+	return Micros(min(us, 1<<53)), rest > 0
 }
 
-// sub returns t − u, at least 0.
-func (r rate) sub(t, u span) span {
-	if t.less(u) {
-		return span{}
+// up returns how long a lasts in whole microseconds, rounded up.
+func (r rate) up(a amount) Micros {
+	span, more := r.floor(a)
+	if more {
+		span++
 	}
-	t.us -= u.us
-	if t.num < u.num {
-		t.num += r.den
-		t.us--
-	}
-	t.num -= u.num
-	return t
+	return span
 }
-
-func (t span) less(u span) bool { return t.us < u.us || t.us == u.us && t.num < u.num }
-
-// up returns t in whole microseconds, rounded up.
-func (t span) up() Micros {
-	if t.num > 0 {
-		return Micros(t.us) + 1
-	}
-	return Micros(t.us)
-}
-
-// over returns the first whole microsecond after t.
-func (t span) over() Micros { return Micros(t.us) + 1 }
 
 // bucketView is the state of a bucket as seen at a given time.
 type bucketView struct {
 	rate
+	now   Micros
 	base  Micros // now, or the last time before it at which tokens arrived, if they come in steps
-	wait  span   // from base until full, or empty
-	used  uint64 // the wait in hits, rounded down
-	more  bool   // used was rounded down
+	spent amount // or queued
+	end   Micros // from when on the state means nothing; 0 if there is none
 	seen  bool   // the key was seen before
 	moved bool   // the state was from the future, and was moved to now
+	late  bool   // turns were promised at a lower rate than this one; none comes before the last, at end
 }
 
 // set fills in v, which is zero. A rate of 0 leaves it zero.
@@ -113,49 +95,62 @@ func (v *bucketView) set(l *Limit, s *State, now Micros) {
 	if l.Hits == 0 {
 		return
 	}
-	v.rate, v.base, v.seen = l.rate(), l.step(now), now < s.expires
+	v.rate, v.now, v.base, v.seen = l.rate(), now, l.step(now), now < s.expires
 	switch {
-	case !v.seen && l.Initial < l.Burst && l.Algorithm == TokenBucket:
-		v.wait, v.used = v.of(l.Burst-l.Initial), l.Burst-l.Initial
-		return
-	case !v.seen || s.at < v.base:
-		return
-	}
-	v.wait = span{us: uint64(s.at - v.base), num: s.n}
-	if uint64(s.den) != v.den && v.wait.num > 0 {
-		v.wait = span{us: v.wait.us + 1}
-	}
-	v.used, v.more = v.hits(v.wait)
-	most := l.Burst + l.depth()
-	if v.used > most || v.used == most && (v.more || l.Algorithm == LeakyBucket) {
-		v.wait, v.moved = v.longest(l), true
-		v.used, v.more = v.hits(v.wait)
+	case v.seen:
+		v.read(l, s)
+	case l.startsLow():
+		v.spent.n = l.Burst - l.Initial
 	}
 }
 
-// longest returns the longest wait that a state not from the future can have. For a queue that is the smallest possible
-// step less than the time that Burst + 1 hits last.
-func (v *bucketView) longest(l *Limit) span {
-	t := v.of(l.Burst + l.depth())
-	switch {
-	case l.Algorithm != LeakyBucket:
-		return t
-	case v.den == 1:
-		return v.sub(t, span{us: 1})
+// startsLow reports whether l is a bucket that holds less than its burst when it is first asked.
+func (l *Limit) startsLow() bool { return l.Algorithm == TokenBucket && l.Initial < l.Burst }
+
+// read fills in what s says.
+func (v *bucketView) read(l *Limit, s *State) {
+	v.end, v.spent = s.expires, amount{s.n, s.part}
+	if s.us != v.us {
+		v.convert(s.us)
 	}
-	return v.sub(t, span{num: 1})
+	switch {
+	case s.at > v.now:
+		v.moved = true
+		v.end -= s.at - v.now
+	case l.FillInterval > 0:
+		v.spent = v.sub(v.spent, v.in(v.base-l.step(s.at)))
+	default:
+		v.spent = v.sub(v.spent, v.in(v.now-s.at))
+	}
+	if v.late = l.Algorithm == LeakyBucket && v.end-v.now > v.up(v.spent); v.late {
+		if v.spent = v.in(v.end - v.now); v.spent.n > l.Burst {
+			v.spent = amount{n: l.Burst + 1} // no more is known of, or need be
+		}
+	}
 }
 
-// depth returns how many hits beyond Burst the timestamp may be ahead of now (for a leaky bucket, less than that); one
-// that is further ahead comes from the future.
-func (l *Limit) depth() uint64 {
-	switch {
-	case l.Algorithm == LeakyBucket:
-		return 1
-	case l.CountRefused:
-		return l.Burst
+// convert rounds a fraction over us, that of another rate, up to one over v.us.
+func (v *bucketView) convert(us uint64) {
+	if v.spent.part == 0 {
+		return
 	}
-	return l.Debt
+	part, rest := muldiv(v.spent.part, v.us, us)
+	if rest > 0 {
+		part++
+	}
+	if part == v.us {
+		v.spent.n, part = v.spent.n+1, 0
+	}
+	v.spent.part = part
+}
+
+// most returns how many hits can be spent at once: at most the burst, what the balance may fall below zero, and for
+// refused hits that count a second burst.
+func (l *Limit) most() uint64 {
+	if l.CountRefused {
+		return 2 * l.Burst
+	}
+	return l.Burst + l.Debt
 }
 
 // step returns now or, where tokens come in steps, the last time at which some came.
@@ -179,15 +174,50 @@ func (l *Limit) stepUp(t Micros) Micros {
 
 // full returns when the bucket is full, or the queue empty.
 func (v *bucketView) full(l *Limit) Micros {
-	return l.stepUp(v.base + v.wait.up())
+	if v.late {
+		return v.end
+	}
+	return v.atMost(l.stepUp(v.base + v.up(v.spent)))
 }
 
-// write stores v in s. A bucket that does not start full has to be remembered for longer than it takes to fill, namely
-// until it has been full for a window: once it is forgotten it would start low again.
-func (v *bucketView) write(l *Limit, s *State, now Micros) {
-	s.at, s.n, s.den = v.base+Micros(v.wait.us), v.wait.num, uint32(v.den)
-	s.expires = max(v.full(l), now)
-	if l.Algorithm == TokenBucket && l.Initial < l.Burst {
+// atMost returns t or, if that is earlier, the time at which the limit that wrote the state lets go of it.
+func (v *bucketView) atMost(t Micros) Micros {
+	if v.seen {
+		return min(t, v.end)
+	}
+	return t
+}
+
+// ahead returns when no more than hits are spent, or fewer than that many and one are queued.
+func (v *bucketView) ahead(l *Limit, hits uint64) Micros {
+	return l.stepUp(v.base + v.up(v.sub(v.spent, amount{n: hits})))
+}
+
+// below returns when fewer than that many hits are spent or queued.
+func (v *bucketView) below(hits uint64) Micros {
+	switch {
+	case v.spent.n < hits:
+		return v.base
+	case v.late:
+		return v.end - v.up(amount{n: hits}) + 1
+	}
+	span, _ := v.floor(v.sub(v.spent, amount{n: hits}))
+	return v.base + span + 1
+}
+
+// write stores v in s after hits were spent or given back. A bucket that does not start full has to be remembered for
+// longer than it takes to fill, namely until it has been full for a window: once it is forgotten it would start low
+// again.
+func (v *bucketView) write(l *Limit, s *State) {
+	s.at, s.n, s.part, s.us = v.now, v.spent.n, v.spent.part, v.us
+	s.expires = max(l.stepUp(v.base+v.up(v.spent)), v.now)
+	if l.startsLow() {
 		s.expires += l.Window
 	}
+	v.seen, v.late, v.end = true, false, s.expires
+}
+
+// move moves s, which is from the future, to now, and leaves what it says as its limit said it.
+func (v *bucketView) move(s *State) {
+	s.at, s.expires = v.now, v.end
 }

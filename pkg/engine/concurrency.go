@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -9,29 +10,38 @@ import (
 // that nobody releases is free again after the window. Slots with an owner belong to that owner alone: a take with cost
 // n means that the owner holds at least n slots, and renews all of its slots.
 
-// holder is a group of slots with the same owner and the same end.
+// holder is a group of slots that were taken together, or that have the same owner.
 type holder struct {
+	taken Micros // or renewed
 	end   Micros
 	n     uint64
 	owner string // empty for slots without an owner
 }
 
+// before orders holders: the first to end first.
+func (h holder) before(g holder) int {
+	return cmp.Or(cmp.Compare(h.end, g.end), cmp.Compare(h.taken, g.taken))
+}
+
 // slotsView is the state of a concurrency limit as seen at a given time.
 type slotsView struct {
 	dead    int      // how many holders have ended
-	holders []holder // those that have not, the first to end first
+	holders []holder // those that have not, in order
 	held    uint64   // slots of holders
 	mine    int      // index of the caller's record in holders, or −1
 	own     uint64   // slots of the caller
-	end     Micros   // when slots taken now end; no slot ends later
 }
 
 func (l *Limit) viewSlots(s *State, a *ask) slotsView {
-	v := slotsView{mine: -1, end: a.now + l.Window}
+	v := slotsView{mine: -1}
 	if a.now >= s.expires {
 		return v
 	}
 	v.holders, v.held = s.more.holders.live(), s.n
+	if s.at > a.now {
+		v.holders = slices.Clone(v.holders)
+		shift(v.holders, a.now)
+	}
 	for len(v.holders) > 0 && a.now >= v.holders[0].end {
 		v.held -= v.holders[0].n
 		v.holders = v.holders[1:]
@@ -44,6 +54,17 @@ func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 		v.own = v.holders[v.mine].n
 	}
 	return v
+}
+
+// shift makes slots that were taken in the future, before the clock went back, as if they had been taken now.
+func shift(holders []holder, now Micros) {
+	for i := range holders {
+		if h := &holders[i]; h.taken > now {
+			h.end -= h.taken - now
+			h.taken = now
+		}
+	}
+	slices.SortStableFunc(holders, holder.before)
 }
 
 // left returns how many slots the caller may hold in all, including those it holds already.
@@ -59,17 +80,12 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 	return a.fit(free)
 }
 
-// future reports whether some slots end later than slots taken now, because the clock went back.
-func (v *slotsView) future() bool {
-	return len(v.holders) > 0 && v.holders[len(v.holders)-1].end > v.end
-}
-
 // whole returns when the last slot is free.
 func (v *slotsView) whole() Micros {
 	if len(v.holders) == 0 {
 		return 0
 	}
-	return min(v.holders[len(v.holders)-1].end, v.end)
+	return v.holders[len(v.holders)-1].end
 }
 
 // free returns when n slots that are not the caller's are free.
@@ -82,14 +98,13 @@ func (v *slotsView) free(n uint64) Micros {
 		if i == v.mine {
 			continue
 		}
-		end = min(h.end, v.end)
+		end = h.end
 		n -= min(n, h.n)
 	}
 	return end
 }
 
-// settleSlots drops from s what has ended, and shortens what ends later than a window from now. Afterwards the ends are
-// in order.
+// settleSlots drops from s what has ended, and moves what is from the future to now.
 func (l *Limit) settleSlots(s *State, a *ask) {
 	v := l.viewSlots(s, a)
 	if len(v.holders) == 0 {
@@ -97,38 +112,49 @@ func (l *Limit) settleSlots(s *State, a *ask) {
 		return
 	}
 	s.n, s.expires = v.held, v.whole()
-	s.more.holders.drop(v.dead)
-	for i := s.more.holders.len() - 1; i >= 0 && s.more.holders.live()[i].end > v.end; i-- {
-		s.more.holders.live()[i].end = v.end
+	q := &s.more.holders
+	if s.at > a.now {
+		copy(q.live(), v.holders)
+		for range v.dead {
+			q.pop()
+		}
+		s.at = a.now
+		return
 	}
+	q.drop(v.dead)
 }
 
-// hold gives n more slots to the caller and, if it is an owner, renews those that it has.
-func (v *slotsView) hold(s *State, n uint64, owner string) {
+// hold gives n more slots to the caller and, if it is an owner, renews those that it has. It never shortens them.
+func (v *slotsView) hold(s *State, h holder) {
 	if s.more == nil {
 		s.more = new(more)
 	}
-	s.n += n
-	s.expires = v.end
 	q := &s.more.holders
-	switch {
-	case v.mine >= 0:
-		owner = v.holders[v.mine].owner
+	s.n += h.n
+	s.at = max(s.at, h.taken)
+	if v.mine >= 0 {
+		mine := v.holders[v.mine]
+		h.n, h.end, h.owner = h.n+mine.n, max(h.end, mine.end), mine.owner
 		q.remove(v.mine)
-		q.push(holder{v.end, v.own + n, owner})
-	case owner == "" && q.len() > 0 && q.last().owner == "" && q.last().end == v.end:
-		q.last().n += n
-	default:
-		q.push(holder{v.end, n, strings.Clone(owner)})
+	} else {
+		h.owner = strings.Clone(h.owner)
 	}
+	s.expires = max(s.expires, h.end)
+	at, _ := slices.BinarySearchFunc(q.live(), h, func(x, h holder) int { return cmp.Or(x.before(h), -1) })
+	if at > 0 && h.owner == "" {
+		if last := &q.live()[at-1]; last.owner == "" && last.end == h.end && last.taken == h.taken {
+			last.n += h.n
+			return
+		}
+	}
+	q.insert(at, h)
 }
 
 func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
-	v := l.viewSlots(s, a)
-	if a.write || v.future() {
+	if a.write {
 		l.settleSlots(s, a)
-		v = l.viewSlots(s, a)
 	}
+	v := l.viewSlots(s, a)
 	d.Left = v.left(l)
 	d.Admitted, refuses = a.judge(v.room(l, a))
 	if a.write && d.Admitted > 0 {
@@ -137,7 +163,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 			n = left(a.cost, v.own)
 			d.Renewed = a.cost - n
 		}
-		v.hold(s, n, a.owner)
+		v.hold(s, holder{a.now, a.now + l.Window, n, a.owner})
 		v = l.viewSlots(s, a)
 	}
 	d.ResetAfter = until(v.whole(), a.now)
@@ -150,7 +176,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// giveSlots releases n slots of the owner or, without one, the n oldest slots that have no owner.
+// giveSlots releases n slots of the owner or, without one, the n slots without an owner that end first.
 func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	if a.now < s.expires {
 		l.settleSlots(s, a)
@@ -160,8 +186,11 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), a.now)}
 }
 
-// release removes up to n slots from the oldest records of owner.
+// release removes up to n slots from the first records of owner.
 func release(s *State, owner string, n uint64) {
+	if s.more == nil {
+		return
+	}
 	q := &s.more.holders
 	q.filter(func(h *holder) bool {
 		if h.owner == owner {

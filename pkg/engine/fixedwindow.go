@@ -68,7 +68,7 @@ func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (refuses bool) {
 	v.set(l, s, a.now)
 	d.Admitted, refuses = a.judge(v.room(l, a))
 	spent := a.spends(d.Admitted, l.CountRefused)
-	if spent > 0 || v.moved {
+	if spent > 0 || a.write && v.moved {
 		v.write(s, min(v.count+spent, MaxHits))
 	}
 	v.report(d, a.now, left(l.Hits, v.count))

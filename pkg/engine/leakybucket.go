@@ -1,7 +1,8 @@
 package engine
 
 // A leaky bucket is a queue of Burst places that empties at the limit's rate: an admitted hit is told how long to wait
-// for its turn, and in any time t at most rate·t hits plus the cost of one request have their turn.
+// for its turn, and in any time t at most rate·t hits plus the cost of one request have their turn. Turns come in the
+// order of the takes, whatever limits they were taken by.
 
 // places returns how many hits the queue has room for. A take is admitted while its wait is less than (Burst − cost +
 // 1)·W/L: with a cost of 1, while fewer than Burst hits are ahead of it.
@@ -9,7 +10,7 @@ func (v *bucketView) places(l *Limit) uint64 {
 	if l.Hits == 0 {
 		return 0
 	}
-	return left(l.Burst, v.used)
+	return left(l.Burst, v.spent.n)
 }
 
 func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
@@ -21,32 +22,22 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
 	d.Left = v.places(l)
 	d.Admitted, refuses = a.judge(a.fit(d.Left))
 	if d.Admitted > 0 {
-		d.Wait = until(v.wait.up(), 0)
+		d.Wait = until(v.up(v.spent), 0)
 	}
-	spent := a.spends(d.Admitted, false)
-	if spent > 0 {
-		v.wait = v.add(v.wait, v.of(spent))
-	}
-	if spent > 0 || v.moved {
-		v.write(l, s, a.now)
+	if spent := a.spends(d.Admitted, false); spent > 0 {
+		v.spent.n += spent
+		v.write(l, s)
+	} else if a.write && v.moved {
+		v.move(s)
 	}
 	d.ResetAfter = until(v.full(l), a.now)
 	switch {
 	case refuses && a.cost > l.Burst:
 		d.RetryAfter = d.ResetAfter
 	case refuses:
-		d.RetryAfter = until(v.turn(l, a.cost), a.now)
+		d.RetryAfter = until(v.atMost(v.below(l.Burst-a.cost+1)), a.now)
 	}
 	return refuses
-}
-
-// turn returns when the queue has room for cost, which is at most Burst.
-func (v *bucketView) turn(l *Limit, cost uint64) Micros {
-	room := v.of(l.Burst - cost + 1)
-	if v.wait.less(room) {
-		return v.base
-	}
-	return v.base + v.sub(v.wait, room).over()
 }
 
 // giveTurns gives nothing back, because callers have already been promised their turns.
@@ -56,8 +47,5 @@ func (l *Limit) giveTurns(s *State, now Micros) Decision {
 	}
 	var v bucketView
 	v.set(l, s, now)
-	if v.moved {
-		v.write(l, s, now)
-	}
 	return Decision{Left: v.places(l), ResetAfter: until(v.full(l), now)}
 }

@@ -149,7 +149,11 @@ func (l *Limit) checkBucket() error {
 	case l.Hits == 0:
 		return nil
 	}
-	if most := l.Burst + l.depth(); !l.fills(most) {
+	most := l.most()
+	if l.Algorithm == LeakyBucket {
+		most++ // a place that is partly free accepts a hit
+	}
+	if !l.fills(most) {
 		return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it takes less", l.Burst, l.Hits, l.Window)
 	}
 	w := uint64(l.Window)

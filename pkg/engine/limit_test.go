@@ -137,8 +137,10 @@ func TestSlot(t *testing.T) {
 	for want, l := range map[string]engine.Limit{
 		"f60000000":    {Algorithm: engine.FixedWindow, Window: 60 * second, Hits: 7, Listed: true, Align: engine.AlignFirst},
 		"w60000000/10": {Algorithm: engine.SlidingWindow, Window: 60 * second, Precision: 10},
-		"t":            {Algorithm: engine.TokenBucket, Window: 60 * second, Burst: 7},
-		"t1000000":     {Algorithm: engine.TokenBucket, Window: second, Listed: true},
+		"b":            {Algorithm: engine.TokenBucket, Window: 60 * second, Burst: 7},
+		"b1000000":     {Algorithm: engine.TokenBucket, Window: second, Listed: true},
+		"s":            {Algorithm: engine.SlidingLog, Window: second},
+		"s1000000":     {Algorithm: engine.SlidingLog, Window: second, OwnWindow: true},
 	} {
 		if got := l.Slot().String(); got != want {
 			t.Errorf("%+v is called %s, want %s", l, got, want)

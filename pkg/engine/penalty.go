@@ -44,9 +44,9 @@ func (p *Penalty) Validate() error {
 func (p *Penalty) Take(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now, t.Extra = inRange(now), 0
 	if t.Cost == 0 {
-		return p.Look(gate, l, s, now, t)
+		return gated(gate, now, l.Take(s, now, t))
 	}
-	if end, runs := gate.penalty(now); runs {
+	if end, runs := gate.settlePenalty(now); runs {
 		t.Count = min(t.Count, 1)
 		return refuse(l.Look(s, now, t), until(end, now))
 	}
@@ -112,16 +112,22 @@ func (p *Penalty) start(gate *State, now Micros) time.Duration {
 }
 
 // penalty returns when the penalty of a gate ends, and whether it is running. One that ends later than a full penalty
-// from now is from the future, and is moved to begin now.
+// from now is from the future, and counts as if it began now.
 func (s *State) penalty(now Micros) (end Micros, runs bool) {
 	if now >= s.expires {
 		return 0, false
 	}
-	if end = now + Micros(s.n); end < s.at {
-		s.expires -= s.at - end
-		s.at = end
+	end = min(s.at, now+Micros(s.n))
+	return end, now < end
+}
+
+// settlePenalty is penalty, and moves one that is from the future to now.
+func (s *State) settlePenalty(now Micros) (end Micros, runs bool) {
+	end, runs = s.penalty(now)
+	if future := s.at - end; now < s.expires && future > 0 {
+		s.at, s.expires = end, s.expires-future
 	}
-	return s.at, now < s.at
+	return end, runs
 }
 
 // refuse turns a counter's decision into a refusal by a penalty: nothing is left while it runs.
@@ -133,8 +139,12 @@ func refuse(d Decision, penalty time.Duration) Decision {
 
 // Look is [Limits.Look] behind the gate.
 func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
+	return gated(gate, now, l.Look(s, now, t))
+}
+
+// gated returns d, the counter's decision on a look, or a refusal while the penalty runs.
+func gated(gate *State, now Micros, d Decision) Decision {
 	now = inRange(now)
-	d := l.Look(s, now, t)
 	if end, runs := gate.penalty(now); runs {
 		return refuse(d, until(end, now))
 	}
@@ -145,7 +155,7 @@ func (p *Penalty) Look(gate *State, l Limits, s []*State, now Micros, t Take) De
 func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) Decision {
 	now = inRange(now)
 	d := l.Give(s, now, t)
-	if end, runs := gate.penalty(now); runs {
+	if end, runs := gate.settlePenalty(now); runs {
 		d.Penalty = until(end, now)
 	}
 	return d
@@ -155,7 +165,7 @@ func (p *Penalty) Give(gate *State, l Limits, s []*State, now Micros, t Take) De
 // does nothing: Admitted is 0, and the decision says what is left of the penalty.
 func (p *Penalty) Reset(gate *State, l Limits, s []*State, now Micros, force bool) Decision {
 	now = inRange(now)
-	if end, runs := gate.penalty(now); runs && !force {
+	if end, runs := gate.settlePenalty(now); runs && !force {
 		return refuse(l.Give(s, now, Take{}), until(end, now))
 	}
 	*gate = State{}

@@ -42,6 +42,11 @@ func (q *queue[E]) drop(n int) {
 	q.head = 0
 }
 
+// insert puts e before the i-th oldest element.
+func (q *queue[E]) insert(i int, e E) {
+	q.buf = slices.Insert(q.buf, q.head+i, e)
+}
+
 // remove removes the i-th oldest element.
 func (q *queue[E]) remove(i int) {
 	q.buf = slices.Delete(q.buf, q.head+i, q.head+i+1)

@@ -6,6 +6,10 @@ import "time"
 // of which those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the
 // ticks of a sliding window are its sub-windows, and its span is one more than make up the window, because the oldest
 // is counted whole.
+//
+// A log keeps its stamps when the length of its window changes. So that what a longer window counts is not lost while
+// limits take turns, stamps stay for the longest window that was seen, up to as many hits as the largest limit
+// could count.
 
 // run is the hits that share a tick.
 type run struct {
@@ -40,7 +44,6 @@ func (l *Limit) gone(tick Micros) Micros {
 // runsView is the state of a sliding window or log as seen at a given time.
 type runsView struct {
 	tick  Micros
-	dead  int   // how many runs no longer count
 	runs  []run // the runs that count, the oldest first
 	count uint64
 }
@@ -54,13 +57,9 @@ func (l *Limit) viewRuns(s *State, now Micros) runsView {
 	for len(v.runs) > 0 && v.tick-v.runs[0].at >= l.span() {
 		v.count -= v.runs[0].n
 		v.runs = v.runs[1:]
-		v.dead++
 	}
 	return v
 }
-
-// future reports whether some of what counts is from the future.
-func (v *runsView) future() bool { return len(v.runs) > 0 && v.runs[len(v.runs)-1].at > v.tick }
 
 // left returns how many more hits fit.
 func (v *runsView) left(l *Limit) uint64 { return left(l.Hits, v.count) }
@@ -79,25 +78,28 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	return 0
 }
 
-// settleRuns drops from s what no longer counts, and moves what is from the future to now.
+// settleRuns drops from s what counts for no limit any more, and moves what is from the future to now.
 func (l *Limit) settleRuns(s *State, now Micros) {
-	v := l.viewRuns(s, now)
-	if len(v.runs) == 0 {
+	if now >= s.expires {
 		*s = State{}
 		return
 	}
-	q := &s.more.runs
-	q.drop(v.dead)
+	q, tick, span := &s.more.runs, l.tick(now), l.span()
+	if l.Algorithm == SlidingLog {
+		span = max(span, s.at)
+	}
+	s.drop(func(r run) bool { return tick-r.at >= span })
 	future := uint64(0)
-	for q.len() > 0 && q.last().at > v.tick {
+	for q.len() > 0 && q.last().at > tick {
 		future += q.last().n
 		q.pop()
 	}
-	s.n = v.count - future
 	if future > 0 {
-		l.addRun(s, v.tick, future)
+		s.n -= future
+		l.addRun(s, tick, future)
+		return
 	}
-	s.expires = l.gone(q.last().at)
+	l.widen(s)
 }
 
 // addRun adds hits, at least one, at a tick that is not before any other in s.
@@ -112,15 +114,38 @@ func (l *Limit) addRun(s *State, tick Micros, hits uint64) {
 		q.push(run{tick, hits})
 	}
 	s.n += hits
-	s.expires = l.gone(tick)
+	l.widen(s)
+}
+
+// widen keeps what is in s for as long as l needs it, and drops what no limit needs that took from s.
+func (l *Limit) widen(s *State) {
+	last := s.more.runs.last().at
+	s.expires = l.gone(last)
+	if l.Algorithm == SlidingLog {
+		s.at, s.part = max(s.at, l.Window), max(s.part, l.Hits)
+		s.expires = last + s.at
+		s.drop(func(r run) bool { return s.n-r.n >= 2*s.part })
+	}
+}
+
+// drop drops the oldest runs, up to the first that is not dead.
+func (s *State) drop(dead func(run) bool) {
+	n := 0
+	for _, r := range s.more.runs.live() {
+		if !dead(r) {
+			break
+		}
+		s.n -= r.n
+		n++
+	}
+	s.more.runs.drop(n)
 }
 
 func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
-	v := l.viewRuns(s, a.now)
-	if a.write || v.future() {
+	if a.write {
 		l.settleRuns(s, a.now)
-		v = l.viewRuns(s, a.now)
 	}
+	v := l.viewRuns(s, a.now)
 	d.Left = v.left(l)
 	d.Admitted, refuses = a.judge(a.fit(d.Left))
 	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // a count is at most twice the limit
@@ -145,7 +170,8 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns removes the oldest hits, which never admits more than if the hits given back had not been spent.
+// giveRuns removes the oldest hits, which never admits more than if the hits given back had not been spent. Where a
+// longer window has stamps of its own, those go first.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)

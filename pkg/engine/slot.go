@@ -18,13 +18,13 @@ const (
 )
 
 // Slot returns the name of the state that l reads and writes. Outside a list, buckets, logs and concurrency limits keep
-// their state when the window's length changes.
+// their state when the window's length changes; a log of an override does so only if its window is that of the rule.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
 		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number)<<slotPrecision | Slot(c.zone.id)
 	}
 	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
-	if l.Listed || l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow {
+	if l.Listed || l.OwnWindow || l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow {
 		s |= Slot(l.Window)
 	}
 	return s
@@ -39,7 +39,7 @@ func (s Slot) String() string {
 	}
 	letter := byte('x')
 	if a := s >> slotAlgorithm; a <= Slot(Concurrency) {
-		letter = "fwltqc"[a]
+		letter = "fwsbqh"[a]
 	}
 	buf := append(make([]byte, 0, 24), letter)
 	if kind, ok := s.calendar(); ok {

@@ -11,16 +11,19 @@ import "time"
 //
 //	fixed_window               at: start of the window; n: hits in it
 //	sliding_window             n: hits in all of more.runs, each at the number of its sub-window
-//	sliding_log                n: hits in all of more.runs, each at its time
-//	token_bucket, leaky_bucket at + n/den: the time at which the bucket is full, or the queue empty
-//	concurrency                n: slots in all of more.holders
+//	sliding_log                n: hits in all of more.runs, each at its time; at, part: the longest window and the
+//	                           largest number of hits of the limits that took from it
+//	token_bucket               n + part/us: hits spent as of at
+//	leaky_bucket               n + part/us: hits queued as of at; the last of them has its turn before expires
+//	concurrency                n: slots in all of more.holders; at: when the newest was taken
 //	a penalty's gate           at: its end; n: how long it lasts
 type State struct {
 	at      Micros
 	n       uint64
+	part    uint64
+	us      uint64
 	expires Micros // from this time on the state means nothing; 0 only in the zero State
 	more    *more  // what does not fit into the other fields, or nil
-	den     uint32
 }
 
 // more holds the part of a State that grows.
@@ -60,7 +63,8 @@ type ask struct {
 	most   uint64 // what the other limits of a list admit, at most
 	owner  string
 	probe  bool // the cost was 0: only see whether a cost of 1 would be admitted
-	write  bool
+	write  bool // it may spend hits, and move to now what is from the future
+	starts bool // it starts a bucket that was not seen before and does not start full
 	listed bool // of a list: refused hits do not count, whatever the limit says
 }
 
@@ -70,7 +74,7 @@ func (a *ask) set(now Micros, t *Take, write bool) {
 	a.cost, a.count = min(t.Cost, MaxHits), min(t.Count, MaxHits)
 	a.most = MaxHits
 	a.owner = t.Owner
-	a.write = write
+	a.write, a.starts = write, write
 	a.want = a.count + min(t.Extra, MaxHits-a.count)
 	if a.cost == 0 {
 		a.cost, a.want, a.probe, a.write = 1, a.count, true, false
@@ -111,7 +115,9 @@ func (a *ask) spends(admitted uint64, counts bool) uint64 {
 // Take spends t.Cost up to t.Count+t.Extra times on all limits together, and updates s, whose i-th element is the state
 // of the i-th limit, in place. It keeps no reference to s, and copies what it keeps of t. The result equals that of
 // t.Count single takes in a row and then, if all of them were admitted, t.Extra more up to the first that is refused. A
-// cost of 0 is a [Limits.Look].
+// cost of 0 asks whether a cost of 1 would be admitted, and how much is left: then all of t.Count are admitted if it
+// would be, and also at exactly the limit of a fixed window that counts refused hits. All it ever writes is a bucket
+// that starts with less than its burst, and begins to fill when it is first asked.
 func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, true)
@@ -119,10 +125,7 @@ func (l Limits) Take(s []*State, now Micros, t Take) (d Decision) {
 	return d
 }
 
-// Look returns what Take would return, but spends nothing. It changes s in two cases only: a bucket that starts with
-// less than its burst begins to fill when it is first asked, and a state from the future (the clock went back) is moved
-// to now, or callers that look before they take would have to wait for it. With a cost of 0 all of t.Count are admitted
-// if a cost of 1 would be; a fixed window that counts refused hits also admits them at exactly its limit.
+// Look returns what Take would return, and changes nothing.
 func (l Limits) Look(s []*State, now Micros, t Take) (d Decision) {
 	var a ask
 	a.set(now, &t, false)

@@ -5,8 +5,8 @@ package engine
 
 // balance returns the tokens in the bucket, rounded down and up; they are negative while the bucket is in debt.
 func (v *bucketView) balance(l *Limit) (down, up int64) {
-	up = int64(l.Burst) - int64(v.used)
-	if v.more {
+	up = int64(l.Burst) - int64(v.spent.n)
+	if v.spent.part > 0 {
 		return up - 1, up
 	}
 	return up, up
@@ -26,7 +26,7 @@ func (v *bucketView) tokens(l *Limit, a *ask) uint64 {
 	}
 	// The i-th take, counting from 0, is admitted while balance − i·cost > 0 and balance − (i+1)·cost ≥ −Debt.
 	owing := (uint64(max(up, 0)) + a.cost - 1) / a.cost
-	return min(owing, a.fit(uint64(down+int64(l.Debt))))
+	return min(owing, a.fit(uint64(max(down+int64(l.Debt), 0))))
 }
 
 func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
@@ -37,12 +37,11 @@ func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
 	v.set(l, s, a.now)
 	d.Admitted, refuses = a.judge(v.tokens(l, a))
 	down, _ := v.balance(l)
-	spent := a.spends(d.Admitted, l.CountRefused)
-	if spent > 0 {
-		v.spend(l, spent)
-	}
-	if spent > 0 || v.moved || !v.seen && l.Initial < l.Burst {
-		v.write(l, s, a.now)
+	switch {
+	case v.spend(l, a.spends(d.Admitted, l.CountRefused)) || a.starts && !v.seen && l.startsLow():
+		v.write(l, s)
+	case a.write && v.moved:
+		v.move(s)
 	}
 	d.Left, d.ResetAfter = uint64(max(down, 0)), until(v.full(l), a.now)
 	if refuses {
@@ -51,16 +50,17 @@ func (l *Limit) takeTokens(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// spend takes hits out of the bucket. Only counted refused hits can exceed what it may give; they lower the balance to
-// −Burst at most.
-func (v *bucketView) spend(l *Limit, hits uint64) {
-	most := l.Burst + l.depth()
-	v.wait = v.add(v.wait, v.of(min(hits, most)))
-	if l.CountRefused {
-		if deepest := v.of(most); deepest.less(v.wait) {
-			v.wait = deepest
-		}
+// spend takes hits out of the bucket, and reports whether it took any. Only counted refused hits can exceed what it may
+// give; they lower the balance to −Burst at most.
+func (v *bucketView) spend(l *Limit, hits uint64) bool {
+	most := l.most()
+	if hits == 0 || v.spent.n >= most {
+		return false
 	}
+	if v.spent.n += min(hits, most); v.spent.n >= most {
+		v.spent = amount{n: most}
+	}
+	return true
 }
 
 // retry returns when cost would be admitted, or when the bucket is full if it never would be.
@@ -68,31 +68,26 @@ func (v *bucketView) retry(l *Limit, cost uint64) Micros {
 	if cost > l.Burst+l.Debt {
 		return v.full(l)
 	}
-	at := v.base
-	if l.Debt > 0 {
-		if full := v.of(l.Burst); !v.wait.less(full) { // first the balance has to rise above 0
-			at = v.base + v.sub(v.wait, full).over()
-		}
+	at := v.ahead(l, l.Burst+l.Debt-cost)
+	if l.Debt > 0 { // first the balance has to rise above 0
+		at = max(at, l.stepUp(v.below(l.Burst)))
 	}
-	return l.stepUp(max(at, v.base+v.sub(v.wait, v.of(l.Burst+l.Debt-cost)).up()))
+	return v.atMost(at)
 }
 
-// giveTokens moves the timestamp back by the time that hits last, but not to before now; one that has already passed
-// stays.
+// giveTokens puts hits back into the bucket, until it is full.
 func (l *Limit) giveTokens(s *State, now Micros, hits uint64) Decision {
 	if l.Hits == 0 {
 		return Decision{}
 	}
 	var v bucketView
 	v.set(l, s, now)
-	if v.wait != (span{}) && v.seen {
-		if hits > v.used {
-			v.wait, v.used, v.more = span{}, 0, false
-		} else {
-			v.wait = v.sub(v.wait, v.of(hits))
-			v.used -= hits
-		}
-		v.write(l, s, now)
+	if v.seen && hits > 0 && v.spent != (amount{}) {
+		end := v.end
+		v.spent = v.sub(v.spent, amount{n: hits})
+		v.write(l, s)
+		s.expires = min(s.expires, end)
+		v.end = s.expires
 	}
 	down, _ := v.balance(l)
 	return Decision{Left: uint64(max(down, 0)), ResetAfter: until(v.full(l), now)}

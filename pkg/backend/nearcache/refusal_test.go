@@ -252,8 +252,7 @@ func TestRefusalMeetsAnotherLimit(t *testing.T) {
 			s := newStore()
 			r := newReplica(t, s, nearcache.Config{}, bucket(100, hour))
 			r.takes(100, true, true)
-			small := engine.Limits{bucket(100, hour)}
-			small[0].Burst, small[0].Initial = 10, 10
+			quick := engine.Limits{bucket(100_000, 1_000_000)}
 			var wg sync.WaitGroup
 			ask := func(limits engine.Limits, took time.Duration) {
 				s.mu.Lock()
@@ -265,7 +264,7 @@ func TestRefusalMeetsAnotherLimit(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			ask(r.limits, 100*time.Millisecond) // refused
-			ask(small, first)                   // a state so far in the future is none of its own: it moves it back
+			ask(quick, first)                   // by its rate all hits have come back
 			wg.Wait()
 			s.took = 0
 			r.takes(50, true, true)

@@ -85,6 +85,9 @@ func ruleOf(op *backend.Op) uint32 {
 		if l.Listed {
 			kind |= 1 << 49
 		}
+		if l.OwnWindow {
+			kind |= 1 << 50
+		}
 		add(kind)
 		add(l.Hits)
 		add(uint64(l.Window))

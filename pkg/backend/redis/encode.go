@@ -184,8 +184,9 @@ type mode uint8
 
 const (
 	modeTake  mode = iota
+	modeAsk        // take for a cost of 0: see whether a cost of 1 would be admitted
 	modeLook       // and write nothing
-	modeProbe      // with a cost of 0: look whether a cost of 1 would be admitted
+	modeProbe      // look for a cost of 0
 	modeGive
 	modeReset
 	modeForce // reset even while a penalty runs
@@ -208,6 +209,7 @@ func modeOf(op *backend.Op) mode {
 		if op.Take.Cost > 0 {
 			return modeTake
 		}
+		return modeAsk
 	}
 	return modeProbe
 }
@@ -256,7 +258,7 @@ func (p *packed) ask(op *backend.Op, slack uint64) {
 	switch m {
 	case modeTake, modeLook:
 		p.num(min(t.Cost, engine.MaxHits), count, want)
-	case modeProbe:
+	case modeAsk, modeProbe:
 		p.num(1, count, count)
 	case modeGive:
 		p.num(engine.Times(t.Cost, count))
@@ -307,7 +309,7 @@ func (p *packed) limit(l *engine.Limit, e *encoder) {
 }
 
 // bucket appends the numbers of a bucket: its rate, den hits in us microseconds, where den is 0 if it never fills; its
-// size; how many hits ahead its timestamp may be; its debt; what it starts with; its fill interval; its window; and its
+// size; how many hits can be spent at once; its debt; what it starts with; its fill interval; its window; and its
 // flags.
 func (p *packed) bucket(l *engine.Limit) {
 	leaky := l.Algorithm == engine.LeakyBucket
@@ -318,7 +320,7 @@ func (p *packed) bucket(l *engine.Limit) {
 	most, initial := l.Burst+l.Debt, l.Initial
 	switch {
 	case leaky:
-		most, initial = l.Burst+1, l.Burst
+		initial = l.Burst
 	case l.CountRefused:
 		most = 2 * l.Burst
 	}

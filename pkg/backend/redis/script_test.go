@@ -163,14 +163,18 @@ func TestStoresNothingForNothing(t *testing.T) {
 	}
 }
 
-// TestInitialIsStored: the first look at a bucket that starts with less than its burst writes it.
+// TestInitialIsStored: the first take of a bucket that starts with less than its burst writes it, even for a cost of 0.
 func TestInitialIsStored(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	l := engine.Limit{Algorithm: engine.TokenBucket, Hits: 1, Window: minute, Burst: 5, Initial: 2}
 	p.one(t, backend.Op{Limits: engine.Limits{l}, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}})
+	if keys := p.keys(t); len(keys) > 0 {
+		t.Fatalf("a look left %q, want no key", keys)
+	}
+	p.one(t, backend.Op{Limits: engine.Limits{l}, Take: engine.Take{Cost: 0, Count: 1}})
 	keys := p.keys(t)
 	if len(keys) != 1 {
-		t.Fatalf("a look left %q, want one key", keys)
+		t.Fatalf("a take for nothing left %q, want one key", keys)
 	}
 	if ttl := p.client.PTTL(t.Context(), keys[0]).Val(); ttl < 3*time.Minute || ttl > 20*time.Minute {
 		t.Errorf("it is kept for %v, want at least the 4 minutes until the bucket has been full for a minute", ttl)

@@ -6,48 +6,71 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// bucket is a bucket of tokens: those of a token bucket, or the free places of a leaky bucket's queue.
+// bucket is a bucket of tokens, or the queue of a leaky bucket.
 type bucket struct {
-	level *big.Rat      // number of tokens at the time last
-	last  engine.Micros // when the tokens were counted
-	limit engine.Limit  // the limit by which they were counted
-	moved bool
+	spent *big.Rat      // hits that were spent, or are queued, at the time last
+	last  engine.Micros // when they were counted
+	unit  *big.Int      // they were counted in parts of a hit of this size
+	end   engine.Micros // from when on nothing of this matters; a queue's last turn is before it
+	moved bool          // they were counted in the future
+	was   *big.Rat      // if moved: spent, as it was counted
+	of    *big.Int      // and its unit
 }
 
-// at returns b with the tokens added that have come since.
+// at returns b without the hits that have come back, or left, since.
 func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	if l.Hits == 0 {
 		return b
 	}
-	if l.FillInterval > 0 {
-		now -= now % l.FillInterval
-	}
+	after := bucket{last: now, unit: rateOf(l).Denom(), end: b.end}
 	if !seen {
-		start := l.Burst
+		after.spent, after.end = new(big.Rat), 0
 		if l.Algorithm == engine.TokenBucket {
-			start = l.Initial
+			after.spent = rat(l.Burst - l.Initial)
 		}
-		return bucket{level: rat(start), last: now, limit: *l}
+		return after
 	}
-	after := bucket{last: now, limit: *l}
-	if b.limit.Hits == l.Hits && b.limit.Window == l.Window && b.limit.Burst == l.Burst {
-		came := new(big.Rat).SetInt64(int64(now - b.last))
-		after.level = came.Add(b.level, came.Mul(came, rateOf(l)))
+	after.spent = b.spent
+	if b.unit.Cmp(after.unit) != 0 {
+		after.spent = roundUp(b.spent, after.unit)
+	}
+	if after.moved = b.last > now; after.moved {
+		after.end -= b.last - now
+		after.was, after.of = b.spent, b.unit
 	} else {
-		full := b.full()
-		if rateOf(l).Num().Cmp(rateOf(&b.limit).Num()) != 0 {
-			full.SetInt64(int64(ceil(full)))
-		}
-		missing := full.Sub(full, new(big.Rat).SetInt64(int64(now)))
-		after.level = missing.Sub(rat(l.Burst), missing.Mul(missing, rateOf(l)))
+		after.spent = minusRat(after.spent, came(l, b.last, now))
 	}
-	if full := rat(l.Burst); after.level.Cmp(full) > 0 {
-		after.level = full
-	}
-	if lowest := lowest(l); after.level.Cmp(lowest) < 0 {
-		after.level, after.moved = lowest, true
+	if l.Algorithm == engine.LeakyBucket && ceil(after.wait(l)) < after.end-now {
+		promised := new(big.Rat).SetInt64(int64(after.end - now))
+		after.spent = promised.Mul(promised, rateOf(l))
 	}
 	return after
+}
+
+// came returns how many hits come back from one time to another.
+func came(l *engine.Limit, from, to engine.Micros) *big.Rat {
+	if l.FillInterval > 0 { // the steps that lie between them
+		from -= from % l.FillInterval
+		to -= to % l.FillInterval
+	}
+	hits := new(big.Rat).SetInt64(int64(to - from))
+	return hits.Mul(hits, rateOf(l))
+}
+
+// roundUp returns x in parts of 1/unit, rounded up.
+func roundUp(x *big.Rat, unit *big.Int) *big.Rat {
+	parts := new(big.Rat).Mul(x, new(big.Rat).SetInt(unit))
+	whole := new(big.Int).Neg(parts.Num())
+	whole.Div(whole, parts.Denom())
+	return new(big.Rat).SetFrac(whole.Neg(whole), unit)
+}
+
+// minusRat returns x − y, at least 0.
+func minusRat(x, y *big.Rat) *big.Rat {
+	if x.Cmp(y) <= 0 {
+		return new(big.Rat)
+	}
+	return new(big.Rat).Sub(x, y)
 }
 
 // rateOf returns the number of tokens that come per microsecond.
@@ -56,81 +79,80 @@ func rateOf(l *engine.Limit) *big.Rat {
 	return window.Quo(rat(l.Hits), window)
 }
 
-// lowest returns the lowest possible level: a lower one was counted at a time in the future.
-func lowest(l *engine.Limit) *big.Rat {
-	if l.Algorithm == engine.LeakyBucket { // −1 itself is never reached, but every multiple of the least difference above it can be
-		least := new(big.Rat).SetFrac(big.NewInt(1), rateOf(l).Denom())
-		return least.Sub(least, big.NewRat(1, 1))
-	}
-	x := rat(l.Debt)
-	if l.CountRefused {
-		x = rat(l.Burst)
-	}
-	return x.Neg(x)
-}
+// level returns the tokens in the bucket, or the free places of the queue.
+func (b *bucket) level(l *engine.Limit) *big.Rat { return new(big.Rat).Sub(rat(l.Burst), b.spent) }
 
-// full returns when the bucket would be full under the limit by which it was counted, if tokens came continuously. A
-// change of the limit preserves this time.
-func (b *bucket) full() *big.Rat {
-	missing := new(big.Rat).Sub(rat(b.limit.Burst), b.level)
-	missing.Quo(missing, rateOf(&b.limit))
-	return missing.Add(missing, new(big.Rat).SetInt64(int64(b.last)))
-}
-
-// queue returns the number of microseconds until the queue of a leaky bucket is empty.
-func (b *bucket) queue(l *engine.Limit) *big.Rat {
-	ahead := new(big.Rat).Sub(rat(l.Burst), b.level)
-	return ahead.Quo(ahead, rateOf(l))
-}
+// wait returns the number of microseconds until the bucket is full, or the queue empty, if tokens come continuously.
+func (b *bucket) wait(l *engine.Limit) *big.Rat { return new(big.Rat).Quo(b.spent, rateOf(l)) }
 
 func (b *bucket) left(l *engine.Limit) uint64 {
+	if l.Hits == 0 {
+		return 0
+	}
+	level := b.level(l)
 	switch {
-	case l.Hits == 0 || b.level.Sign() <= 0:
+	case level.Sign() <= 0:
 		return 0
 	case l.Algorithm == engine.LeakyBucket: // a place that is partly free accepts a hit
-		return uint64(ceil(b.level))
+		return uint64(ceil(level))
 	}
-	return uint64(floor(b.level))
+	return uint64(floor(level))
 }
 
 func (b *bucket) fits(l *engine.Limit, cost uint64) bool {
-	after := new(big.Rat).Sub(b.level, rat(cost))
+	level := b.level(l)
+	after := new(big.Rat).Sub(level, rat(cost))
 	switch {
 	case l.Algorithm == engine.LeakyBucket: // the wait is less than (Burst − cost + 1)·W/L
 		return after.Cmp(big.NewRat(-1, 1)) > 0 && cost <= l.Burst
 	case l.Debt > 0:
-		return b.level.Sign() > 0 && after.Cmp(lowest(l)) >= 0
+		return level.Sign() > 0 && after.Cmp(new(big.Rat).Neg(rat(l.Debt))) >= 0
 	}
 	return after.Sign() >= 0
 }
 
-func (b *bucket) take(cost uint64) { b.level = new(big.Rat).Sub(b.level, rat(cost)) }
+func (b *bucket) take(cost uint64) { b.spent = new(big.Rat).Add(b.spent, rat(cost)) }
 
-func (b *bucket) give(l *engine.Limit, hits uint64) {
-	b.level = new(big.Rat).Add(b.level, rat(hits))
-	if full := rat(l.Burst); b.level.Cmp(full) > 0 {
-		b.level = full
+// overspend counts a refused cost, and reports whether it counts: no more than two bursts are ever spent by it.
+func (b *bucket) overspend(l *engine.Limit, cost uint64) bool {
+	most := rat(2 * l.Burst)
+	if b.spent.Cmp(most) >= 0 {
+		return false
 	}
+	if b.take(cost); b.spent.Cmp(most) > 0 {
+		b.spent = most
+	}
+	return true
 }
 
-// whole returns when the bucket is full, or now if it already is.
+func (b *bucket) give(hits uint64) { b.spent = minusRat(b.spent, rat(hits)) }
+
+// whole returns when the bucket is full, or the queue empty, or now if it already is. If a larger limit has spent more
+// than this one knows, that is when that limit would have forgotten it.
 func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	if l.Hits == 0 {
 		return now
 	}
-	most := ceil(b.queue(l)) + l.FillInterval
+	whole := b.restored(l, now)
+	if b.end > 0 {
+		whole = min(whole, b.end)
+	}
+	return whole
+}
+
+// restored returns when all that was spent will have come back.
+func (b *bucket) restored(l *engine.Limit, now engine.Micros) engine.Micros {
+	most := ceil(b.wait(l)) + l.FillInterval
 	return now + search(most, func(after engine.Micros) bool {
-		later := b.at(l, now+after, true)
-		return later.level.Cmp(rat(l.Burst)) == 0
+		return minusRat(b.spent, came(l, now, now+after)).Sign() == 0
 	})
 }
 
-// until returns the time from which on the bucket's state is irrelevant. A bucket that does not start full is
-// remembered for longer than it takes to fill, because once forgotten it would be back at its initial level.
-func (b *bucket) until(l *engine.Limit, now engine.Micros) engine.Micros {
-	whole := b.whole(l, now)
+// keep sets from when on b does not matter, after hits were spent or given back. A bucket that does not start full is remembered
+// for longer than it takes to fill, because once forgotten it would be back at its initial level.
+func (b *bucket) keep(l *engine.Limit, now engine.Micros) {
+	b.moved, b.end = false, b.restored(l, now)
 	if l.Algorithm == engine.TokenBucket && l.Initial < l.Burst {
-		whole += l.Window
+		b.end += l.Window
 	}
-	return whole
 }

@@ -34,7 +34,7 @@ func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	case engine.TokenBucket, engine.LeakyBucket:
 		c.bucket = c.bucket.at(l, now, c.seen())
 	case engine.Concurrency:
-		c.slots = c.slots.at(l, now)
+		c.slots = c.slots.at(now)
 	}
 	return &c
 }
@@ -45,12 +45,19 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 	case engine.FixedWindow:
 		c.until = c.fixed.end
 	case engine.SlidingWindow, engine.SlidingLog:
-		c.until = c.hits.whole(l)
+		c.hits = c.hits.trim(l)
+		c.until = c.hits.until(l)
 	case engine.TokenBucket, engine.LeakyBucket:
 		if l.Hits == 0 { // the state of a bucket that never fills is not changed
 			return
 		}
-		c.until = c.bucket.until(l, now)
+		switch {
+		case !c.seen():
+			c.bucket.keep(l, now)
+		case c.bucket.moved:
+			c.bucket.spent, c.bucket.unit = c.bucket.was, c.bucket.of
+		}
+		c.until = c.bucket.end
 	case engine.Concurrency:
 		c.until = c.slots.whole()
 	}
@@ -72,24 +79,6 @@ func (c *counter) begins(l *engine.Limit) bool {
 	return l.Algorithm == engine.TokenBucket && l.Hits > 0 && l.Initial < l.Burst && !c.seen()
 }
 
-// future reports whether what is counted is from the future, and therefore has to be moved to now.
-func (m *Model) future(l *engine.Limit, now engine.Micros) bool {
-	c := m.at(l, now)
-	if now >= m.counters[l.Slot()].until {
-		return false
-	}
-	switch l.Algorithm {
-	case engine.FixedWindow:
-		return c.fixed.moved
-	case engine.SlidingWindow, engine.SlidingLog:
-		return m.counters[l.Slot()].hits.after(l, now)
-	case engine.TokenBucket, engine.LeakyBucket:
-		return c.bucket.moved
-	case engine.Concurrency:
-	}
-	return m.counters[l.Slot()].slots.whole() > now+l.Window
-}
-
 // worthKeeping reports whether a refused take changes the counter.
 func (c *counter) worthKeeping(l *engine.Limit) bool {
 	switch l.Algorithm {
@@ -103,12 +92,12 @@ func (c *counter) worthKeeping(l *engine.Limit) bool {
 }
 
 // takesBack reports whether giving hits back changes the counter.
-func (c *counter) takesBack(l *engine.Limit) bool {
+func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 	switch l.Algorithm {
 	case engine.LeakyBucket: // turns in the queue have been promised
-		return c.bucket.moved
+		return false
 	case engine.TokenBucket:
-		return c.seen() && l.Hits > 0 && c.bucket.level.Cmp(rat(l.Burst)) < 0
+		return c.seen() && l.Hits > 0 && hits > 0 && c.bucket.spent.Sign() > 0
 	case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
 	}
 	return c.seen()
@@ -163,14 +152,16 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 		c.hits = c.hits.add(now, t.Cost)
 	case engine.TokenBucket, engine.LeakyBucket:
 		c.bucket.take(t.Cost)
+		c.bucket.keep(l, now)
 	case engine.Concurrency:
-		c.slots, renewed = c.slots.take(t.Cost, t.Owner, now+l.Window)
+		c.slots, renewed = c.slots.take(t.Cost, t.Owner, now, now+l.Window)
 	}
 	return renewed
 }
 
-// overspend counts a refused cost, to the extent that refused hits are counted.
-func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) {
+// overspend counts a refused cost, to the extent that refused hits are counted, and reports whether that changes
+// anything.
+func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:
 		c.fixed.add(cost)
@@ -179,32 +170,32 @@ func (c *counter) overspend(l *engine.Limit, now engine.Micros, cost uint64) {
 			c.hits = c.hits.add(now, min(cost, room))
 		}
 	case engine.TokenBucket:
-		if l.Hits > 0 {
-			c.bucket.take(cost)
-			if lowest := rat(l.Burst); c.bucket.level.Cmp(lowest.Neg(lowest)) < 0 {
-				c.bucket.level = lowest
-			}
+		if l.Hits == 0 || !c.bucket.overspend(l, cost) {
+			return c.worthKeeping(l)
 		}
+		c.bucket.keep(l, now)
 	case engine.LeakyBucket, engine.Concurrency:
 	}
+	return true
 }
 
-// give gives hits back; if window is not 0, they were spent in the window that starts then.
-func (c *counter) give(l *engine.Limit, hits uint64, owner string, window engine.Micros) {
+// give gives hits back as t says: if its window is not 0, they were spent in the one that starts then.
+func (c *counter) give(l *engine.Limit, now engine.Micros, t engine.Take, hits uint64) {
 	switch l.Algorithm {
 	case engine.FixedWindow:
-		if window == 0 || window >= c.fixed.start {
+		if window := engine.Micros(t.Window); window == 0 || window >= c.fixed.start {
 			c.fixed.count = minus(c.fixed.count, hits)
 		}
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.hits = c.hits.give(hits)
 	case engine.TokenBucket:
-		if l.Hits > 0 {
-			c.bucket.give(l, hits)
-		}
+		end := c.bucket.end
+		c.bucket.give(hits)
+		c.bucket.keep(l, now)
+		c.bucket.end = min(c.bucket.end, end)
 	case engine.LeakyBucket:
 	case engine.Concurrency:
-		c.slots = c.slots.give(hits, owner)
+		c.slots = c.slots.give(hits, t.Owner)
 	}
 }
 
@@ -221,7 +212,7 @@ func (c *counter) wait(l *engine.Limit) time.Duration {
 	if l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
 		return 0
 	}
-	return span(ceil(c.bucket.queue(l)))
+	return span(ceil(c.bucket.wait(l)))
 }
 
 // lefts returns how many hits each limit has left.
@@ -300,7 +291,10 @@ func floor(x *big.Rat) int64 {
 	return new(big.Int).Div(x.Num(), x.Denom()).Int64() // Euclidean division, which rounds down because denominators are positive
 }
 
-// ceil returns x rounded up.
+// ceil returns x rounded up, and at most 2^53, which is later than anything that matters.
 func ceil(x *big.Rat) engine.Micros {
+	if latest := big.NewRat(1<<53, 1); x.Cmp(latest) > 0 {
+		x = latest
+	}
 	return engine.Micros(-floor(new(big.Rat).Neg(x)))
 }

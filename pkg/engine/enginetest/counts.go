@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"cmp"
 	"math/big"
 	"slices"
 
@@ -48,17 +49,57 @@ type hit struct {
 	n  uint64
 }
 
-// hits are all hits that count, in the order in which they came.
-type hits []hit
+// hits are those of a sliding window or a log, in the order in which they came. What came at one time is one entry.
+type hits struct {
+	all     []hit
+	live    []hit         // those that count for the limit by which they were brought up to date
+	longest engine.Micros // window of all limits that took from it
+	most    uint64        // hits of any of these limits
+}
 
+// at returns h as it is now for l, without what counts for none of the limits that took from it.
 func (h hits) at(l *engine.Limit, now engine.Micros) hits {
-	var live hits
-	for _, x := range h {
-		if counts(l, x.at, now) {
-			live = append(live, hit{min(x.at, now), x.n})
+	after := hits{longest: max(l.Window, h.longest), most: max(l.Hits, h.most)}
+	kept := *l
+	if l.Algorithm == engine.SlidingLog {
+		kept.Window = after.longest
+	}
+	for _, x := range h.all {
+		switch {
+		case len(after.all) == 0 && !counts(&kept, x.at, now):
+		case x.at > now:
+			after = after.add(now, x.n)
+		default:
+			after.all = append(after.all, x)
 		}
 	}
-	return live
+	after = after.trim(l)
+	after.live = nil
+	for _, x := range after.all {
+		if counts(l, x.at, now) {
+			after.live = append(after.live, x)
+		}
+	}
+	return after
+}
+
+// trim drops from a log what comes before twice as many hits as the largest limit has: it can be over by so many.
+func (h hits) trim(l *engine.Limit) hits {
+	for l.Algorithm == engine.SlidingLog && len(h.all) > 0 && total(h.all[1:]) >= 2*h.most {
+		h.all = h.all[1:]
+	}
+	return h
+}
+
+// until returns from when on nothing counts for any limit.
+func (h hits) until(l *engine.Limit) engine.Micros {
+	if len(h.all) == 0 {
+		return 0
+	}
+	if l.Algorithm == engine.SlidingLog {
+		return h.all[len(h.all)-1].at + h.longest
+	}
+	return h.whole(l)
 }
 
 // counts reports whether a hit counts now.
@@ -75,62 +116,71 @@ func cell(l *engine.Limit, t engine.Micros) int64 {
 	return floor(length.Quo(new(big.Rat).SetInt64(int64(t)), length))
 }
 
-// whole returns when no hit counts any more.
+// whole returns when no hit counts for l any more.
 func (h hits) whole(l *engine.Limit) engine.Micros {
-	if len(h) == 0 {
+	if len(h.live) == 0 {
 		return 0
 	}
-	last := h[len(h)-1].at
+	last := h.live[len(h.live)-1].at
 	return last + search(2*l.Window+1, func(after engine.Micros) bool { return !counts(l, last, last+after) })
 }
 
-// after reports whether the last hit was at a time after now, as far as the algorithm distinguishes times.
-func (h hits) after(l *engine.Limit, now engine.Micros) bool {
-	if len(h) == 0 {
-		return false
-	}
-	last := h[len(h)-1].at
-	return last > now && (l.Algorithm == engine.SlidingLog || cell(l, last) > cell(l, now))
-}
-
-func (h hits) total() (n uint64) {
-	for _, x := range h {
+func total(all []hit) (n uint64) {
+	for _, x := range all {
 		n += x.n
 	}
 	return n
 }
 
+func (h hits) total() uint64 { return total(h.live) }
+
 func (h hits) left(l *engine.Limit) uint64 { return minus(l.Hits, h.total()) }
 
-func (h hits) add(now engine.Micros, n uint64) hits { return append(slices.Clip(h), hit{now, n}) }
+// add adds n hits.
+func (h hits) add(now engine.Micros, n uint64) hits {
+	h.all, h.live = addHits(h.all, now, n), addHits(h.live, now, n)
+	return h
+}
+
+func addHits(all []hit, now engine.Micros, n uint64) []hit {
+	all = slices.Clone(all)
+	if last := len(all) - 1; last >= 0 && all[last].at == now {
+		all[last].n += n
+		return all
+	}
+	return append(all, hit{now, n})
+}
 
 // give removes the n oldest hits.
 func (h hits) give(n uint64) hits {
-	h = slices.Clone(h)
-	for len(h) > 0 && h[0].n <= n {
-		n -= h[0].n
-		h = h[1:]
+	h.all = slices.Clone(h.all)
+	for len(h.all) > 0 && h.all[0].n <= n {
+		n -= h.all[0].n
+		h.all = h.all[1:]
 	}
-	if len(h) > 0 {
-		h[0].n -= n
+	if len(h.all) > 0 {
+		h.all[0].n -= n
 	}
 	return h
 }
 
 // slot is a slot in use.
 type slot struct {
-	end   engine.Micros
-	owner string
+	taken, end engine.Micros
+	owner      string
 }
 
 // slots are the slots in use.
 type slots []slot
 
-func (s slots) at(l *engine.Limit, now engine.Micros) slots {
+func (s slots) at(now engine.Micros) slots {
 	var live slots
 	for _, x := range s {
+		if future := x.taken - now; future > 0 {
+			x.taken, x.end = now, x.end-future
+		}
 		if now < x.end {
-			live = append(live, slot{min(x.end, now+l.Window), x.owner})
+			live = append(live, x)
 		}
 	}
 	return live
@@ -154,17 +204,18 @@ func (s slots) others(owner string) (n uint64) {
 	return n
 }
 
-// take takes n slots. If there is an owner, it holds at least n slots afterwards, and all of its slots end at end.
-func (s slots) take(n uint64, owner string, end engine.Micros) (after slots, renewed uint64) {
+// take takes n slots. If there is an owner, it holds at least n slots afterwards, and none of its slots ends before end.
+func (s slots) take(n uint64, owner string, now, end engine.Micros) (after slots, renewed uint64) {
 	own := uint64(len(s)) - s.others(owner)
 	after = slices.Clone(s)
 	for i := range after {
 		if owner != "" && after[i].owner == owner {
-			after[i].end = end
+			end = max(end, after[i].end) // they all end at the same time
+			after[i].taken, after[i].end = now, end
 		}
 	}
 	for range minus(n, own) {
-		after = append(after, slot{end, owner})
+		after = append(after, slot{now, end, owner})
 	}
 	return after, min(n, own)
 }
@@ -172,7 +223,7 @@ func (s slots) take(n uint64, owner string, end engine.Micros) (after slots, ren
 // give releases n slots of an owner, or n without an owner, beginning with those that end first.
 func (s slots) give(n uint64, owner string) slots {
 	s = slices.Clone(s)
-	slices.SortStableFunc(s, func(a, b slot) int { return int(a.end - b.end) })
+	slices.SortStableFunc(s, func(a, b slot) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.taken, b.taken)) })
 	return slices.DeleteFunc(s, func(x slot) bool {
 		if x.owner != owner || n == 0 {
 			return false

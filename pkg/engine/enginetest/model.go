@@ -25,6 +25,9 @@ type Model struct {
 // Take is the twin of [engine.Limits.Take], or of [engine.Penalty.Take] if p is not nil.
 func (m *Model) Take(l engine.Limits, p *engine.Penalty, now engine.Micros, t engine.Take) engine.Decision {
 	now = inRange(now)
+	if t.Cost == 0 {
+		m.start(l, now)
+	}
 	if t.Cost == 0 || t.Count+t.Extra == 0 {
 		return m.Look(l, p, now, t)
 	}
@@ -105,7 +108,9 @@ func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.
 			d.Wait = max(d.Wait, c.wait(&l[i]))
 			d.Renewed = max(d.Renewed, c.spend(&l[i], now, t))
 		case l[i].CountRefused && len(l) == 1:
-			c.overspend(&l[i], now, t.Cost)
+			if !c.overspend(&l[i], now, t.Cost) {
+				continue
+			}
 		case !c.worthKeeping(&l[i]):
 			continue
 		}
@@ -124,19 +129,22 @@ func (m *Model) Look(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	t.Cost = min(t.Cost, engine.MaxHits)
 	d := m.look(l, now, t)
 	if p != nil && m.gate.runs(now) {
-		m.gate.settle(now)
 		return m.gate.refuse(d, now)
 	}
 	return d
 }
 
-// look takes from a copy as often as possible, and answers with the state of the original.
-func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
+// start writes the counters of buckets that begin to fill when they are first asked.
+func (m *Model) start(l engine.Limits, now engine.Micros) {
 	for i := range l {
-		if c := m.at(&l[i], now); c.begins(&l[i]) || m.future(&l[i], now) {
+		if c := m.at(&l[i], now); c.begins(&l[i]) {
 			m.keep(&l[i], c, now)
 		}
 	}
+}
+
+// look takes from a copy as often as possible, and answers with the state of the original.
+func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.Decision {
 	d := m.judge(l, now, t)
 	if d.Admitted == 1 && t.Cost == 0 {
 		d.Admitted = t.Count
@@ -214,8 +222,8 @@ func (m *Model) Give(l engine.Limits, p *engine.Penalty, now engine.Micros, t en
 	d := engine.Decision{}
 	for i := range l {
 		c := m.at(&l[i], now)
-		if c.takesBack(&l[i]) {
-			c.give(&l[i], hits, t.Owner, engine.Micros(t.Window))
+		if c.takesBack(&l[i], hits) {
+			c.give(&l[i], now, t, hits)
 			m.keep(&l[i], c, now)
 		}
 		d.Window = max(d.Window, c.window(&l[i]))

@@ -2,24 +2,25 @@
 -- The arguments of a call, in the form that families use. Mirrors pkg/engine/take.go.
 --
 -- ARGV[1]  packed, numbers as doubles and flags as bytes:
---            cost   hits that each request spends, at least 1; in mode 3, the hits to give back
---            count  requests waiting for an answer; in mode 3, the start of the window to which hits are given back, or 0
+--            cost   hits that each request spends, at least 1; in mode 4, the hits to give back
+--            count  requests waiting for an answer; in mode 4, the start of the window to which hits are given back, or 0
 --            want   count, plus the requests to admit in advance
 --            slack  how much longer than needed keys are kept, in ms
---            mode   0 take, 1 look, 2 look for a cost of 0, 3 give back, 4 reset, 5 reset by force
+--            mode   0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force
 --            gated  1 with a penalty, else 0
 --          then the penalty, if there is one, as described in limits.lua; for each limit a byte for its family and the
 --          limit, as described in the family's file; and 16 bytes that identify the owner, if there is one
 --
--- probe is true if the cost was 0, write if something may be spent; most is how many requests the other limits of a list
+-- probe is true if the cost was 0, write if something may be spent, starts if a bucket that does not start full begins to
+-- fill when it is asked for the first time; most is how many requests the other limits of a list
 -- admit, listed is true if there are any; owner is '' if there is none.
 local MAX = 9007199254740991
 local a = {
   cost = 0, count = 0, want = 0, slack = 0, mode = 0, gated = 0, pos = 0,
-  probe = false, write = false, most = MAX, listed = false, owner = '',
+  probe = false, write = false, starts = false, most = MAX, listed = false, owner = '',
 }
 a.cost, a.count, a.want, a.slack, a.mode, a.gated, a.pos = struct.unpack('<ddddBB', asked)
-a.probe, a.write = a.mode == 2, a.mode == 0
+a.probe, a.write, a.starts = a.mode == 1 or a.mode == 3, a.mode == 0, a.mode < 2
 
 -- fit returns how many of the wanted takes fit into left hits.
 local function fit(left)

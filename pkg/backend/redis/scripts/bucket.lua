@@ -1,53 +1,47 @@
 
 -- Token buckets and leaky buckets. Mirrors pkg/engine/bucket.go, tokenbucket.go and leakybucket.go.
 --
--- state  packed: at, num, den: the bucket is full, or the queue empty, at at + num/den µs; expires: from when on it is
---        irrelevant; kept: until when Redis keeps it
+-- state  packed: at, n, part, unit: n + part/unit hits are spent, or queued, as of at; expires: from when on it is
+--        irrelevant, and for a queue, when its last turn is over; kept: until when Redis keeps it
 -- limit  us, den: den hits take us µs; den is 0 if the limit is 0
---        burst: tokens, or places in the queue; depth: how far in the future that time may be, in hits; debt; initial;
---        step: its fill_interval; window; flags: leaky, counts (refused hits)
+--        burst: tokens, or places in the queue; most: hits that can be spent at once; debt; initial; step: its
+--        fill_interval; window; flags: leaky, counts (refused hits)
 --
--- A duration is two numbers: µs, and a numerator over den.
+-- An amount is two numbers: hits, and a numerator over us.
 families[1] = function()
-  local function limit(key, us, den, burst, depth, debt, initial, step, window, leaky, counts)
+  local function limit(key, us, den, burst, most, debt, initial, step, window, leaky, counts)
     return {
-      key = key, us = us, den = den, burst = burst, depth = depth, debt = debt, initial = initial, step = step,
+      key = key, us = us, den = den, burst = burst, most = most, debt = debt, initial = initial, step = step,
       window = window, leaky = leaky == 1, counts = counts == 1,
     }
   end
 
-  -- of returns how long it takes for hits to come, or to leave the queue.
-  local function of(l, hits)
-    if l.den == 1 then return hits * l.us, 0 end
-    return muldiv(hits, l.us, l.den)
+  -- sub returns n + part/us less m + qart/us, at least 0.
+  local function sub(l, n, part, m, qart)
+    if n < m or n == m and part <= qart then return 0, 0 end
+    if part < qart then return n - m - 1, part + l.us - qart end
+    return n - m, part - qart
   end
 
-  -- hits_of returns how many whole hits fit into a duration, and whether there is a remainder.
-  local function hits_of(l, t, num)
-    local quo, rem = muldiv(t, l.den, l.us)
-    rem = rem + num
-    local more = math.floor(rem / l.us)
-    return quo + more, rem > more * l.us
+  -- span returns how long an amount lasts in whole µs, rounded down, and whether there is a remainder. What lasts longer
+  -- than 2^53 µs is more than a smaller limit knows, and is only compared.
+  local function span(l, n, part)
+    local us, rest = muldiv(n, l.us, l.den)
+    rest = rest + part
+    local over = math.floor(rest / l.den)
+    return us + over, rest > over * l.den
   end
 
-  local function add(l, t, num, u, unum)
-    t, num = t + u, num + unum
-    if num >= l.den then return t + 1, num - l.den end
-    return t, num
+  -- up returns how long an amount lasts in whole µs, rounded up.
+  local function up(l, n, part)
+    local us, more = span(l, n, part)
+    if more then return us + 1 end
+    return us
   end
 
-  local function less(t, num, u, unum) return t < u or t == u and num < unum end
-
-  -- sub returns t − u, at least 0.
-  local function sub(l, t, num, u, unum)
-    if less(t, num, u, unum) then return 0, 0 end
-    if num < unum then return t - u - 1, num + l.den - unum end
-    return t - u, num - unum
-  end
-
-  -- up returns a duration in whole µs, rounded up.
-  local function up(t, num)
-    if num > 0 then return t + 1 end
+  -- step_down returns the last time, up to t, at which tokens came.
+  local function step_down(l, t)
+    if l.step > 0 then return t - t % l.step end
     return t
   end
 
@@ -58,66 +52,92 @@ families[1] = function()
     return t
   end
 
-  -- full returns when the bucket is full, or the queue empty.
-  local function full(l, v) return step_up(l, v.base + up(v.wait, v.num)) end
-
-  -- longest returns the longest wait that is possible in a state that is not from the future. For a queue it is less than
-  -- burst + 1 hits take.
-  local function longest(l)
-    local t, num = of(l, l.depth)
-    if not l.leaky then return t, num end
-    if l.den == 1 then return sub(l, t, num, 1, 0) end
-    return sub(l, t, num, 0, 1)
+  -- at_most returns t or, if that is earlier, the time at which the limit that wrote the state lets go of it.
+  local function at_most(v, t)
+    if v.seen then return math.min(t, v.stop) end
+    return t
   end
 
-  -- The wait from view.base until full is wait + num/den µs, which corresponds to used hits and, if part is true, to a
-  -- fraction of one more.
+  local function restored(l, v) return step_up(l, v.base + up(l, v.n, v.part)) end
+
+  -- full returns when the bucket is full, or the queue empty.
+  local function full(l, v) return v.late and v.stop or at_most(v, restored(l, v)) end
+
+  -- below returns when fewer than that many hits are spent or queued.
+  local function below(l, v, hits)
+    if v.n < hits then return v.base end
+    if v.late then return v.stop - up(l, hits, 0) + 1 end
+    local us = span(l, sub(l, v.n, v.part, hits, 0))
+    return v.base + us + 1
+  end
+
+  -- read fills in the view from a state that is still relevant.
+  local function read(l, v, at, n, part, unit)
+    if at > now then v.wrote = {n, part, unit} end
+    if unit ~= l.us and part > 0 then -- rounded up to a fraction over us
+      local rest
+      part, rest = muldiv(part, l.us, unit)
+      if rest > 0 then part = part + 1 end
+      if part == l.us then n, part = n + 1, 0 end
+    end
+    if at > now then
+      v.moved, v.stop = true, v.stop - (at - now)
+    else
+      n, part = sub(l, n, part, muldiv(v.base - step_down(l, at), l.den, l.us))
+    end
+    v.late = l.leaky and v.stop - now > up(l, n, part)
+    if v.late then
+      n, part = muldiv(v.stop - now, l.den, l.us)
+      if n > l.burst then n, part = l.burst + 1, 0 end
+    end
+    v.n, v.part = n, part
+  end
+
+  -- In the view n + part/us hits are spent, or queued, as of now, as this limit sees it. It is late if turns were promised
+  -- at a lower rate than this one: none comes before the last, at view.stop.
   local function view(l)
-    local v = {base = now, wait = 0, num = 0, used = 0, part = false, seen = false, moved = false, kept = 0}
+    local v = {base = now, n = 0, part = 0, stop = 0, seen = false, moved = false, late = false, kept = 0}
     if l.den == 0 then return v end
-    if l.step > 0 then v.base = now - now % l.step end
+    v.base = step_down(l, now)
     local state = redis.call('GET', l.key)
-    local at, num, den, expires
     if state then
-      at, num, den, expires, v.kept = struct.unpack('<ddddd', state)
-      v.seen = now < expires
+      local at, n, part, unit
+      at, n, part, unit, v.stop, v.kept = struct.unpack('<dddddd', state)
+      v.seen = now < v.stop
+      if v.seen then
+        read(l, v, at, n, part, unit)
+        return v
+      end
     end
-    if not v.seen then
-      v.used = math.max(0, l.burst - l.initial)
-      v.wait, v.num = of(l, v.used)
-      return v
-    end
-    if at < v.base then return v end
-    v.wait, v.num = at - v.base, num
-    if den ~= l.den and num > 0 then v.wait, v.num = v.wait + 1, 0 end
-    v.used, v.part = hits_of(l, v.wait, v.num)
-    if v.used > l.depth or v.used == l.depth and (v.part or l.leaky) then
-      v.wait, v.num = longest(l)
-      v.moved = true
-      v.used, v.part = hits_of(l, v.wait, v.num)
-    end
+    v.n = l.burst - l.initial
     return v
   end
 
-  -- write makes Redis keep the state for longer than needed, up to twice as long or ten seconds, so that most writes need
-  -- not set an expiry.
-  local function write(l, v)
-    local expires = math.max(full(l, v), now)
-    if l.initial < l.burst then expires = expires + l.window end
-    local keep = expires <= v.kept
-    if not keep then v.kept = expires + math.max(expires - now, math.min(l.window, 10000000)) end
-    local state = struct.pack('<ddddd', v.base + v.wait, v.num, l.den, expires, v.kept)
+  -- keep makes Redis keep n + part/unit as of now until view.stop and longer, up to twice as long or ten seconds, so that
+  -- most writes need not set an expiry.
+  local function keep(l, v, n, part, unit)
+    local keep = v.stop <= v.kept
+    if not keep then v.kept = v.stop + math.max(v.stop - now, math.min(l.window, 10000000)) end
+    local state = struct.pack('<dddddd', now, n, part, unit, v.stop, v.kept)
     if keep then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
       redis.call('SET', l.key, state, 'PX', ttl(v.kept))
     end
+    v.seen = true
+  end
+
+  -- stops returns when the view stops being relevant, after hits were spent or given back.
+  local function stops(l, v)
+    local stop = math.max(restored(l, v), now)
+    if l.initial < l.burst then return stop + l.window end
+    return stop
   end
 
   -- balance returns the tokens in the bucket, rounded down and rounded up.
   local function balance(l, v)
-    local up = l.burst - v.used
-    if v.part then return up - 1, up end
+    local up = l.burst - v.n
+    if v.part > 0 then return up - 1, up end
     return up, up
   end
 
@@ -133,62 +153,58 @@ families[1] = function()
     local down, up = balance(l, v)
     up = math.max(0, up)
     if a.probe then return fit(up) end
-    return math.min(math.floor((up + a.cost - 1) / a.cost), fit(down + l.debt))
+    return math.min(math.floor((up + a.cost - 1) / a.cost), fit(math.max(0, down + l.debt)))
   end
 
-  -- spend takes hits out of the bucket, or puts them into the queue. Only refused hits that count can exceed the depth.
+  -- spend takes hits out of the bucket, or puts them into the queue, and reports whether it took any. Only refused hits
+  -- that count can exceed the most.
   local function spend(l, v, hits)
-    local t, num = of(l, l.depth)
-    if hits < l.depth then v.wait, v.num = add(l, v.wait, v.num, of(l, hits)) end
-    if hits >= l.depth or less(t, num, v.wait, v.num) then v.wait, v.num = t, num end
+    if hits == 0 or not l.leaky and v.n >= l.most then return false end
+    v.n = v.n + (l.leaky and hits or math.min(hits, l.most))
+    if not l.leaky and v.n >= l.most then v.n, v.part = l.most, 0 end
+    v.stop, v.late = stops(l, v), false
+    return true
   end
 
   -- retry_tokens returns when cost would be admitted or, if it never would, when the bucket is full.
   local function retry_tokens(l, v)
     if a.cost > l.burst + l.debt then return full(l, v) end
-    local at = v.base
-    if l.debt > 0 then -- the balance has to rise above 0
-      local t, num = of(l, l.burst)
-      if not less(v.wait, v.num, t, num) then at = at + sub(l, v.wait, v.num, t, num) + 1 end
-    end
-    return step_up(l, math.max(at, v.base + up(sub(l, v.wait, v.num, of(l, l.burst + l.debt - a.cost)))))
+    local at = step_up(l, v.base + up(l, sub(l, v.n, v.part, l.burst + l.debt - a.cost, 0)))
+    if l.debt > 0 then at = math.max(at, step_up(l, below(l, v, l.burst))) end -- the balance has to rise above 0
+    return at_most(v, at)
   end
 
   -- retry_turn returns when the queue has room for cost or, if it never has, when it is empty.
   local function retry_turn(l, v)
     if a.cost > l.burst then return full(l, v) end
-    local t, num = of(l, l.burst - a.cost + 1)
-    if less(v.wait, v.num, t, num) then return v.base end
-    return v.base + sub(l, v.wait, v.num, t, num) + 1
+    return at_most(v, below(l, v, l.burst - a.cost + 1))
   end
 
   local function take(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0}, true end
-    local left, turn = left(l, v), up(v.wait, v.num)
+    local left, turn = left(l, v), 0
     local admitted, refuses = judge(room(l, v))
-    if not l.leaky or admitted == 0 then turn = 0 end
-    local spent = spends(admitted, l.counts)
-    if spent > 0 then spend(l, v, spent) end
-    if spent > 0 or v.moved or not v.seen and l.initial < l.burst then write(l, v) end
+    if l.leaky and admitted > 0 then turn = up(l, v.n, v.part) end
+    if spend(l, v, spends(admitted, l.counts)) then
+      keep(l, v, v.n, v.part, l.us)
+    elseif a.write and v.moved then -- what another limit wrote stays as it wrote it
+      keep(l, v, unpack(v.wrote))
+    elseif a.starts and not v.seen and l.initial < l.burst then
+      v.stop = stops(l, v)
+      keep(l, v, v.n, v.part, l.us)
+    end
     local retry = now
     if refuses then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
     return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, refuses
   end
 
-  -- give makes the bucket full earlier, by the time that the hits take, but not before now. A queue takes nothing back,
-  -- because turns have been promised.
+  -- give puts tokens back into the bucket, until it is full. A queue takes nothing back, because turns have been promised.
   local function give(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0} end
-    if l.leaky then
-      if v.moved then write(l, v) end
-    elseif v.seen and (v.wait > 0 or v.num > 0) then
-      if a.cost > v.used then
-        v.wait, v.num, v.used, v.part = 0, 0, 0, false
-      else
-        v.wait, v.num = sub(l, v.wait, v.num, of(l, a.cost))
-        v.used = v.used - a.cost
-      end
-      write(l, v)
+    if not l.leaky and v.seen and a.cost > 0 and (v.n > 0 or v.part > 0) then
+      v.n, v.part = sub(l, v.n, v.part, a.cost, 0)
+      v.stop = math.min(v.stop, stops(l, v))
+      keep(l, v, v.n, v.part, l.us)
     end
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}
   end

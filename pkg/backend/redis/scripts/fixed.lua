@@ -90,7 +90,7 @@ local function fixed(format, calendar)
     local left = left(l, v)
     local admitted, refuses = judge(room(l, v))
     local spent = spends(admitted, l.counts)
-    if spent > 0 or v.moved then
+    if spent > 0 or v.moved and a.write then
       v.used = math.min(v.used + spent, MAX)
       write(l, v)
     end

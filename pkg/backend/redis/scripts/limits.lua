@@ -73,7 +73,7 @@ end
 local function reply(d) return struct.pack('<ddddddddd', unpack(d)) end
 
 if not penalty then
-  if a.mode < 3 then return reply(take()) end
-  if a.mode == 3 then return reply(give()) end
+  if a.mode < 4 then return reply(take()) end
+  if a.mode == 4 then return reply(give()) end
   return reply(reset())
 end

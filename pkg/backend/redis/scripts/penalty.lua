@@ -11,12 +11,12 @@ local function write_gate()
 end
 
 -- left returns how long the penalty still runs, or 0 if none does. If that is longer than its full length, the state is
--- from the future, and is moved to now.
+-- from the future, and counts as if it began now; a look does not move it there.
 local function left()
   if now >= gate.expires then return 0 end
   if gate.at - now > gate.n then
     gate.expires, gate.at = gate.expires - (gate.at - now - gate.n), now + gate.n
-    write_gate()
+    if a.mode == 0 or a.mode > 3 then write_gate() end
   end
   return math.max(0, gate.at - now)
 end
@@ -30,7 +30,7 @@ end
 
 -- ask takes the given number, or looks at what they would get.
 local function ask(write, count)
-  a.write, a.count, a.want = write, count, count
+  a.write, a.starts, a.count, a.want = write, write, count, count
   a.most = MAX
   return take()
 end
@@ -83,13 +83,13 @@ end
 
 if a.mode == 0 then return reply(take_gated()) end
 local runs = left()
-if a.mode == 3 then
+if a.mode == 4 then
   local d = give()
   d[9] = runs
   return reply(d)
 end
-if a.mode > 3 then
-  if a.mode == 5 or runs == 0 then return reply(reset()) end
+if a.mode > 4 then
+  if a.mode == 6 or runs == 0 then return reply(reset()) end
   return reply(refuse(give(), runs))
 end
 local d = take()

@@ -13,36 +13,38 @@ if #asked == 34 then
   local cost, den, burst, slack, us, window, leaky, counts = struct.unpack('<I4I4I4I4ddBB', asked)
   local floor = math.floor
   local state = redis.call('GET', KEYS[1])
-  local at, num, same, expires, kept = now, 0, den, 0, 0
+  local at, n, part, unit, expires, kept = now, 0, 0, us, 0, 0
   if state then
-    at, num, same, expires, kept = struct.unpack('<ddddd', state)
-    if expires <= now or at < now then at, num, same = now, 0, den end
+    at, n, part, unit, expires, kept = struct.unpack('<dddddd', state)
+    if expires <= now then at, n, part, unit = now, 0, 0, us end
   end
-  local left, lasts, wait = burst, cost * us, (at - now) * den
-  if wait > 0 or num > 0 then
-    local used = floor(wait / us)
-    local rest = wait - used * us + num
-    if rest >= us then
-      local more = floor(rest / us)
-      used, rest = used + more, rest - more * us
+  local came = (now - at) * den
+  if unit == us and came >= 0 and came < 9007199254740992 then
+    local whole, turn = floor(came / us), 0
+    n, part = n - whole, part - (came - whole * us)
+    if part < 0 then n, part = n - 1, part + us end
+    if n < 0 then n, part = 0, 0 end
+    local queued, spent, left = n * us + part, (n + cost) * us + part, burst - n
+    if leaky == 1 then
+      turn = floor(queued / den)
+      if queued > turn * den then turn = turn + 1 end
+    elseif part > 0 then
+      left = left - 1
     end
-    left = burst - used
-    if rest > 0 and leaky == 0 then left = left - 1 end
-  end
-  if left >= cost and same == den and wait < 9007199254740992 and lasts < 9007199254740992 then
-    local whole, turn = floor(lasts / den), leaky == 1 and (num > 0 and at + 1 or at) - now or 0
-    at, num = at + whole, num + lasts - whole * den
-    if num >= den then at, num = at + 1, num - den end
-    expires = num > 0 and at + 1 or at
-    if expires <= kept then
-      redis.call('SET', KEYS[1], struct.pack('<ddddd', at, num, den, expires, kept), 'KEEPTTL')
-    else
-      kept = expires + math.max(expires - now, math.min(window, 10000000))
-      redis.call('SET', KEYS[1], struct.pack('<ddddd', at, num, den, expires, kept), 'PX',
-        string.format('%.0f', math.ceil((kept - now) / 1000) + slack))
+    if left >= cost and spent < 9007199254740992 and (leaky == 0 or expires - now <= turn) then
+      expires = floor(spent / den)
+      if spent > expires * den then expires = expires + 1 end
+      expires = now + expires
+      if expires <= kept then
+        redis.call('SET', KEYS[1], struct.pack('<dddddd', now, n + cost, part, us, expires, kept), 'KEEPTTL')
+      else
+        kept = expires + math.max(expires - now, math.min(window, 10000000))
+        redis.call('SET', KEYS[1], struct.pack('<dddddd', now, n + cost, part, us, expires, kept), 'PX',
+          string.format('%.0f', math.ceil((kept - now) / 1000) + slack))
+      end
+      return struct.pack('<dddddd', 1, left, expires - now, 0, 0, turn)
     end
-    return struct.pack('<dddddd', 1, left, expires - now, 0, 0, turn)
   end
   asked = struct.pack('<ddddBBBddddddddBB', cost, 1, 1, slack, 0, 0, 1,
-    us, den, burst, burst + counts * burst + leaky, 0, burst, 0, window, leaky, counts)
+    us, den, burst, burst + counts * burst, 0, burst, 0, window, leaky, counts)
 end

@@ -2,8 +2,9 @@
 -- Sliding windows and logs. Mirrors pkg/engine/runs.go and slidingwindow.go.
 --
 -- state  a list of runs, oldest first. Each is packed: at: its tick; n: its hits; sum: its hits and those of all runs that
---        ever preceded it; gone: when its hits stop counting, according to the limit that wrote it. The hits of the list
---        are the last sum minus the first sum plus the first n, so that only both ends of the list have to be read.
+--        ever preceded it; gone: when its hits stop counting for all limits that took from the state; and in a log, most:
+--        the hits of the largest of these limits. The hits of the list are the last sum minus the first sum plus the first
+--        n, so that only both ends of the list have to be read.
 -- limit  hits, window, precision (0 for a log), flag: counts (refused hits)
 families[2] = function()
   -- limit.span is the number of ticks that count, including the current one.
@@ -53,19 +54,28 @@ families[2] = function()
     return low
   end
 
-  -- The first view.dead runs do not count any more. The others have view.used hits in total, at least one each, and their
-  -- sums start from view.before. at, n, sum and gone are those of the newest run, dead or not; any is true if there is one.
+  -- The runs from view.first on count. They have view.used hits in total, at least one each, and their sums start from
+  -- view.before; view.base is where those of the list start. at, n, sum and gone are those of the newest run, whether it
+  -- counts or not; any is true if there is one. In a log, longest and most are the longest window and the most hits of the
+  -- limits that took from it.
   local function view(l)
-    local v = {tick = tick(l), any = false, dead = 0, used = 0, before = 0, at = -1, n = 0, sum = 0, gone = 0}
+    local v = {
+      tick = tick(l), any = false, first = 0, used = 0, before = 0, base = 0,
+      at = -1, n = 0, sum = 0, gone = 0, longest = l.window, most = l.hits,
+    }
     local newest = redis.call('LINDEX', l.key, '-1')
     if not newest then return v end
     v.any = true
     v.at, v.n, v.sum, v.gone = struct.unpack('<dddd', newest)
-    if now >= v.gone or v.tick - v.at >= l.span then return v end
+    v.before = v.sum
+    if l.precision == 0 then v.longest, v.most = v.gone - v.at, struct.unpack('<d', newest, 33) end
+    if now >= v.gone then return v end
     local at, n, sum = run(l, 0)
+    v.base = sum - n
+    if v.tick - v.at >= l.span then return v end
     if v.tick - at >= l.span then
-      v.dead = find(l, 1, function(t) return v.tick - t < l.span end)
-      at, n, sum = run(l, v.dead)
+      v.first = find(l, 1, function(t) return v.tick - t < l.span end)
+      at, n, sum = run(l, v.first)
     end
     v.before = sum - n
     v.used = v.sum - v.before
@@ -74,28 +84,54 @@ families[2] = function()
 
   -- write_last writes the newest run: it replaces the last one of the list, or is appended to it.
   local function write_last(l, v, over)
-    local ends = gone(l, v.at)
-    local packed = struct.pack('<dddd', v.at, v.n, v.sum, ends)
+    local ends, packed
+    if l.precision == 0 then
+      ends = v.at + v.longest
+      packed = struct.pack('<ddddd', v.at, v.n, v.sum, ends, v.most)
+    else
+      ends = gone(l, v.at)
+      packed = struct.pack('<dddd', v.at, v.n, v.sum, ends)
+    end
     if over then redis.call('LSET', l.key, '-1', packed) else redis.call('RPUSH', l.key, packed) end
     if not over or ends ~= v.gone then redis.call('PEXPIRE', l.key, ttl(ends)) end
     v.any, v.gone = true, ends
   end
 
-  -- settle drops what does not count any more, and moves what is from the future to now.
-  local function settle(l, v)
-    if not v.any then return end
-    if v.used == 0 then
-      redis.call('DEL', l.key)
-      v.any, v.at, v.n, v.sum = false, -1, 0, 0
-      return
+  -- cut drops the first n runs.
+  local function cut(l, v, n)
+    if n == 0 then return end
+    redis.call('LTRIM', l.key, str(n), '-1')
+    local _, hits, sum = run(l, 0)
+    v.base = sum - hits
+    if n > v.first and v.used > 0 then
+      v.before = v.base
+      v.used = v.sum - v.before
     end
-    if v.dead > 0 then redis.call('LTRIM', l.key, str(v.dead), '-1') end
-    v.dead = 0
-    if v.at <= v.tick then
-      if v.gone ~= gone(l, v.at) then write_last(l, v, true) end
-      return
+    v.first = math.max(0, v.first - n)
+  end
+
+  -- trim drops from a log what comes before twice as many hits as the largest limit has: it can be over by so many.
+  local function trim(l, v)
+    local enough = v.sum - 2 * v.most
+    if l.precision > 0 or v.base >= enough then return end
+    cut(l, v, find(l, 0, function(_, _, sum) return sum > enough end))
+  end
+
+  -- age drops what counts for no limit any more.
+  local function age(l, v)
+    local span = l.span
+    if l.precision == 0 then span = math.max(span, v.longest) end
+    if span == l.span and v.used > 0 then
+      cut(l, v, v.first)
+    elseif v.tick - run(l, 0) >= span then
+      cut(l, v, find(l, 1, function(at) return v.tick - at < span end))
     end
-    local past, sum, _ = find(l, 0, function(at) return at > v.tick end), v.before, nil
+  end
+
+  -- arrive moves what is from the future to now.
+  local function arrive(l, v)
+    local past, sum, _ = find(l, 0, function(at) return at > v.tick end), v.base, nil
+    if past > 0 and run(l, past - 1) == v.tick then past = past - 1 end
     if past > 0 then
       _, _, sum = run(l, past - 1)
       redis.call('LTRIM', l.key, '0', str(past - 1))
@@ -104,6 +140,27 @@ families[2] = function()
     end
     v.at, v.n = v.tick, v.sum - sum
     write_last(l, v, false)
+  end
+
+  -- settle drops what counts for no limit any more, moves what is from the future to now, and keeps the rest for as long
+  -- as this limit needs it.
+  local function settle(l, v)
+    if not v.any then return end
+    if now >= v.gone then
+      redis.call('DEL', l.key)
+      v.any, v.at, v.n, v.sum, v.before, v.base = false, -1, 0, 0, 0, 0
+      v.longest, v.most = l.window, l.hits
+      return
+    end
+    age(l, v)
+    local wider = l.precision == 0 and (l.window > v.longest or l.hits > v.most)
+    v.longest, v.most = math.max(v.longest, l.window), math.max(v.most, l.hits)
+    if v.at > v.tick then
+      arrive(l, v)
+    elseif wider then
+      write_last(l, v, true)
+    end
+    trim(l, v)
   end
 
   local function left(l, v) return math.max(0, l.hits - v.used) end
@@ -119,19 +176,20 @@ families[2] = function()
   -- free returns the time until the oldest n hits do not count any more.
   local function free(l, v, n)
     if n <= 0 then return 0 end
-    local i = find(l, v.dead, function(_, _, sum) return sum - v.before >= n end)
+    local i = find(l, v.first, function(_, _, sum) return sum - v.before >= n end)
     return math.max(0, gone(l, math.min(run(l, i), v.tick)) - now)
   end
 
   local function take(l, v)
-    if a.write or v.used > 0 and v.at > v.tick then settle(l, v) end
+    if a.write then settle(l, v) end
     local left = left(l, v)
     local admitted, refuses = judge(fit(left))
     local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- counts at most twice the limit
     if spent > 0 then
-      local over = v.at == v.tick
+      local over = v.any and v.at == v.tick
       v.used, v.at, v.n, v.sum = v.used + spent, v.tick, (over and v.n or 0) + spent, v.sum + spent
       write_last(l, v, over)
+      trim(l, v)
     end
     local reset, retry = whole(l, v), 0
     if refuses then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
@@ -141,16 +199,18 @@ families[2] = function()
   -- give removes the oldest hits, which never admits more than if the hits had not been spent.
   local function give(l, v)
     settle(l, v)
-    local given = math.min(a.cost, v.used)
-    v.used = v.used - given
-    if given > 0 and v.used == 0 then
+    local given = v.any and math.min(a.cost, v.sum - v.base) or 0
+    if given > 0 and given == v.sum - v.base then
       redis.call('DEL', l.key)
+      v.used = 0
     elseif given > 0 then
-      v.before = v.before + given
-      local first = find(l, 0, function(_, _, sum) return sum > v.before end)
+      local base = v.base + given
+      local first = find(l, 0, function(_, _, sum) return sum > base end)
       if first > 0 then redis.call('LTRIM', l.key, str(first), '-1') end
-      local at, _, sum, ends = run(l, 0)
-      redis.call('LSET', l.key, '0', struct.pack('<dddd', at, sum - v.before, sum, ends))
+      local state = redis.call('LINDEX', l.key, '0')
+      local at, _, sum = struct.unpack('<ddd', state)
+      redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - base, sum) .. string.sub(state, 25))
+      v = view(l)
     end
     return {0, left(l, v), whole(l, v), 0, 0, 0, 0, 0, 0}
   end

@@ -1,9 +1,11 @@
 
 -- Concurrency. Mirrors pkg/engine/concurrency.go.
 --
--- state  a sorted set with a member for each slot, scored by the time at which it ends. A slot of an owner is named '!',
---        owner, number of the slot among the owner's, from 1; all of these end at the same time. A slot without an owner is
---        named '~', end, number, and so comes last among slots that end at the same time.
+-- state  a sorted set. For each group of slots that were taken together, or that have the same owner, there is a member
+--        with its end as the score: '!', owner; or '~', when they were taken, their end. Numbers that belong to it are
+--        the scores of other members, below 0 to tell them from ends: '#', its name: the slots, −n, if there are more
+--        than one; and, of an owner, '^', its name: when they were taken, −1 − taken. 'h' has all slots, −1 − n, and 't'
+--        when the newest were taken, −1 − taken.
 -- limit  hits, window
 families[3] = function()
   local function limit(key, hits, window) return {key = key, hits = hits, window = window} end
@@ -13,37 +15,76 @@ families[3] = function()
     return string.format('%.0f', n)
   end
 
-  local function owned(i) return '!' .. a.owner .. struct.pack('>I4', i) end
-
-  local function nobodys(name) return string.sub(name, 1, 1) == '~' end
-
-  -- count_own returns the number of the caller's slots that have not ended.
-  local function count_own(l, v)
-    local function is(i)
-      local stop = redis.call('ZSCORE', l.key, owned(i))
-      if not stop or stop + 0 <= now then return false end
-      v.own_end = stop + 0
-      return true
-    end
-    if a.owner == '' or not is(1) then return 0 end
-    local low, high = 1, 2 -- is(low), and in the end not is(high)
-    while is(high) do low, high = high, high * 2 end
-    while high - low > 1 do
-      local middle = math.floor((low + high) / 2)
-      if is(middle) then low = middle else high = middle end
-    end
-    return low
+  -- number returns the score of a member, or nil.
+  local function number(l, name)
+    local score = redis.call('ZSCORE', l.key, name)
+    return score and score + 0
   end
 
-  -- The first view.dead slots have ended, view.held have not; view.own of these are the caller's, and end at view.own_end.
-  -- The last of all slots ends at view.last, and slots taken now end at view.ends.
+  -- count returns how many slots a group has.
+  local function count(l, name) return -(number(l, '#' .. name) or -1) end
+
+  local function owned(owner) return '!' .. owner end
+
+  local function nobodys(taken, stop) return '~' .. struct.pack('>dd', taken, stop) end
+
+  -- each calls f with the name, the end and the number of slots of groups that have not ended, the first to end first,
+  -- until f returns true.
+  local function each(l, v, f)
+    if v.shifted then
+      for _, g in ipairs(v.shifted) do
+        if f(g.name, g.stop, g.n) then return end
+      end
+      return
+    end
+    for i = 0, v.held, 100 do
+      local groups = redis.call('ZRANGEBYSCORE', l.key, '(' .. str(now), '+inf', 'WITHSCORES', 'LIMIT', str(i), '100')
+      for j = 1, #groups, 2 do
+        if f(groups[j], groups[j + 1] + 0, count(l, groups[j])) then return end
+      end
+      if #groups < 200 then return end
+    end
+  end
+
+  -- shift returns the groups that have not ended. Those that were taken in the future, before the clock went back, are
+  -- as if they had been taken now.
+  local function shift(l)
+    local all, groups = redis.call('ZRANGEBYSCORE', l.key, '0', '+inf', 'WITHSCORES'), {}
+    for i = 1, #all, 2 do
+      local g = {name = all[i], stop = all[i + 1] + 0, n = count(l, all[i])}
+      if string.sub(g.name, 1, 1) == '~' then
+        g.taken = struct.unpack('>d', g.name, 2)
+      else
+        g.taken = -1 - number(l, '^' .. g.name)
+      end
+      if g.taken > now then g.taken, g.stop = now, g.stop - (g.taken - now) end
+      if g.stop > now then groups[#groups + 1] = g end
+    end
+    table.sort(groups, function(g, h) return g.stop < h.stop or g.stop == h.stop and g.taken < h.taken end)
+    return groups
+  end
+
+  -- view.held slots are held, those of the groups view.dead have ended; view.own of them are the caller's, and end at
+  -- view.own_stop. The last of all ends at view.last, and slots taken now end at view.stop.
   local function view(l)
-    local v = {ends = now + l.window, dead = 0, held = 0, last = 0, own = 0, own_end = 0}
-    v.dead = redis.call('ZCOUNT', l.key, '-inf', str(now))
-    v.held = redis.call('ZCARD', l.key) - v.dead
+    local v = {stop = now + l.window, dead = {}, held = 0, last = 0, own = 0, own_stop = 0, newest = 0}
+    local held = number(l, 'h')
+    if not held then return v end
+    v.newest = -1 - number(l, 't')
+    if v.newest > now then
+      v.shifted = shift(l)
+      for _, g in ipairs(v.shifted) do
+        v.held, v.last = v.held + g.n, g.stop
+        if g.name == owned(a.owner) then v.own, v.own_stop = g.n, g.stop end
+      end
+      return v
+    end
+    v.dead, v.held = redis.call('ZRANGEBYSCORE', l.key, '0', str(now)), -1 - held
+    for i = 1, #v.dead do v.held = v.held - count(l, v.dead[i]) end
     if v.held > 0 then
       v.last = redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] + 0
-      v.own = count_own(l, v)
+      local stop = a.owner ~= '' and number(l, owned(a.owner))
+      if stop and stop > now then v.own, v.own_stop = count(l, owned(a.owner)), stop end
     end
     return v
   end
@@ -59,105 +100,97 @@ families[3] = function()
     return fit(left)
   end
 
-  -- stop_of returns the end of the i-th slot, from 0, but at most that of a slot taken now.
-  local function stop_of(l, v, i)
-    return math.min(redis.call('ZRANGE', l.key, str(i), str(i), 'WITHSCORES')[2], v.ends)
-  end
-
   -- whole returns the time until the last slot is free.
-  local function whole(v) return v.held > 0 and math.min(v.last, v.ends) - now or 0 end
+  local function whole(v) return v.held > 0 and v.last - now or 0 end
 
   -- free returns the time until n of the slots that are not the caller's are free. There must be that many.
   local function free(l, v, n)
-    if n <= 0 then return 0 end
-    local stop = stop_of(l, v, v.dead + n - 1)
-    if v.own > 0 and stop >= math.min(v.own_end, v.ends) then stop = stop_of(l, v, v.dead + n - 1 + v.own) end
-    return stop - now
+    local at, mine = now, a.owner ~= '' and owned(a.owner)
+    each(l, v, function(name, stop, slots)
+      if n <= 0 then return true end
+      if name ~= mine then at, n = stop, n - slots end
+    end)
+    return at - now
   end
 
-  -- each calls a command with all words, with as many at a time as Lua has room for.
-  local function each(l, command, words)
-    for i = 1, #words, 1000 do
-      redis.call(command, l.key, unpack(words, i, math.min(#words, i + 999)))
+  -- put writes a group, and the numbers of the whole state.
+  local function put(l, v, name, stop, n, taken)
+    local words = {stop, name, -1 - v.held, 'h', -1 - v.newest, 't'}
+    if n > 1 or number(l, '#' .. name) then
+      words[7], words[8] = -n, '#' .. name
     end
-  end
-
-  -- fresh returns n new names for slots without an owner that end when slots taken now do.
-  local function fresh(l, v, n)
-    local i, names = 0, {}
-    if v.last >= v.ends then
-      local stop = str(v.ends)
-      local last = redis.call('ZREVRANGEBYSCORE', l.key, stop, stop, 'LIMIT', '0', '1')[1]
-      if last and nobodys(last) then i = struct.unpack('>I4', last, 10) end
+    if string.sub(name, 1, 1) == '!' then
+      words[#words + 1] = -1 - taken
+      words[#words + 1] = '^' .. name
     end
-    for j = 1, n do names[j] = '~' .. struct.pack('>dI4', v.ends, i + j) end
-    return names
+    for i = 1, #words, 2 do words[i] = str(words[i]) end
+    redis.call('ZADD', l.key, unpack(words))
   end
 
-  -- keep adds the named slots, or changes their end, such that they end when slots taken now do, and makes Redis keep the
-  -- state until then.
-  local function keep(l, v, names)
-    local words, stop = {}, str(v.ends)
-    for i = 1, #names do words[2 * i - 1], words[2 * i] = stop, names[i] end
-    each(l, 'ZADD', words)
-    redis.call('PEXPIRE', l.key, ttl(v.ends))
-  end
-
-  -- settle drops slots that have ended, and makes those that end later than a window's length from now end then.
-  local function settle(l, v)
-    if v.dead > 0 then redis.call('ZREMRANGEBYSCORE', l.key, '-inf', str(now)) end
-    v.dead = 0
-    if v.held == 0 or v.last <= v.ends then return end
-    local late, owners, others = redis.call('ZRANGEBYSCORE', l.key, '(' .. str(v.ends), '+inf'), {}, {}
-    for i = 1, #late do
-      local group = nobodys(late[i]) and others or owners
-      group[#group + 1] = late[i]
-    end
-    if #owners > 0 then keep(l, v, owners) end
-    if #others > 0 then
-      each(l, 'ZREM', others)
-      keep(l, v, fresh(l, v, #others))
-    end
-    v.last = v.ends
-  end
-
-  -- hold gives the caller n more slots. If it is an owner, it also renews those that it has.
-  local function hold(l, v, n)
-    v.held = v.held + n
-    if a.owner == '' then
-      keep(l, v, fresh(l, v, n))
-      v.last = v.ends
+  -- drop removes groups, or makes Redis forget the state if no slot is held.
+  local function drop(l, v, names)
+    if v.held == 0 then
+      redis.call('DEL', l.key)
       return
     end
-    v.last, v.own, v.own_end = v.ends, v.own + n, v.ends
-    local names = {}
-    for i = 1, v.own do names[i] = owned(i) end
-    keep(l, v, names)
+    for _, name in ipairs(names) do redis.call('ZREM', l.key, name, '#' .. name, '^' .. name) end
+    redis.call('ZADD', l.key, str(-1 - v.held), 'h')
   end
 
-  -- release removes n slots of the caller's, or as many as there are; of slots without an owner, the oldest.
-  local function release(l, v, n)
-    local names = {}
-    if a.owner ~= '' then
-      for i = v.own, math.max(1, v.own - n + 1), -1 do names[#names + 1] = owned(i) end
-      v.own = v.own - #names
-    else
-      for i = 0, v.held - 1, 100 do
-        local slots = redis.call('ZRANGE', l.key, str(i), str(i + 99))
-        for j = 1, #slots do
-          if #names < n and nobodys(slots[j]) then names[#names + 1] = slots[j] end
-        end
-        if #names == n then break end
-      end
+  -- settle drops what has ended, and moves what is from the future to now.
+  local function settle(l, v)
+    if #v.dead > 0 then drop(l, v, v.dead) end
+    v.dead = {}
+    if not v.shifted then return end
+    redis.call('DEL', l.key)
+    v.newest = now
+    for _, g in ipairs(v.shifted) do
+      if string.sub(g.name, 1, 1) == '~' then g.name = nobodys(g.taken, g.stop) end
+      put(l, v, g.name, g.stop, g.n + (number(l, g.name) and count(l, g.name) or 0), g.taken)
     end
-    if #names == 0 then return end
-    each(l, 'ZREM', names)
-    v.held = v.held - #names
+    if v.held > 0 then redis.call('PEXPIRE', l.key, ttl(v.last)) end
+    v.shifted = nil
+  end
+
+  -- hold gives the caller n more slots. If it is an owner, it also renews those that it has; none of them ends earlier.
+  local function hold(l, v, n)
+    local name, stop = nobodys(now, v.stop), v.stop
+    v.held, v.newest = v.held + n, now
+    if a.owner ~= '' then
+      name, stop = owned(a.owner), math.max(stop, v.own_stop)
+      v.own, v.own_stop = v.own + n, stop
+      n = v.own
+    elseif number(l, name) then
+      n = n + count(l, name)
+    end
+    put(l, v, name, stop, n, now)
+    if stop > v.last then
+      redis.call('PEXPIRE', l.key, ttl(stop))
+      v.last = stop
+    end
+  end
+
+  -- release removes n slots of the caller's, or as many as there are; without an owner, of slots without one, those that
+  -- end first.
+  local function release(l, v, n)
+    local gone, mine = {}, a.owner ~= '' and owned(a.owner)
+    local less, fewer
+    each(l, v, function(name, _, slots)
+      if name == mine or not mine and string.sub(name, 1, 1) == '~' then
+        v.held = v.held - math.min(n, slots)
+        if slots <= n then gone[#gone + 1] = name else less, fewer = name, slots - n end
+        n = math.max(0, n - slots)
+        if name == mine then v.own = fewer or 0 end
+      end
+      return n == 0
+    end)
+    if #gone > 0 or less then drop(l, v, gone) end
+    if less then redis.call('ZADD', l.key, str(-fewer), '#' .. less) end
     if v.held > 0 then v.last = redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] + 0 end
   end
 
   local function take(l, v)
-    if a.write or v.held > 0 and v.last > v.ends then settle(l, v) end
+    if a.write then settle(l, v) end
     local left = left(l, v)
     local admitted, refuses = judge(room(l, v))
     local renewed = 0
@@ -176,7 +209,7 @@ families[3] = function()
 
   local function give(l, v)
     settle(l, v)
-    if a.cost > 0 then release(l, v, a.cost) end
+    if a.cost > 0 and v.held > 0 then release(l, v, a.cost) end
     return {0, left(l, v), whole(v), 0, 0, 0, 0, 0, 0}
   end
 

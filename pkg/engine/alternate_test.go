@@ -1,0 +1,188 @@
+package engine_test
+
+import (
+	"math/big"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	"github.com/ratelimitd/ratelimitd/pkg/engine/enginetest"
+)
+
+// turns is what limits of one counter admitted while they took turns at random, with looks in between.
+type turns struct {
+	limits engine.Limits
+	all    []spent
+	by     []int // which of limits admitted each of all
+}
+
+// takeTurns draws limits that share a state, as rules and overrides do, or replicas while a new version of the rules
+// rolls out, and lets them take and look at random.
+func takeTurns(t *rapid.T, a engine.Algorithm) turns {
+	l := enginetest.LimitOf(a).Draw(t, "limit")
+	change := enginetest.Changed
+	small := rapid.IntRange(0, 3).Draw(t, "small") > 0 // so that there is always something to admit, and to refuse
+	if small {
+		l.Window, l.Calendar, change = 1e6, nil, smaller
+		l = smaller(l).Draw(t, "smaller")
+	}
+	x := turns{limits: engine.Limits{l.Prepared()}}
+	for range rapid.IntRange(1, 3).Draw(t, "others") {
+		x.limits = append(x.limits, change(l).Draw(t, "changed").Prepared())
+	}
+	states := newCounter(nil, nil)
+	now := enginetest.Start + engine.Micros(rapid.Int64Range(0, int64(l.Window)).Draw(t, "start"))
+	last := now
+	for range rapid.IntRange(1, 80).Draw(t, "calls") {
+		i := rapid.IntRange(0, len(x.limits)-1).Draw(t, "who")
+		states.limits = x.limits[i : i+1]
+		if now += max(0, enginetest.Later(states.limits).Draw(t, "later")); now > end {
+			break
+		}
+		k := enginetest.Take(states.limits).Draw(t, "take")
+		if small {
+			now -= max(0, now-last-engine.Micros(rapid.SampledFrom([]int{0, 0, 1, 20_000, 100_000, 400_000}).Draw(t, "at most")))
+			k.Cost = min(k.Cost, rapid.Uint64Range(1, 30).Draw(t, "at most"))
+		}
+		last = now
+		k.Owner, k.Extra, k.Count = "", 0, 1
+		switch rapid.IntRange(0, 3).Draw(t, "call") {
+		case 0:
+			before := *states.state(x.limits[i].Slot())
+			states.look(now, k)
+			if after := *states.state(x.limits[i].Slot()); after != before {
+				t.Fatalf("a look changed %+v to %+v", before, after)
+			}
+		case 1:
+			k.Cost = 0
+			fallthrough
+		default:
+			x.all, x.by = append(x.all, spent{now, min(k.Cost, engine.MaxHits), 1, states.take(now, k)}), append(x.by, i)
+		}
+	}
+	return x
+}
+
+// smaller draws a limit that shares the state of l, with numbers that a few takes fill.
+func smaller(l engine.Limit) *rapid.Generator[engine.Limit] {
+	return rapid.Custom(func(t *rapid.T) engine.Limit {
+		c := l
+		c.Hits = rapid.Uint64Range(1, 30).Draw(t, "hits")
+		c.Precision = min(l.Precision, 10)
+		if c.Slot() == (engine.Limit{Algorithm: c.Algorithm}).Slot() { // which has no window
+			c.Window = rapid.SampledFrom([]engine.Micros{1e6, 1e6, 2e6, 60e6}).Draw(t, "window")
+		}
+		if c.Burst > 0 {
+			c.Burst = rapid.Uint64Range(1, 60).Draw(t, "burst")
+			c.Debt, c.FillInterval, c.Initial = min(c.Debt, 20), 0, min(c.Initial, c.Burst)
+		}
+		if c.FillInterval = 0; c.Algorithm == engine.TokenBucket && rapid.IntRange(0, 2).Draw(t, "steps") == 0 {
+			c.FillInterval = c.Window
+		}
+		return c
+	}).Filter(func(c engine.Limit) bool { return c.Validate() == nil })
+}
+
+// largest returns the largest of a number of any of the limits.
+func (x *turns) largest(of func(*engine.Limit) uint64) (n uint64) {
+	for i := range x.limits {
+		n = max(n, of(&x.limits[i]))
+	}
+	return n
+}
+
+// bound is burst plus the largest rate of all limits times (t + s).
+func (x *turns) bound(burst uint64, s engine.Micros) func(engine.Micros) *big.Rat {
+	return func(span engine.Micros) *big.Rat {
+		most := new(big.Rat)
+		for i := range x.limits {
+			if b := atRate(&x.limits[i], burst, s)(span); b.Cmp(most) > 0 {
+				most = b
+			}
+		}
+		return most
+	}
+}
+
+// TestLimitsTakeTurns: however limits that share a state take turns, they admit no more than the largest burst and the
+// largest rate allow.
+func TestLimitsTakeTurns(t *testing.T) {
+	hits := func(l *engine.Limit) uint64 { return l.Hits }
+	for a, check := range map[engine.Algorithm]func(*rapid.T, *turns){
+		engine.FixedWindow: func(t *rapid.T, x *turns) {
+			admitted := map[int64]uint64{}
+			for _, s := range x.all {
+				if admitted[s.Window] += s.hits(); admitted[s.Window] > x.largest(hits) {
+					t.Fatalf("%d hits in a window", admitted[s.Window])
+				}
+			}
+		},
+		engine.SlidingWindow: func(t *rapid.T, x *turns) { most(t, x.all, within(x.largest(hits), x.limits[0].Window)) },
+		engine.SlidingLog: func(t *rapid.T, x *turns) {
+			most(t, x.all, x.bound(x.largest(hits), 0))
+			for i, l := range x.limits { // what each admits fits its own window
+				most(t, x.of(i), within(l.Hits, l.Window))
+			}
+		},
+		engine.TokenBucket: func(t *rapid.T, x *turns) {
+			most(t, x.all, x.bound(x.largest(func(l *engine.Limit) uint64 { return l.Burst + l.Debt }),
+				engine.Micros(x.largest(func(l *engine.Limit) uint64 { return uint64(l.FillInterval) }))))
+		},
+		engine.LeakyBucket: func(t *rapid.T, x *turns) {
+			most(t, x.all, x.bound(x.largest(func(l *engine.Limit) uint64 { return l.Burst })+1, 0)) // one is leaving
+			x.checkOrder(t)
+		},
+		engine.Concurrency: func(t *rapid.T, x *turns) { x.checkHeld(t, x.largest(hits)) },
+	} {
+		t.Run(a.String(), rapid.MakeCheck(func(t *rapid.T) {
+			x := takeTurns(t, a)
+			check(t, &x)
+		}))
+	}
+}
+
+// of returns what the i-th limit admitted.
+func (x *turns) of(i int) (all []spent) {
+	for k, s := range x.all {
+		if x.by[k] == i {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// checkOrder checks that turns in a queue come in the order of the takes, and after each other at the rate of whoever
+// promised them.
+func (x *turns) checkOrder(t *rapid.T) {
+	free := new(big.Rat) // when the next turn may come
+	for k, s := range x.all {
+		if s.hits() == 0 {
+			continue
+		}
+		turn := new(big.Rat).SetInt64(int64(s.at) + int64(s.Wait/time.Microsecond))
+		if turn.Cmp(free) < 0 {
+			t.Fatalf("the turn at %s comes before %s", turn.FloatString(0), free.FloatString(3))
+		}
+		l := &x.limits[x.by[k]]
+		lasts := big.NewRat(int64(l.Window), int64(l.Hits))
+		turn.Add(turn, lasts.Mul(lasts, new(big.Rat).SetUint64(s.hits())))
+		free = turn.Sub(turn, big.NewRat(1, 1)) // turns are told in whole µs, rounded up
+	}
+}
+
+// checkHeld checks that never more than limit slots are held, none of which is released before its end.
+func (x *turns) checkHeld(t *rapid.T, limit uint64) {
+	for i, s := range x.all {
+		held := s.hits()
+		for k, before := range x.all[:i] {
+			if s.at < before.at+x.limits[x.by[k]].Window {
+				held += before.hits()
+			}
+		}
+		if s.hits() > 0 && held > limit {
+			t.Fatalf("%d slots are held at %d, at most %d may be", held, s.at, limit)
+		}
+	}
+}
