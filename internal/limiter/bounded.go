@@ -2,35 +2,46 @@ package limiter
 
 import (
 	"maps"
+	"math"
 	"sync"
 	"sync/atomic"
 )
 
-// bounded maps names that depend on requests to what counts them: at most max names, none longer than longest, and a
-// single T for all others. Looking up a known name, or one of the others once max is reached, takes no lock and does
-// not allocate. The zero value is empty; max and longest must be set before use.
+// bounded maps names that depend on requests to what counts them: at most max names, of room bytes together, and a
+// single T for all others. No name is among the others for its length alone: a long one takes the room of several short
+// ones. Looking up a known name, or one of the others once max is reached or there is no room for it, takes no lock and
+// does not allocate. The zero value is empty; bound must be called before use.
 type bounded[T any] struct {
-	max, longest int
+	max, room int
 
 	settled atomic.Pointer[map[string]*T] // never written to
 	other   atomic.Pointer[T]             // nil until needed
 	full    atomic.Bool                   // max names are known, all of them settled, and other is not nil
+	refused atomic.Int64                  // names of so many bytes or more are not known unless settled, and other is not nil; 0 if all fit
 	mu      sync.Mutex
 	recent  map[string]*T // known but not settled yet
+	used    int           // bytes of all known names
 	misses  int           // lookups that found a name in recent
+}
+
+// minRoom lets a few very long names fit where max is low.
+const minRoom = 64 << 10
+
+// bound allows max names, of length bytes each on average.
+func (b *bounded[T]) bound(most, length int) {
+	b.max, b.room = most, max(min(most, math.MaxInt/length)*length, minRoom)
 }
 
 // find returns what counts name, or nil if add has to be called.
 func (b *bounded[T]) find(name []byte) *T {
-	if len(name) > b.longest {
-		return b.other.Load()
-	}
+	refused := b.refused.Load() // before settled, which has all names that this bars
+	closed := b.full.Load() || refused > 0 && int64(len(name)) >= refused
 	if m := b.settled.Load(); m != nil {
 		if t, ok := (*m)[string(name)]; ok {
 			return t
 		}
 	}
-	if b.full.Load() {
+	if closed {
 		return b.other.Load()
 	}
 	return nil
@@ -43,18 +54,22 @@ func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
 	if t := b.find(name); t != nil { // another goroutine was faster
 		return t
 	}
-	if len(name) > b.longest {
-		return b.others(other)
-	}
 	t, ok := b.recent[string(name)]
-	if ok {
+	switch {
+	case ok:
 		b.misses++
-	} else {
+	case len(name) > b.room-b.used:
+		b.settle()
+		t = b.others(other)
+		b.refused.Store(int64(b.room - b.used + 1))
+		return t
+	default:
 		t = fresh()
 		if b.recent == nil {
 			b.recent = make(map[string]*T)
 		}
 		b.recent[string(name)] = t
+		b.used += len(name)
 	}
 	if known := b.known(); known >= b.max {
 		b.settle()
@@ -82,7 +97,7 @@ func (b *bounded[T]) known() int {
 }
 
 // settle moves all known names to where they are found without a lock. That copies them, so it is done only when there
-// have been as many slow lookups as there are names to copy.
+// have been as many slow lookups as there are names to copy, and when a name has to be refused.
 func (b *bounded[T]) settle() {
 	all := make(map[string]*T, b.known())
 	if m := b.settled.Load(); m != nil {

@@ -13,7 +13,7 @@ import (
 const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
 	maxOverrideKeys   = 100 // of each domain
-	maxKeyText        = 128 // bytes that a request adds to a name; longer names are counted like those beyond the bounds
+	meanKeyText       = 128 // bytes that requests add to names, on average; more makes the names fewer
 )
 
 // ignored says why an override is ignored.
@@ -63,7 +63,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		rules:          make(map[string]*ruleCounts),
 		known:          make(map[string]*domain),
 	}
-	n.domains.max, n.domains.longest = maxUnknownDomains, maxKeyText
+	n.domains.bound(maxUnknownDomains, meanKeyText)
 	return n
 }
 
@@ -97,7 +97,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		counts, ok := c.rules[id]
 		if !ok {
 			counts = new(ruleCounts)
-			counts.dynamic.max, counts.dynamic.longest = c.maxSeries, len(r.Path)+maxKeyText
+			counts.dynamic.bound(c.maxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
 		}
 		added := rule{ruleCounts: counts}
@@ -113,7 +113,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 				notAllowed: c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "not_allowed"),
 				invalid:    c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "invalid"),
 			}
-			k.overrides.max, k.overrides.longest = maxOverrideKeys, len(d.Name)+maxKeyText
+			k.overrides.bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			c.known[d.Name] = k
 		}
 		s.domains[d] = k

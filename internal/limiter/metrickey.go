@@ -43,7 +43,7 @@ func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descript
 				levels[i] += "_" + string(e.Value)
 			}
 		}
-		return c.keyed(stats.NewKey(d.Name, levels...), known.longest, other)
+		return c.registry.Rule(stats.NewKey(d.Name, levels...))
 	}, other)
 }
 
@@ -58,15 +58,6 @@ func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descrip
 		return c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(nameless)...))
 	}
 	return t.rule.dynamic.add(key, func() *stats.Rule {
-		return c.keyed(stats.NewKey(d.Name, t.match.MetricLevels(entries)...), t.rule.dynamic.longest, other)
+		return c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(entries)...))
 	}, other)
-}
-
-// keyed returns the counters for a key that depends on a request, or those for all others if its displayed form is too
-// long.
-func (c *counts) keyed(k stats.Key, longest int, other func() *stats.Rule) *stats.Rule {
-	if len(k.Text) > longest {
-		return other()
-	}
-	return c.registry.Rule(k)
 }

@@ -1,6 +1,8 @@
 package limiter_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -32,5 +34,37 @@ func TestDottedNamesThatCollide(t *testing.T) {
 		if got := f.stats.Rule(tt.key).TotalHits.Load(); got != tt.want {
 			t.Errorf("%+v: %d hits, want %d", tt.key, got, tt.want)
 		}
+	}
+}
+
+// A long value has series of its own like any other, as long as there is room for it; a short one then still fits.
+func TestH8SeriesOfLongValues(t *testing.T) {
+	f := newFixture(t, plainRules, limiter.Config{})
+	hits := func(value string) uint64 {
+		return f.stats.Rule(stats.NewKey("shop", "detailed_"+value)).TotalHits.Load()
+	}
+	ask := func(value string) { f.decide(t, request("shop", "detailed="+value)) }
+	long := []string{strings.Repeat("a", 129), strings.Repeat("b", 1000), strings.Repeat("c", 30_000)}
+	for _, value := range long {
+		ask(value)
+	}
+	for i := range 10_000 {
+		ask(strings.Repeat("x", 500) + fmt.Sprint(i))
+	}
+	ask("short")
+	for _, value := range long {
+		ask(value)
+		if n := hits(value); n != 2 {
+			t.Errorf("%d hits are of the value of %d bytes, want 2", n, len(value))
+		}
+	}
+	if n := hits("short"); n != 1 {
+		t.Errorf("%d hits are of the short value, want 1", n)
+	}
+	if n, size := f.series(t); size > 1<<20 {
+		t.Errorf("the scrape has %d series of %d bytes together, want at most 1 MB", n, size)
+	}
+	if n := hits(stats.Other); n < 9_700 {
+		t.Errorf("%d hits are of other values, want at least 9700", n)
 	}
 }

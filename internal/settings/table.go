@@ -164,7 +164,7 @@ func operation() []variable {
 func metrics() []variable {
 	return []variable{
 		{"DISABLE_STATS", "false", boolean, honoured, "", "serve no metrics, whatever the other variables say"},
-		{"METRIC_MAX_SERIES", "1000", positive, honoured, "", "maximum number of metric keys that values of requests may create, per rule; the rest is counted as `__other__` (ours)"},
+		{"METRIC_MAX_SERIES", "1000", positive, honoured, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; the rest is counted as `__other__` (ours)"},
 		{"USE_PROMETHEUS", "false", boolean, honoured, "", "serve metrics for Prometheus on a separate listener; the debug listener has them in any case"},
 		{"PROMETHEUS_ADDR", ":9090", address, honoured, "", "address of that listener"},
 		{"PROMETHEUS_PATH", "/metrics", path, honoured, "", "path of the metrics there"},
