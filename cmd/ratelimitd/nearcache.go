@@ -61,8 +61,8 @@ func localCacheGauges(r *stats.Registry, near *nearcache.Backend) {
 		"hitCount":      func(s *nearcache.Stats) uint64 { return s.Refusals },
 		"missCount":     func(s *nearcache.Stats) uint64 { return s.Misses },
 		"lookupCount":   func(s *nearcache.Stats) uint64 { return s.Refusals + s.Misses },
-		"entryCount":    func(s *nearcache.Stats) uint64 { return uint64(s.Entries) },
-		"evacuateCount": func(s *nearcache.Stats) uint64 { return s.Evictions },
+		"entryCount":    func(s *nearcache.Stats) uint64 { return uint64(s.Remembered) },
+		"evacuateCount": func(s *nearcache.Stats) uint64 { return s.Forgotten },
 		"expiredCount":  func(s *nearcache.Stats) uint64 { return s.Expired },
 	} {
 		r.Gauge("ratelimit.localcache."+name, func() float64 {

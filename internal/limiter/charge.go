@@ -196,7 +196,8 @@ func (p *scratch) pick(f func(*part) bool) {
 	}
 }
 
-// applyBatch asks the backend for the batch and copies its decisions back.
+// applyBatch asks the backend for the batch and copies its decisions back. What is asked about these counters from then
+// on is asked again.
 func (l *Limiter) applyBatch(ctx context.Context, p *scratch) error {
 	if len(p.batch) == 0 {
 		return nil
@@ -205,7 +206,7 @@ func (l *Limiter) applyBatch(ctx context.Context, p *scratch) error {
 		return err
 	}
 	for k, i := range p.picked {
-		p.ops[i].Decision, p.ops[i].Remembered = p.batch[k].Decision, p.batch[k].Remembered
+		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Remembered, true
 	}
 	return nil
 }

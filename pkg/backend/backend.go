@@ -57,6 +57,7 @@ type Op struct {
 	Penalty *engine.Penalty // nil if there is none
 	Lease   Lease
 	Force   bool // for Reset: also while a penalty runs
+	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
 
 	Decision engine.Decision // out
 	Err      error           // out: why there is no decision; a dead shard fails only its own ops

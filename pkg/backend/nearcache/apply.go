@@ -74,6 +74,9 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backend.Op) verdict {
 	if b.leases != nil {
 		if v := b.leases.answer(op, n, at, ops); v != asks {
+			if v == served && b.refusals != nil {
+				b.refusals.missed(op, n)
+			}
 			return v
 		}
 	}

@@ -58,10 +58,13 @@ type Config struct {
 type Stats struct {
 	Hits      uint64 // operations answered without asking the store: refused from memory, or served by a lease
 	Refusals  uint64 // those among Hits that were refused from memory
-	Misses    uint64 // takes and looks for which no refusal was remembered
+	Misses    uint64 // takes and looks for which no refusal was remembered, except those with [backend.Op.Again]
 	Expired   uint64 // refusals found to have ended
-	Entries   int    // refusals remembered, including those that have ended since, plus keys with a lease
+	Entries   int    // refusals remembered, plus keys with a lease
 	Evictions uint64 // keys forgotten to make room
+
+	Remembered int    // those among Entries that are refusals, including those that have ended since
+	Forgotten  uint64 // those among Evictions that were refusals
 
 	// Hits of counters that were leased, and what has become of them. The rest is still leased.
 

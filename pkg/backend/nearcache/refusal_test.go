@@ -455,3 +455,27 @@ func TestSmallest(t *testing.T) {
 		}
 	}
 }
+
+// Each request counts one lookup of each of its counters, whether its hits come from a lease or from the store, and
+// however often it asks. A lease is no refusal.
+func TestLookups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newLessor(t, newStore(), nearcache.Config{Refusal: nearcache.UntilEnd}, window(1000, hour))
+		r.hits(1000, time.Millisecond)
+		if s := r.Stats(); s.Misses != 1000 || s.Hits == 0 || s.Entries != 1 || s.Remembered != 0 {
+			t.Errorf("after 1000 hits, some of them leased: %+v; want 1000 misses, and no refusal remembered", s)
+		}
+		ops := []backend.Op{{Key: keyOf(1), Limits: r.limits, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}}}
+		r.Apply(t.Context(), ops)
+		ops[0].Mode, ops[0].Again = backend.Take, true
+		r.Apply(t.Context(), ops)
+		if s := r.Stats(); s.Misses != 1001 || s.Refusals != 0 || s.Remembered != 1 {
+			t.Errorf("after a request that looked and took: %+v; want one miss more, and one refusal remembered", s)
+		}
+		ops[0].Again = false
+		r.Apply(t.Context(), ops)
+		if s := r.Stats(); s.Misses != 1001 || s.Refusals != 1 || s.Remembered != 1 || s.Forgotten != 0 {
+			t.Errorf("after a refusal from memory: %+v; want no miss more", s)
+		}
+	})
+}

@@ -216,9 +216,16 @@ func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []back
 			return served
 		}
 	}
-	sh.misses.Add(1)
+	r.missed(op, n)
 	e.ask(op, n)
 	return asks
+}
+
+// missed counts op, a take or a look that no refusal answers, unless its request has asked before.
+func (r *refusals) missed(op *backend.Op, n *note) {
+	if !op.Again {
+		r.shard(n.hash).misses.Add(1)
+	}
 }
 
 // learn remembers the store's answer to op, which it was sent at time at or later.
@@ -253,12 +260,14 @@ func (r *refusals) count(s *Stats) {
 		sh := &r.shards[i]
 		sh.adding.Lock()
 		n := sh.cache.Len()
-		s.Entries += n
-		s.Evictions += sh.added - uint64(n) // keys are removed only to make room
+		s.Remembered += n
+		s.Forgotten += sh.added - uint64(n) // keys are removed only to make room
 		sh.adding.Unlock()
 		s.Refusals += sh.served.Load()
 		s.Misses += sh.misses.Load()
 		s.Expired += sh.expired.Load()
 	}
 	s.Hits += s.Refusals
+	s.Entries += s.Remembered
+	s.Evictions += s.Forgotten
 }
