@@ -9,7 +9,7 @@ import (
 
 // nearCacheConfig returns what the NEAR_CACHE_ variables ask for. LOCAL_CACHE_SIZE_IN_BYTES asks for
 // envoyproxy/ratelimit's local cache, in which a refusal lasts until its window ends; the size does not matter here,
-// since NEAR_CACHE_KEYS is the bound.
+// since NEAR_CACHE_KEYS is the bound, or its default where it is 0: that turns off what envoyproxy/ratelimit does not have.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	c := nearcache.Config{
 		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: s.Redis.OpTimeout,
@@ -18,11 +18,11 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 		NoLeases: !s.NearCache.Leases || s.Redis.KeyFormat != "" || s.Backend.Type == "memcache",
 	}
 	if c.Keys == 0 {
-		c.Keys = -1
+		c.Keys, c.NoLeases = -1, true
 	}
 	switch {
 	case s.Backend.LocalCache > 0:
-		c.Refusal = nearcache.UntilEnd
+		c.Keys, c.Refusal = max(c.Keys, 0), nearcache.UntilEnd
 	case c.Refusal == 0:
 		c.Refusal = -1
 	}

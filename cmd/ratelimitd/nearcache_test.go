@@ -23,6 +23,7 @@ func TestNearCacheConfig(t *testing.T) {
 		{[]string{"REDIS_KEY_FORMAT=reference"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
 		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_REFUSAL=0"}, nearcache.Config{Keys: 100_000, Refusal: math.MaxInt64, Budget: 50 * time.Millisecond}},
+		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_KEYS=0"}, nearcache.Config{Refusal: math.MaxInt64, Budget: 50 * time.Millisecond, NoLeases: true}},
 	} {
 		s, _, err := settings.Parse(append([]string{"BACKEND_TYPE=redis"}, c.env...))
 		if err != nil {
