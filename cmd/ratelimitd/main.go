@@ -22,6 +22,7 @@ import (
 const (
 	exitFailed  = 1 // something went wrong
 	exitRefused = 2 // of call: no error, but a request was over a limit
+	exitUsage   = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
 )
 
 // errRefused is the outcome of a call that was refused, which has already been printed.
@@ -38,6 +39,9 @@ func main() {
 		os.Exit(exitFailed)
 	default:
 		fmt.Fprintf(os.Stderr, "ratelimitd: %v\n", err)
+		if _, ok := errors.AsType[usageError](err); ok {
+			os.Exit(exitUsage)
+		}
 		os.Exit(exitFailed)
 	}
 }
@@ -102,7 +106,7 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())
+		return p.flagError(fmt.Errorf("%w: see %s --help", err, cmd.CommandPath()))
 	})
 	root.AddCommand(
 		p.serveCommand(), p.checkCommand(), p.explainCommand(), p.callCommand(),

@@ -29,6 +29,18 @@ const (
 // errSaid is the outcome of a command that failed and has already printed why.
 var errSaid = errors.New("failed")
 
+// usageError is a mistake in the flags of ratelimit_client or ratelimit_config_check, for which they have an exit code.
+type usageError struct{ error }
+
+// flagError returns err, a mistake in the flags, as the program that this one was started as has it.
+func (p *program) flagError(err error) error {
+	switch filepath.Base(p.name) {
+	case referenceClient, referenceCheck:
+		return usageError{err}
+	}
+	return err
+}
+
 // clientFlags returns the flags of ratelimit_client, in the order in which it prints them. With any of them call
 // behaves like that program.
 func clientFlags() []string {
