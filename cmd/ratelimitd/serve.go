@@ -43,7 +43,7 @@ func (p *program) serve(ctx context.Context) error {
 	}
 	log := newLogger(p.stderr, s)
 	for _, notice := range notices {
-		log.Warn("a setting has no effect", "notice", notice)
+		log.Warn("note on a setting", "notice", notice)
 	}
 	if s.Backend.Assumed {
 		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",

@@ -125,8 +125,10 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 func redisConfig(s *settings.Settings) (redis.Config, error) {
 	r, p := &s.Redis, &s.RedisPerSecond
 	files := redis.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
-	if _, err := files.Load(); err != nil {
-		return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
+	if r.OverTLS() || p.OverTLS() {
+		if _, err := files.Load(); err != nil {
+			return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
+		}
 	}
 	c := redis.Config{
 		Type:             redisType(r.Type),
@@ -141,7 +143,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		OpTimeout:        opTimeout(r.OpTimeout),
 		DialTimeout:      r.DialTimeout,
 	}
-	if overTLS(r.TLS, r.URL) {
+	if r.OverTLS() {
 		c.TLS = files.Load
 	}
 	if r.KeyFormat != "" {
@@ -161,15 +163,10 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		OpTimeout:    opTimeout(p.OpTimeout),
 		DialTimeout:  p.DialTimeout,
 	}
-	if overTLS(p.TLS, p.URL) {
+	if p.OverTLS() {
 		c.PerSecond.TLS = files.Load
 	}
 	return c, nil
-}
-
-// overTLS reports whether TLS is used for a Redis: its URL may ask for it too.
-func overTLS(on bool, url string) bool {
-	return on || strings.Contains(strings.ToLower(url), "rediss://")
 }
 
 func redisType(name string) redis.Type {

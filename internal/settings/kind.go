@@ -51,7 +51,7 @@ func (k kind) words() []string {
 	case deployment:
 		return []string{"single", "sentinel", "cluster"}
 	case socket:
-		return []string{"tcp", "unix"}
+		return []string{"tcp", "tcp4", "tcp6", "unix"}
 	case keyFormat:
 		return []string{"reference"}
 	case failure:

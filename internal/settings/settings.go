@@ -7,6 +7,7 @@
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -218,7 +219,7 @@ func (l *Level) UnmarshalText(name []byte) error {
 }
 
 // Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say what is
-// accepted but has no effect, each in a sentence for the log. The error has everything that is wrong, one line each.
+// accepted and has no effect, or another one than it says, each in a sentence for the log. The error has everything that is wrong, one line each.
 func Parse(environ []string) (s Settings, notices []string, err error) {
 	given := map[string]string{}
 	for _, pair := range environ {
@@ -238,18 +239,14 @@ func Parse(environ []string) (s Settings, notices []string, err error) {
 		return Settings{}, nil, fmt.Errorf("reading the environment: %w", err)
 	}
 	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
-	s.Log.Format = strings.ToLower(s.Log.Format)
 	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
 	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
-	return s, notices, nil
+	return s, append(notices, s.withoutTLS()...), nil
 }
 
 // lookUp fills in the defaults, and checks each variable on its own.
 func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
-	chosen := given["BACKEND_TYPE"]
-	if chosen == "" {
-		chosen = redis
-	}
+	chosen := word(cmp.Or(given["BACKEND_TYPE"], redis), memory, redis, memcache)
 	values = map[string]string{}
 	for _, v := range variables() {
 		values[v.name] = v.def
@@ -257,7 +254,11 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		if !set || !v.of(chosen) {
 			continue
 		}
+		value, notice := v.instead(value)
 		values[v.name] = value
+		if notice != "" {
+			notices = append(notices, notice)
+		}
 		switch {
 		case v.kind.same(value, v.def):
 		case v.kind.check(value) != nil && v.kind == secretPairs:
@@ -301,9 +302,6 @@ func relations(given, values map[string]string) []error {
 		problems = append(problems, checkXDS(given)...)
 	default:
 		problems = append(problems, wrong("CONFIG_TYPE", v, "FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA"))
-	}
-	if v := values["LOG_FORMAT"]; !strings.EqualFold(v, "text") && !strings.EqualFold(v, "json") {
-		problems = append(problems, wrong("LOG_FORMAT", v, "text or json"))
 	}
 	problems = append(problems, checkTLS(given)...)
 	for _, prefix := range []string{"REDIS_", "REDIS_PERSECOND_"} {

@@ -144,7 +144,7 @@ func backends() []variable {
 		{"NEAR_CACHE_KEYS", "100000", integer, honoured, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (ours)"},
 		{"NEAR_CACHE_REFUSAL", "1s", duration, honoured, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
 		{"NEAR_CACHE_LEASES", "true", boolean, honoured, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
-		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, honoured, shared, "how much longer than they count counters are kept, at most"},
+		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, honoured, shared, "how much longer than they count counters are kept, at most; less than 0 is 0"},
 		{"CACHE_KEY_PREFIX", "", text, honoured, shared, "prefix of the names of counters in a store"},
 	}
 }
@@ -155,7 +155,7 @@ func operation() []variable {
 		{"ADMIN_TOKEN_FILE", "", text, honoured, "", "file of the token with which other machines may use the admin API; without it, only this machine may (ours)"},
 		{"DRAIN_DELAY", "5s", duration, honoured, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
 		{"LOG_LEVEL", "WARN", level, honoured, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
-		{"LOG_FORMAT", "text", text, honoured, "", "`text` or `json`"},
+		{"LOG_FORMAT", "text", text, honoured, "", "`text` or `json`; anything else is `text`"},
 		{"LOG_REFUSED", "false", boolean, honoured, "", "log refused requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (ours)"},
 		{"LOG_REFUSED_VALUES", "false", boolean, honoured, "", "the same, with the keys and values of the descriptor, which are data of end users (ours)"},
 	}
@@ -188,7 +188,7 @@ func metrics() []variable {
 func xds() []variable {
 	return []variable{
 		{"CONFIG_GRPC_XDS_NODE_ID", "default", text, honoured, "", "id of this node"},
-		{"CONFIG_GRPC_XDS_NODE_METADATA", "", assignments, honoured, "", "metadata of this node, `k=v,k2=v2`"},
+		{"CONFIG_GRPC_XDS_NODE_METADATA", "", assignments, honoured, "", "metadata of this node, `k=v,k2=v2`; a pair without an equals sign is not sent"},
 		{"CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000", text, honoured, "", "address of the control plane"},
 		{"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", duration, honoured, "", "maximum of the first wait before connecting again"},
 		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", secretPairs, honoured, "", "headers to send along, `k:v,k2:v2`"},

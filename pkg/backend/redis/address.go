@@ -66,7 +66,9 @@ func hostAndPort(s string) bool {
 
 // add adds one server to t. A server with a host is reached by TCP.
 func (t *target) add(s string) error {
-	t.network = "tcp"
+	if t.network == "unix" {
+		t.network = "tcp"
+	}
 	if !strings.Contains(s, "://") {
 		host, port, err := net.SplitHostPort(s)
 		if err != nil || port == "" {

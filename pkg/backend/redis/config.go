@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -42,8 +43,8 @@ const NoOpTimeout time.Duration = -1
 type Config struct {
 	// Type is the kind of deployment: [Single] by default.
 	Type Type
-	// Network is tcp, the default, or unix. Sentinels, clusters and any URL with a host and a port are always reached
-	// by TCP.
+	// Network is tcp, the default, tcp4 or tcp6 for addresses of one kind alone, or unix. Any URL with a host and a port is
+	// reached by TCP; sentinels and clusters are always reached by tcp.
 	Network string
 	// URL is where Redis is. For a single server: host:port, the path of a socket,
 	// redis://[user[:password]@]host:port[/db] or, with TLS, rediss://…. For a cluster: one or more of these, separated
@@ -151,8 +152,8 @@ func (c *Config) validate() error {
 		return errors.New("redis: the URL is empty; it takes host:port, redis://host:port, rediss://host:port or the path of a socket")
 	case c.Type > Cluster:
 		return fmt.Errorf("redis: type %d is not known; it takes single, sentinel or cluster", c.Type)
-	case c.Network != "tcp" && c.Network != "unix":
-		return fmt.Errorf("redis: socket type %q is not known; it takes tcp or unix", c.Network)
+	case !slices.Contains([]string{"tcp", "tcp4", "tcp6", "unix"}, c.Network):
+		return fmt.Errorf("redis: socket type %q is not known; it takes tcp, tcp4, tcp6 or unix", c.Network)
 	case c.PoolSize < 0:
 		return fmt.Errorf("redis: a pool size of %d makes no sense; it takes at least 1", c.PoolSize)
 	case c.OpTimeout < 0 && c.OpTimeout != NoOpTimeout:

@@ -49,6 +49,8 @@ func TestDeployments(t *testing.T) {
 		{"not_a_socket", Config{URL: plain.Addr(), Network: "unix", Auth: "word"}, TLSFiles{}, ""},
 		{"url_not_of_a_socket", Config{URL: "redis://:word@" + plain.Addr(), Network: "unix"}, TLSFiles{}, ""},
 		{"no_socket", Config{URL: plain.Dir() + "/other.sock", Network: "unix"}, TLSFiles{}, "refused: "},
+		{"tcp4", Config{URL: plain.Addr(), Network: "tcp4", Auth: "word"}, TLSFiles{}, ""},
+		{"tcp6", Config{URL: plain.Addr(), Network: "tcp6", Auth: "word"}, TLSFiles{}, "no suitable address"},
 		{"unix_url", Config{URL: "unix://app:sec%3Aret@" + plain.Dir() + "/redis.sock?db=2"}, TLSFiles{}, ""},
 		{"url", Config{URL: "redis://app:sec%3Aret@" + plain.Addr() + "/3"}, TLSFiles{}, ""},
 		{"url_password", Config{URL: "redis://:word@" + plain.Addr()}, TLSFiles{}, ""},

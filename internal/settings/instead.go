@@ -1,0 +1,98 @@
+package settings
+
+import (
+	"fmt"
+	"strings"
+)
+
+// instead returns what is used in place of a value of v with which envoyproxy/ratelimit starts too, and a notice of it, or
+// value itself. The notice is empty where the value means what it says.
+func (v *variable) instead(value string) (used, notice string) {
+	n, err := parseInt(value)
+	number := err == nil
+	says := func(what string) string { return fmt.Sprintf("%s=%s %s", v.name, value, what) }
+	switch v.name {
+	case "BACKEND_TYPE":
+		return word(value, memory, redis, memcache), ""
+	case "CONFIG_TYPE":
+		return word(value, "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"), ""
+	case "LOG_FORMAT":
+		if used = word(value, "text", "json"); used != "text" && used != "json" {
+			return "text", says("is not known, so the log is written as text; it takes text or json")
+		}
+		return used, ""
+	case "REDIS_POOL_SIZE", "REDIS_PERSECOND_POOL_SIZE":
+		if number && n == 0 {
+			return "4", says("means 4, the default of envoyproxy/ratelimit's client for Redis")
+		}
+	case "REDIS_SOCKET_TYPE", "REDIS_PERSECOND_SOCKET_TYPE":
+		if strings.EqualFold(value, "tcp4") || strings.EqualFold(value, "tcp6") {
+			return value, says("reaches a single Redis over IPv" + value[3:] + " only; tcp uses both IPv4 and IPv6, as sentinels and clusters do")
+		}
+	case "MEMCACHE_MAX_IDLE_CONNS":
+		if number && n <= 0 {
+			return v.def, says("means " + v.def + ", the default of envoyproxy/ratelimit's client for memcached")
+		}
+	case "EXPIRATION_JITTER_MAX_SECONDS":
+		if number && n < 0 {
+			return "0", says("means 0: no counter is kept for longer than it counts")
+		}
+	case "CONFIG_GRPC_XDS_NODE_METADATA":
+		return assigned(value, says)
+	}
+	return value, ""
+}
+
+// word returns the one of words that v is, in upper or lower case, or v itself.
+func word(v string, words ...string) string {
+	for _, w := range words {
+		if strings.EqualFold(v, w) {
+			return w
+		}
+	}
+	return v
+}
+
+// assigned leaves out the pairs of v that have no equals sign.
+func assigned(v string, says func(string) string) (used, notice string) {
+	var kept, left []string
+	for pair := range strings.SplitSeq(v, ",") {
+		switch {
+		case strings.Contains(pair, "="):
+			kept = append(kept, pair)
+		case pair != "":
+			left = append(left, pair)
+		}
+	}
+	if left != nil {
+		notice = says("leaves out " + strings.Join(left, ", ") + ", as envoyproxy/ratelimit does: a pair is written key=value")
+	}
+	return strings.Join(kept, ","), notice
+}
+
+// OverTLS reports whether TLS is used, for which the URL may ask too.
+func (r *Redis) OverTLS() bool { return r.TLS || rediss(r.URL) }
+
+// OverTLS reports whether there is such a Redis, and TLS is used.
+func (r *RedisPerSecond) OverTLS() bool { return r.On && (r.TLS || rediss(r.URL)) }
+
+func rediss(url string) bool { return strings.Contains(strings.ToLower(url), "rediss://") }
+
+// withoutTLS returns notices of files that are not read because the store of s is reached without TLS.
+func (s *Settings) withoutTLS() (notices []string) {
+	unread := func(prefix, ca, cert, key string) {
+		for _, f := range []struct{ name, path string }{{"_CACERT", ca}, {"_CLIENT_CERT", cert}, {"_CLIENT_KEY", key}} {
+			if f.path != "" {
+				notices = append(notices, fmt.Sprintf("%s%s has no effect without %[1]s=true: the file is not read, and connections are plain text", prefix, f.name))
+			}
+		}
+	}
+	r, m := &s.Redis, &s.Memcache
+	switch {
+	case s.Backend.Type == redis && !r.OverTLS() && !s.RedisPerSecond.OverTLS():
+		unread("REDIS_TLS", r.CA, r.Cert, r.Key)
+	case s.Backend.Type == memcache && !m.TLS:
+		unread("MEMCACHE_TLS", m.CA, m.Cert, m.Key)
+	}
+	return notices
+}
