@@ -1,11 +1,14 @@
 package examples_test
 
 import (
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
@@ -30,9 +33,20 @@ type composeFile struct {
 	}
 }
 
-// startCompose starts the server with the environment of the example's compose.yaml, with its volumes replaced by the
-// directories that they mount, and with a real Redis if it asks for one.
-func startCompose(t *testing.T, example string) *server {
+// startCompose starts the server with the environment of the example's compose.yaml and, instead of or in addition to it,
+// the given variables, and with a real Redis if it asks for one.
+func startCompose(t *testing.T, example string, more map[string]string) *server {
+	t.Helper()
+	env, _ := composeEnv(t, example)
+	if env["REDIS_URL"] != "" {
+		env["REDIS_URL"] = redistest.Start(t).Addr()
+	}
+	maps.Copy(env, more)
+	return start(t, "ratelimitd", env)
+}
+
+// composeEnv returns the environment of the server in the example's compose.yaml, with its volumes copied below root.
+func composeEnv(t *testing.T, example string) (env map[string]string, root string) {
 	t.Helper()
 	var file composeFile
 	decodeStrict(t, read(t, example+"/compose.yaml"), func(string) any { return &file })
@@ -45,7 +59,11 @@ func startCompose(t *testing.T, example string) *server {
 	if _, err := os.Stat(filepath.Join(example, s.Build, "Dockerfile")); err != nil {
 		t.Errorf("compose.yaml does not build the Dockerfile: %v", err)
 	}
-	root := t.TempDir()
+	grace, err := time.ParseDuration(s.StopGracePeriod)
+	if stop := drainDelay(t, s.Environment) + stopBound; err != nil || grace < stop {
+		t.Errorf("%s: the server is killed after %v, %v, but may take %v to drain and stop", example, grace, err, stop)
+	}
+	root = t.TempDir()
 	for _, v := range s.Volumes {
 		here, there, _ := strings.Cut(strings.TrimSuffix(v, ":ro"), ":")
 		dir := filepath.Join(root, there)
@@ -53,24 +71,40 @@ func startCompose(t *testing.T, example string) *server {
 			t.Fatal(err)
 		}
 	}
-	env := s.Environment
+	env = s.Environment
 	env["RUNTIME_ROOT"] = filepath.Join(root, env["RUNTIME_ROOT"])
 	if host, _, _ := strings.Cut(env["REDIS_URL"], ":"); host != "" {
 		if _, ok := file.Services[host]; !ok {
 			t.Errorf("compose.yaml has no service %s", host)
 		}
-		env["REDIS_URL"] = redistest.Start(t).Addr()
 	}
 	if env["USE_PROMETHEUS"] != "" {
 		env["PROMETHEUS_ADDR"] = "127.0.0.1:0"
 	}
-	return start(t, "ratelimitd", env)
+	return env, root
+}
+
+// stopBound is how long stopping may take after DRAIN_DELAY, according to docs/operations.md.
+const stopBound = 30 * time.Second
+
+// drainDelay returns the DRAIN_DELAY of a server with this environment.
+func drainDelay(t *testing.T, env map[string]string) time.Duration {
+	t.Helper()
+	text := env["DRAIN_DELAY"]
+	if text == "" {
+		text = regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../README.md"))[1]
+	}
+	delay, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return delay
 }
 
 // TestCompose starts the server as compose/compose.yaml does, and sends a request for a user.
 func TestCompose(t *testing.T) {
 	t.Parallel()
-	startCompose(t, "compose").expect(t, "edge", "user", "ann",
+	startCompose(t, "compose", nil).expect(t, "edge", "user", "ann",
 		&rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 20, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
 }
 

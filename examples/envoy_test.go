@@ -174,8 +174,16 @@ func TestEnvoyClusterSpeaksHTTP2(t *testing.T) {
 	if interval := http2.GetConnectionKeepalive().GetInterval().AsDuration(); interval < 10*time.Second {
 		t.Errorf("keepalive every %v; ratelimitd closes connections that ping more often than every 10s", interval)
 	}
-	if name := clusters[i].GetHealthChecks()[0].GetGrpcHealthCheck().GetServiceName(); name != "ratelimit" {
+	health := clusters[i].GetHealthChecks()[0]
+	if name := health.GetGrpcHealthCheck().GetServiceName(); name != "ratelimit" {
 		t.Errorf("health is asked of %q, want ratelimit", name)
+	}
+	env, _ := composeEnv(t, "envoy")
+	for what, interval := range map[string]time.Duration{"": health.GetInterval().AsDuration(), " without traffic": health.GetNoTrafficInterval().AsDuration()} {
+		noticed := time.Duration(health.GetUnhealthyThreshold().GetValue()) * (interval + health.GetTimeout().AsDuration())
+		if delay := drainDelay(t, env); interval == 0 || noticed >= delay {
+			t.Errorf("checks every %v%s notice that a server drains after up to %v; it serves on for %v", interval, what, noticed, delay)
+		}
 	}
 }
 
@@ -228,7 +236,7 @@ func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*
 // compose.yaml: a look for each request, and afterwards a charge of 300 out of 1000.
 func TestEnvoyChat(t *testing.T) {
 	t.Parallel()
-	client := startCompose(t, "envoy").client
+	client := startCompose(t, "envoy", nil).client
 	host := connectionManager(t, bootstrap(t, asItIs), "edge").GetRouteConfig().GetVirtualHosts()[0]
 	limits := perRoute(t, host, "/v1/chat").GetRateLimits()
 	budget := entries(t, limits[1].GetActions(), "/v1/chat")

@@ -137,7 +137,7 @@ func TestIstio(t *testing.T) {
 	if env := m.env(); env["REDIS_URL"] != "redis:6379" || env["REDIS_SOCKET_TYPE"] != "tcp" { // the Service of Istio's sample
 		t.Errorf("Redis is at %s %q, want tcp redis:6379", env["REDIS_SOCKET_TYPE"], env["REDIS_URL"])
 	}
-	s := m.start(t)
+	s := m.start(t, nil)
 	request := &rlsv3.RateLimitRequest{
 		Domain:      "ratelimit",
 		Descriptors: []*rlcommonv3.RateLimitDescriptor{{Entries: entries(t, istioActions(t), "/productpage")}},

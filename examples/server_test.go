@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -65,14 +66,21 @@ func program(t *testing.T, name string) string {
 type server struct {
 	target string // for grpc.NewClient
 	http   string // host and port
+	log    *output
 	client rlsv3.RateLimitServiceClient
 }
 
 // start runs the server under the given name with env, on loopback, until the test ends, and waits until it is healthy.
 func start(t *testing.T, name string, env map[string]string) *server {
 	t.Helper()
+	return startSecured(t, name, env, insecure.NewCredentials())
+}
+
+// startSecured is like start, for a server whose gRPC listener takes these credentials.
+func startSecured(t *testing.T, name string, env map[string]string, creds credentials.TransportCredentials) *server {
+	t.Helper()
 	output := &output{told: make(chan string, 1)}
-	s := &server{target: "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}
+	s := &server{target: "unix:" + filepath.Join(t.TempDir(), "grpc.sock"), log: output}
 	cmd := exec.Command(program(t, name))
 	cmd.Stdout, cmd.Stderr = output, output
 	env = maps.Clone(env)
@@ -87,7 +95,7 @@ func start(t *testing.T, name string, env map[string]string) *server {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient(s.target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
+	conn, err := grpc.NewClient(s.target, grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
 		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond},
 	}))
 	if err != nil {
@@ -101,7 +109,7 @@ func start(t *testing.T, name string, env map[string]string) *server {
 		}
 	})
 	if err := healthy(t.Context(), conn); err != nil {
-		t.Fatalf("waiting for ratelimitd: %v", err)
+		t.Fatalf("waiting for ratelimitd: %v", err) // its output follows
 	}
 	select {
 	case s.http = <-output.told:
@@ -125,7 +133,7 @@ func (o *output) Write(p []byte) (int, error) {
 	n, err := o.said.Write(p)
 	if m := listens.FindStringSubmatch(o.said.String()); m != nil {
 		select {
-		case o.told <- m[1]:
+		case o.told <- m[1] + m[2]:
 		default: // the address has been sent before
 		}
 	}
@@ -139,7 +147,7 @@ func (o *output) String() string {
 	return o.said.String()
 }
 
-var listens = regexp.MustCompile(`(?m)^HTTP +(\S+) `)
+var listens = regexp.MustCompile(`(?m)^HTTP +(\S+) |"http":"([^"]+)"`)
 
 // patience is how long a server may take for something that it should do at once.
 const patience = time.Minute
@@ -201,7 +209,7 @@ func (s *server) get(ctx context.Context, path string) error {
 // waiting for the machine; then another user is tried.
 func TestClient(t *testing.T) {
 	t.Parallel()
-	s := startCompose(t, "envoy")
+	s := startCompose(t, "envoy", nil)
 	var wrong string
 	for round := range 5 {
 		if wrong = playClient(t, s, fmt.Sprint("alice", round)); !strings.Contains(wrong, "DeadlineExceeded") {

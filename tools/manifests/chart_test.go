@@ -2,8 +2,10 @@ package manifests_test
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -11,12 +13,17 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/loader"
 	"helm.sh/helm/v4/pkg/engine"
+	"helm.sh/helm/v4/pkg/strvals"
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write examples/kubernetes/ratelimitd.yaml from the chart")
+var update = flag.Bool("update", false, "write what the chart renders into examples/kubernetes")
 
-const head = "# ratelimitd with everything it needs but Redis (redis.yaml): what the chart beside this file makes of its default values.\n"
+// rendered are the files of examples/kubernetes that the chart renders.
+var rendered = []struct{ file, values, head string }{
+	{"ratelimitd.yaml", "", "# ratelimitd with everything it needs but Redis (redis.yaml): what the chart beside this file makes of its default values.\n"},
+	{"testdata/secured.yaml", "secured-values.yaml", "# What the chart makes of secured-values.yaml. A test starts a server with it.\n"},
+}
 
 // render returns the chart as rendered by Helm with these values, in YAML, in the order of the plain manifests.
 func render(t *testing.T, values string) (string, error) {
@@ -60,20 +67,26 @@ func render(t *testing.T, values string) (string, error) {
 	return strings.Join(docs, "---\n"), nil
 }
 
-// TestChartIsPlain: the plain manifests are those of the chart with its default values; -update writes them.
-func TestChartIsPlain(t *testing.T) {
-	text, err := render(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = head + text
-	if *update {
-		if err := os.WriteFile(filepath.Join(examples, "kubernetes", "ratelimitd.yaml"), []byte(text), 0o644); err != nil {
+// TestChartRendered: the rendered files are what the chart makes of their values; -update writes them.
+func TestChartRendered(t *testing.T) {
+	for _, r := range rendered {
+		values := ""
+		if r.values != "" {
+			values = read(t, filepath.Join("kubernetes", r.values))
+		}
+		text, err := render(t, values)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if text != read(t, "kubernetes/ratelimitd.yaml") {
-		t.Error("examples/kubernetes/ratelimitd.yaml is not what the chart renders; write it with: go -C tools/manifests test -run TestChartIsPlain . -update")
+		text = r.head + text
+		if *update {
+			if err := os.WriteFile(filepath.Join(examples, "kubernetes", r.file), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if text != read(t, filepath.Join("kubernetes", r.file)) {
+			t.Errorf("examples/kubernetes/%s is not what the chart renders; write it with: go -C tools/manifests test -run TestChartRendered . -update", r.file)
+		}
 	}
 }
 
@@ -89,7 +102,7 @@ networkPolicy:
   redisPorts: [6379, 26379]
   extraEgress: [{ports: [{port: 4317, protocol: TCP}]}]
 redis: {type: sentinel, url: "mymaster,s1:26379,s2:26379", tls: true, authSecret: redis}
-env: {DEFAULT_ON_FAILURE: local, SHADOW_MODE: true, GRPC_MAX_CONNECTION_AGE: 10m}
+env: {DEFAULT_ON_FAILURE: local, SHADOW_MODE: true, GRPC_MAX_CONNECTION_AGE: 10m, MEMORY_MAX_KEYS: 12345678, DRAIN_DELAY: 1m30s, USE_STATSD: true}
 rules:
   a.yaml: |
     domain: a
@@ -106,6 +119,9 @@ podAnnotations: {a: b}
 	o := decode(t, text)
 	checkDeployment(t, o)
 	checkService(t, o)
+	if grace := *o.deployment.Spec.Template.Spec.TerminationGracePeriodSeconds; grace != 90+35 {
+		t.Errorf("the grace period is %d s, want DRAIN_DELAY and 35 s", grace)
+	}
 	if *o.deployment.Spec.Replicas != 3 || o.scaler != nil || o.budget != nil {
 		t.Error("what is switched off is there, or the replicas are not 3")
 	}
@@ -115,17 +131,120 @@ podAnnotations: {a: b}
 	for name, want := range map[string]string{
 		"REDIS_TYPE": "sentinel", "REDIS_URL": "mymaster,s1:26379,s2:26379", "REDIS_TLS": "true", "SHADOW_MODE": "true",
 		"REDIS_AUTH_FILE": "/etc/ratelimitd/redis/auth", "DEFAULT_ON_FAILURE": "local", "GRPC_MAX_CONNECTION_AGE": "10m",
+		"MEMORY_MAX_KEYS": "12345678", "USE_STATSD": "true",
 	} {
 		if got := value(t, o.deployment, name); got != want {
 			t.Errorf("%s=%q, want %q", name, got, want)
 		}
 	}
-	if o.rules.Data["b.yaml"] != "domain: b\n" || !strings.HasPrefix(o.rules.Data["a.yaml"], "domain: a\ndescriptors:") {
+	if len(o.rules.Data) != 2 || o.rules.Data["b.yaml"] != "domain: b\n" || !strings.HasPrefix(o.rules.Data["a.yaml"], "domain: a\ndescriptors:") {
 		t.Errorf("rules: %q", o.rules.Data)
 	}
 	pod := o.deployment.Spec.Template
 	if pod.Spec.NodeSelector["disk"] != "fast" || pod.Spec.Tolerations[0].Key != "dedicated" || pod.Spec.Affinity.PodAntiAffinity == nil || pod.Annotations["a"] != "b" {
 		t.Errorf("pod: %+v", pod)
+	}
+}
+
+// TestChartSecured: what a deployment with certificates, a token and further containers asks for is rendered.
+func TestChartSecured(t *testing.T) {
+	t.Parallel()
+	o := decode(t, read(t, "kubernetes/testdata/secured.yaml"))
+	checkDeployment(t, o)
+	checkService(t, o)
+	for name, want := range map[string]string{
+		"NEAR_CACHE_KEYS": "2000000", "NEAR_LIMIT_RATIO": "0.9", "REDIS_TLS": "true", "REDIS_TLS_CACERT": "/etc/ratelimitd/redis-ca/ca.crt",
+		"GRPC_SERVER_USE_TLS": "true", "GRPC_CLIENT_TLS_SAN": "envoy.edge.svc,spiffe://cluster.local/ns/edge/sa/envoy", "ADMIN": "true",
+	} {
+		if got := value(t, o.deployment, name); got != want {
+			t.Errorf("%s=%q, want %q", name, got, want)
+		}
+	}
+	if _, sample := o.rules.Data["edge.yaml"]; sample || len(o.rules.Data) != 1 {
+		t.Errorf("the sample is served beside the user's rules: %q", o.rules.Data)
+	}
+	pod := o.deployment.Spec.Template
+	if len(pod.Spec.Containers) != 2 || *pod.Spec.Containers[1].SecurityContext.RunAsUser != 1000700000 || pod.Spec.ImagePullSecrets[0].Name != "registry" {
+		t.Errorf("containers: %+v, image pull secrets: %v", pod.Spec.Containers, pod.Spec.ImagePullSecrets)
+	}
+	c := pod.Spec.Containers[0]
+	if p := c.ReadinessProbe; p.FailureThreshold != 5 || p.PeriodSeconds != 2 {
+		t.Errorf("readiness probe: %v, want the chart's with 5 failures", p)
+	}
+	if c.StartupProbe == nil || c.StartupProbe.FailureThreshold != 60 || len(c.EnvFrom) != 1 {
+		t.Errorf("startup probe %v, envFrom %v", c.StartupProbe, c.EnvFrom)
+	}
+	for what, annotations := range map[string]map[string]string{
+		"deployment": o.deployment.Annotations, "service": o.service.Annotations, "rules": o.rules.Annotations, "scaler": o.scaler.Annotations,
+		"budget": o.budget.Annotations, "policy": o.policy.Annotations,
+	} {
+		if annotations["example.com/team"] != "edge" {
+			t.Errorf("%s has the annotations %v", what, annotations)
+		}
+	}
+	if o.service.Annotations["example.com/scrape"] != "true" || pod.Annotations["example.com/inject"] != "false" || pod.Labels["example.com/tier"] != "edge" {
+		t.Errorf("service %v, pod %v, %v", o.service.Annotations, pod.Annotations, pod.Labels)
+	}
+	if p := o.service.Spec.Ports[0].AppProtocol; *p != "https" {
+		t.Errorf("the gRPC port with TLS is announced as %s", *p)
+	}
+}
+
+// TestChartProbe: a probe of another kind takes the place of the request.
+func TestChartProbe(t *testing.T) {
+	t.Parallel()
+	text, err := render(t, "{livenessProbe: {grpc: {port: 8081, service: ratelimit}}, terminationGracePeriodSeconds: 300}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := decode(t, text).deployment.Spec.Template.Spec
+	if p := pod.Containers[0].LivenessProbe; p.HTTPGet != nil || p.GRPC == nil || p.GRPC.Port != 8081 || p.PeriodSeconds != 10 {
+		t.Errorf("liveness probe: %v", p)
+	}
+	if *pod.TerminationGracePeriodSeconds != 300 {
+		t.Errorf("the grace period is %d s, want 300", *pod.TerminationGracePeriodSeconds)
+	}
+}
+
+// TestChartCommands: the commands of the README work on the chart: what they set with --set and -f is rendered.
+func TestChartCommands(t *testing.T) {
+	t.Parallel()
+	commands := regexp.MustCompile("(?m)helm install ratelimitd ./chart(.*)$").FindAllStringSubmatch(read(t, "kubernetes/README.md"), -1)
+	if len(commands) < 2 {
+		t.Fatalf("the README has %d commands of helm", len(commands))
+	}
+	for _, command := range commands {
+		values := map[string]any{}
+		args := strings.Fields(command[1])
+		for i := 0; i+1 < len(args); i += 2 {
+			var err error
+			switch args[i] {
+			case "--set":
+				err = strvals.ParseInto(args[i+1], values)
+			case "-f":
+				err = yaml.Unmarshal([]byte(read(t, filepath.Join("kubernetes", args[i+1]))), &values)
+			default:
+				t.Fatalf("helm install %s: this test knows --set and -f", command[1])
+			}
+			if err != nil {
+				t.Fatalf("helm install %s: %v", command[1], err)
+			}
+		}
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered, err := render(t, string(text))
+		if err != nil {
+			t.Fatalf("helm install %s: %v", command[1], err)
+		}
+		o := decode(t, rendered)
+		checkDeployment(t, o)
+		if image, set := values["image"].(map[string]any); set {
+			if want := fmt.Sprint(image["repository"], ":", image["tag"]); o.deployment.Spec.Template.Spec.Containers[0].Image != want {
+				t.Errorf("helm install %s: the image is %s", command[1], o.deployment.Spec.Template.Spec.Containers[0].Image)
+			}
+		}
 	}
 }
 
@@ -137,6 +256,10 @@ func TestChartRefuses(t *testing.T) {
 		{`redis: {url: ""}`, "url"},
 		{`replica: 3`, "replica"},
 		{`env: {LOG_LEVEL: [info]}`, "LOG_LEVEL"},
+		{`env: {DRAIN_DELAY: "5"}`, "DRAIN_DELAY"},
+		{`rules: {"a/b.yaml": ""}`, "a/b.yaml"},
+		{`grpc: {clientCASecret: ca}`, "certSecret"},
+		{`networkPolicy: {redisPorts: [70000]}`, "redisPorts"},
 	} {
 		if _, err := render(t, tt.values); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v; want a refusal that names %s", tt.values, err, tt.want)

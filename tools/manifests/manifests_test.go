@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -160,9 +161,8 @@ func checkService(t *testing.T, o objects) {
 	}
 }
 
-// checkDeployment: the pod is as unprivileged as the image allows, is probed on paths that the server answers, has time
-// to drain, mounts its rules such that changes of the ConfigMap are noticed, and sets no variable that the server does
-// not know.
+// checkDeployment: the pod is as unprivileged as the image allows, has time to drain and stop, mounts its rules such
+// that changes of the ConfigMap are noticed, and sets no variable that the server does not know.
 func checkDeployment(t *testing.T, o objects) {
 	t.Helper()
 	pod := o.deployment.Spec.Template.Spec
@@ -173,37 +173,84 @@ func checkDeployment(t *testing.T, o objects) {
 	if s := c.SecurityContext; !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || s.Capabilities.Drop[0] != "ALL" {
 		t.Error("the container may do more than it has to")
 	}
-	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/healthcheck" {
-		t.Error("the probes do not ask /livez and /healthcheck, which Redis does not fail later on")
-	}
-	if grace := *pod.TerminationGracePeriodSeconds; grace < 30 {
-		t.Errorf("the pod is killed after %d s, before it has drained", grace)
+	checkProbes(t, &c)
+	if grace, stop := *pod.TerminationGracePeriodSeconds, stops(t, c.Env); time.Duration(grace)*time.Second < stop {
+		t.Errorf("the pod is killed after %d s, but may take %v to drain and stop", grace, stop)
 	}
 	for name, want := range map[string]string{"RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true"} {
 		if got := value(t, o.deployment, name); got != want {
 			t.Errorf("%s=%s; a ConfigMap needs %s", name, got, want)
 		}
 	}
-	mounted := false
+	mounted, volumes := false, map[string]bool{}
 	for _, v := range pod.Volumes {
 		mounted = mounted || v.ConfigMap != nil && v.ConfigMap.Name == o.rules.Name
+		volumes[v.Name] = true
 	}
 	for _, m := range c.VolumeMounts {
 		if m.SubPath != "" {
 			t.Errorf("%s is mounted by subPath, and would never change", m.MountPath)
 		}
+		if !volumes[m.Name] {
+			t.Errorf("%s is mounted from %s, which is no volume", m.MountPath, m.Name)
+		}
 	}
 	if !mounted {
 		t.Errorf("nothing mounts the ConfigMap %s", o.rules.Name)
 	}
+	if len(volumes) < len(pod.Volumes) {
+		t.Errorf("two volumes have one name: %v", pod.Volumes)
+	}
 	checkVariables(t, c.Env)
+}
+
+// checkProbes: the probes ask what Redis does not fail later on, and bear an answer that takes a second.
+func checkProbes(t *testing.T, c *corev1.Container) {
+	t.Helper()
+	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/healthcheck" {
+		t.Error("the probes do not ask /livez and /healthcheck")
+	}
+	for what, p := range map[string]*corev1.Probe{"liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
+		if p.TimeoutSeconds < 2 || p.FailureThreshold == 1 { // unset means 1 s, and 3 failures
+			t.Errorf("one slow second fails the %s probe: %v", what, p)
+		}
+	}
+}
+
+// stops returns how long a server with these variables may take to stop: DRAIN_DELAY, and what the documentation says.
+func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
+	t.Helper()
+	delay := regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../README.md"))
+	bound := regexp.MustCompile(`DRAIN_DELAY plus (\d+ s) before you kill it`).FindStringSubmatch(read(t, "../docs/operations.md"))
+	if delay == nil || bound == nil {
+		t.Fatalf("the documentation does not say how long stopping takes: %q, %q", delay, bound)
+	}
+	for _, v := range env {
+		if v.Name == "DRAIN_DELAY" {
+			delay[1] = v.Value
+		}
+	}
+	var sum time.Duration
+	for _, text := range []string{delay[1], strings.ReplaceAll(bound[1], " ", "")} {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += d
+	}
+	return sum
 }
 
 // checkVariables: every variable is in the README's table, which is generated from the server's.
 func checkVariables(t *testing.T, env []corev1.EnvVar) {
 	t.Helper()
 	readme := read(t, "../README.md")
+	set := map[string]bool{}
 	for _, v := range env {
+		if set[v.Name] {
+			t.Errorf("%s is set twice", v.Name)
+		}
+		set[v.Name] = true
 		if !strings.Contains(readme, "| `"+v.Name+"` |") {
 			t.Errorf("the server has no variable %s", v.Name)
 		}

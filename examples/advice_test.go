@@ -1,0 +1,242 @@
+package examples_test
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// advised matches a variable with a value in a README.
+var advised = regexp.MustCompile("`([A-Z][A-Z_]+)(?:=|: )\"?([^`\"]+)\"?`")
+
+// TestAdvice starts the server of each example with its own files and, one after the other, each variable that the
+// example's README names with a value, and waits until it is healthy.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	for example, with := range map[string]func(t *testing.T, more map[string]string){
+		"compose":       func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "compose", more) },
+		"envoy":         func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy", more) },
+		"envoy-gateway": startGateway,
+		"istio": func(t *testing.T, more map[string]string) {
+			t.Helper()
+			readManifests(t, "istio/ratelimitd.yaml").start(t, more)
+		},
+		"kubernetes": func(t *testing.T, more map[string]string) {
+			t.Helper()
+			readManifests(t, "kubernetes/ratelimitd.yaml").start(t, more)
+		},
+	} {
+		for _, variable := range advised.FindAllStringSubmatch(read(t, example+"/README.md"), -1) {
+			t.Run(example+" "+variable[0], func(t *testing.T) {
+				t.Parallel()
+				with(t, map[string]string{variable[1]: variable[2]})
+			})
+		}
+	}
+	for example, variable := range map[string]string{
+		"istio": "REDIS_KEY_FORMAT", "envoy-gateway": "XDS_KEEP_ON_EMPTY", "envoy": "DECISION_METADATA",
+	} {
+		if !strings.Contains(strings.Join(advised.FindAllString(read(t, example+"/README.md"), -1), " "), variable) {
+			t.Errorf("the README of %s advises no value for %s, which this test looks for", example, variable)
+		}
+	}
+}
+
+// startGateway runs the server with the variables of envoy-gateway.yaml, over rules with the limits of policy.yaml, and
+// with the certificates that Envoy Gateway mounts at /certs.
+func startGateway(t *testing.T, more map[string]string) {
+	t.Helper()
+	var policy struct {
+		Spec struct {
+			RateLimit struct {
+				Global struct {
+					Rules []struct {
+						Limit struct {
+							Requests int
+							Unit     string
+						}
+					}
+				}
+			} `yaml:"rateLimit"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/policy.yaml")), &policy); err != nil {
+		t.Fatal(err)
+	}
+	var rules strings.Builder
+	rules.WriteString("domain: shop\ndescriptors:\n")
+	for i, r := range policy.Spec.RateLimit.Global.Rules {
+		fmt.Fprintf(&rules, "  - {key: rule%d, rate_limit: {unit: %s, requests_per_unit: %d}}\n", i, r.Limit.Unit, r.Limit.Requests)
+	}
+	root := t.TempDir()
+	mountConfigMap(t, filepath.Join(root, "config"), files{"shop.yaml": rules.String()})
+	ca := certstest.NewCA(t, "envoy-gateway")
+	cert := ca.Issue(t, x509.Certificate{DNSNames: []string{"envoy-ratelimit"}})
+	mountConfigMap(t, filepath.Join(root, "certs"), files{"ca.crt": string(ca.PEM), "tls.crt": string(cert.Cert), "tls.key": string(cert.Key)})
+	env := map[string]string{
+		"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": redistest.Start(t).Addr(), "USE_STATSD": "false",
+		"RUNTIME_ROOT": root, "RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true",
+		"GRPC_SERVER_USE_TLS": "true", "GRPC_SERVER_TLS_CERT": "/certs/tls.crt", "GRPC_SERVER_TLS_KEY": "/certs/tls.key",
+	}
+	for _, v := range gatewayVariables(t) {
+		env[v.Name] = v.Value
+	}
+	maps.Copy(env, more)
+	for name, value := range env {
+		if strings.HasPrefix(value, "/certs/") {
+			env[name] = filepath.Join(root, value)
+		}
+	}
+	startSecured(t, "ratelimit", env, clientOf(t, ca, "envoy-ratelimit"))
+}
+
+// gatewayVariables returns the variables that envoy-gateway.yaml adds to the Deployment.
+func gatewayVariables(t *testing.T) []struct{ Name, Value string } {
+	t.Helper()
+	var config struct{ Data map[string]string }
+	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/envoy-gateway.yaml")), &config); err != nil {
+		t.Fatal(err)
+	}
+	var gateway struct {
+		Provider struct {
+			Kubernetes struct {
+				RateLimitDeployment struct {
+					Container struct {
+						Env []struct{ Name, Value string }
+					}
+				} `yaml:"rateLimitDeployment"`
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(config.Data["envoy-gateway.yaml"]), &gateway); err != nil {
+		t.Fatal(err)
+	}
+	env := gateway.Provider.Kubernetes.RateLimitDeployment.Container.Env
+	if len(env) == 0 {
+		t.Fatal("envoy-gateway.yaml sets no variables")
+	}
+	return env
+}
+
+// TestIstioReference: with REDIS_KEY_FORMAT=reference, the counters of the Istio example are those of envoyproxy/ratelimit.
+func TestIstioReference(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	s := readManifests(t, "istio/ratelimitd.yaml").start(t, map[string]string{"REDIS_URL": db.Addr(), "REDIS_KEY_FORMAT": "reference"})
+	s.expect(t, "ratelimit", "PATH", "/productpage", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 1, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
+	if keys := db.CLI("KEYS", "*"); !regexp.MustCompile(`^ratelimit_PATH_/productpage_\d+$`).MatchString(keys) {
+		t.Errorf("the counter is %q", keys)
+	}
+}
+
+// TestIstioRules: what the README says to write into the rules does what it says.
+func TestIstioRules(t *testing.T) {
+	t.Parallel()
+	readme := read(t, "istio/README.md")
+	for _, tt := range []struct{ advice, line, becomes, path string }{
+		{"`value: /productpage*`", "value: /productpage\n", "value: /productpage*\n", "/productpage?q=1"},
+		{"`algorithm: sliding_window`", "requests_per_unit: 1\n", "requests_per_unit: 1\n      algorithm: sliding_window\n", "/productpage"},
+	} {
+		if !strings.Contains(readme, tt.advice) {
+			t.Errorf("the README does not say %s", tt.advice)
+		}
+		m := readManifests(t, "istio/ratelimitd.yaml")
+		before := m.rules["config.yaml"]
+		m.rules["config.yaml"] = strings.Replace(before, tt.line, tt.becomes, 1)
+		if m.rules["config.yaml"] == before {
+			t.Errorf("the rules have no %q", tt.line)
+		}
+		load(t, descriptors.Options{Strict: true}, descriptors.Source{Name: "config.yaml", Data: []byte(m.rules["config.yaml"])})
+		m.start(t, nil).expect(t, "ratelimit", "PATH", tt.path,
+			&rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 1, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
+	}
+}
+
+// TestComposeREADME does what the README of the Compose example says: it asks both servers, which count together, takes
+// Redis away, upon which each counts for itself, and changes a file, which both then serve.
+func TestComposeREADME(t *testing.T) {
+	t.Parallel()
+	env, root := composeEnv(t, "compose")
+	db := redistest.Start(t)
+	env["REDIS_URL"] = db.Addr()
+	servers := []*server{start(t, "ratelimitd", env), start(t, "ratelimitd", env)}
+	calls := regexp.MustCompile(`(?m)^    curl -s http://127.0.0.1:808(\d)/json -d '(.*)'$`).FindAllStringSubmatch(read(t, "compose/README.md"), -1)
+	if len(calls) != len(servers) || calls[0][1] != "0" || calls[1][1] != "1" {
+		t.Fatalf("the README makes the calls %q, want one for each server", calls)
+	}
+	ask := func() (left, limit int) {
+		for i, s := range servers {
+			left, limit = s.json(t, calls[i][2])
+		}
+		return left, limit
+	}
+	const rounds = 8
+	left := 0
+	for range rounds {
+		left, _ = ask()
+	}
+	if left >= 40-rounds {
+		t.Errorf("after %d calls of each server %d of 40 are left: they do not count together", rounds, left)
+	}
+	db.Kill()
+	if left, _ = ask(); left != 39 {
+		t.Errorf("without Redis %d of 40 are left after one call of a server, want 39", left)
+	}
+	rules := filepath.Join(root, "etc/ratelimitd/rules/edge.yaml")
+	text := strings.Replace(read(t, rules), "requests_per_unit: 20", "requests_per_unit: 30", 1)
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range servers {
+		for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+			if _, limit := s.json(t, calls[i][2]); limit == 30 {
+				break
+			}
+			if time.Since(begin) > patience {
+				t.Fatalf("server %d does not serve the changed file", i)
+			}
+		}
+	}
+}
+
+// json posts a request to /json, and returns what is left and the limit.
+func (s *server) json(t *testing.T, body string) (left, limit int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.http+"/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Statuses []struct {
+			LimitRemaining int
+			CurrentLimit   struct{ RequestsPerUnit int }
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 {
+		t.Fatalf("/json: %s, %v, %+v", resp.Status, err, answer)
+	}
+	return answer.Statuses[0].LimitRemaining, answer.Statuses[0].CurrentLimit.RequestsPerUnit
+}
