@@ -316,7 +316,7 @@ func (r *reader) ignored(k string, n *yaml.Node, depth int) {
 	switch {
 	case k == kwMetadata:
 	case t.Kind == yaml.ScalarNode:
-		r.scalar(n)
+		r.scalar(n, wantQuotes)
 	case depth == 0:
 		r.fail(at(n), r.path(), "maps and lists are nested more than %d deep", maxIgnoredDepth)
 	case t.Kind == yaml.MappingNode:

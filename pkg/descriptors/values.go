@@ -21,17 +21,26 @@ func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
 	return s, true
 }
 
-// scalar resolves a scalar outside metadata, where floating-point numbers are refused.
-func (r *reader) scalar(n *yaml.Node) (scalar, bool) {
+// What a value of a key may be, for messages.
+const (
+	wantNumber = "want a whole number from 0 to 4294967295"
+	wantFlag   = "want true or false"
+	wantQuotes = "put it in quotes to have it as text"
+)
+
+// scalar resolves a scalar outside metadata, where floating-point numbers are refused; want says what to write instead.
+// If it is empty they are let through.
+func (r *reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 	s, ok := r.tagged(n)
-	if ok && s.kind == kindFloat {
-		r.fail(at(n), r.path(), "error checking config: the number %s has a fraction or is too large: put it in quotes to have it as text", shorten(target(n).Value))
+	if ok && s.kind == kindFloat && want != "" {
+		r.fail(at(n), r.path(), "error checking config: the number %s has a fraction or is too large: %s", shorten(target(n).Value), want)
 		return s, false
 	}
 	return s, ok
 }
 
-// text reads a scalar as it is written; null is the empty string.
+// text reads a scalar as it is written; null is the empty string. Our own keys, but for holder, take one of a few words
+// or a time, which is checked later; so a fraction is let through to be told what is wanted instead.
 func (r *reader) text(k string, n *yaml.Node) text {
 	t := target(n)
 	out := text{at: at(n), broken: true}
@@ -39,7 +48,14 @@ func (r *reader) text(k string, n *yaml.Node) text {
 		r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want text", describe(n), k)
 		return out
 	}
-	s, ok := r.scalar(n)
+	want := wantQuotes
+	switch {
+	case k == kwUnit:
+		want = "want " + unitNames
+	case k != kwHolder && !r.grammar[k].ofReference:
+		want = ""
+	}
+	s, ok := r.scalar(n, want)
 	if !ok {
 		return out
 	}
@@ -54,7 +70,7 @@ func (r *reader) text(k string, n *yaml.Node) text {
 func (r *reader) flag(k string, n *yaml.Node) flag {
 	out := flag{at: at(n)}
 	if target(n).Kind == yaml.ScalarNode {
-		s, ok := r.scalar(n)
+		s, ok := r.scalar(n, wantFlag)
 		if !ok || s.kind == kindNull {
 			return flag{}
 		}
@@ -63,22 +79,25 @@ func (r *reader) flag(k string, n *yaml.Node) flag {
 			return out
 		}
 	}
-	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want true or false", describe(n), k)
+	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, wantFlag)
 	return flag{}
 }
 
 // number reads an unsigned 32-bit integer; null counts as absent.
 func (r *reader) number(k string, n *yaml.Node) number {
+	want := wantNumber
 	if target(n).Kind == yaml.ScalarNode {
-		s, ok := r.scalar(n)
-		if !ok || s.kind == kindNull {
+		s, ok := r.scalar(n, want)
+		switch {
+		case !ok || s.kind == kindNull:
 			return number{}
-		}
-		if s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32 {
+		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
 			return number{n: uint64(s.int), at: at(n)}
+		case s.kind == kindString && resolvePlain(target(n).Value).kind == kindInt:
+			want += ", without quotes"
 		}
 	}
-	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want an integer from 0 to %d, without quotes", describe(n), k, uint32(math.MaxUint32))
+	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, want)
 	return number{}
 }
 
