@@ -149,7 +149,7 @@ func TestChangesAreTold(t *testing.T) {
 
 func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	t.Parallel()
-	twice := source("a.yaml", "domain: shop\ndescriptors:\n  - key: a\n    key: login\n")
+	twice := source("a.yaml", "domain: shop\ndescriptors:\n  - key: a\n    key: login\n    rate_limit: {unit: day, requests_per_unit: 1}\n")
 	f := newFixture(descriptors.Options{})
 	if err := f.Update([]descriptors.Source{twice}, nil); err != nil {
 		t.Fatal(err)

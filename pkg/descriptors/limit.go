@@ -60,6 +60,7 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item Item, ok bo
 		item.RequestsPerUnit = 0
 		return item, false
 	}
+	c.withoutNumber(l, path)
 	if unit == UnitUnknown {
 		if !l.unit.broken {
 			c.fail(l.unit.or(l.at), path, "invalid rate limit unit '%s': want %s", shorten(l.unit.s), unitNames)

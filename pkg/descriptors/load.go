@@ -13,15 +13,21 @@ import (
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
 	g := newGrammar()
-	var all Problems
-	for _, s := range sources {
+	reports := make([]*report, len(sources))
+	for i, s := range sources {
 		c.set.files = append(c.set.files, s.Name)
 		r := reader{report: report{file: s.Name, strict: o.Strict}, grammar: g}
 		raw := r.source(&s)
-		c.report = &r.report
+		reports[i], c.report = &r.report, &r.report
+		c.misread = r.failures > 0
+		c.incomplete = c.incomplete || c.misread
 		if !r.unread {
 			c.file(&raw)
 		}
+	}
+	c.unknownReplaced()
+	var all Problems
+	for _, r := range reports {
 		r.sort()
 		all = append(all, r.problems...)
 	}
@@ -39,6 +45,13 @@ type compiler struct {
 	options Options
 	domain  *Domain
 	zones   zones
+
+	misread    bool       // the current source has errors of reading, so parts of it may be missing
+	incomplete bool       // so has this or an earlier one
+	limited    int        // how many descriptors with a limit there are, right or wrong
+	named      []limitRef // the names of limits
+	replaced   []limitRef // the names that limits replace
+	spent      int        // comparisons of wildcards
 }
 
 // domainSettings records where the settings that all files of a domain have to agree on were found.
@@ -55,7 +68,12 @@ func (c *compiler) file(f *rawFile) {
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
+	c.blanks(f.domain, kwDomain, f.domain.s)
+	limited := c.limited
 	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
+	if c.limited == limited && c.failures == 0 && (len(f.descriptors) == 0 || !c.options.MergeDomains) {
+		c.warn(f.domain.at, f.domain.s, "no descriptor has rate_limit or rate_limits, so this limits nothing")
+	}
 }
 
 // source reads a source in either form.
@@ -135,6 +153,7 @@ func (c *compiler) descriptors(raw []rawDescriptor, s scope) {
 	for i := range raw {
 		c.descriptor(&raw[i], s)
 	}
+	c.unreachable(s)
 }
 
 func (c *compiler) descriptor(d *rawDescriptor, s scope) {
@@ -154,6 +173,8 @@ func (c *compiler) descriptor(d *rawDescriptor, s scope) {
 			c.fail(d.at, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.in(c.set.files[earlier.file]))
 		}
 	}
+	c.blanks(d.key, kwKey, path)
+	c.blanks(d.value, kwValue, path)
 	c.metadata(d.metadata, d.metadataAt, path)
 	c.rule(d, n, path)
 	if d.share.on && !n.isWildcard() && !d.key.broken && !d.value.broken {
@@ -191,12 +212,14 @@ func (d *rawDescriptor) flags() (f nodeFlags) {
 func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	switch {
 	case d.limit != nil && d.limitsAt.present():
+		c.limited++
 		c.fail(d.limitsAt, path, "rate_limit and rate_limits stand on one descriptor: want one of them")
 		return
 	case d.limit == nil && !d.limitsAt.present():
 		c.withoutLimit(d, path)
 		return
 	}
+	c.limited++
 	r := &Rule{
 		Index: len(c.set.rules), Path: path, File: c.report.file, Line: d.at.number(),
 		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
@@ -271,6 +294,7 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 			}
 		}
 		item, ok := c.item(l, path, true)
+		c.replaces(l, names, path)
 		if !ok {
 			continue
 		}
@@ -278,13 +302,15 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 		if slices.ContainsFunc(r.Items, shares) {
 			c.fail(l.at, path, "a second limit of %s in a window of %s: want one for each algorithm and window", item.Limit.Algorithm.String(), item.spanText())
 		}
-		c.replaces(l, names, path)
 		r.Items = append(r.Items, item)
 		r.Limits = append(r.Limits, item.Limit)
 	}
 }
 
 func (c *compiler) replaces(l *rawLimit, names []string, path string) {
+	if l.name.s != "" {
+		c.named = append(c.named, c.ref(l.name, path))
+	}
 	for _, name := range l.replaces {
 		switch {
 		case name.broken:
@@ -292,6 +318,8 @@ func (c *compiler) replaces(l *rawLimit, names []string, path string) {
 			c.fail(name.at, path, "should not have an empty replaces entry: want the name of another limit")
 		case slices.Contains(names, name.s):
 			c.fail(name.at, path, "replaces should not contain name of same descriptor: '%s' is its own", name.s)
+		default:
+			c.replaced = append(c.replaced, c.ref(name, path))
 		}
 	}
 }

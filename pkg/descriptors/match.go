@@ -71,6 +71,14 @@ func (l *level) findWild(g *group, e *Entry) *node {
 	return best
 }
 
+// fits reports whether the entry fits n, which is a wildcard.
+func (n *node) fits(e *Entry) bool {
+	if n.keyGlob == nil {
+		return string(e.Key) == n.key && n.valueGlob.match(e.Value)
+	}
+	return n.matches(e)
+}
+
 // matches reports whether the entry fits n, whose key is a pattern.
 func (n *node) matches(e *Entry) bool {
 	switch {

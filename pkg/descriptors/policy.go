@@ -159,6 +159,7 @@ func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 	}
 	if len(c.problems) == before {
 		r.Penalty = &out
+		c.shortPenalty(r, raw.duration.at)
 	}
 }
 

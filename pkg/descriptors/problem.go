@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Problem is an error or a warning about a source.
@@ -31,7 +32,11 @@ func (p Problem) String() string {
 	if p.Warning {
 		b.WriteString("warning: ")
 	}
-	if p.Path != "" {
+	switch {
+	case p.Path == "":
+	case strings.ContainsFunc(p.Path, unicode.IsControl):
+		b.WriteString(strconv.Quote(p.Path) + ": ")
+	default:
 		b.WriteString(p.Path + ": ")
 	}
 	b.WriteString(p.Text)
@@ -85,9 +90,11 @@ type report struct {
 	file     string
 	strict   bool
 	problems Problems
+	failures int // how many of them are errors whatever strict is
 }
 
 func (r *report) fail(at mark, path, format string, args ...any) {
+	r.failures++
 	r.add(at, path, fmt.Sprintf(format, args...), false)
 }
 

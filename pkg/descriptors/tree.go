@@ -172,6 +172,20 @@ func (x *globIndex) first(value []byte) *node {
 	return best
 }
 
+// candidates returns the nodes that first tries for a value, as lists in the order of the files.
+func (x *globIndex) candidates(value []byte) [][]*node {
+	if x.byPrefix == nil {
+		return [][]*node{x.nodes}
+	}
+	var out [][]*node
+	for _, length := range x.lengths {
+		if length <= len(value) {
+			out = append(out, x.byPrefix[string(value[:length])])
+		}
+	}
+	return out
+}
+
 func firstMatch(nodes []*node, value []byte) *node {
 	for _, n := range nodes {
 		if n.valueGlob.match(value) {

@@ -1,0 +1,117 @@
+package descriptors
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Doubts are about rules that can be served, but hardly mean what their author had in mind. They are warnings.
+
+// limitRef is a name of a limit, and where it stands.
+type limitRef struct {
+	report *report
+	domain *Domain
+	name   text
+	path   string
+}
+
+func (c *compiler) ref(name text, path string) limitRef {
+	return limitRef{report: c.report, domain: c.domain, name: name, path: path}
+}
+
+// unknownReplaced reports names that limits replace although no limit of the domain has them. It waits for all sources,
+// which may be parts of one domain, and says nothing if parts of them could not be read.
+func (c *compiler) unknownReplaced() {
+	if c.incomplete {
+		return
+	}
+	type named struct{ domain, name string }
+	known := map[named]bool{}
+	for _, n := range c.named {
+		known[named{n.domain.Name, n.name.s}] = true
+	}
+	for _, n := range c.replaced {
+		if !known[named{n.domain.Name, n.name.s}] {
+			n.report.warn(n.name.at, n.path, "replaces '%s' has no effect: no limit of the domain %s has this name", shorten(n.name.s), n.domain.Name)
+		}
+	}
+}
+
+// blanks reports white space at an end of a text that requests have to match: it is part of the text.
+func (c *compiler) blanks(t text, k, path string) {
+	if strings.TrimSpace(t.s) != t.s {
+		c.warn(t.at, path, "%s %q begins or ends with white space, so it matches only requests that have the same", k, shorten(t.s))
+	}
+}
+
+// withoutNumber reports a limit that refuses everything because its number was left out.
+func (c *compiler) withoutNumber(l *rawLimit, path string) {
+	if !l.requests.at.present() && !c.misread {
+		c.warn(l.at, path, "no requests_per_unit, so everything is refused: want a number, or 0 if that is meant")
+	}
+}
+
+// shortPenalty reports a penalty that mostly ends while the window in which it began still refuses by itself. One that
+// escalates beyond the window is not reported.
+func (c *compiler) shortPenalty(r *Rule, at mark) {
+	longest := r.Penalty.For
+	if r.Penalty.Escalate > 1 {
+		longest = r.Penalty.Max
+	}
+	outlasts := func(i Item) bool { return i.Limit.Algorithm != engine.FixedWindow || longest >= i.Limit.Window }
+	if len(r.Limits) == 0 || slices.ContainsFunc(r.Items, outlasts) {
+		return
+	}
+	c.warn(at, r.Path, "the limit itself refuses until its window ends, so a penalty of %s has no effect unless it begins in the last %[1]s: want a penalty longer than the window",
+		spanText(longest))
+}
+
+// maxComparisons bounds how many pairs of wildcards are compared, which would otherwise grow with the square of their
+// number. It is far more than any rules but hostile ones need.
+const maxComparisons = 10_000_000
+
+// unreachable reports the descriptors of the current source on a level that no request leads to, because a wildcard takes
+// all that they match: one further up or, in front of a key without a value, any one.
+func (c *compiler) unreachable(s scope) {
+	file := int32(len(c.set.files) - 1)
+	for _, n := range s.level.nodes {
+		if c.spent > maxComparisons {
+			return
+		}
+		if n.file != file || n.value != "" && !n.isWildcard() {
+			continue
+		}
+		if by := c.hiding(s.level, n); by != nil {
+			c.warn(n.at, s.path+"."+n.label(), "has no effect: everything that it matches is taken by the wildcard %s at %s", by.label(), by.at.in(c.set.files[by.file]))
+		}
+	}
+}
+
+// hiding returns a wildcard of the level that is tried before n and matches all that n matches, or nil.
+func (c *compiler) hiding(l *level, n *node) *node {
+	// A letter that occurs in no pattern can be taken by a * alone. So a pattern that matches the text of another one,
+	// with this letter for each *, matches whatever the other one does.
+	const any = "\U0010fffd"
+	e := Entry{Key: []byte(strings.ReplaceAll(n.key, "*", any)), Value: []byte(any)}
+	if n.value != "" {
+		e.Value = []byte(strings.ReplaceAll(n.value, "*", any))
+	}
+	takes := func(by *node) bool {
+		c.spent++
+		earlier := by.order < n.order || !n.isWildcard()
+		return by != n && earlier && by.fits(&e)
+	}
+	if g := l.group(e.Key); g != nil && g.wild != nil {
+		for _, candidates := range g.wild.candidates(e.Value) {
+			if i := slices.IndexFunc(candidates, takes); i >= 0 {
+				return candidates[i]
+			}
+		}
+	}
+	if i := slices.IndexFunc(l.wild, takes); i >= 0 {
+		return l.wild[i]
+	}
+	return nil
+}
