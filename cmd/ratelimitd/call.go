@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -153,8 +154,9 @@ func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
 	return m
 }
 
-// rules names the rule that each descriptor matched, as far as the server says: in the metadata of the answer or, if
-// something was refused, through the admin API. Unknown ones are empty.
+// rules says for each descriptor which rule it matched, as far as the server tells: in the metadata of the answer or,
+// where something was refused or not limited, through the admin API, which also says why no rule was matched. What is
+// unknown is empty.
 func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
 	names := make([]string, len(request.GetDescriptors()))
 	known := false
@@ -164,7 +166,8 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 			known = known || names[i] != ""
 		}
 	}
-	if known || answer.GetOverallCode() != rlsv3.RateLimitResponse_OVER_LIMIT {
+	over := answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT && !known
+	if !over && !slices.ContainsFunc(answer.GetStatuses(), notLimited) {
 		return names
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.timeout)
@@ -178,7 +181,13 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 		return names
 	}
 	for i, e := range explained.GetDescriptors() {
-		if r := e.GetRule(); r != nil && i < len(names) {
+		switch r := e.GetRule(); {
+		case i >= len(names) || i >= len(answer.GetStatuses()):
+		case r == nil && notLimited(answer.GetStatuses()[i]):
+			for _, step := range e.GetSteps() {
+				names[i] = step.GetText() // the last one says why
+			}
+		case r != nil && over:
 			names[i] = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
 		}
 	}
@@ -246,14 +255,19 @@ func entriesText(d *commonv3.RateLimitDescriptor) string {
 	return strings.Join(pairs, ",")
 }
 
+// notLimited reports whether no limit applied to a descriptor, not even one that is unlimited.
+func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
+	return s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
+}
+
 // statusText returns the answer to one descriptor in words.
 func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	limit := s.GetCurrentLimit()
-	if limit == nil {
-		if s.GetLimitRemaining() > 0 {
-			return "OK, unlimited"
-		}
+	switch {
+	case notLimited(s):
 		return "OK, not limited"
+	case limit == nil:
+		return "OK, unlimited"
 	}
 	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), perUnit(limit.GetRequestsPerUnit(), limit.GetUnitMultiplier().GetValue(), limit.GetUnit().String()), s.GetLimitRemaining())
 	if limit.GetName() != "" {

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -64,8 +62,6 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	return set, sources, problems
 }
 
-var errNoDomain = errors.New("no such domain")
-
 // domain returns a domain of the rules in a directory. Warnings go to stderr.
 func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, error) {
 	set, _, problems := f.load(path)
@@ -78,11 +74,7 @@ func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, 
 	if d := set.Domain([]byte(name)); d != nil {
 		return d, nil
 	}
-	var known []string
-	for d := range set.Domains() {
-		known = append(known, strconv.Quote(d.Name))
-	}
-	return nil, fmt.Errorf("domain %q: %w: the rules in %s have %s", name, errNoDomain, path, strings.Join(known, ", "))
+	return nil, fmt.Errorf("%s: %s", path, set.Unknown(name))
 }
 
 // eachDescriptor has cmd, whose arguments are a domain and descriptors, read the rules that its flag --config names, and

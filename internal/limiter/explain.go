@@ -50,7 +50,11 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	var v Verdict
 	d := s.set.Domain(r.Domain)
 	if d == nil {
-		return &Explanation{Descriptors: make([]Explained, len(r.Descriptors))}, nil
+		e := &Explanation{Descriptors: make([]Explained, len(r.Descriptors))}
+		for i := range e.Descriptors {
+			e.Descriptors[i].Steps = []descriptors.Step{{Text: s.set.Unknown(string(r.Domain))}}
+		}
+		return e, nil
 	}
 	p := &v.scratch
 	p.plan(s, d, r)
@@ -117,13 +121,14 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	}
 	d := s.set.Domain(r.Domain)
 	if d == nil {
-		return nil, ErrNoLimit
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
 	var p scratch
 	p.plan(s, d, r)
 	t := &p.parts[0]
 	if t.op < 0 {
-		return nil, ErrNoLimit
+		steps := d.Explain(entries)
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, steps[len(steps)-1].Text)
 	}
 	op := &p.ops[0]
 	op.Take.Owner = "" // about the counter as a whole, not about one holder

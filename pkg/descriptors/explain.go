@@ -43,9 +43,13 @@ func (l *level) reason(e *Entry, n *node) string {
 	case !utf8.Valid(e.Key):
 		return "the key is no UTF-8 and matches nothing: no limit"
 	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
-		return fmt.Sprintf("no descriptor at this level has the key %s: no limit", printable(e.Key))
+		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", printable(e.Key), hint(string(e.Key), l.keys))
 	case n == nil:
-		return "no descriptor at this level has this key with this value, none whose wildcard fits, and none with the key alone: no limit"
+		text := "no descriptor at this level has this key with this value, none whose wildcard fits, and none with the key alone: no limit"
+		if g := l.group(e.Key); g != nil {
+			return text + hint(string(e.Value), g.values)
+		}
+		return text + hint(string(e.Key), l.keys)
 	case n.isWildcard() && !n.spells(e):
 		return fmt.Sprintf("no exact match; the first wildcard of the file that fits is %s", n.placed())
 	case n.value != "":

@@ -163,40 +163,11 @@ func (p place) String() string {
 
 // similar returns the key of a place that name is probably a misspelling of, or "".
 func (p place) similar(name string) string {
-	best, bestDistance := "", 3
-	name = strings.ReplaceAll(strings.ToLower(name), "-", "_")
-	for _, k := range keywords() {
-		if k.where&p == 0 {
-			continue
-		}
-		d := distance(strings.ReplaceAll(name, "_", ""), strings.ReplaceAll(k.name, "_", ""))
-		if d < bestDistance && d < len(name) {
-			best, bestDistance = k.name, d
-		}
-	}
-	return best
-}
-
-// distance returns the Levenshtein distance of short names.
-func distance(a, b string) int {
-	if len(a) > 40 {
-		return len(a)
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
+	return nearest(name, func(yield func(string) bool) {
+		for _, k := range keywords() {
+			if k.where&p != 0 && !yield(k.name) {
+				return
 			}
-			next := min(row[j]+1, row[j+1]+1, diagonal+cost)
-			diagonal, row[j+1] = row[j+1], next
 		}
-	}
-	return row[len(b)]
+	})
 }
