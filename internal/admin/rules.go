@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -9,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -23,17 +26,62 @@ const (
 )
 
 // WriteRules writes one line for each limit of s, in the order of the files, as envoyproxy/ratelimit does at /rlconfig;
-// see [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
+// see [descriptors.Rule.AppendConfig]. Before those of a rule goes a line that begins with # and says what that format
+// has no place for: where the rule is defined, and whether it is unlimited. It writes nothing for a nil s.
 func WriteRules(w io.Writer, s *descriptors.Set) error {
 	if s == nil {
 		return nil
 	}
-	var line []byte
+	var lines []byte
 	for r := range s.Rules() {
-		line = r.AppendConfig(line[:0])
-		if _, err := w.Write(line); err != nil {
+		lines = append(append(lines[:0], "# "...), r.Place()...)
+		if r.Unlimited {
+			lines = append(lines, ", unlimited"...)
+		}
+		lines = r.AppendConfig(append(lines, '\n'))
+		if _, err := w.Write(lines); err != nil {
 			return fmt.Errorf("writing the rules: %w", err)
 		}
+	}
+	return nil
+}
+
+// WriteRulesJSON writes a ListRulesResponse with all rules of s in JSON, with the names of the proto file and a rule on
+// each line. Fields without a value are written too, but for messages.
+func WriteRulesJSON(w io.Writer, s *descriptors.Set) error {
+	b := bytes.NewBufferString(`{"rules":[`)
+	separator := "\n"
+	if s != nil {
+		for r := range s.Rules() {
+			b.WriteString(separator)
+			separator = ",\n"
+			if err := appendJSON(b, r); err != nil {
+				return err
+			}
+			if _, err := b.WriteTo(w); err != nil {
+				return fmt.Errorf("writing the rules: %w", err)
+			}
+		}
+	}
+	b.WriteString("\n]}\n")
+	if _, err := b.WriteTo(w); err != nil {
+		return fmt.Errorf("writing the rules: %w", err)
+	}
+	return nil
+}
+
+// appendJSON appends a rule to b. Compact takes out the white space that protojson adds at random.
+func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
+	m, err := ruleMessage(r)
+	if err != nil {
+		return err
+	}
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	if err == nil {
+		err = json.Compact(b, text)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the rule %s: %w", r.Path, err)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -282,15 +283,63 @@ descriptors:
 	if err := admin.WriteRules(&b, s.limiter.Rules()); err != nil {
 		t.Fatal(err)
 	}
-	want := `shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false
+	want := `# rules.yaml:3
+shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false
+# rules.yaml:5
 shop.a_b: unit=DAY requests_per_unit=3, shadow_mode: true, quota_mode: false
+# rules.yaml:10
 shop.a_b.c: unit=MINUTE requests_per_unit=7, shadow_mode: false, quota_mode: true
+# rules.yaml:13, unlimited
 shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if err := admin.WriteRules(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
+		t.Errorf("a writer that fails: %v; want its error", err)
+	}
+}
+
+func TestWriteRulesJSON(t *testing.T) {
+	var b strings.Builder
+	if err := admin.WriteRulesJSON(&b, nil); err != nil || b.String() != "{\"rules\":[\n]}\n" {
+		t.Errorf("without rules: %q, %v; want an empty list", b.String(), err)
+	}
+	s := start(t, `domain: shop
+descriptors:
+- key: a
+  shadow_mode: true
+  metadata: {plan: gold}
+  rate_limit: {unit: hour, requests_per_unit: 0, name: all, replaces: [{name: some}]}
+- key: u
+  rate_limit: {unlimited: true, name: some}
+- key: b
+  rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 7, algorithm: token_bucket, burst: 9}
+`)
+	b.Reset()
+	if err := admin.WriteRulesJSON(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(b.String(), "\n"); n != 5 {
+		t.Errorf("%d lines; want one for each rule, and two around them:\n%s", n, b.String())
+	}
+	var got adminv1.ListRulesResponse
+	if err := protojson.Unmarshal([]byte(b.String()), &got); err != nil {
+		t.Fatalf("%v:\n%s", err, b.String())
+	}
+	want, err := s.ListRules(t.Context(), &adminv1.ListRulesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, &got, protocmp.Transform()); diff != "" {
+		t.Errorf("not what ListRules tells (-want +got):\n%s", diff)
+	}
+	for _, part := range []string{`"requests_per_unit":0,`, `"is_unlimited":true`, `"file":"rules.yaml","line":7,`, `"unit":"UNIT_MINUTE"`, `"quota_mode":false`} {
+		if !strings.Contains(b.String(), part) {
+			t.Errorf("no %s in\n%s", part, b.String())
+		}
+	}
+	if err := admin.WriteRulesJSON(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
 		t.Errorf("a writer that fails: %v; want its error", err)
 	}
 }

@@ -15,6 +15,8 @@ import (
 type Debug struct {
 	// Rules writes the current rules, for /rlconfig.
 	Rules func(w io.Writer) error
+	// RulesJSON writes them in JSON, for /rlconfig?format=json.
+	RulesJSON func(w io.Writer) error
 	// Stats writes the counters, for /stats.
 	Stats func(w io.Writer) error
 	// Metrics answers /metrics.
@@ -30,6 +32,9 @@ const index = pprofRoot + `: profiles of this process, for callers on the same m
 /stats: print out stats
 `
 
+// plainText is the type of pages for people.
+const plainText = "text/plain; charset=utf-8"
+
 // DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers with a loopback
 // address; others get 403. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
 // if the target is not a plain path. No page changes anything, and nothing is registered on [http.DefaultServeMux].
@@ -39,8 +44,8 @@ func DebugHandler(d Debug) http.Handler {
 
 func debugHandler(d Debug, longest time.Duration) http.Handler {
 	pages := routes{
-		"/rlconfig": page(d.Rules),
-		"/stats":    page(d.Stats),
+		"/rlconfig": rules(d),
+		"/stats":    page(plainText, d.Stats),
 		"/metrics":  d.Metrics.ServeHTTP,
 	}
 	profiles := loopbackOnly(&profiler{longest: longest})
@@ -65,15 +70,31 @@ func plain(target string) bool {
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
 }
 
+// rules answers with the rules, in the format that the query asks for.
+func rules(d Debug) http.HandlerFunc {
+	lines, object := page(plainText, d.Rules), page("application/json", d.RulesJSON)
+	return func(w http.ResponseWriter, r *http.Request) {
+		switch format := r.URL.Query().Get("format"); format {
+		case "":
+			lines(w, r)
+		case "json":
+			object(w, r)
+		default:
+			http.Error(w, fmt.Sprintf("format=%s: want json, or no format for lines of text", format), http.StatusBadRequest)
+		}
+	}
+}
+
 // page answers with what write writes. An error from write means that there is nothing useful to show.
-func page(write func(io.Writer) error) http.HandlerFunc {
+func page(contentType string, write func(io.Writer) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
 			http.Error(w, fmt.Sprintf("cannot show this: %v", err), http.StatusInternalServerError)
 			return
 		}
-		text(w, http.StatusOK, b.String())
+		w.Header().Set("Content-Type", contentType)
+		send(w, b.Bytes())
 	}
 }
 

@@ -65,7 +65,7 @@ func snapshot(w http.ResponseWriter, r *http.Request, name string) {
 		runtime.GC()
 	}
 	if level > 0 {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("Content-Type", plainText)
 	} else {
 		attach(w, name)
 	}

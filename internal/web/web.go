@@ -199,7 +199,7 @@ func refuse(w http.ResponseWriter, status int) {
 }
 
 func text(w http.ResponseWriter, status int, body string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Content-Type", plainText)
 	w.WriteHeader(status)
 	send(w, []byte(body))
 }
