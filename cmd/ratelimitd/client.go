@@ -148,6 +148,9 @@ func perUnit(n, multiplier uint32, unit string) string {
 // adminLimit returns a limit from the admin API in words.
 func adminLimit(l *adminv1.Limit) string {
 	words := perUnit(l.GetRequestsPerUnit(), l.GetUnitMultiplier(), descriptors.Unit(l.GetUnit()).String())
+	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
+		words = fmt.Sprintf("%d at a time, each for up to %s", l.GetRequestsPerUnit(), descriptors.Duration(l.GetWindow().AsDuration()))
+	}
 	name, _ := strings.CutPrefix(l.GetAlgorithm().String(), "ALGORITHM_")
 	words += ", " + strings.ToLower(name)
 	if l.GetBurst() > 0 {
@@ -155,6 +158,12 @@ func adminLimit(l *adminv1.Limit) string {
 	}
 	if l.GetCalendar() {
 		words += ", calendar of " + l.GetTimezone()
+	}
+	if l.GetName() != "" {
+		words += ", called " + l.GetName()
+	}
+	if len(l.GetReplaces()) > 0 {
+		words += ", replaces " + strings.Join(l.GetReplaces(), " and ")
 	}
 	return words
 }

@@ -107,8 +107,18 @@ func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at cou
 	if r := answer.GetRule(); r != nil {
 		p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
 	}
-	p.printf("%s", counterText(answer.GetCounter()))
+	p.printf("%s", counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
 	return nil
+}
+
+// holder returns the entry that names the holder of the slots that the rule limits, or "".
+func (d *descriptor) holder(r *adminv1.Rule) (holder string) {
+	for _, e := range d.entries {
+		if e.key == r.GetHolder() { // the last one if there are several
+			holder = e.key + "=" + e.value
+		}
+	}
+	return holder
 }
 
 // rulePlace returns where a rule is defined: a file and line, or a resource.
@@ -119,13 +129,16 @@ func rulePlace(r *adminv1.Rule) string {
 	return fmt.Sprintf("%s:%d", r.GetFile(), r.GetLine())
 }
 
-// counterText returns the state of a counter in words.
-func counterText(c *adminv1.Counter) string {
+// counterText returns the state of a counter in words, as it is for a holder of slots, if there is one.
+func counterText(c *adminv1.Counter, holder string) string {
 	var b strings.Builder
 	for i, l := range c.GetLimits() {
 		left := ""
 		if i == int(c.GetStrictest()) {
 			left = fmt.Sprintf(": %d left", c.GetLeft())
+			if holder != "" && l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
+				left += fmt.Sprintf(" for %s, including its own", holder)
+			}
 		}
 		fmt.Fprintf(&b, "  limit %s%s\n", adminLimit(l), left)
 	}
@@ -154,6 +167,6 @@ func (p *program) reset(ctx context.Context, a adminv1.AdminServiceClient, at co
 	if err != nil {
 		return err
 	}
-	p.printf("%s %s: reset\n%s", at.domain, at.descriptor.text, counterText(answer.GetCounter()))
+	p.printf("%s %s: reset\n%s", at.domain, at.descriptor.text, counterText(answer.GetCounter(), ""))
 	return nil
 }

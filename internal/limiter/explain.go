@@ -100,8 +100,8 @@ func (p *scratch) explained(d *descriptors.Domain, r *Request, v *Verdict, i int
 	return x
 }
 
-// Peek returns the state of the counter of a descriptor, and changes nothing. It returns [ErrNoLimit] if no limit
-// applies.
+// Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
+// the descriptor's holder finds it, to whom its own slots are free. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
 	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
 }
@@ -109,7 +109,10 @@ func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors
 // Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a
 // penalty runs; the Penalty of the decision is what is left of it. It returns [ErrNoLimit] if no limit applies.
 func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
-	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode, op.Force = backend.Reset, force })
+	return l.counter(ctx, domain, entries, func(op *backend.Op) {
+		op.Mode, op.Force = backend.Reset, force
+		op.Take.Owner = "" // it is the counter as a whole that is reset
+	})
 }
 
 // counter applies an operation, which ask completes, to the counter of a descriptor.
@@ -131,7 +134,6 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, steps[len(steps)-1].Text)
 	}
 	op := &p.ops[0]
-	op.Take.Owner = "" // about the counter as a whole, not about one holder
 	op.Take.Cost = 1
 	ask(op)
 	if err := l.apply(ctx, p.ops); err != nil {

@@ -14,7 +14,7 @@ func (i Item) String() string {
 	l := &i.Limit
 	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
 	if l.Algorithm == engine.Concurrency {
-		words[0] = fmt.Sprintf("%d at once, each for up to %s", i.RequestsPerUnit, spanText(l.Window))
+		words[0] = fmt.Sprintf("%d at a time, each for up to %s", i.RequestsPerUnit, spanText(l.Window))
 	}
 	if l.Algorithm != engine.FixedWindow {
 		words = append(words, l.Algorithm.String())
@@ -23,6 +23,24 @@ func (i Item) String() string {
 		words = append(words, f.String())
 	}
 	return strings.Join(words, ", ")
+}
+
+// inFull returns the limit in words, with its name and those that it replaces.
+func (i Item) inFull() string { return i.String() + i.names() }
+
+// names returns what the limit is called and what it replaces, as the end of a list of words; "" if there is neither.
+func (i Item) names() (text string) {
+	if i.Name != "" {
+		text = ", called " + printable([]byte(i.Name))
+	}
+	if len(i.Replaces) == 0 {
+		return text
+	}
+	replaced := make([]string, len(i.Replaces))
+	for j, name := range i.Replaces {
+		replaced[j] = printable([]byte(name))
+	}
+	return text + ", replaces " + strings.Join(replaced, " and ")
 }
 
 // WindowText returns the window in words: minute, or 5 minutes.
@@ -88,9 +106,13 @@ func limitFacts(l *engine.Limit) (out []fact) {
 	return out
 }
 
-// spanText returns a span of time as rules spell it, without the zero minutes and seconds that Go appends.
-func spanText(m engine.Micros) string {
-	s := (time.Duration(m) * time.Microsecond).String()
+// spanText returns a span of time as rules spell it; see [Duration].
+func spanText(m engine.Micros) string { return Duration(time.Duration(m) * time.Microsecond) }
+
+// Duration returns a span of time as rules spell it, without the zero minutes and seconds that Go appends: 1h, and not
+// 1h0m0s.
+func Duration(d time.Duration) string {
+	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
 	}
@@ -101,21 +123,24 @@ func spanText(m engine.Micros) string {
 }
 
 // String returns the rule in words: its limits, and whatever else differs from the default.
-func (r *Rule) String() string {
-	words := []string{r.limitText()}
+func (r *Rule) String() string { return r.text(Item.String) }
+
+// text returns the rule in words, with its limits as item says them.
+func (r *Rule) text(item func(Item) string) string {
+	words := []string{r.limitText(item)}
 	for _, f := range r.facts() {
 		words = append(words, f.String())
 	}
 	return strings.Join(words, ", ")
 }
 
-func (r *Rule) limitText() string {
+func (r *Rule) limitText(item func(Item) string) string {
 	if r.Unlimited {
 		return "unlimited"
 	}
 	limits := make([]string, len(r.Items))
 	for i := range r.Items {
-		limits[i] = r.Items[i].String()
+		limits[i] = item(r.Items[i])
 	}
 	return strings.Join(limits, " and ")
 }

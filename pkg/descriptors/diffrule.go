@@ -45,7 +45,7 @@ func (r *Rule) changes(was *Rule) (out []string) {
 
 // limitChange returns "3→5 per minute" if only the number changed, and both limits in full if more did.
 func (r *Rule) limitChange(was *Rule) string {
-	now, before := r.limitText(), was.limitText()
+	now, before := r.limitText(Item.String), was.limitText(Item.String)
 	if now == before {
 		return ""
 	}

@@ -77,11 +77,15 @@ func (d *Domain) outcome(n *node, entries []Entry) string {
 	}
 	r := n.rule
 	if r.Unlimited {
-		return fmt.Sprintf("%s (%s) is unlimited: never refused", r.Path, r.Place())
+		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Place(), r.Items[0].names())
 	}
-	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r)
-	if (Match{Rule: r, node: n}).shares(entries) {
+	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r.text(Item.inFull))
+	m := Match{Rule: r, node: n}
+	if m.shares(entries) {
 		text += "; all values of the wildcard share one counter"
+	}
+	if owner, ok := m.Holder(entries); ok {
+		text += fmt.Sprintf("; the holder is %s=%s", r.Holder, printable(owner))
 	}
 	return text
 }

@@ -663,7 +663,8 @@ func (x *ExplainResponse) GetChargeTogether() bool {
 // Explanation tells what one descriptor of a request meets.
 type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How the entries were looked up in the tree of rules, one step after the other.
+	// How the entries were looked up in the tree of rules, one step after the other. Where there are no rules for the domain
+	// the only step says so.
 	Steps []*Step `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
 	// The rule that is met; unset where none is.
 	Rule *Rule `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
@@ -781,7 +782,7 @@ func (x *Explanation) GetOverrideIgnored() string {
 // Step is one step of a look-up, in words.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The entry, as key=value.
+	// The entry, as key=value; empty in a step that tells what all of them led to.
 	Entry string `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
 	// What it met, and why.
 	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
@@ -1274,7 +1275,7 @@ type Counter struct {
 	Limits []*Limit `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
 	// Which of them the rest speaks of, counted from 0: the strictest.
 	Strictest int32 `protobuf:"varint,3,opt,name=strictest,proto3" json:"strictest,omitempty"`
-	// How many hits are left.
+	// How many hits are left. Where slots have holders it is how many the holder may have, including its own.
 	Left uint64 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
 	// Whether the hits in question would be refused now.
 	Refuses bool `protobuf:"varint,5,opt,name=refuses,proto3" json:"refuses,omitempty"`

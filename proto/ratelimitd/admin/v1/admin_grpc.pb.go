@@ -47,7 +47,8 @@ type AdminServiceClient interface {
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Peek tells how the counter of one descriptor stands. It spends nothing. It answers INVALID_ARGUMENT for an empty
 	// domain or a descriptor without entries, and NOT_FOUND where the descriptor has no counter, because it meets no rule
-	// or an unlimited one. Counters of limits that came with requests are not reached; Explain tells how they stand.
+	// or an unlimited one; the message says which, and what may have been meant. Counters of limits that came with requests
+	// are not reached; Explain tells how they stand.
 	Peek(ctx context.Context, in *PeekRequest, opts ...grpc.CallOption) (*PeekResponse, error)
 	// Reset forgets what the counter of one descriptor has counted; all holders lose their slots. It answers as Peek does
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
@@ -123,7 +124,8 @@ type AdminServiceServer interface {
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Peek tells how the counter of one descriptor stands. It spends nothing. It answers INVALID_ARGUMENT for an empty
 	// domain or a descriptor without entries, and NOT_FOUND where the descriptor has no counter, because it meets no rule
-	// or an unlimited one. Counters of limits that came with requests are not reached; Explain tells how they stand.
+	// or an unlimited one; the message says which, and what may have been meant. Counters of limits that came with requests
+	// are not reached; Explain tells how they stand.
 	Peek(context.Context, *PeekRequest) (*PeekResponse, error)
 	// Reset forgets what the counter of one descriptor has counted; all holders lose their slots. It answers as Peek does
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
