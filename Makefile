@@ -7,6 +7,7 @@ SHELL := /bin/bash
 GO ?= go
 PKG ?= ./...
 FUZZTIME ?= 30s
+EXACT ?= 1m
 BENCH ?= .
 IMAGE ?= ratelimitd:dev
 CONFORMANCE_DIR ?= ../shared/conformance
@@ -49,6 +50,8 @@ test: ## run every test; with the race detector where there is a C compiler, whi
 	$(GO) test $$(command -v "$$($(GO) env CC)" >/dev/null && echo -race) -timeout 20m $(PKG)
 	$(GO) -C tools/bench vet ./...
 	$(GO) -C tools/bench test ./...
+	$(GO) -C tools/exact vet ./...
+	$(GO) -C tools/exact test ./...
 	$(GO) -C tools/manifests vet ./...
 	$(GO) -C tools/manifests test ./...
 
@@ -94,6 +97,12 @@ bench: build ## compare CPU per request, in memory and with Redis, with an idle 
 	$(GO) -C '$(LOADGEN_DIR)' build -o '$(CURDIR)/bin/loadgen' .
 	$(GO) -C tools/bench build -o '$(CURDIR)/bin/' . ./idle
 	bin/bench -loadgen bin/loadgen -idle bin/idle -server bin/ratelimitd
+
+.PHONY: exact
+exact: build ## attack three servers on one Redis for EXACT, and look for hits too many or lost; SEED repeats what was found
+	@tools/need redis-server redis-server
+	$(GO) -C tools/exact build -o '$(CURDIR)/bin/exact' .
+	bin/exact -server bin/ratelimitd -for '$(EXACT)' $(if $(SEED),-seed '$(SEED)')
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+
+	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
+)
+
+// seeds is how many campaigns the tests draw.
+const seeds = 300
+
+// TestDraw checks that servers take the rules of every game without a warning, and read them as the checker does, and
+// that a seed gives the same games again.
+func TestDraw(t *testing.T) {
+	t.Parallel()
+	seen := map[proof.Algorithm]int{}
+	for seed := int64(1); seed <= seeds; seed++ {
+		c := draw(seed, time.Second)
+		if !reflect.DeepEqual(c, draw(seed, time.Second)) {
+			t.Fatalf("seed %d draws something else the second time", seed)
+		}
+		checkGames(t, c, seen)
+	}
+	checkGames(t, past(time.Second), seen)
+	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+		if n := seen[proof.Algorithm(a.String())]; n < seeds {
+			t.Errorf("%d settings of %s in %d campaigns", n, a, seeds)
+		}
+	}
+}
+
+func checkGames(t *testing.T, c *campaign, seen map[proof.Algorithm]int) {
+	t.Helper()
+	for _, g := range c.games {
+		for _, r := range g.rules {
+			m := match(t, r, g.domain)
+			same(t, r, r.setting(), m.Rule.Items)
+			for _, o := range g.overrides {
+				item, err := m.Override(descriptors.Override{RequestsPerUnit: uint32(o.hits), Unit: descriptors.Unit(o.message().GetUnit())})
+				if err == nil {
+					same(t, r, o.on(r), []descriptors.Item{item})
+				}
+			}
+			for _, l := range r.limits {
+				seen[l.Algorithm]++
+			}
+		}
+	}
+}
+
+// match loads a rule, and matches the game's descriptor.
+func match(t *testing.T, r *rule, domain string) descriptors.Match {
+	t.Helper()
+	yaml := r.yaml(domain)
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(yaml)}}, descriptors.Options{})
+	if err != nil || len(problems) > 0 {
+		t.Fatalf("%s%v%v", yaml, problems, err)
+	}
+	tb := &table{game: &game{rules: []*rule{r}}}
+	var entries []descriptors.Entry
+	for _, e := range tb.entries("me") {
+		entries = append(entries, descriptors.Entry{Key: []byte(e.GetKey()), Value: []byte(e.GetValue())})
+	}
+	m := set.Domain([]byte(domain)).Match(entries)
+	if m.Rule == nil {
+		t.Fatalf("%smatches nothing", yaml)
+	}
+	return m
+}
+
+// same checks that the checker's limits are those of the server.
+func same(t *testing.T, r *rule, s *proof.Setting, items []descriptors.Item) {
+	t.Helper()
+	if len(s.Limits) != len(items) {
+		t.Fatalf("%s: %d limits, the server has %d", r.text(), len(s.Limits), len(items))
+	}
+	for i, got := range s.Limits {
+		l := items[i].Limit
+		want := proof.Limit{
+			Algorithm: proof.Algorithm(l.Algorithm.String()), Hits: int64(l.Hits), Window: proof.Micros(l.Window),
+			First: l.Align == engine.AlignFirst, CountRefused: l.CountRefused, Precision: int(l.Precision),
+			Burst: int64(l.Burst), Debt: int64(l.Debt), Initial: int64(l.Initial), Fill: proof.Micros(l.FillInterval), Listed: l.Listed,
+		}
+		got.Lease, got.Calendar, got.Override = 0, proof.Calendar{}, false
+		if got != want {
+			t.Errorf("%s of %s is\n%+v, for the server it is\n%+v", s.Name, r.text(), got, want)
+		}
+		if calendar := s.Limits[i].Calendar != (proof.Calendar{}); calendar != (l.Calendar != nil) {
+			t.Errorf("%s of %s follows the calendar: %v, for the server: %v", s.Name, r.text(), calendar, !calendar)
+		}
+	}
+	if strings.Contains(s.Name, "-") {
+		t.Errorf("name %s: a dash separates it from the number of the limit", s.Name)
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/tools/exact/proof"
+)
+
+// line is one event in a printed history.
+type line struct {
+	from, to proof.Micros
+	replica  string // that was called; empty if it does not matter
+	text     string
+	hits     int64
+	weight   weight
+}
+
+// weight is how much an event matters. Where there are many, those of little weight are left out.
+type weight uint8
+
+const (
+	reads  weight = iota // it should have changed nothing
+	writes               // it may have
+	counts               // its hits are among those that are too many
+)
+
+func weightOf(c *proof.Call) weight {
+	if c.Kind == proof.Look || c.Outcome == proof.Refused {
+		return reads
+	}
+	return writes
+}
+
+// mostLines is how many lines of a history are printed, if that can be done without leaving out what counts.
+const mostLines = 40
+
+// callText returns a call in words, without its hits.
+func callText(c *proof.Call) string {
+	what := [...]string{proof.Take: "take", proof.Look: "look", proof.Give: "give back"}[c.Kind]
+	if c.Note != "" {
+		what = c.Note
+	}
+	answer := [...]string{proof.Unanswered: "no answer", proof.Admitted: "OK", proof.Refused: "OVER_LIMIT"}[c.Outcome]
+	names := make([]string, 0, len(c.Under))
+	for _, s := range c.Under {
+		names = append(names, s.Name)
+	}
+	names = slices.Compact(names)
+	text := fmt.Sprintf("%s: %s", strings.Join(names, " or "), what)
+	if c.Owner != "" {
+		text += " by " + c.Owner
+	}
+	return text + ": " + answer
+}
+
+// printLines prints lines in the order of their ends.
+func printLines(w io.Writer, lines []line, zero proof.Micros) {
+	slices.SortStableFunc(lines, func(a, b line) int { return cmp.Compare(a.to, b.to) })
+	all := merge(lines)
+	for _, less := range []struct {
+		without string
+		weight  weight
+		anyone  bool
+	}{{"looks, and what was refused", writes, false}, {"what does not count", counts, false}, {"the replicas that were called", counts, true}} {
+		if len(all) <= mostLines {
+			break
+		}
+		fmt.Fprintf(w, "    without %s\n", less.without)
+		lines = slices.DeleteFunc(lines, func(l line) bool { return l.weight < less.weight })
+		for i := range lines {
+			if less.anyone {
+				lines[i].replica = ""
+			}
+		}
+		all = merge(lines)
+	}
+	for _, l := range all {
+		mark := " "
+		if l.weight == counts {
+			mark = "+"
+		}
+		fmt.Fprintf(w, "  %s %11s to %11s s  %s%s", mark, seconds(l.from-zero), seconds(l.to-zero), l.replica, l.text)
+		if l.hits > 0 {
+			fmt.Fprintf(w, ", %d hits", l.hits)
+		}
+		if l.calls > 1 {
+			fmt.Fprintf(w, " in %d calls", l.calls)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// merged is a line for several that say the same, one after the other.
+type merged struct {
+	line
+
+	calls int
+}
+
+func merge(lines []line) []merged {
+	var all []merged
+	for _, l := range lines {
+		if n := len(all); n > 0 && all[n-1].replica == l.replica && all[n-1].text == l.text && all[n-1].weight == l.weight {
+			m := &all[n-1]
+			m.calls, m.hits, m.from, m.to = m.calls+1, m.hits+l.hits, min(m.from, l.from), l.to
+			continue
+		}
+		all = append(all, merged{l, 1})
+	}
+	return all
+}
+
+func seconds(m proof.Micros) string { return fmt.Sprintf("%+.6f", float64(m)/1e6) }

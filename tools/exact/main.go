@@ -1,0 +1,106 @@
+// Command exact is an adversary of ratelimitd: it tries to have more admitted than docs/algorithms.md says, and to lose
+// hits. It starts three replicas and one Redis, plays random campaigns of gRPC calls on them (every algorithm, settings
+// that differ between replicas and change back and forth, overrides, looks, give-backs, leases, replicas that die or
+// stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
+// compares what the counters have spent with what was admitted.
+//
+// Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
+// often, not always.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"time"
+)
+
+// config says what to run and for how long.
+type config struct {
+	server, redis string // programs
+	seed          int64  // of the campaign to repeat; any other if negative
+	length        time.Duration
+	each          time.Duration // how long a campaign lasts
+	stdout        io.Writer
+	stderr        io.Writer
+}
+
+// errFound says that something was wrong with the server.
+var errFound = errors.New("found what must not be; see above")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, errFound):
+		fmt.Fprintln(os.Stderr, "exact:", err)
+		os.Exit(1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "exact:", err)
+		os.Exit(2)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c := config{stdout: stdout, stderr: stderr}
+	flags := flag.NewFlagSet("exact", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&c.server, "server", "bin/ratelimitd", "the server to attack")
+	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to use")
+	flags.DurationVar(&c.length, "for", time.Minute, "how long to go on, with whole campaigns")
+	flags.DurationVar(&c.each, "each", 7*time.Second, "how long a campaign lasts")
+	flags.Int64Var(&c.seed, "seed", -1, "play the campaign with this seed again and again; 0 is that of what went wrong in the past")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || c.length <= 0 || c.each <= 0 {
+		return errors.New("want no arguments, and -for and -each above 0")
+	}
+	return c.attack(ctx)
+}
+
+// attack plays one campaign after the other until the time is over: the one to repeat, or what went wrong in the past
+// and then others.
+func (c *config) attack(ctx context.Context) error {
+	end := time.Now().Add(c.length)
+	seed := max(c.seed, 0)
+	var sum tally
+	for sum.campaigns == 0 || time.Now().Add(c.each/2).Before(end) {
+		k := past(c.each)
+		if seed > 0 {
+			k = draw(seed, c.each)
+		}
+		if err := c.try(ctx, k, &sum); err != nil {
+			return err
+		}
+		if c.seed < 0 {
+			seed = 1 + rand.Int64N(1_000_000_000)
+		}
+	}
+	fmt.Fprintln(c.stdout, sum.text())
+	if sum.found > 0 {
+		return errFound
+	}
+	return nil
+}
+
+// try plays a campaign and reports what is wrong.
+func (c *config) try(ctx context.Context, k *campaign, sum *tally) error {
+	dir, err := os.MkdirTemp("", "exact")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	played, err := c.play(ctx, k, dir)
+	if err != nil {
+		return fmt.Errorf("playing %s: %w", k, err)
+	}
+	played.report(c.stdout, sum)
+	return nil
+}

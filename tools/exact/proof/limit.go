@@ -1,0 +1,124 @@
+package proof
+
+import (
+	"fmt"
+	"time"
+)
+
+// Algorithm is how a limit counts, as rules write it.
+type Algorithm string
+
+// The algorithms.
+const (
+	FixedWindow   Algorithm = "fixed_window"
+	SlidingWindow Algorithm = "sliding_window"
+	SlidingLog    Algorithm = "sliding_log"
+	TokenBucket   Algorithm = "token_bucket"
+	LeakyBucket   Algorithm = "leaky_bucket"
+	Concurrency   Algorithm = "concurrency"
+)
+
+// Limit is one limit. Fields that the algorithm does not use are zero.
+type Limit struct {
+	Algorithm    Algorithm
+	Hits         int64 // per Window
+	Window       Micros
+	Calendar     Calendar // that windows follow
+	First        bool     // a window begins with its first hit
+	CountRefused bool     // refused hits are spent too
+	Precision    int      // sub-windows of a sliding window
+	Burst        int64    // capacity of a token bucket, length of a leaky bucket's queue
+	Debt         int64    // how far below zero a token bucket may fall
+	Initial      int64    // tokens in a bucket that was not seen before
+	Fill         Micros   // tokens come in steps of this; 0 means continuously
+	Lease        int64    // the most that a replica leases at a time; 0 means nothing
+	Listed       bool     // one of several limits of a descriptor
+	Override     bool     // came with the request
+}
+
+// Setting is what was in force for a call: one limit, or several that admit together.
+type Setting struct {
+	Name   string
+	Limits []Limit
+}
+
+// Calendar is the calendar that windows follow; the zero value means none.
+type Calendar struct {
+	Unit string // day, week, month or year
+	Zone string
+}
+
+// Counter identifies a counter of a descriptor: two limits share one if theirs are equal (docs/design.md, section 6).
+type Counter struct {
+	Algorithm Algorithm
+	Listed    bool
+	Override  bool
+	Window    Micros
+	Calendar  Calendar
+	Precision int
+}
+
+// Counter returns the counter of l.
+func (l *Limit) Counter() Counter {
+	c := Counter{Algorithm: l.Algorithm, Listed: l.Listed}
+	switch {
+	case l.Calendar != Calendar{}:
+		c.Calendar = l.Calendar
+	case l.Algorithm == FixedWindow, l.Algorithm == SlidingWindow:
+		c.Window, c.Precision = l.Window, l.Precision
+	case l.Listed:
+		c.Window = l.Window
+	case l.Algorithm == SlidingLog && l.Override:
+		c.Window, c.Override = l.Window, true
+	}
+	return c
+}
+
+// String returns the counter in words.
+func (c Counter) String() string {
+	s := string(c.Algorithm)
+	if c.Window > 0 {
+		s += fmt.Sprintf(" of %v", time.Duration(c.Window)*time.Microsecond)
+	}
+	if c.Calendar != (Calendar{}) {
+		s += fmt.Sprintf(" of the %s in %s", c.Calendar.Unit, c.Calendar.Zone)
+	}
+	if c.Listed {
+		s += " in a list"
+	}
+	if c.Override {
+		s += " of overrides"
+	}
+	return s
+}
+
+// rate returns hits per microsecond.
+func (l *Limit) rate() float64 { return float64(l.Hits) / float64(l.Window) }
+
+// window returns the fixed window that t lies in; its end is not part of it.
+func (l *Limit) window(t Micros) (start, end Micros) {
+	if l.Calendar == (Calendar{}) {
+		start = t - t%l.Window
+		return start, start + l.Window
+	}
+	zone, err := time.LoadLocation(l.Calendar.Zone)
+	if err != nil {
+		return t, t // no window, which proves nothing
+	}
+	at := time.UnixMicro(int64(t)).In(zone)
+	year, month, day := at.Date()
+	var years, months, days int
+	switch l.Calendar.Unit {
+	case "day":
+		days = 1
+	case "week":
+		day, days = day-(int(at.Weekday())+6)%7, 7
+	case "month":
+		day, months = 1, 1
+	case "year":
+		month, day, years = time.January, 1, 1
+	}
+	from := time.Date(year, month, day, 0, 0, 0, 0, zone)
+	to := time.Date(year+years, month+time.Month(months), day+days, 0, 0, 0, 0, zone)
+	return Micros(from.UnixMicro()), Micros(to.UnixMicro())
+}

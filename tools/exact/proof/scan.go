@@ -1,0 +1,134 @@
+package proof
+
+import (
+	"slices"
+	"sort"
+)
+
+// bound is how much may be admitted in a span of time.
+type bound struct {
+	words string
+	// until returns the end of the spans for which the bound holds that begin at from. Spans do not reach it. If nil,
+	// the bound holds for all spans.
+	until func(from Micros) Micros
+	// most returns how many hits may be admitted in a span of length t.
+	most func(u *inUse, t Micros) float64
+	// kept is true if giving back does not let more in.
+	kept bool
+}
+
+// inUse has the maxima of the settings in use in a span. The last hit was admitted by one of those that admitted, so
+// nothing but their bursts counts; but any that wrote may have been the one by whose rate time was credited.
+type inUse struct {
+	hits    int64 // of those that admitted
+	burst   int64
+	cost    int64
+	rate    float64 // of those that wrote
+	fill    Micros
+	leasing int64 // that may be leased by a replica at a time
+}
+
+func (u *inUse) admitted(h *hit) {
+	u.cost = max(u.cost, h.n)
+	for _, l := range h.limits {
+		u.hits = max(u.hits, l.Hits)
+		u.burst = max(u.burst, l.Burst+l.Debt)
+	}
+}
+
+func (u *inUse) wrote(limits []*Limit) {
+	for _, l := range limits {
+		u.rate = max(u.rate, l.rate())
+		u.fill = max(u.fill, l.Fill)
+		u.leasing = max(u.leasing, l.Lease)
+	}
+}
+
+// rounding is what float64s may be off by, and far less than a hit.
+const rounding = 1e-6
+
+// scan tries every span that begins with a hit and ends with one. It returns nil if all of them are within b.
+func (v *view) scan(b bound) *Excess { return v.scanFrom(v.starts(), b) }
+
+// scanFrom tries every span that begins at one of the given times and ends with a hit.
+func (v *view) scanFrom(starts []Micros, b bound) *Excess {
+	e := &Excess{Promise: b.words}
+	found := false
+	for _, from := range starts {
+		v.spans(b, from, func(s Span) {
+			if !found || s.Calls < e.Shortest.Calls || s.Calls == e.Shortest.Calls && s.To-s.From < e.Shortest.To-e.Shortest.From {
+				e.Shortest = s
+			}
+			if !found || s.over() > e.Worst.over() {
+				e.Worst = s
+			}
+			found = true
+		})
+	}
+	if !found {
+		return nil
+	}
+	for i := range v.hits {
+		if h := &v.hits[i]; h.from >= e.Shortest.From && h.to <= e.Shortest.To {
+			e.Calls = append(e.Calls, h.call)
+		}
+	}
+	return e
+}
+
+// starts returns the times at which hits may have begun.
+func (v *view) starts() []Micros {
+	all := make([]Micros, 0, len(v.hits))
+	for i := range v.hits {
+		all = append(all, v.hits[i].from)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// spans calls found for each span from the given time on that is above b.
+func (v *view) spans(b bound, from Micros, found func(Span)) {
+	end := forever
+	if b.until != nil {
+		end = b.until(from)
+	}
+	var u inUse
+	given := int64(0)
+	gives, writes := during{v.gives, from}, during{v.writes, from}
+	s := Span{From: from}
+	for i := sort.Search(len(v.hits), func(i int) bool { return v.hits[i].to >= from }); i < len(v.hits); i++ {
+		h := &v.hits[i]
+		if h.to >= end {
+			return
+		}
+		if h.from < from {
+			continue
+		}
+		gives.until(h.to, func(w *write) { given += w.n })
+		writes.until(h.to, func(w *write) { u.wrote(w.limits) })
+		u.admitted(h)
+		s.To, s.Calls, s.Hits = h.to, s.Calls+1, s.Hits+h.n
+		t := s
+		if !b.kept {
+			t.Hits -= given
+		}
+		if t.Most = b.most(&u, h.to-from); t.over() > rounding {
+			found(t)
+		}
+	}
+}
+
+// during walks over the writes that may have been in a span.
+type during struct {
+	left []write // in the order of their beginnings
+	from Micros
+}
+
+// until calls each with those that begin up to t, if it has not been called with them before.
+func (d *during) until(t Micros, each func(*write)) {
+	for ; len(d.left) > 0 && d.left[0].from <= t; d.left = d.left[1:] {
+		if d.left[0].to >= d.from {
+			each(&d.left[0])
+		}
+	}
+}
