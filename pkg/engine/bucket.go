@@ -87,7 +87,7 @@ type bucketView struct {
 	end   Micros // from when on the state means nothing; 0 if there is none
 	seen  bool   // the key was seen before
 	moved bool   // the state was from the future, and was moved to now
-	late  bool   // turns were promised at a lower rate than this one; none comes before the last, at end
+	mixed bool   // a queue's turns were promised at other rates than this one; the last is over at end
 }
 
 // set fills in v, which is zero. A rate of 0 leaves it zero.
@@ -119,14 +119,23 @@ func (v *bucketView) read(l *Limit, s *State) {
 		v.end -= s.at - v.now
 	case l.FillInterval > 0:
 		v.spent = v.sub(v.spent, v.in(v.base-l.step(s.at)))
+	case l.Algorithm == LeakyBucket && s.expires-s.at != v.up(v.spent):
+		v.spent = v.sub(v.spent, v.left(v.spent.n, v.now-s.at, s.expires-s.at))
 	default:
 		v.spent = v.sub(v.spent, v.in(v.now-s.at))
 	}
-	if v.late = l.Algorithm == LeakyBucket && v.end-v.now > v.up(v.spent); v.late {
-		if v.spent = v.in(v.end - v.now); v.spent.n > l.Burst {
-			v.spent = amount{n: l.Burst + 1} // no more is known of, or need be
-		}
+	v.mixed = l.Algorithm == LeakyBucket && v.end-v.now != v.up(v.spent)
+}
+
+// left returns how many of the hits that leave a queue evenly in the span all have left in a part of it. A queue of over
+// 2^48 µs counts as standing still, for stores whose arithmetic ends there.
+func (r rate) left(hits uint64, part, all Micros) amount {
+	if all > maxWindow {
+		return amount{}
 	}
+	n, rest := muldiv(hits, uint64(part), uint64(all))
+	parts, _ := muldiv(rest, r.us, uint64(all))
+	return amount{n, parts}
 }
 
 // convert rounds a fraction over us, that of another rate, up to one over v.us.
@@ -174,7 +183,7 @@ func (l *Limit) stepUp(t Micros) Micros {
 
 // full returns when the bucket is full, or the queue empty.
 func (v *bucketView) full(l *Limit) Micros {
-	if v.late {
+	if v.mixed {
 		return v.end
 	}
 	return v.atMost(l.stepUp(v.base + v.up(v.spent)))
@@ -195,11 +204,8 @@ func (v *bucketView) ahead(l *Limit, hits uint64) Micros {
 
 // below returns when fewer than that many hits are spent or queued.
 func (v *bucketView) below(hits uint64) Micros {
-	switch {
-	case v.spent.n < hits:
+	if v.spent.n < hits {
 		return v.base
-	case v.late:
-		return v.end - v.up(amount{n: hits}) + 1
 	}
 	span, _ := v.floor(v.sub(v.spent, amount{n: hits}))
 	return v.base + span + 1
@@ -214,7 +220,19 @@ func (v *bucketView) write(l *Limit, s *State) {
 	if l.startsLow() {
 		s.expires += l.Window
 	}
-	v.seen, v.late, v.end = true, false, s.expires
+	v.seen, v.end = true, s.expires
+}
+
+// queue adds that many requests of cost hits to a queue and stores it in s. Behind turns that were promised at a lower
+// rate they come after the last of them.
+func (v *bucketView) queue(l *Limit, s *State, n, cost uint64) {
+	last := v.end + Micros(n)*v.up(amount{n: cost})
+	late := v.mixed && v.end-v.now > v.up(v.spent)
+	v.spent.n += n * cost
+	v.write(l, s)
+	if v.mixed = late; late {
+		s.expires, v.end = last, last
+	}
 }
 
 // move moves s, which is from the future, to now, and leaves what it says as its limit said it.

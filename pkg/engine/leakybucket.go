@@ -5,7 +5,8 @@ package engine
 // order of the takes, whatever limits they were taken by.
 
 // places returns how many hits the queue has room for. A take is admitted while its wait is less than (Burst − cost +
-// 1)·W/L: with a cost of 1, while fewer than Burst hits are ahead of it.
+// 1)·W/L: with a cost of 1, while fewer than Burst hits are ahead of it. Where limits of different rates share a queue, the
+// hits ahead count, each until its turn has come, at the rate that it was promised at.
 func (v *bucketView) places(l *Limit) uint64 {
 	if l.Hits == 0 {
 		return 0
@@ -22,17 +23,17 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
 	d.Left = v.places(l)
 	d.Admitted, refuses = a.judge(a.fit(d.Left))
 	if d.Admitted > 0 {
-		d.Wait = until(v.up(v.spent), 0)
+		d.Wait = until(v.full(l), a.now)
 	}
-	if spent := a.spends(d.Admitted, false); spent > 0 {
-		v.spent.n += spent
-		v.write(l, s)
-	} else if a.write && v.moved {
+	switch {
+	case a.write && d.Admitted > 0:
+		v.queue(l, s, d.Admitted, a.cost)
+	case a.write && v.moved:
 		v.move(s)
 	}
 	d.ResetAfter = until(v.full(l), a.now)
 	switch {
-	case refuses && a.cost > l.Burst:
+	case refuses && (a.cost > l.Burst || v.mixed):
 		d.RetryAfter = d.ResetAfter
 	case refuses:
 		d.RetryAfter = until(v.atMost(v.below(l.Burst-a.cost+1)), a.now)

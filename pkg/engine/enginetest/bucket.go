@@ -34,17 +34,38 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	if b.unit.Cmp(after.unit) != 0 {
 		after.spent = roundUp(b.spent, after.unit)
 	}
-	if after.moved = b.last > now; after.moved {
+	switch after.moved = b.last > now; {
+	case after.moved:
 		after.end -= b.last - now
 		after.was, after.of = b.spent, b.unit
-	} else {
+	case l.Algorithm == engine.LeakyBucket && after.mixed(l, b.last):
+		after.spent = minusRat(after.spent, after.turned(b.last, now))
+	default:
 		after.spent = minusRat(after.spent, came(l, b.last, now))
 	}
-	if l.Algorithm == engine.LeakyBucket && ceil(after.wait(l)) < after.end-now {
-		promised := new(big.Rat).SetInt64(int64(after.end - now))
-		after.spent = promised.Mul(promised, rateOf(l))
-	}
 	return after
+}
+
+// mixed reports whether the turns of a queue were promised at other rates than that of l.
+func (b *bucket) mixed(l *engine.Limit, now engine.Micros) bool {
+	return l.Algorithm == engine.LeakyBucket && l.Hits > 0 && b.end > 0 && ceil(b.wait(l)) != b.end-now
+}
+
+// late reports whether the last of these turns is over later than it would be by the rate of l.
+func (b *bucket) late(l *engine.Limit, now engine.Micros) bool {
+	return b.mixed(l, now) && ceil(b.wait(l)) < b.end-now
+}
+
+// turned returns how many of the whole hits that a queue has at one time have left at another, rounded down: they leave
+// evenly until its end. A queue of over 2^48 µs counts as standing still.
+func (b *bucket) turned(from, to engine.Micros) *big.Rat {
+	if b.end-from > 1<<48 {
+		return new(big.Rat)
+	}
+	hits := new(big.Rat).SetInt64(floor(b.spent))
+	hits.Mul(hits, big.NewRat(int64(to-from), int64(b.end-from)))
+	parts := hits.Mul(hits, new(big.Rat).SetInt(b.unit))
+	return new(big.Rat).SetFrac(new(big.Int).Div(parts.Num(), parts.Denom()), b.unit)
 }
 
 // came returns how many hits come back from one time to another.
@@ -132,6 +153,9 @@ func (b *bucket) give(hits uint64) { b.spent = minusRat(b.spent, rat(hits)) }
 func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 	if l.Hits == 0 {
 		return now
+	}
+	if b.mixed(l, now) {
+		return b.end
 	}
 	whole := b.restored(l, now)
 	if b.end > 0 {

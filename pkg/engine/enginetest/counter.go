@@ -151,8 +151,12 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.hits = c.hits.add(now, t.Cost)
 	case engine.TokenBucket, engine.LeakyBucket:
+		end, late := c.bucket.end, c.bucket.late(l, now)
 		c.bucket.take(t.Cost)
-		c.bucket.keep(l, now)
+		if c.bucket.keep(l, now); late { // behind the last turn that was promised
+			alone := bucket{spent: rat(t.Cost)}
+			c.bucket.end = end + ceil(alone.wait(l))
+		}
 	case engine.Concurrency:
 		c.slots, renewed = c.slots.take(t.Cost, t.Owner, now, now+l.Window)
 	}
@@ -208,11 +212,11 @@ func (c *counter) window(l *engine.Limit) int64 {
 }
 
 // wait returns how long a hit that is admitted now waits for its turn.
-func (c *counter) wait(l *engine.Limit) time.Duration {
+func (c *counter) wait(l *engine.Limit, now engine.Micros) time.Duration {
 	if l.Algorithm != engine.LeakyBucket || l.Hits == 0 {
 		return 0
 	}
-	return span(ceil(c.bucket.wait(l)))
+	return span(c.bucket.whole(l, now) - now)
 }
 
 // lefts returns how many hits each limit has left.
@@ -246,11 +250,12 @@ func (m *Model) resetAfter(l *engine.Limit, now engine.Micros) time.Duration {
 func (m *Model) retryAfter(l *engine.Limit, now engine.Micros, t engine.Take) time.Duration {
 	cost := max(t.Cost, 1)
 	whole := m.resetAfter(l, now)
-	if cost > capacity(l) || l.Algorithm == engine.FixedWindow {
+	c := m.at(l, now)
+	if cost > capacity(l) || l.Algorithm == engine.FixedWindow || c.bucket.mixed(l, now) {
 		return whole
 	}
 	alone := Model{}
-	alone.keep(l, m.at(l, now), now) // as if it were stored now
+	alone.keep(l, c, now) // as if it were stored now
 	fits := func(after engine.Micros) bool { return alone.at(l, now+after).fits(l, cost, t.Owner) }
 	return span(search(engine.Micros(whole/time.Microsecond), fits))
 }

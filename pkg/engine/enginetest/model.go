@@ -105,7 +105,7 @@ func (m *Model) count(l engine.Limits, now engine.Micros, t engine.Take) engine.
 		d.Window = max(d.Window, c.window(&l[i]))
 		switch {
 		case d.Admitted == 1:
-			d.Wait = max(d.Wait, c.wait(&l[i]))
+			d.Wait = max(d.Wait, c.wait(&l[i], now))
 			d.Renewed = max(d.Renewed, c.spend(&l[i], now, t))
 		case l[i].CountRefused && len(l) == 1:
 			if !c.overspend(&l[i], now, t.Cost) {
@@ -167,7 +167,7 @@ func (m *Model) look(l engine.Limits, now engine.Micros, t engine.Take) engine.D
 		c := m.at(&l[i], now)
 		d.Window = max(d.Window, c.window(&l[i]))
 		if d.Admitted > 0 {
-			d.Wait = max(d.Wait, c.wait(&l[i]))
+			d.Wait = max(d.Wait, c.wait(&l[i], now))
 		}
 	}
 	return d

@@ -61,14 +61,22 @@ families[1] = function()
   local function restored(l, v) return step_up(l, v.base + up(l, v.n, v.part)) end
 
   -- full returns when the bucket is full, or the queue empty.
-  local function full(l, v) return v.late and v.stop or at_most(v, restored(l, v)) end
+  local function full(l, v) return v.mixed and v.stop or at_most(v, restored(l, v)) end
 
   -- below returns when fewer than that many hits are spent or queued.
   local function below(l, v, hits)
     if v.n < hits then return v.base end
-    if v.late then return v.stop - up(l, hits, 0) + 1 end
     local us = span(l, sub(l, v.n, v.part, hits, 0))
     return v.base + us + 1
+  end
+
+  -- gone returns how many of the hits that leave a queue evenly in the span all have left in a part of it. A queue of over
+  -- 2^48 µs counts as standing still, because muldiv ends there.
+  local function gone(l, hits, part, all)
+    if all > 281474976710656 then return 0, 0 end
+    local n, rest = muldiv(hits, part, all)
+    local parts = muldiv(rest, l.us, all)
+    return n, parts
   end
 
   -- read fills in the view from a state that is still relevant.
@@ -82,21 +90,19 @@ families[1] = function()
     end
     if at > now then
       v.moved, v.stop = true, v.stop - (at - now)
+    elseif l.leaky and v.stop - at ~= up(l, n, part) then
+      n, part = sub(l, n, part, gone(l, n, now - at, v.stop - at))
     else
       n, part = sub(l, n, part, muldiv(v.base - step_down(l, at), l.den, l.us))
     end
-    v.late = l.leaky and v.stop - now > up(l, n, part)
-    if v.late then
-      n, part = muldiv(v.stop - now, l.den, l.us)
-      if n > l.burst then n, part = l.burst + 1, 0 end
-    end
+    v.mixed = l.leaky and v.stop - now ~= up(l, n, part)
     v.n, v.part = n, part
   end
 
-  -- In the view n + part/us hits are spent, or queued, as of now, as this limit sees it. It is late if turns were promised
-  -- at a lower rate than this one: none comes before the last, at view.stop.
+  -- In the view n + part/us hits are spent, or queued, as of now, as this limit sees it. It is mixed if turns of a queue
+  -- were promised at other rates than this one; the last is over at view.stop.
   local function view(l)
-    local v = {base = now, n = 0, part = 0, stop = 0, seen = false, moved = false, late = false, kept = 0}
+    local v = {base = now, n = 0, part = 0, stop = 0, seen = false, moved = false, mixed = false, kept = 0}
     if l.den == 0 then return v end
     v.base = step_down(l, now)
     local state = redis.call('GET', l.key)
@@ -158,11 +164,17 @@ families[1] = function()
 
   -- spend takes hits out of the bucket, or puts them into the queue, and reports whether it took any. Only refused hits
   -- that count can exceed the most.
-  local function spend(l, v, hits)
+  local function spend(l, v, admitted)
+    local hits = spends(admitted, l.counts)
     if hits == 0 or not l.leaky and v.n >= l.most then return false end
+    v.mixed = v.mixed and v.stop - now > up(l, v.n, v.part)
     v.n = v.n + (l.leaky and hits or math.min(hits, l.most))
     if not l.leaky and v.n >= l.most then v.n, v.part = l.most, 0 end
-    v.stop, v.late = stops(l, v), false
+    if v.mixed then -- behind turns that were promised at a lower rate
+      v.stop = v.stop + admitted * up(l, a.cost, 0)
+    else
+      v.stop = stops(l, v)
+    end
     return true
   end
 
@@ -176,7 +188,7 @@ families[1] = function()
 
   -- retry_turn returns when the queue has room for cost or, if it never has, when it is empty.
   local function retry_turn(l, v)
-    if a.cost > l.burst then return full(l, v) end
+    if a.cost > l.burst or v.mixed then return full(l, v) end
     return at_most(v, below(l, v, l.burst - a.cost + 1))
   end
 
@@ -184,8 +196,8 @@ families[1] = function()
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0}, true end
     local left, turn = left(l, v), 0
     local admitted, refuses = judge(room(l, v))
-    if l.leaky and admitted > 0 then turn = up(l, v.n, v.part) end
-    if spend(l, v, spends(admitted, l.counts)) then
+    if l.leaky and admitted > 0 then turn = full(l, v) - now end
+    if spend(l, v, admitted) then
       keep(l, v, v.n, v.part, l.us)
     elseif a.write and v.moved then -- what another limit wrote stays as it wrote it
       keep(l, v, unpack(v.wrote))

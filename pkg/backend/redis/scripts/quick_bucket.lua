@@ -18,6 +18,7 @@ if #asked == 34 then
     at, n, part, unit, expires, kept = struct.unpack('<dddddd', state)
     if expires <= now then at, n, part, unit = now, 0, 0, us end
   end
+  expires = math.max(expires, now)
   local came = (now - at) * den
   if unit == us and came >= 0 and came < 9007199254740992 then
     local whole, turn = floor(came / us), 0
@@ -31,7 +32,7 @@ if #asked == 34 then
     elseif part > 0 then
       left = left - 1
     end
-    if left >= cost and spent < 9007199254740992 and (leaky == 0 or expires - now <= turn) then
+    if left >= cost and spent < 9007199254740992 and (leaky == 0 or expires - now == turn) then
       expires = floor(spent / den)
       if spent > expires * den then expires = expires + 1 end
       expires = now + expires
