@@ -166,7 +166,9 @@ func (o override) on(r *rule) *proof.Setting {
 			l.Initial = l.Burst
 		}
 	}
-	l.Hits, l.unit, l.multiplier, l.Override = o.hits, o.unit, 1, true
+	window := l.Window
+	l.Hits, l.unit, l.multiplier = o.hits, o.unit, 1
 	l.settle()
+	l.OwnWindow = l.Algorithm == proof.SlidingLog && l.Window != window
 	return &proof.Setting{Name: o.String(), Limits: []proof.Limit{l.Limit}}
 }

@@ -33,7 +33,7 @@ type Limit struct {
 	Fill         Micros   // tokens come in steps of this; 0 means continuously
 	Lease        int64    // the most that a replica leases at a time; 0 means nothing
 	Listed       bool     // one of several limits of a descriptor
-	Override     bool     // came with the request
+	OwnWindow    bool     // a log of another window than its rule's, in an override
 }
 
 // Setting is what was in force for a call: one limit, or several that admit together.
@@ -52,7 +52,7 @@ type Calendar struct {
 type Counter struct {
 	Algorithm Algorithm
 	Listed    bool
-	Override  bool
+	OwnWindow bool
 	Window    Micros
 	Calendar  Calendar
 	Precision int
@@ -68,8 +68,8 @@ func (l *Limit) Counter() Counter {
 		c.Window, c.Precision = l.Window, l.Precision
 	case l.Listed:
 		c.Window = l.Window
-	case l.Algorithm == SlidingLog && l.Override:
-		c.Window, c.Override = l.Window, true
+	case l.OwnWindow:
+		c.Window, c.OwnWindow = l.Window, true
 	}
 	return c
 }
@@ -86,7 +86,7 @@ func (c Counter) String() string {
 	if c.Listed {
 		s += " in a list"
 	}
-	if c.Override {
+	if c.OwnWindow {
 		s += " of overrides"
 	}
 	return s
