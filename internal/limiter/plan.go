@@ -42,7 +42,7 @@ type part struct {
 	reason    error   // the same, in words
 	unspent   bool    // admitted, but not charged because of other descriptors, or charged and given back
 
-	fell   descriptors.OnFailure // the policy that decided because the store failed; FailDefault if it did not fail
+	fell   descriptors.OnFailure // the policy that decided last because the store failed; FailDefault if the store decided
 	counts *stats.Rule           // where to count what it takes; nil if it takes nothing
 }
 

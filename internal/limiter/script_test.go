@@ -160,10 +160,13 @@ func (s *script) advance(words []string, _ string) string {
 	return "ok"
 }
 
-// fault [TEXT]: from now on the store fails with this error; without one it does not.
+// fault [calls=N] [TEXT]: from now on, or for the next N calls, the store fails with this error; without one it does not.
 func (s *script) faults(words []string, _ string) string {
-	s.fault.err = nil
+	s.fault.err, s.fault.calls = nil, -1
 	if len(words) > 0 {
+		if n, ok := strings.CutPrefix(words[0], "calls="); ok {
+			s.fault.calls, words = int(s.number(n)), words[1:]
+		}
 		s.fault.err = errors.New(strings.Join(words, " "))
 	}
 	return "ok"
@@ -396,14 +399,16 @@ func (s *script) counts([]string, string) string {
 // faulty is a backend that can be made to fail.
 type faulty struct {
 	backend.Backend
-	err error
+	err   error
+	calls int // how many more fail; all if negative
 }
 
 func (f *faulty) Apply(ctx context.Context, ops []backend.Op) {
-	if f.err == nil {
+	if f.err == nil || f.calls == 0 {
 		f.Backend.Apply(ctx, ops)
 		return
 	}
+	f.calls--
 	for i := range ops {
 		ops[i].Err = f.err
 	}
