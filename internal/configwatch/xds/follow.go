@@ -41,12 +41,10 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 			return err
 		case r := <-f.responses:
 			quiet.Stop()
-			if len(f.unanswered) == 0 {
-				due.Reset(time.Until(f.notBefore))
-			}
 			if err := f.accept(r); err != nil {
 				return err
 			}
+			due.Reset(time.Until(f.due()))
 		case <-due.C:
 			f.settle()
 		}

@@ -145,8 +145,22 @@ func (c *Client) apply() (refusal string) {
 		c.config.Hooks.Current(false)
 		c.config.Hooks.Event(EventRefused)
 	}
-	c.notBefore = time.Now().Add(max(pace, time.Since(begin), c.hold))
+	c.wait(max(pace, time.Since(begin)))
 	return next.refusal
+}
+
+// wait has the next set wait for d and, if nothing has changed in it, for c.hold.
+func (c *Client) wait(d time.Duration) {
+	now := time.Now()
+	c.notBefore, c.repeatAt = now.Add(d), now.Add(max(d, c.hold))
+}
+
+// due returns when what is held may be compiled and answered. Only what was refused before is held back.
+func (c *Client) due() time.Time {
+	if c.hold == 0 || c.dirty && (!c.last.known || c.last.digest != digest(c.held.sorted())) {
+		return c.notBefore
+	}
+	return c.repeatAt
 }
 
 // compile passes a set to the Watch.
@@ -171,7 +185,7 @@ func (c *Client) foreign(r response) (refusal string) {
 	c.config.Hooks.Current(false)
 	c.config.Hooks.Event(EventRefused)
 	c.hold = min(max(2*c.hold, pace), maxHold)
-	c.notBefore = time.Now().Add(c.hold)
+	c.wait(pace)
 	p := descriptors.Problem{File: "the response", Text: fmt.Sprintf("it is of the type %.200q: want %s", r.typeURL, TypeURL)}
 	refusal = shorten(p.String())
 	if refusal != c.strange {

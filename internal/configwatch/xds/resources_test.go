@@ -1,6 +1,7 @@
 package xds_test
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -135,6 +136,27 @@ func TestARefusedSetThatComesAgainAndAgain(t *testing.T) {
 	}
 	p.set(t, "2", config("a", "shop", 3))
 	f.wants(t, "shop=3")
+}
+
+// TestACorrectedSetIsSoonInForce: go-control-plane sends nothing new before its last response is answered, and a set that
+// is refused again and again is answered late, but never so late that the set that corrects it takes a second.
+func TestACorrectedSetIsSoonInForce(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	f := follow(t, xds.Config{Server: p.address})
+	var took time.Duration
+	for try := 1; try <= 3; try++ { // this machine may be busy
+		before := f.count(xds.EventRefused)
+		p.set(t, fmt.Sprint("bad", try), config("a", "", uint32(try)))
+		eventually(t, "it was refused so often that the next answer is as late as any", func() bool { return f.count(xds.EventRefused) >= before+7 })
+		begin := time.Now()
+		p.set(t, fmt.Sprint("good", try), config("a", "shop", uint32(try)))
+		f.wants(t, fmt.Sprint("shop=", try))
+		if took = time.Since(begin); took < time.Second {
+			return
+		}
+	}
+	t.Errorf("a corrected set took %v", took)
 }
 
 func TestX4DuplicateDomains(t *testing.T) {

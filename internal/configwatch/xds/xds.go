@@ -31,7 +31,7 @@ const DefaultMaxMessage = 64 << 20
 
 const (
 	pace    = 100 * time.Millisecond // the least time between compiling two sets
-	maxHold = 3 * time.Second        // the maximum time before the same refused set is answered again
+	maxHold = 500 * time.Millisecond // the maximum time before the same refused set is answered again; its correction is not sent before that
 	chance  = time.Second            // how long a first response is waited for
 	silence = 30 * time.Second       // after which it is logged that a control plane has sent nothing
 )
@@ -88,8 +88,9 @@ type Client struct {
 	last      outcome
 	dirty     bool          // held may differ from the set whose outcome is last
 	strange   string        // why the last response was refused, if it was of another type
-	hold      time.Duration // delay of the next answer, because the last ones were the same refusal
+	hold      time.Duration // delay of an answer that is the same refusal as the last ones
 	notBefore time.Time     // when the next set may be compiled
+	repeatAt  time.Time     // when what was refused last may be refused again
 }
 
 // New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
