@@ -40,11 +40,10 @@ type rulesState struct {
 // newRulesState returns the state before the first load.
 func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *settings.Settings) *rulesState {
 	const waiting = "the rules are not loaded yet"
-	optional := c.Rules.ForceStart && !c.Rules.HealthyWithOne
 	s := &rulesState{
 		limiter:    l,
-		component:  h.Add("rules", optional, ""),
-		optional:   optional,
+		component:  h.Add("rules", false, ""),
+		optional:   c.Rules.ForceStart && !c.Rules.HealthyWithOne,
 		oneAtLeast: c.Rules.HealthyWithOne,
 		successes:  r.Counter("ratelimit.service.config_load_success"),
 		failures:   r.Counter("ratelimit.service.config_load_error"),
@@ -53,6 +52,9 @@ func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *set
 	}
 	s.reason.Store(new(string(waiting)))
 	s.current(false)
+	if s.optional {
+		s.component.Degrade("")
+	}
 	r.Gauge("ratelimitd.config_loaded_timestamp_seconds", func() float64 { return float64(s.since.Load()) })
 	r.Gauge("ratelimitd.config_age_seconds", func() float64 { return s.age().Seconds() })
 	return s
@@ -66,11 +68,6 @@ func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
 	s.since.Store(time.Now().Unix())
 	s.reason.Store(nil)
 	s.current(true)
-	if s.oneAtLeast && len(set.Files()) == 0 {
-		s.component.Set(false, "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")
-		return
-	}
-	s.component.Set(true, "")
 }
 
 func (s *rulesState) refused(err error) {
@@ -78,6 +75,10 @@ func (s *rulesState) refused(err error) {
 	s.loads.refused()
 	s.current(false)
 	s.waiting(firstLine(err))
+	if s.limiter.Rules() != nil && !s.tooFew() {
+		s.component.Degrade(fmt.Sprintf("new rules were refused at %s, and the last good ones stay in use: %s",
+			time.Now().UTC().Format(time.RFC3339), firstLine(err)))
+	}
 }
 
 // waiting notes why there are no rules, unless there are: then the last good ones stay in use.
@@ -86,17 +87,29 @@ func (s *rulesState) waiting(reason string) {
 		return
 	}
 	s.reason.Store(&reason)
-	s.component.Set(s.optional, reason)
+	if s.optional {
+		s.component.Degrade(reason)
+	} else {
+		s.component.Set(false, reason)
+	}
 }
 
 // current notes whether the rules are known to be up to date with their source.
 func (s *rulesState) current(yes bool) {
-	if yes {
-		s.behind.Store(nil)
-	} else {
+	switch {
+	case !yes:
 		s.behind.CompareAndSwap(nil, new(time.Now()))
+		return
+	case s.tooFew():
+		s.component.Set(false, "the rules are empty, and HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")
+	default:
+		s.component.Set(true, "")
 	}
+	s.behind.Store(nil)
 }
+
+// tooFew reports whether the rules are empty, and health depends on some.
+func (s *rulesState) tooFew() bool { return s.oneAtLeast && len(s.limiter.Rules().Files()) == 0 }
 
 // age returns for how long the rules have not been known to be up to date.
 func (s *rulesState) age() time.Duration {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Health keeps track of which components are healthy. The whole is healthy if all of them are. It is safe for
-// concurrent use.
+// Health keeps track of which components work. The whole is healthy if each of them works or is only degraded. It is
+// safe for concurrent use.
 type Health struct {
 	mu         sync.Mutex
 	components []*Component
@@ -23,9 +23,10 @@ type Component struct {
 // ComponentStatus is the state of one component.
 type ComponentStatus struct {
 	Name      string
-	OK        bool
-	Since     time.Time
-	LastError string // the latest reason for being unhealthy, kept after it is over; may be empty
+	OK        bool      // it works
+	Degraded  bool      // it does not, and health does not depend on that; never together with OK
+	Since     time.Time // when OK last changed
+	LastError string    // the latest reason for not being OK, kept after it is over; may be empty
 }
 
 // NewHealth returns a Health without components, which is healthy.
@@ -44,21 +45,27 @@ func (h *Health) Add(name string, ok bool, reason string) *Component {
 	return c
 }
 
-// Set changes the state of c. The reason, unless it is empty, becomes the latest error, even of a component that stays
-// healthy because the process can do without it.
-func (c *Component) Set(ok bool, reason string) {
+// Set notes that c works, or that it does not and makes the whole unhealthy. The reason, unless it is empty, becomes the
+// latest error.
+func (c *Component) Set(ok bool, reason string) { c.change(ok, false, reason) }
+
+// Degrade notes that c does not work, but that the whole can do without it.
+func (c *Component) Degrade(reason string) { c.change(false, true, reason) }
+
+func (c *Component) change(ok, degraded bool, reason string) {
 	c.health.mu.Lock()
 	defer c.health.mu.Unlock()
 	if c.status.OK != ok {
 		c.status.OK, c.status.Since = ok, time.Now()
 	}
+	c.status.Degraded = degraded
 	if reason != "" {
 		c.status.LastError = reason
 	}
 	c.health.settle()
 }
 
-// OK reports whether every component is healthy.
+// OK reports whether no component makes the whole unhealthy.
 func (h *Health) OK() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -88,7 +95,7 @@ func (h *Health) OnChange(f func(ok bool)) {
 func (h *Health) settle() {
 	ok := true
 	for _, c := range h.components {
-		ok = ok && c.status.OK
+		ok = ok && (c.status.OK || c.status.Degraded)
 	}
 	if ok == h.ok {
 		return

@@ -158,9 +158,10 @@ func TestHealth(t *testing.T) {
 		if h.OK() {
 			t.Error("well although the store is not")
 		}
-		store.Set(true, "refused, and done without")
-		if c := h.Components()[1]; !c.OK || c.LastError != "refused, and done without" {
-			t.Errorf("a component that the process can do without: %+v, want it well, with its error", c)
+		store.Degrade("refused, and done without")
+		wantStore := task.ComponentStatus{Name: "store", Degraded: true, Since: begin.Add(2 * time.Second), LastError: "refused, and done without"}
+		if d := cmp.Diff(wantStore, h.Components()[1]); d != "" || !h.OK() {
+			t.Errorf("with a component that the process can do without health is %t, and the component (-want +got):\n%s", h.OK(), d)
 		}
 		if d := cmp.Diff([]bool{true, false, true, false, true}, seen); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)

@@ -16,6 +16,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,16 +34,19 @@ type Main struct {
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
 	Healthy func() bool
-	// Components returns the state of each part of the server, for /healthcheck?verbose.
+	// Components returns the state of each part of the server, for /healthcheck?verbose and, of those that are degraded,
+	// for /readyz.
 	Components func() []Component
-	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can.
+	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can. What is said of a
+	// component is its name, a colon and the reason.
 	NotReady func() []string
 }
 
 // Component is the state of one part of the server.
 type Component struct {
 	Name      string
-	OK        bool
+	OK        bool      // it works
+	Degraded  bool      // it does not, and health does not depend on that
 	Since     time.Time // when OK last changed
 	LastError string    // the latest reason for not being OK, kept after recovery; may be empty
 }
@@ -144,7 +148,11 @@ func verboseText(w http.ResponseWriter, status int, ok bool, cs []Component) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", word(ok))
 	for _, c := range cs {
-		fmt.Fprintf(&b, "%s: %s since %s", c.Name, word(c.OK), c.Since.UTC().Format(time.RFC3339))
+		state := word(c.OK)
+		if c.Degraded {
+			state = "degraded"
+		}
+		fmt.Fprintf(&b, "%s: %s since %s", c.Name, state, c.Since.UTC().Format(time.RFC3339))
 		if c.LastError != "" {
 			fmt.Fprintf(&b, ", last error: %s", c.LastError)
 		}
@@ -164,6 +172,7 @@ func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
 	type component struct {
 		Name      string    `json:"name"`
 		OK        bool      `json:"ok"`
+		Degraded  bool      `json:"degraded,omitempty"`
 		Since     time.Time `json:"since"`
 		LastError string    `json:"last_error,omitempty"`
 	}
@@ -186,11 +195,20 @@ func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
 }
 
 func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
+	status, lines := http.StatusOK, []string{"OK"}
 	if reasons := m.NotReady(); len(reasons) > 0 {
-		text(w, http.StatusServiceUnavailable, strings.Join(reasons, "\n")+"\n")
+		status, lines = http.StatusServiceUnavailable, reasons
+	}
+	for _, c := range m.Components() {
+		if line := c.Name + ": " + c.LastError; c.Degraded && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if status == http.StatusOK && len(lines) == 1 {
+		text(w, status, lines[0])
 		return
 	}
-	text(w, http.StatusOK, "OK")
+	text(w, status, strings.Join(lines, "\n")+"\n")
 }
 
 // refuse answers with only the status and its name.

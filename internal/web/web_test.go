@@ -196,6 +196,7 @@ func TestHealthPages(t *testing.T) {
 		return []web.Component{
 			{Name: "config", Since: since, LastError: "no such file"},
 			{Name: "redis", OK: true, Since: since.Add(time.Minute)},
+			{Name: "rules", Degraded: true, Since: since, LastError: "refused"},
 		}
 	}
 	addr, _ := start(t, web.MainHandler(m), web.Limits{})
@@ -205,12 +206,14 @@ func TestHealthPages(t *testing.T) {
 	}{
 		{"/healthcheck", "", answer{500, "", ""}},
 		{"/livez", "", answer{200, plainText, "OK"}},
-		{"/readyz", "", answer{503, plainText, "no rules are loaded\nthe server is draining\n"}},
+		{"/readyz", "", answer{503, plainText, "no rules are loaded\nthe server is draining\nrules: refused\n"}},
 		{"/healthcheck?verbose", "", answer{500, plainText, "failing\n" +
-			"config: failing since 2026-11-20T10:00:00Z, last error: no such file\nredis: OK since 2026-11-20T10:01:00Z\n"}},
+			"config: failing since 2026-11-20T10:00:00Z, last error: no such file\nredis: OK since 2026-11-20T10:01:00Z\n" +
+			"rules: degraded since 2026-11-20T10:00:00Z, last error: refused\n"}},
 		{"/healthcheck?verbose", "application/json", answer{500, "application/json", `{"ok":false,"components":[` +
 			`{"name":"config","ok":false,"since":"2026-11-20T10:00:00Z","last_error":"no such file"},` +
-			`{"name":"redis","ok":true,"since":"2026-11-20T10:01:00Z"}]}` + "\n"}},
+			`{"name":"redis","ok":true,"since":"2026-11-20T10:01:00Z"},` +
+			`{"name":"rules","ok":false,"degraded":true,"since":"2026-11-20T10:00:00Z","last_error":"refused"}]}` + "\n"}},
 	} {
 		if diff := cmp.Diff(tt.want, do(t, "GET", "http://"+addr+tt.path, "", "Accept", tt.accept)); diff != "" {
 			t.Errorf("%s, Accept: %s (-want +got):\n%s", tt.path, tt.accept, diff)
