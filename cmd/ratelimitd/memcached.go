@@ -82,6 +82,10 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 		found:         r.Counter("ratelimit.memcache.keys_found"),
 	}
 	o.classes(memcached.ClassTimeout, memcached.ClassRefused, memcached.ClassReset, memcached.ClassOOM, memcached.ClassOther)
+	o.events(
+		string(memcached.EventConnectFailed), string(memcached.EventConnected), string(memcached.EventLookupFailed),
+		string(memcached.EventServersChanged),
+	)
 	for _, c := range []memcached.Command{
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeSuccess},
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeError},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,13 +40,14 @@ type storeObserver struct {
 	follows   bool // health depends on connections even after the first one
 	answers   bool // health does not depend on the store, because the server can answer without it
 
-	calls, ops, merged    *stats.Counter
-	latency, size         *stats.Histogram
-	errors                map[string]*stats.Counter // by class
-	connections, breakers atomic.Int64              // connections that are up; breakers that are not closed
-	nodes                 sync.Map                  // of *nodeState by name
-	tried                 chan struct{}             // closed once there has been a connection, or connecting has failed
-	once                  sync.Once                 // for tried
+	calls, ops, merged *stats.Counter
+	latency, size      *stats.Histogram
+	errors             map[string]*stats.Counter // by class
+	perNode            []string                  // counters that every node has from the start, at 0
+	connections        atomic.Int64              // that are up
+	nodes              sync.Map                  // of *nodeState by name
+	tried              chan struct{}             // closed once there has been a connection, or connecting has failed
+	once               sync.Once                 // for tried
 
 	mu        sync.Mutex
 	connected bool // there has been a connection
@@ -55,9 +57,10 @@ type storeObserver struct {
 
 // nodeState is what is known of a node's breaker.
 type nodeState struct {
-	state atomic.Int32
-	gone  atomic.Bool // it is no longer asked
-	told  bool        // the log has said that it is open; guarded by storeObserver.mu
+	state  atomic.Int32
+	opened *stats.Counter
+	gone   atomic.Bool // it is no longer asked
+	told   bool        // the log has said that it is open; guarded by storeObserver.mu
 }
 
 // said is when something was last logged, and how often it has been omitted since.
@@ -65,6 +68,8 @@ type said struct {
 	at      time.Time
 	omitted int
 }
+
+const eventsTotal = "ratelimitd.backend_events_total"
 
 const noConnectionYet = "there was no connection yet"
 
@@ -76,7 +81,7 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 		name:      name,
 		log:       log,
 		registry:  r,
-		component: h.Add(name, answers, noConnectionYet),
+		component: h.Add(name, false, noConnectionYet),
 		answers:   answers,
 		failure:   noConnectionYet,
 		said:      make(map[string]said),
@@ -89,13 +94,21 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 		errors:    make(map[string]*stats.Counter),
 	}
 	r.Gauge("ratelimitd.backend_connections", func() float64 { return float64(o.connections.Load()) })
+	o.assess()
 	return o
 }
 
-// classes returns the classes of the store's errors.
+// classes makes the counters of the store's errors by class.
 func (o *storeObserver) classes(all ...remote.Class) {
 	for _, class := range all {
 		o.errors[string(class)] = o.registry.Counter("ratelimitd.backend_errors_total", "class", string(class))
+	}
+}
+
+// events makes the counters of events, so that they are there, at 0, before anything happens.
+func (o *storeObserver) events(kinds ...string) {
+	for _, kind := range kinds {
+		o.registry.Counter(eventsTotal, "event", kind)
 	}
 }
 
@@ -160,12 +173,15 @@ func (o *storeObserver) batch(b batch) (attrs []any, due bool) {
 	return []any{"node", b.node, "class", class, "error", b.err, "omitted", omitted}, due
 }
 
-// node returns what is known about a node. From then on the node's breaker is shown.
+// node returns what is known about a node. From then on its series are shown.
 func (o *storeObserver) node(name string) *nodeState {
 	if known, ok := o.nodes.Load(name); ok {
 		return known.(*nodeState)
 	}
-	known, there := o.nodes.LoadOrStore(name, new(nodeState))
+	for _, metric := range o.perNode {
+		o.registry.Counter(metric, "node", name)
+	}
+	known, there := o.nodes.LoadOrStore(name, &nodeState{opened: o.registry.Counter("ratelimitd.backend_breaker_opened_total", "node", name)})
 	n := known.(*nodeState)
 	if !there {
 		o.registry.Gauge("ratelimitd.backend_breaker_state", func() float64 { return float64(n.state.Load()) }, "node", name)
@@ -173,7 +189,8 @@ func (o *storeObserver) node(name string) *nodeState {
 	return n
 }
 
-// breaker follows the state of a node's breaker. A node that is gone is shown as closed, since there is nothing to fix.
+// breaker follows the state of a node's breaker, which is that it is open while there is no connection. A node that is
+// gone is shown as closed, since there is nothing to fix.
 // The log says when a breaker opens and when it closes, but does not mention probes.
 func (o *storeObserver) breaker(name, state string) {
 	n := o.node(name)
@@ -181,17 +198,14 @@ func (o *storeObserver) breaker(name, state string) {
 		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
 	}[state]
 	n.gone.Store(state == remote.Gone)
-	before := n.state.Swap(now)
-	switch {
-	case before == breakerClosed && now != breakerClosed:
-		o.breakers.Add(1)
-	case before != breakerClosed && now == breakerClosed:
-		o.breakers.Add(-1)
-	}
+	n.state.Store(now)
+	o.mu.Lock()
+	o.assess()
+	o.mu.Unlock()
 	if now == breakerOpen {
-		o.registry.Counter("ratelimitd.backend_breaker_opened_total", "node", name).Add(1)
+		n.opened.Add(1)
 		if omitted, due := o.due("breaker " + name); due {
-			o.log.Warn("the store does not answer as it should: on_failure decides, and a call now and then tries again", "store", o.name, "node", name, "omitted", omitted)
+			o.log.Warn("the store does not answer as it should: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
 			o.tell(n, true)
 		}
 	}
@@ -215,15 +229,53 @@ func (o *storeObserver) connection(active int) {
 	o.connections.Store(int64(active))
 	switch {
 	case active > 0:
-		if o.follows || !o.connected {
-			o.component.Set(true, "")
-		}
 		o.connected = true
 		o.once.Do(func() { close(o.tried) })
 	case o.connected:
 		o.failure = "there is no connection"
-		o.component.Set(!o.follows, o.failure)
 	}
+	o.assess()
+}
+
+// assess tells health whether the store works. o.mu must be held, or o be known to nobody yet.
+func (o *storeObserver) assess() {
+	connected := o.connections.Load() > 0
+	why := o.failure
+	if connected {
+		why = o.faulty()
+	}
+	switch {
+	case why == "":
+		o.component.Set(true, "")
+	case o.answers || o.connected && (connected || !o.follows):
+		o.component.Degrade(why)
+	default:
+		o.component.Set(false, why)
+	}
+}
+
+// faulty returns which nodes are kept from being asked, in words, or "" if there is none.
+func (o *storeObserver) faulty() string {
+	_, shut := o.reachable()
+	if len(shut) == 0 {
+		return ""
+	}
+	slices.Sort(shut)
+	return "no answer in time, or at all, from " + strings.Join(shut, ", ")
+}
+
+// reachable returns the number of nodes that are in use, and the names of those whose breakers are not closed.
+func (o *storeObserver) reachable() (nodes int, shut []string) {
+	o.nodes.Range(func(name, known any) bool {
+		if n := known.(*nodeState); !n.gone.Load() {
+			nodes++
+			if n.state.Load() != breakerClosed {
+				shut = append(shut, name.(string))
+			}
+		}
+		return true
+	})
+	return nodes, shut
 }
 
 // event is something an operator should know about.
@@ -234,7 +286,7 @@ type event struct {
 
 // event counts e, and reports whether to log it, and with which attributes.
 func (o *storeObserver) event(e event) (attrs []any, due bool) {
-	o.registry.Counter("ratelimitd.backend_events_total", "event", e.kind).Add(1)
+	o.registry.Counter(eventsTotal, "event", e.kind).Add(1)
 	omitted, due := o.due(fmt.Sprint(e.kind, e.node, e.detail))
 	if !due {
 		return nil, false
@@ -258,7 +310,7 @@ func (o *storeObserver) connectFailed(err error) {
 		return
 	}
 	o.failure = "there is no connection: " + err.Error()
-	o.component.Set(o.answers || o.connected && !o.follows, o.failure)
+	o.assess()
 }
 
 // mostSaid bounds what due remembers; there are few names of nodes.
@@ -294,15 +346,8 @@ func (o *storeObserver) notReady() string {
 		defer o.mu.Unlock()
 		return o.failure
 	}
-	var nodes int64
-	o.nodes.Range(func(_, n any) bool {
-		if !n.(*nodeState).gone.Load() {
-			nodes++
-		}
-		return true
-	})
-	if nodes > 0 && o.breakers.Load() >= nodes {
-		return "it does not answer in time or at all"
+	if nodes, shut := o.reachable(); nodes > 0 && len(shut) == nodes {
+		return o.faulty()
 	}
 	return ""
 }

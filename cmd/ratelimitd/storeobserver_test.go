@@ -30,7 +30,7 @@ func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buff
 // and once that this is over.
 func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, log, _ := observed(nil)
+		o, log, h := observed(nil)
 		o.connection(2)
 		o.batch(redis.Batch{Node: "a:1", Ops: 1})
 		if why := o.notReady(); why != "" {
@@ -44,7 +44,13 @@ func TestBreakerInTheLog(t *testing.T) {
 		if o.notReady() == "" {
 			t.Error("ready though the breaker of the only node is open")
 		}
+		if c := h.Components()[0]; !h.OK() || !c.Degraded || !strings.Contains(c.LastError, "a:1") {
+			t.Errorf("with an open breaker health is %t, and redis %+v; want it degraded, with the node", h.OK(), c)
+		}
 		o.breaker("a:1", "closed")
+		if c := h.Components()[0]; !c.OK {
+			t.Errorf("after the breaker has closed redis is %+v", c)
+		}
 		if why := o.notReady(); why != "" {
 			t.Errorf("not ready after the breaker has closed: %s", why)
 		}
@@ -92,7 +98,7 @@ func TestHealthOfRedis(t *testing.T) {
 		change func(*settings.Settings)
 		want   [4]bool // at first, connected, lost, refused
 		ready  [4]bool
-	}{
+	}{ // whatever health is, Redis is shown as working only while it is connected
 		{"by default", nil, [4]bool{false, true, true, true}, [4]bool{false, true, false, false}},
 		{
 			"following connections", func(s *settings.Settings) { s.Redis.HealthActive = true },
@@ -117,6 +123,9 @@ func TestHealthOfRedis(t *testing.T) {
 			step()
 			if got := h.OK(); got != tt.want[i] {
 				t.Errorf("%s, step %d: health is %v, want %v", tt.name, i, got, tt.want[i])
+			}
+			if c := h.Components()[0]; c.OK != (i == 1) || c.Degraded != (tt.want[i] && i != 1) {
+				t.Errorf("%s, step %d: redis is shown as %+v", tt.name, i, c)
 			}
 			if got := o.notReady() == ""; got != tt.ready[i] {
 				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.notReady(), tt.ready[i])

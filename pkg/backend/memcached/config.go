@@ -83,8 +83,8 @@ type Observer struct {
 	Exchange func(Exchange)
 	// Command is called after each command of an exchange.
 	Command func(Command)
-	// Breaker is called when a server's breaker changes: closed, half-open or open; gone, when DNS no longer names a
-	// server; and closed, when it names a new one.
+	// Breaker is called with the state of a server's breaker: closed, when the server becomes known; closed, half-open or
+	// open, when that changes, where a server without a connection is open; and gone, when DNS no longer names it.
 	Breaker func(node, state string)
 	// Connections is called with the total number of connections that are up when it changes. It must not call the
 	// Backend.

@@ -165,7 +165,7 @@ func TestBreaker(t *testing.T) {
 		if op := one(b, "a"); class(op) != ClassTimeout {
 			t.Fatalf("%+v, %v", op.Decision, op.Err)
 		}
-		return strings.HasPrefix(told(), "open")
+		return strings.HasPrefix(told(), "closed open")
 	})
 	begun := time.Now()
 	for range 1000 {

@@ -131,9 +131,4 @@ func (b *Backend) tell(before, now *fleet) {
 			s.breaker.Retire()
 		}
 	}
-	for _, s := range now.servers {
-		if f := b.config.Observer.Breaker; f != nil && !slices.Contains(before.servers, s) {
-			f(s.name, remote.Closed) // it may have been gone
-		}
-	}
 }

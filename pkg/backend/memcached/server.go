@@ -45,6 +45,9 @@ func (b *Backend) newServer(name string) *server {
 		s.network = "unix"
 	}
 	s.breaker = newBreaker(name, b.config.Observer.Breaker)
+	if f := b.config.Observer.Breaker; f != nil {
+		f(name, remote.Closed) // so that it is known; it may have been gone
+	}
 	return s
 }
 
@@ -275,6 +278,7 @@ func (s *server) connect(ctx context.Context) bool {
 	s.open++
 	s.backend.connected(1)
 	s.down.Store(nil)
+	s.breaker.Connected(true)
 	s.hand(l)
 	s.mu.Unlock()
 	if first {
@@ -304,6 +308,7 @@ func (s *server) unconnected(ctx context.Context, err error) {
 	s.dialing--
 	if s.open+s.dialing == 0 {
 		s.down.Store(&Error{Class: e.Class, Node: s.name, Unsent: true, text: e.text})
+		s.breaker.Connected(false)
 		s.turnAway()
 		s.poke()
 	}

@@ -84,9 +84,6 @@ func (c *cluster) add(addr string) *node {
 		return n
 	}
 	n := c.pool.newNode(addr, func(context.Context) (string, error) { return addr, nil })
-	if f := c.pool.observer.Breaker; f != nil {
-		f(addr, remote.Closed) // it may have been gone
-	}
 	nodes := maps.Clone(old)
 	nodes[addr] = n
 	c.nodes.Store(&nodes)

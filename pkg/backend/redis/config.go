@@ -88,14 +88,15 @@ type Config struct {
 type Observer struct {
 	// Batch is called after each round trip.
 	Batch func(Batch)
-	// Breaker is called when a node's breaker changes: closed, half-open or open; gone, when a node of a cluster is a
-	// master no longer; and closed, when one has become a master.
+	// Breaker is called with the state of a node's breaker: closed, when the node becomes known; closed, half-open or
+	// open, when that changes, where a node without a connection is open; and gone, when it is a cluster's master no
+	// longer.
 	Breaker func(node, state string)
 	// Connections is called with what [Backend.Connections] returns from then on, when a connection comes up or goes. It
 	// must not call the Backend.
 	Connections func(active int)
-	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, or
-	// at first since it was started. Each may have been a counter, whose limit was thereby reset.
+	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, the
+	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset.
 	Evicted func(node string, keys int64)
 	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
 	Event func(Event)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // Bounds on what waits.
@@ -42,6 +43,9 @@ func (p *pool) newNode(addr string, resolve func(context.Context) (string, error
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
 	n.wake.L = &n.mu
 	n.breaker = newBreaker(addr, p.observer.Breaker)
+	if f := p.observer.Breaker; f != nil {
+		f(addr, remote.Closed) // so that it is known; it may have been gone
+	}
 	return n
 }
 

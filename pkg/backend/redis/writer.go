@@ -64,26 +64,34 @@ const lookEach = 5 * time.Second
 
 // look asks how many keys the node has evicted, and reports how many more that is than last time.
 func (w *writer) look(ctx context.Context) {
-	w.looked = time.Now()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
-	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
-	if err := w.link.exec(ctx, []redis.Cmder{info}); err != nil {
+	before := w.evicted
+	if err := w.count(ctx, w.link); err != nil {
 		w.hangUp()
 		return
 	}
+	if w.evicted < before { // the server was restarted
+		before = 0
+	}
+	if f := w.node.pool.observer.Evicted; f != nil && w.evicted > before {
+		f(w.node.addr, w.evicted-before)
+	}
+}
+
+// count asks how many keys the node has evicted. The number stays if we have no permission to ask, or the server does
+// not say.
+func (w *writer) count(ctx context.Context, l *link) error {
+	w.looked = time.Now()
+	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
+	if err := l.exec(ctx, []redis.Cmder{info}); err != nil {
+		return err
+	}
 	text, _ := info.Val().(string)
-	n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64)
-	if err != nil {
-		return // we have no permission to ask, or the server does not say
+	if n, err := strconv.ParseInt(infoField(text, "evicted_keys"), 10, 64); err == nil {
+		w.evicted = n
 	}
-	if n < w.evicted { // the server was restarted
-		w.evicted = 0
-	}
-	if f := w.node.pool.observer.Evicted; f != nil && n > w.evicted {
-		f(w.node.addr, n-w.evicted)
-	}
-	w.evicted = n
+	return nil
 }
 
 // ready reports whether w has a connection that is fit for a batch, and closes one that is not.
@@ -119,8 +127,10 @@ func (w *writer) connect(ctx context.Context) bool {
 	err.Unsent = true
 	if n.links.Load() == 0 {
 		n.down.Store(err)
+		n.breaker.batches.Connected(false)
 		if n.links.Load() > 0 { // the other writer was quicker
 			n.down.Store(nil)
+			n.breaker.batches.Connected(true)
 		} else {
 			n.fail(err)
 		}
@@ -148,11 +158,21 @@ func (w *writer) open(ctx context.Context) *Error {
 	if err != nil {
 		return classify(addr, err)
 	}
+	if w.watches && w.looked.IsZero() { // what was evicted before this process came is not news
+		first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
+		err := w.count(first, l)
+		cancel()
+		if err != nil {
+			l.close()
+			return classify(addr, err)
+		}
+	}
 	w.link, w.renewed = l, renewed
 	n.breaker.hear(time.Now())
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.down.Store(nil)
+	n.breaker.batches.Connected(true)
 	n.met(addr, l.server)
 	n.pool.connected(+1)
 	n.pool.event(Event{Kind: EventConnected, Node: addr, Detail: l.server.version})

@@ -33,8 +33,10 @@ type Breaker[E any] struct {
 	begun  time.Time         // when b was made
 	probe  atomic.Int64      // until when a probe is under way, in monotonic nanoseconds since begun
 
-	mu      sync.Mutex
-	retired bool // its state is no longer reported
+	mu    sync.Mutex
+	state string // of cb, or gone
+	apart bool   // there is no connection
+	shown string // the state last passed to Changed
 }
 
 // The states of a breaker, as passed to [How.Changed].
@@ -54,7 +56,7 @@ type How[E any] struct {
 
 // NewBreaker returns a closed breaker for a server.
 func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
-	b := &Breaker[E]{how: how, begun: time.Now()}
+	b := &Breaker[E]{how: how, begun: time.Now(), state: Closed, shown: Closed}
 	b.cb = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Name: node, MaxRequests: goodProbes, Interval: ratioWindow, BucketPeriod: ratioBucket,
 		Timeout: probeEach*4/5 + rand.N(probeEach*2/5),
@@ -70,14 +72,37 @@ func NewBreaker[E any](node string, how How[E]) *Breaker[E] {
 	return b
 }
 
-// tell tells of a state, unless the last one was told.
+// tell notes a state, unless the last one was noted.
 func (b *Breaker[E]) tell(node, state string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.how.Changed != nil && !b.retired {
-		b.how.Changed(node, state)
+	if b.state != Gone {
+		b.state = state
+		b.show(node)
 	}
-	b.retired = b.retired || state == Gone
+}
+
+// show passes the state to Changed if it has changed. b.mu must be held.
+func (b *Breaker[E]) show(node string) {
+	state := b.state
+	if state == Closed && b.apart {
+		state = Open
+	}
+	if state != b.shown {
+		b.shown = state
+		if b.how.Changed != nil {
+			b.how.Changed(node, state)
+		}
+	}
+}
+
+// Connected notes whether a connection to the server is up. While there is none the store keeps calls away by itself,
+// and the state is reported as open.
+func (b *Breaker[E]) Connected(yes bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.apart = !yes
+	b.show(b.cb.Name())
 }
 
 // Retire must be called when the server is no longer used; otherwise its last state, most likely open, would be shown

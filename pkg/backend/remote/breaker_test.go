@@ -52,6 +52,25 @@ func TestBreakerRetired(t *testing.T) {
 	}
 }
 
+// TestBreakerWithoutConnection: while there is no connection the state is told as open, once.
+func TestBreakerWithoutConnection(t *testing.T) {
+	t.Parallel()
+	var states []string
+	b := newTestBreaker(&states)
+	b.Connected(true)
+	b.Connected(false)
+	b.Connected(false)
+	b.Connected(true)
+	play(t, b, "xxxxx")
+	b.Connected(false)
+	b.Connected(true)
+	b.Retire()
+	b.Connected(false)
+	if got := strings.Join(states, " "); got != "open closed open gone" {
+		t.Errorf("states %q", got)
+	}
+}
+
 func TestBreakerOpens(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // in which no time passes: a second is what counts
