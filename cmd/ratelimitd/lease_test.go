@@ -40,7 +40,7 @@ descriptors:
 // near returns the sum, over all servers, of a series of the near cache.
 func near(servers []*daemon, series string) (sum float64) {
 	for _, d := range servers {
-		sum += d.metric("ratelimitd_near_cache_" + series)
+		sum += d.metric("ratelimitd_near_cache_" + series + "_total")
 	}
 	return sum
 }

@@ -33,21 +33,16 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 // would only cost time.
 func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *nearcache.Backend {
 	near := nearcache.New(b, nearCacheConfig(s))
-	for name, value := range map[string]func(*nearcache.Stats) uint64{
-		"hits":      func(s *nearcache.Stats) uint64 { return s.Hits },
-		"refusals":  func(s *nearcache.Stats) uint64 { return s.Refusals },
-		"entries":   func(s *nearcache.Stats) uint64 { return uint64(s.Entries) },
-		"evictions": func(s *nearcache.Stats) uint64 { return s.Evictions },
-		"leased":    func(s *nearcache.Stats) uint64 { return s.Leased },
-		"spent":     func(s *nearcache.Stats) uint64 { return s.Spent },
-		"returned":  func(s *nearcache.Stats) uint64 { return s.Returned },
-		"unspent":   func(s *nearcache.Stats) uint64 { return s.Unspent },
-	} {
-		r.Gauge("ratelimitd.near_cache."+name, func() float64 {
-			now := near.Stats()
-			return float64(value(&now))
-		})
-	}
+	r.Source(func(v *stats.Values) {
+		now := near.Stats()
+		v.Gauge("ratelimitd.near_cache.entries", float64(now.Entries))
+		for name, sum := range map[string]uint64{
+			"hits": now.Hits, "refusals": now.Refusals, "evictions": now.Evictions,
+			"leased": now.Leased, "spent": now.Spent, "returned": now.Returned, "unspent": now.Unspent,
+		} {
+			v.Counter("ratelimitd.near_cache."+name+"_total", sum)
+		}
+	})
 	if s.Backend.LocalCache > 0 {
 		localCacheGauges(r, near)
 	}

@@ -92,7 +92,7 @@ func (r *raised) passes(c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitReques
 // remember has d remember the refusal of a request, and shows that it answers from memory.
 func (r *raised) remember(d *daemon, c rlsv3.RateLimitServiceClient, q *rlsv3.RateLimitRequest) {
 	r.t.Helper()
-	const refusals = "ratelimitd_near_cache_refusals"
+	const refusals = "ratelimitd_near_cache_refusals_total"
 	before := d.metric(refusals)
 	if !eventually(func() bool {
 		if r.passes(c, q) {

@@ -8,6 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 )
 
@@ -23,6 +24,9 @@ func (v *server) takeRules(c configwatch.Config) {
 	if !v.overXDS() {
 		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, configwatch.New(v.log, c))
 		return
+	}
+	for _, e := range xds.Events() {
+		v.xdsEvent(e) // so that it is there, at 0, before the first one
 	}
 	c.Empty = true // a control plane sends no rules once the last policy is deleted
 	client := xds.New(v.log, v.xdsConfig(), configwatch.New(v.log, c))
@@ -72,11 +76,16 @@ func (v *server) xdsConfig() xds.Config {
 			Factor: s.BackoffFactor, NoJitter: !s.BackoffJitter,
 		},
 		Hooks: xds.Hooks{
-			Event:   func(e xds.Event) { v.registry.Counter("ratelimitd.xds_events_total", "event", string(e)).Add(1) },
+			Event:   func(e xds.Event) { v.xdsEvent(e).Add(1) },
 			Current: v.rules.current,
 			Waiting: v.rules.waiting,
 		},
 	}
+}
+
+// xdsEvent returns the counter of an event.
+func (v *server) xdsEvent(e xds.Event) *stats.Counter {
+	return v.registry.Counter("ratelimitd.xds_events_total", "event", string(e))
 }
 
 // trimmed returns a map without blanks around its names and values, which come from lists with a space after the comma.

@@ -36,8 +36,11 @@ type store struct {
 // newStore returns the store that BACKEND_TYPE asks for.
 func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
 	local := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
-	r.Gauge("ratelimitd.memory.keys", func() float64 { return float64(local.Stats().Keys) })
-	r.Gauge("ratelimitd.memory.forced_out", func() float64 { return float64(local.Stats().ForcedOut) })
+	r.Source(func(v *stats.Values) {
+		now := local.Stats()
+		v.Gauge("ratelimitd.memory.keys", float64(now.Keys))
+		v.Counter("ratelimitd.memory.forced_out_total", now.ForcedOut)
+	})
 	if s.Backend.Type == "memory" {
 		return &store{Backend: tracedStore(t, local, s.Backend.Type), local: local, what: "memory: counters live in this process only, and end with it"}, nil
 	}

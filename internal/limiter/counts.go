@@ -16,6 +16,10 @@ const (
 	meanKeyText       = 128 // bytes that requests add to names, on average; more makes the names fewer
 )
 
+// readyFallbacks is how many rules have their series of fallbacks from the start, at 0. Those of further rules appear
+// with the first fallback: a set of a hundred thousand rules must not make as many series that nobody needs.
+const readyFallbacks = 1000
+
 // ignored says why an override is ignored.
 type ignored uint8
 
@@ -36,7 +40,8 @@ type counts struct {
 
 	serviceErrors, backendErrors, giveBackErrors, globalShadow *stats.Counter
 
-	overrides fallbacks // of overrides that match no rule
+	onFailure descriptors.OnFailure // see Config.OnFailure
+	overrides fallbacks             // of overrides that match no rule
 
 	domains bounded[stats.Counter] // of requests for domains without rules
 	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
@@ -56,6 +61,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		maxSeries:      c.MetricMaxSeries,
 		stop:           c.StopWhenOver,
 		localCache:     c.LocalCache,
+		onFailure:      c.OnFailure,
 		serviceErrors:  r.Counter("ratelimit.service.call.should_rate_limit.service_error"),
 		backendErrors:  r.Counter("ratelimit.service.call.should_rate_limit.redis_error"),
 		globalShadow:   r.Counter("ratelimit.service.global_shadow_mode"),
@@ -64,6 +70,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		known:          make(map[string]*domain),
 	}
 	n.domains.bound(maxUnknownDomains, meanKeyText)
+	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n
 }
 
@@ -99,6 +106,13 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			counts = new(ruleCounts)
 			counts.dynamic.bound(c.maxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
+		}
+		if len(s.rules) < readyFallbacks && len(r.Items) > 0 {
+			policy := r.OnFailure
+			if policy == descriptors.FailDefault {
+				policy = c.onFailure
+			}
+			c.readyFallback(&counts.fallbacks, r.Path, policy)
 		}
 		added := rule{ruleCounts: counts}
 		for i := range r.Items {

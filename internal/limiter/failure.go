@@ -115,16 +115,30 @@ func (l *Limiter) applyBack(ctx context.Context, p *scratch, n int) {
 // fallbacks counts the decisions that a rule's policy made, by policy; elements are nil until there are any.
 type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
 
+// overrideRule stands for overrides that match no rule.
+const overrideRule = "__override__"
+
 // fellBack counts a decision made by t's policy instead of the store.
 func (c *counts) fellBack(t *part) {
-	known, rule := &c.overrides, "__override__"
+	known, rule := &c.overrides, overrideRule
 	if t.rule != nil {
 		known, rule = &t.rule.fallbacks, t.match.Rule.Path
 	}
-	n := known[t.fell].Load()
-	if n == nil {
-		n = c.registry.Counter("ratelimitd.backend_fallback_total", "rule", rule, "policy", t.fell.String())
-		known[t.fell].Store(n)
+	c.fallback(known, rule, t.fell).Add(1)
+}
+
+// readyFallback makes the counter of a rule's fallbacks, unless its policy is to fail, which is no decision.
+func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors.OnFailure) {
+	if policy != descriptors.FailError {
+		c.fallback(known, rule, policy)
 	}
-	n.Add(1)
+}
+
+func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *stats.Counter {
+	n := known[policy].Load()
+	if n == nil {
+		n = c.registry.Counter("ratelimitd.backend_fallback_total", "rule", rule, "policy", policy.String())
+		known[policy].Store(n)
+	}
+	return n
 }

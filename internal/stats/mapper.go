@@ -70,7 +70,7 @@ func (m *Mapper) collect(r *Registry, extra []Label, e *exposition) {
 		})
 	}
 	for _, s := range now.counters {
-		if s.value > 0 {
+		if shown(s) {
 			t.count(s.name, s.labels, s.value)
 		}
 	}

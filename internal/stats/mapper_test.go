@@ -89,6 +89,7 @@ func TestMapper(t *testing.T) {
 		`ratelimit_service_rate_limit_shop_a_b_1_c_total_hits{zone="eu"} 1`,
 		`ratelimit_service_rate_limit_shop_a_b_1_d_total_hits{zone="eu"} 10`,
 		`ratelimitd_old{x="y",zone="eu"} 2`,
+		`ratelimitd_panics_total{zone="eu"} 0`,
 		`ratelimitd_unlimited_hits_shop_free{zone="eu"} 6`,
 		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="+Inf"} 2`,
 		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="0.005"} 1`,

@@ -65,8 +65,8 @@ func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	})
 }
 
-// collector reads a Registry for Prometheus. It describes nothing in advance, because series appear with their first
-// count.
+// collector reads a Registry for Prometheus. It describes nothing in advance, because many series appear with their
+// first count.
 type collector struct {
 	r *Registry
 	PrometheusConfig
@@ -97,6 +97,9 @@ func (r *Registry) collect(s *exposition) {
 		s.addRule(c)
 	}
 	for _, n := range now.counters {
+		if !shown(n) {
+			continue
+		}
 		name, labels := metricName(n.name), n.labels
 		if kind, ok := strings.CutPrefix(n.name, errorPrefix); ok {
 			name, labels = errorMetric, []Label{{"err_type", kind}}
@@ -112,6 +115,13 @@ func (r *Registry) collect(s *exposition) {
 		s.histograms[identify(timeMetric, l)] = calls.histogram()
 	}
 }
+
+// serviceStatsd begins the names of the reference's counters of calls and of loads.
+const serviceStatsd = "ratelimit.service."
+
+// shown reports whether Prometheus sees a counter: those of the reference's service once they have counted something, as
+// there, and all others from the start.
+func shown(s *series[uint64]) bool { return s.value > 0 || !strings.HasPrefix(s.name, serviceStatsd) }
 
 // identity is the name and the labels of a metric in a comparable form: labels are name, NUL, value, NUL and so on.
 type identity struct{ name, joined string }
@@ -152,16 +162,18 @@ func newExposition(labels []Label) *exposition {
 	}
 }
 
-// count adds to a counter. Counters that are 0 are not shown.
+// count adds to a counter.
 func (s *exposition) count(value float64, name string, labels ...Label) {
-	if value > 0 {
-		s.counts[identify(name, labels...)] += value
-	}
+	s.counts[identify(name, labels...)] += value
 }
 
+// addRule adds the counters of a rule. Those that are 0 are not shown, because there are many.
 func (s *exposition) addRule(c *Rule) {
 	labels := []Label{{"domain", c.Key.Domain}, {"key1", c.Key.Key1}, {"key2", c.Key.Key2}}
 	ruleStats(c, func(before, after string, value uint64) {
+		if value == 0 {
+			return
+		}
 		name := unlimitedMetric
 		if before == ruleStatsd {
 			name = rulePrefix + after[1:]

@@ -72,6 +72,7 @@ func TestPrometheus(t *testing.T) {
 		`ratelimitd_keys 1.5`,
 		`ratelimitd_old{x="y"} 2`,
 		`ratelimitd_override_ignored_total{domain="my.domain",reason="invalid"} 1`,
+		`ratelimitd_panics_total 0`, // before the first one
 		`ratelimitd_unlimited_hits_total{domain="shop",key1="free"} 6`,
 	}
 	got, all := scrape(t, filled())

@@ -105,8 +105,9 @@ func (r *Registry) Rule(k Key) *Rule {
 }
 
 // Counter returns the counter with a name in statsd form, such as ratelimit.service.config_load_success, and labels
-// given as name, value, name, value. The same arguments always give the same pointer. Like every series, Prometheus
-// sees it once it has counted something.
+// given as name, value, name, value. The same arguments always give the same pointer. Prometheus sees it from then on,
+// at 0, so that the first event is an increase; but those below ratelimit.service, as with envoyproxy/ratelimit, once
+// they have counted something.
 func (r *Registry) Counter(name string, labels ...string) *Counter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,9 +134,9 @@ type Values struct {
 	gauges   []*series[float64]
 }
 
-// Counter reports a sum since the start of the process.
-func (v *Values) Counter(name string, sum uint64) {
-	v.counters = append(v.counters, newSeries(name, nil, sum))
+// Counter reports a sum since the start of the process. Labels are given as name, value, name, value.
+func (v *Values) Counter(name string, sum uint64, labels ...string) {
+	v.counters = append(v.counters, newSeries(name, labels, sum))
 }
 
 // Gauge reports a current value.

@@ -131,6 +131,7 @@ func filled() *Registry {
 	r.Counter("ratelimit.service.rate_limit.no-where.domain_not_found").Add(1)
 	r.Counter("ratelimit.service.rate_limit.no.where.domain_not_found").Add(1)
 	r.Counter("ratelimitd.override_ignored_total", "reason", "invalid", "domain", "my.domain").Add(1)
+	r.Counter("ratelimitd.panics_total")
 	r.Gauge("ratelimitd.keys", func() float64 { return 1.5 })
 	r.Gauge("ratelimitd.old", func() float64 { return 1 }, "x", "y")
 	r.Gauge("ratelimitd.old", func() float64 { return 2 }, "x", "y")
@@ -161,6 +162,7 @@ ratelimit_server.ShouldRateLimit.total_requests: 2
 ratelimitd.keys: 1.5
 ratelimitd.old.__x=y: 2
 ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid: 1
+ratelimitd.panics_total: 0
 ratelimitd.unlimited_hits.shop.free: 6
 `
 	var b bytes.Buffer

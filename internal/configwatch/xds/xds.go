@@ -73,6 +73,11 @@ const (
 	EventEmpty        Event = "empty"        // a set was empty
 )
 
+// Events returns all events.
+func Events() []Event {
+	return []Event{EventConnected, EventDisconnected, EventTaken, EventRefused, EventUnchanged, EventCoalesced, EventEmpty}
+}
+
 // Client follows a control plane. It is a task.
 type Client struct {
 	log       *slog.Logger

@@ -1,0 +1,339 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+const wellFor = 10 // minutes for which all is well, at first
+
+// trouble is something that happens to a server, and the alerts that it is to raise.
+type trouble struct {
+	name   string
+	alerts []string
+	play   func(t *testing.T) (pages []string) // what Prometheus gets, minute by minute; at first all is well
+}
+
+func troubles() []trouble {
+	return []trouble{
+		{"Redis dies", []string{"RateLimitErrors", "RateLimitNoConnection", "RateLimitBreakerOpen"}, redisDies},
+		{"Redis hangs", []string{"RateLimitErrors", "RateLimitBreakerOpen"}, redisHangs},
+		{"on_failure decides", []string{"RateLimitWithoutStore"}, onFailureDecides},
+		{"the user of Redis loses a permission", []string{"RateLimitStoreRefusesUs"}, permissionLost},
+		{"Redis is slow", []string{"RateLimitSlow"}, redisIsSlow},
+		{"Redis is full", []string{"RateLimitCountersDropped"}, redisIsFull},
+		{"rules are refused", []string{"RateLimitRulesRefused", "RateLimitRulesStale"}, rulesRefused},
+		{"the store panics", []string{"RateLimitPanic"}, storePanics},
+	}
+}
+
+// TestAlerts has promtool evaluate the alerts of examples/compose over what real servers showed: none is raised while all
+// is well, and each by its trouble.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	raised := []string{"RateLimitCertificateExpires"} // see below
+	for _, tt := range troubles() {
+		raised = append(raised, tt.alerts...)
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			pages := tt.play(t)
+			promtool(t, time.Minute, append(slices.Repeat(pages[:1], wellFor), pages[1:]...), []expectation{
+				{at: wellFor - 1},
+				{at: wellFor + len(pages) - 2, alerts: tt.alerts},
+			})
+		})
+	}
+	var file struct {
+		Groups []struct{ Rules []struct{ Alert string } }
+	}
+	if err := yaml.Unmarshal([]byte(alerts(t)), &file); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range file.Groups[0].Rules {
+		if !slices.Contains(raised, r.Alert) {
+			t.Errorf("nothing here raises %s", r.Alert)
+		}
+	}
+}
+
+// TestAlertOfTheCertificate is about one that compares with the time of day: the page is that of today.
+func TestAlertOfTheCertificate(t *testing.T) {
+	t.Parallel()
+	today := time.Duration(time.Now().Unix()) * time.Second
+	for days, want := range map[int][]string{60: nil, 13: {"RateLimitCertificateExpires"}} {
+		dir := t.TempDir()
+		cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+		certstest.NewCA(t, "servers").Issue(t, x509.Certificate{NotAfter: time.Now().AddDate(0, 0, days)}).Write(t, cert, key)
+		d := startProcess(t, endlessRules, "BACKEND_TYPE=memory", "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT="+cert, "GRPC_SERVER_TLS_KEY="+key)
+		promtool(t, today, []string{"", metrics(d)}, []expectation{{at: 1, alerts: want}})
+	}
+}
+
+func alerts(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository, "examples", "compose", "alerts.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// expectation says which alerts are raised with a page; none at all if there are no names.
+type expectation struct {
+	at     int // index of the page
+	alerts []string
+}
+
+// promtool runs promtool test rules over pages, one each interval.
+func promtool(t *testing.T, interval time.Duration, pages []string, all []expectation) {
+	t.Helper()
+	type (
+		series struct {
+			Series, Values string
+		}
+		sample struct {
+			Labels string
+			Value  int
+		}
+		check struct {
+			Expr       string
+			EvalTime   string   `yaml:"eval_time"`
+			ExpSamples []sample `yaml:"exp_samples"`
+		}
+		group struct {
+			Interval       string
+			InputSeries    []series `yaml:"input_series"`
+			PromqlExprTest []check  `yaml:"promql_expr_test"`
+		}
+	)
+	seconds := func(n int) string { return fmt.Sprintf("%ds", n*int(interval/time.Second)) }
+	g := group{Interval: seconds(1)}
+	rules := alerts(t)
+	for name, values := range watched(pages, rules) {
+		g.InputSeries = append(g.InputSeries, series{name, strings.Join(values, " ")})
+	}
+	for _, e := range all {
+		c := check{Expr: "group by (alertname) (ALERTS)", EvalTime: seconds(e.at)}
+		if len(e.alerts) > 0 {
+			c.Expr = fmt.Sprintf("group by (alertname) (ALERTS{alertstate='firing', alertname=~'%s'})", strings.Join(e.alerts, "|"))
+		}
+		for _, name := range e.alerts {
+			c.ExpSamples = append(c.ExpSamples, sample{fmt.Sprintf("{alertname=%q}", name), 1})
+		}
+		g.PromqlExprTest = append(g.PromqlExprTest, c)
+	}
+	text, err := yaml.Marshal(map[string]any{"rule_files": []string{"alerts.yaml"}, "evaluation_interval": seconds(1), "tests": []group{g}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	certstest.Write(t, filepath.Join(dir, "alerts.yaml"), []byte(rules))
+	certstest.Write(t, filepath.Join(dir, "test.yaml"), text)
+	cmd := exec.CommandContext(t.Context(), "promtool", "test", "rules", "test.yaml") // make test gets it
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("promtool: %v\n%s\n%s", err, out, text)
+	}
+}
+
+// watched returns the values of those series of pages that the rules mention; _ stands for none.
+func watched(pages []string, rules string) map[string][]string {
+	all := make(map[string][]string)
+	line := regexp.MustCompile(`(?m)^((\w+)(?:\{.*\})?) (\S+)$`)
+	for i, page := range pages {
+		for _, m := range line.FindAllStringSubmatch(page, -1) {
+			value, err := strconv.ParseFloat(m[3], 64)
+			if err != nil || !strings.Contains(rules, m[2]) {
+				continue
+			}
+			if all[m[1]] == nil {
+				all[m[1]] = slices.Repeat([]string{"_"}, len(pages))
+			}
+			all[m[1]][i] = strconv.FormatFloat(value, 'f', -1, 64)
+		}
+	}
+	return all
+}
+
+func metrics(d *daemon) string {
+	d.t.Helper()
+	page, _ := d.get("DEBUG", "/metrics")
+	return page
+}
+
+// minutes asks for a page while all is well, and then for one after each of n times that something happens.
+func minutes(d *daemon, n int, happens func(i int)) []string {
+	d.t.Helper()
+	d.ready()
+	pages := []string{metrics(d)}
+	for i := range n {
+		happens(i)
+		pages = append(pages, metrics(d))
+	}
+	return pages
+}
+
+// until waits for something in the metrics to be so.
+func (d *daemon) until(what string, is func() bool) {
+	d.t.Helper()
+	if !eventually(is) {
+		d.t.Fatalf("it does not happen that %s:\n%s\n%s", what, metrics(d), d.log.String())
+	}
+}
+
+func redisDies(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, endlessRules)
+	client := d.client()
+	return minutes(d, 5, func(i int) {
+		if i == 0 {
+			db.Kill()
+		}
+		d.until("the connections are gone", func() bool { return d.metric("ratelimitd_backend_connections") == 0 })
+		d.until("the breaker is shown as open", func() bool {
+			return d.metric(fmt.Sprintf("ratelimitd_backend_breaker_state{node=%q}", db.Addr())) == float64(breakerOpen)
+		})
+		d.until("a call fails", func() bool { return asked(t, client) == "Unavailable" })
+	})
+}
+
+func redisHangs(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, endlessRules)
+	client := d.client()
+	return minutes(d, 5, func(i int) {
+		if i == 0 {
+			db.Stop()
+			t.Cleanup(db.Cont)
+		}
+		d.until("calls fail, and the breaker is not closed", func() bool {
+			return asked(t, client) == "Unavailable" && d.metric(fmt.Sprintf("ratelimitd_backend_breaker_state{node=%q}", db.Addr())) > 0
+		})
+	})
+}
+
+func onFailureDecides(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, strings.ReplaceAll(endlessRules, "{unit:", "{on_failure: allow, unit:"))
+	client := d.client()
+	return minutes(d, 8, func(i int) {
+		if i == 0 {
+			db.Kill()
+		}
+		before := fallbacks(d)
+		d.until("on_failure decides", func() bool { return asked(t, client) == "OK" && fallbacks(d) != before })
+	})
+}
+
+func permissionLost(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, endlessRules)
+	client := d.client()
+	return minutes(d, 1, func(int) {
+		db.CLI("ACL", "SETUSER", "default", "-@scripting")
+		d.until("a call fails", func() bool { return asked(t, client) == "Unavailable" })
+	})
+}
+
+func redisIsSlow(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, endlessRules, "REDIS_OP_TIMEOUT=10s")
+	client := d.client()
+	const series = `ratelimit_service_response_time_seconds_%s{grpc_method="ShouldRateLimit"%s}`
+	slow := func() float64 {
+		return d.metric(fmt.Sprintf(series, "count", "")) - d.metric(fmt.Sprintf(series, "bucket", `,le="0.01"`))
+	}
+	return minutes(d, 16, func(int) {
+		before := slow()
+		d.until("a call is slow", func() bool {
+			db.CLI("CLIENT", "PAUSE", "30")
+			_ = asked(t, client) // slow is all that matters
+			return slow() > before
+		})
+	})
+}
+
+func redisIsFull(t *testing.T) []string {
+	t.Helper()
+	db := redistest.Start(t, "maxmemory 3mb", "maxmemory-policy allkeys-random")
+	fill := func() {
+		for i := range 100 {
+			db.CLI("SET", fmt.Sprint("filler", i), strings.Repeat("x", 50_000))
+		}
+	}
+	fill() // what was evicted before the server came is not news
+	d := startDaemon(t, db, endlessRules)
+	series := fmt.Sprintf("ratelimitd_backend_evicted_keys_total{node=%q}", db.Addr())
+	return minutes(d, 1, func(int) {
+		if n := d.metric(series); n != 0 {
+			t.Errorf("at first %g keys were evicted", n)
+		}
+		fill()
+		d.until("keys are evicted", func() bool { return d.metric(series) > 0 })
+	})
+}
+
+func rulesRefused(t *testing.T) []string {
+	t.Helper()
+	dir := t.TempDir()
+	certstest.Write(t, filepath.Join(dir, "good.yaml"), []byte(endlessRules))
+	d := startProcess(t, "", "BACKEND_TYPE=memory", "RUNTIME_ROOT="+dir)
+	return minutes(d, 12, func(i int) {
+		if i == 0 {
+			certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: [shop"))
+		}
+		d.until("the rules are refused", func() bool { return d.metric("ratelimitd_config_load_errors_total") > 0 })
+	})
+}
+
+// panicking is a store that has a bug.
+type panicking struct{ backend.Backend }
+
+func (panicking) Apply(context.Context, []backend.Op) { panic("a bug") }
+
+func storePanics(t *testing.T) []string {
+	t.Helper()
+	dir := t.TempDir()
+	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(endlessRules))
+	v := inProcess(t, "RUNTIME_ROOT="+dir, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "USE_STATSD=false")
+	v.store.Backend = panicking{v.store.Backend}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- v.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	d := &daemon{t: t, at: map[string]string{
+		"GRPC": v.listeners.grpc.Addr().String(), "HTTP": v.listeners.http.Addr().String(), "DEBUG": v.listeners.debug.Addr().String(),
+	}}
+	client := d.client()
+	return minutes(d, 1, func(int) {
+		if got := asked(t, client); got != "Internal" {
+			t.Errorf("a bug is answered %s", got)
+		}
+	})
+}
