@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,52 +10,104 @@ import (
 	"testing"
 )
 
-// TestCompatibility: docs/compatibility.md has a table for each part of the reference's observable behavior, and each
-// row says whether it is the same; if it is not, the row says how it differs, why, or which setting changes it.
-func TestCompatibility(t *testing.T) {
-	t.Parallel()
-	parts := []string{ // without a table of their own
-		"1 Rules in YAML", "2 Requests", "4 Stores", "6 Pages", "7 Metrics", "8 Rules while the server runs",
-	}
-	want := []string{
-		"1 Rules in YAML", "1.1 Keys", "1.2 Units and windows", "1.3 What is refused", "1.4 Composite keys", "1.5 Matching",
-		"1.6 Several files of one domain", "1.7 share_threshold", "1.8 Metric keys", "1.9 Rules over xDS",
-		"2 Requests", "2.1 Validation and errors", "2.2 hits_addend", "2.3 Shadow mode", "2.4 Overrides", "2.5 Quota mode", "2.6 Unlimited",
-		"2.7 Replaces", "2.8 Several descriptors", "2.9 STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-		"3 Answers", "3.1 Arithmetic of the statistics",
-		"4 Stores", "4.1 Keys and commands", "4.2 Redis", "4.3 A second Redis for limits per second", "4.4 memcached", "4.5 Local cache",
-		"5 Settings", "6 Pages", "Main port", "Debug port", "Prometheus port",
-		"7 Metrics", "7.1 Names", "7.2 DogStatsD", "7.3 Prometheus", "8 Rules while the server runs", "8.1 Files", "8.2 xDS",
-		"9 Health, stopping, logs, tracing, gRPC", "10 Commands", "11 Deployments",
-	}
-	doc, err := os.ReadFile(filepath.Join(repository, "docs", "compatibility.md"))
+// part is a part of a document: a heading, and the rows of the table below it.
+type part struct {
+	title string
+	rows  [][]string
+}
+
+// parts reads a document. Rows must have three cells.
+func parts(t *testing.T, name string) (all []part) {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join(repository, "docs", name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got []string
-	for i, section := range regexp.MustCompile(`(?m)^###? `).Split(string(doc), -1) {
-		if i == 0 {
-			continue
-		}
+	for _, section := range regexp.MustCompile(`(?m)^###? `).Split(string(doc), -1)[1:] {
 		title, text, _ := strings.Cut(section, "\n")
-		got = append(got, title)
-		rows := 0
-		for line := range strings.Lines(text) {
-			if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| observable") || strings.HasPrefix(line, "| ---") {
+		p := part{title: title}
+		lines := slices.Collect(strings.Lines(text))
+		for i, line := range lines {
+			if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || i+1 < len(lines) && strings.HasPrefix(lines[i+1], "| ---") {
 				continue
 			}
-			rows++
-			cells := strings.Split(strings.TrimSpace(line), " | ")
-			verdict, more := cells[min(1, len(cells)-1)], strings.Trim(cells[len(cells)-1], " |")
-			if len(cells) != 3 || !slices.Contains([]string{"same", "better", "different"}, verdict) || verdict != "same" && more == "" {
-				t.Errorf("section %q: a row needs what is observed, same, better or different, and for the latter two what there is to know: %s", title, line)
+			cells := strings.Split(strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(line), "| "), "|"), " | ")
+			for k := range cells {
+				cells[k] = strings.TrimSpace(cells[k])
+			}
+			if len(cells) != 3 {
+				t.Errorf("%s, %q: want three cells in %s", name, title, line)
+				continue
+			}
+			p.rows = append(p.rows, cells)
+		}
+		if len(p.rows) > 0 { // or it is a heading over others
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// TestCompatibility: each row of docs/compatibility.md says whether it is the same; if it is not, the row says how it
+// differs, why, or which setting changes it.
+func TestCompatibility(t *testing.T) {
+	t.Parallel()
+	for _, p := range parts(t, "compatibility.md") {
+		for _, row := range p.rows {
+			if !slices.Contains([]string{"same", "better", "different"}, row[1]) || row[1] != "same" && row[2] == "" {
+				t.Errorf("%q: a row needs what is observed, same, better or different, and for the latter two what there is to know: %s", p.title, row)
 			}
 		}
-		if rows == 0 && !slices.Contains(parts, title) {
-			t.Errorf("section %q has no row", title)
+	}
+}
+
+// TestCompatibilityIsComplete: docs/compatibility.md has the parts of docs/observables.md, and in each of them a row for
+// each line there, and no row without one.
+func TestCompatibilityIsComplete(t *testing.T) {
+	t.Parallel()
+	answers := make(map[string]part)
+	for _, p := range parts(t, "compatibility.md") {
+		answers[p.title] = p
+	}
+	observables := parts(t, "observables.md")
+	if len(observables) == 0 {
+		t.Fatal("docs/observables.md has no parts")
+	}
+	for _, p := range observables {
+		answered := make(map[string]bool)
+		number, _, _ := strings.Cut(p.title, " ")
+		for i, row := range p.rows {
+			if want := fmt.Sprintf("%s-%d", number, i+1); row[0] != want {
+				t.Errorf("observables.md has the number %s where %s is next", row[0], want)
+			}
+			found := answers[p.title].named(row[2])
+			if len(found) != 1 {
+				t.Errorf("%s, %s: compatibility.md has %d rows in %q whose first cell has %q, want one: %q", row[0], row[1], len(found), p.title, row[2], found)
+				continue
+			}
+			answered[found[0]] = true
+		}
+		for _, row := range answers[p.title].rows {
+			if !answered[row[0]] {
+				t.Errorf("compatibility.md, %q: no line of observables.md is for the row %q; add one", p.title, row[0])
+			}
+		}
+		delete(answers, p.title)
+	}
+	for title := range answers {
+		t.Errorf("observables.md has no part %q, as compatibility.md has", title)
+	}
+}
+
+// named returns the first cells that have words in them, or the one that is nothing else.
+func (p part) named(words string) (found []string) {
+	for _, row := range p.rows {
+		if row[0] == words {
+			return []string{words}
+		}
+		if strings.Contains(row[0], words) {
+			found = append(found, row[0])
 		}
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("sections\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
-	}
+	return found
 }
