@@ -53,7 +53,7 @@ under that name, it prints what that program prints and exits as that does.`,
   ratelimitd call --repeat 4 example fixed=ann
   ratelimitd call --hits 2 example fixed=ann bucket=ann
   ratelimitd call example 'fixed=ann;hits=5;limit=100/hour' 'held=a;negative'`,
-		Args: argsUnless(clientFlags(), 2),
+		Args: unless(clientFlags(), needs("DOMAIN", "DESCRIPTOR")),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if given(cmd, clientFlags()) {
 				return a.run(cmd.Context(), p, cmd, &f.client)

@@ -24,7 +24,7 @@ With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merg
 or started under that name, it prints what that program prints.`,
 		Example: `  ratelimitd check config/example
   ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config`,
-		Args: argsUnless(checkFlags(), 1),
+		Args: unless(checkFlags(), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
 	cmd.Flags().StringVar(&dir, "config_dir", "", "the directory to check")

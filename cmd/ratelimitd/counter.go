@@ -24,7 +24,7 @@ The server needs ADMIN=true, and ADMIN_TOKEN_FILE where it runs on another machi
 ` + descriptorHelp,
 		Example: `  ratelimitd peek example fixed=ann
   ratelimitd peek --addr 10.0.0.7:8081 --token-file token example fixed=ann`,
-		Args: argsAtLeast(2),
+		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.eachCounter(cmd.Context(), &c, args, p.peek)
 		},
@@ -48,7 +48,7 @@ it runs on another machine.
 ` + descriptorHelp,
 		Example: `  ratelimitd reset example fixed=ann
   ratelimitd reset --force example login=bob`,
-		Args: argsAtLeast(2),
+		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.eachCounter(cmd.Context(), &c, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
 				return p.reset(ctx, a, at, force)

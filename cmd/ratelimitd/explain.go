@@ -18,7 +18,7 @@ counter. It asks no server and counts nothing.
 ` + optionHelp,
 		Example: `  ratelimitd explain --config config/example example fixed=ann
   ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
-		Args: argsAtLeast(2),
+		Args: needs("DOMAIN", "DESCRIPTOR"),
 	}
 	p.eachDescriptor(cmd, func(domain *descriptors.Domain, d *descriptor) error {
 		p.explain(domain, d)

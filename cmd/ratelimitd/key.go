@@ -30,7 +30,7 @@ MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
 ` + optionHelp,
 		Example: `  ratelimitd key --config config/example example fixed=ann
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
-		Args: argsAtLeast(2),
+		Args: needs("DOMAIN", "DESCRIPTOR"),
 	}
 	p.eachDescriptor(cmd, func(domain *descriptors.Domain, d *descriptor) error {
 		rule := domain.Match(d.keys()).Rule

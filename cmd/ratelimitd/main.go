@@ -73,16 +73,6 @@ func (p *program) env(name string) string {
 
 func (p *program) printf(format string, args ...any) { fmt.Fprintf(p.stdout, format, args...) }
 
-// argsAtLeast requires at least n arguments, and shows the command's usage if there are fewer.
-func argsAtLeast(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if err := cobra.MinimumNArgs(n)(cmd, args); err != nil {
-			return fmt.Errorf("%w: usage: %s", err, cmd.UseLine())
-		}
-		return nil
-	}
-}
-
 func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ratelimitd",
@@ -97,20 +87,22 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
   ratelimitd check config/example
   ratelimitd explain --config config/example example fixed=ann
   ratelimitd call example fixed=ann`,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		Args:              cobra.NoArgs,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		RunE:              func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
+		Version:                    version(),
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		Args:                       noCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return p.serve(cmd.Context()) },
 	}
+	root.SetVersionTemplate("ratelimitd {{.Version}}\n")
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return p.flagError(fmt.Errorf("%w: see %s --help", err, cmd.CommandPath()))
-	})
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return p.usage(flagError(cmd, err)) })
+	root.SetHelpCommand(p.helpCommand())
 	root.AddCommand(
-		p.serveCommand(), p.checkCommand(), p.explainCommand(), p.callCommand(),
-		p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),
+		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),
 	)
+	noFiles(root.Commands()...)
+	root.AddCommand(p.checkCommand(), p.completionCommand())
 	return root
 }

@@ -12,6 +12,7 @@ import (
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.opentelemetry.io/otel"
 	"google.golang.org/grpc"
 
@@ -32,11 +33,13 @@ var errSaid = errors.New("failed")
 // usageError is a mistake in the flags of ratelimit_client or ratelimit_config_check, for which they have an exit code.
 type usageError struct{ error }
 
-// flagError returns err, a mistake in the flags, as the program that this one was started as has it.
-func (p *program) flagError(err error) error {
+// usage returns err, a mistake in the flags, as the program that this one was started as has it.
+func (p *program) usage(err error) error {
 	switch filepath.Base(p.name) {
 	case referenceClient, referenceCheck:
-		return usageError{err}
+		if !errors.Is(err, pflag.ErrHelp) {
+			return usageError{err}
+		}
 	}
 	return err
 }
@@ -104,13 +107,13 @@ func hide(cmd *cobra.Command, flags []string) {
 	}
 }
 
-// argsUnless requires at least n arguments, unless one of the flags is given.
-func argsUnless(flags []string, n int) cobra.PositionalArgs {
+// unless makes a check of arguments one that passes where one of the flags is given.
+func unless(flags []string, check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if given(cmd, flags) {
 			return nil
 		}
-		return argsAtLeast(n)(cmd, args)
+		return check(cmd, args)
 	}
 }
 

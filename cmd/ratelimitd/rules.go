@@ -86,10 +86,10 @@ func (p *program) eachDescriptor(cmd *cobra.Command, do func(*descriptors.Domain
 	)
 	flagsErr := flags.add(p, cmd)
 	cmd.Flags().StringVar(&dir, "config", "", "directory, or file, of the rules (required)")
-	if err := cmd.MarkFlagRequired("config"); err != nil {
-		panic(err) // the flag was added in the line above
-	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		if dir == "" {
+			return fmt.Errorf("--config is missing: usage: %s", cmd.UseLine())
+		}
 		if flagsErr != nil {
 			return flagsErr
 		}

@@ -12,7 +12,7 @@ func (p *program) versionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version, the commit it was built from and the Go it was built with",
 		Example: "  ratelimitd version",
-		Args:    cobra.NoArgs,
+		Args:    needsNone,
 		Run:     func(*cobra.Command, []string) { p.printf("ratelimitd %s\n", version()) },
 	}
 }
