@@ -79,7 +79,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	conn, err := f.dial()
+	conn, err := f.connect(p)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	for range f.repeat {
 		answer, err := ask(ctx, service, request, f.timeout)
 		if err != nil {
-			return f.explain(err)
+			return f.explain(ctx, err)
 		}
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			refused++
@@ -172,11 +172,7 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.timeout)
 	defer cancel()
-	ctx, err := f.admin(ctx)
-	if err != nil {
-		return names
-	}
-	explained, err := adminv1.NewAdminServiceClient(conn).Explain(ctx, explainRequest(request))
+	explained, err := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), explainRequest(request))
 	if err != nil { // it has no admin API, or not for us; the answer is worth printing without it
 		return names
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -31,11 +32,15 @@ type client struct {
 	cert, key string
 	tls       bool
 	tokenFile string
+
+	https bool   // the address is a URL that asks for TLS
+	token string // of tokenFile
+	seen  sighting
 }
 
 // add adds the flags to a command.
 func (c *client) add(p *program, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.addr, "addr", p.defaultAddr(), "gRPC address of the server, host:port or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
+	cmd.Flags().StringVar(&c.addr, "addr", p.defaultAddr(), "gRPC address of the server: a host, host:port, a URL or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
@@ -49,14 +54,41 @@ func (p *program) defaultAddr() string {
 	if path := p.env("GRPC_UDS"); path != "" {
 		return "unix:" + path
 	}
-	port := p.env("GRPC_PORT")
-	if port == "" {
-		port = "8081"
-	}
-	return net.JoinHostPort("127.0.0.1", port)
+	return net.JoinHostPort("127.0.0.1", p.defaultPort())
 }
 
-// dial connects lazily; an error means that the flags are wrong.
+// defaultPort returns the gRPC port of a server with the same environment.
+func (p *program) defaultPort() string { return cmp.Or(p.env("GRPC_PORT"), "8081") }
+
+// connect reads --addr, and connects lazily; an error means that the flags are wrong.
+func (c *client) connect(p *program) (*grpc.ClientConn, error) {
+	if c.timeout <= 0 {
+		return nil, fmt.Errorf("--timeout %v: takes a duration above 0, such as 500ms or 5s", c.timeout)
+	}
+	at, err := parseAddress(c.addr, p.defaultPort())
+	if err != nil {
+		return nil, err
+	}
+	if c.token, err = readToken(c.tokenFile); err != nil {
+		return nil, err
+	}
+	c.addr, c.https, c.tls = at.target, at.tls, c.tls || at.tls
+	creds, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	target := c.addr
+	if !strings.HasPrefix(target, "unix:") {
+		target = "passthrough:///" + target // so that it is looked up by what dials, which says what is wrong with it
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}))
+	if err != nil {
+		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
+	}
+	return conn, nil
+}
+
+// dial connects lazily, as ratelimit_client does; an error means that the flags are wrong.
 func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	creds, err := c.credentials()
 	if err != nil {
@@ -70,7 +102,7 @@ func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
 }
 
 func (c *client) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // grpc has no other type for it
-	if !c.tls && c.ca == "" && c.cert == "" && c.key == "" {
+	if !c.secure() {
 		return insecure.NewCredentials(), nil
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -90,7 +122,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	if c.cert != "" {
 		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
 		if err != nil {
-			return nil, fmt.Errorf("loading --cert and --key: %w", err)
+			return nil, fmt.Errorf("loading --cert and --key, which take PEM files: %s", strings.TrimPrefix(err.Error(), "tls: "))
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
@@ -98,32 +130,48 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 }
 
 // admin returns ctx with the token of the admin API, if there is one.
-func (c *client) admin(ctx context.Context) (context.Context, error) {
-	if c.tokenFile == "" {
-		return ctx, nil
+func (c *client) admin(ctx context.Context) context.Context {
+	if c.token == "" {
+		return ctx
 	}
-	token, err := os.ReadFile(c.tokenFile)
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
+}
+
+// readToken reads a token of the admin API; there is none without a file.
+func readToken(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("reading --token-file: %w", err)
+		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
 	}
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+strings.TrimSpace(string(token))), nil
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %s is empty: it has to hold the token", file)
+	}
+	return token, nil
 }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.
-func (c *client) explain(err error) error {
+func (c *client) explain(ctx context.Context, err error) error {
 	s, ok := status.FromError(err)
 	if !ok {
 		return err // it already says what to do
 	}
-	switch code := s.Code(); {
-	case code == codes.Unavailable && strings.Contains(s.Message(), "connection error"): // as grpc says it
-		return fmt.Errorf("asking %s: %s: is the server running there? --addr names another address", c.addr, s.Message())
+	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
+	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
+		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
+	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.seen.failed()):
+		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %v (--timeout)", c.addr, c.timeout)
-	case code == codes.Unimplemented:
+	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it with ADMIN=true")
+	case code == codes.Unimplemented:
+		return fmt.Errorf("asking %s: what answers there is no rate limit service: --addr names another address", c.addr)
 	default:
-		return fmt.Errorf("asking %s: %s: %s", c.addr, code, s.Message())
+		return fmt.Errorf("asking %s: %s: %s", c.addr, code, text)
 	}
 }
 

@@ -74,15 +74,12 @@ func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 	if err != nil {
 		return err
 	}
-	conn, err := c.dial()
+	conn, err := c.connect(p)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
-	ctx, err = c.admin(ctx)
-	if err != nil {
-		return err
-	}
+	ctx = c.admin(ctx)
 	for i := range wanted {
 		if wanted[i].options {
 			return fmt.Errorf("descriptor %q: options behind a semicolon mean nothing to a counter", args[1+i])
@@ -92,7 +89,7 @@ func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 			defer cancel()
 			return f(ctx, adminv1.NewAdminServiceClient(conn), counterAt{args[0], &wanted[i]})
 		}(); err != nil {
-			return c.explain(err)
+			return c.explain(ctx, err)
 		}
 	}
 	return nil

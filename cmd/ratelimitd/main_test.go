@@ -68,7 +68,7 @@ func (l leakChecked) Run() int {
 //	                           get, or post, and print the body; with -soon again and again until the status is that
 //	until URL REGEXP           get again and again until the body matches
 //	occupy VARIABLE            take a free port, and set the variable to it
-//	certificate CA CERT KEY [NAME]
+//	certificate [-expired] CA CERT KEY [NAME]
 //	                           make a CA, and a certificate of it for 127.0.0.1 and the DNS name
 //	certificates NAME          make a CA, and a certificate of it for this DNS name alone, of a store and its clients; the files
 //	                           are then in $CA, $CERT and $KEY

@@ -5,10 +5,15 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,12 +33,17 @@ import (
 // certificate makes a CA and a pair for a script.
 func certificate(t *testing.T, ts *testscript.TestScript, args []string) {
 	t.Helper()
+	var template x509.Certificate
+	if len(args) > 0 && args[0] == "-expired" {
+		template.NotAfter, args = time.Now().Add(-time.Minute), args[1:]
+	}
 	if len(args) < 3 {
 		ts.Fatalf("certificate takes the files of the CA, the certificate and the key, and names")
 	}
+	template.DNSNames = args[3:]
 	ca := certstest.NewCA(t, args[0])
 	certstest.Write(t, ts.MkAbs(args[0]), ca.PEM)
-	ca.Issue(t, x509.Certificate{DNSNames: args[3:]}).Write(t, ts.MkAbs(args[1]), ts.MkAbs(args[2]))
+	ca.Issue(t, template).Write(t, ts.MkAbs(args[1]), ts.MkAbs(args[2]))
 }
 
 // secured is a server that verifies its clients, in a process of its own.
@@ -365,5 +375,17 @@ func (l *tlsLoad) stop(t *testing.T) {
 	l.wg.Wait()
 	if err := l.failed.Load(); err != nil {
 		t.Errorf("a call failed: %v", *err)
+	}
+}
+
+// TestCallToHTTPS asks a server that speaks TLS and HTTP/1.1, as a proxy in front of the right one may.
+func TestCallToHTTPS(t *testing.T) {
+	other := httptest.NewTLSServer(http.NotFoundHandler())
+	defer other.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	certstest.Write(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate().Raw}))
+	err := run(t.Context(), []string{"ratelimitd", "call", "--addr", other.URL, "--ca", ca, "shop", "user=ann"}, nil, io.Discard, io.Discard)
+	if err == nil || !strings.HasSuffix(err.Error(), ": what answers there speaks TLS, but not HTTP/2, which gRPC needs: --addr names another address") {
+		t.Error(err)
 	}
 }

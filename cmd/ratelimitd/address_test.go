@@ -1,0 +1,61 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAddress(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"localhost", "localhost:8081"},
+		{"10.0.0.7", "10.0.0.7:8081"},
+		{"10.0.0.7:99", "10.0.0.7:99"},
+		{":99", "127.0.0.1:99"},
+		{"::1", "[::1]:8081"},
+		{"[::1]", "[::1]:8081"},
+		{"[::1]:99", "[::1]:99"},
+		{"http://limits", "limits:8081"},
+		{"http://limits:99/", "limits:99"},
+		{"grpc://limits:99", "limits:99"},
+		{"HTTPS://limits:99", "limits:99 tls"},
+		{"https://[::1]", "[::1]:8081 tls"},
+		{"grpcs://limits", "limits:8081 tls"},
+		{"dns:///limits:99", "limits:99"},
+		{"unix:/run/a.sock", "unix:/run/a.sock"},
+		{"unix:///run/a.sock", "unix:///run/a.sock"},
+		{"unix:a.sock", "unix:a.sock"},
+		{"/run/a.sock", "unix:/run/a.sock"},
+
+		{"", "it is empty"},
+		{"unix:", "it has no path"},
+		{"unix://", "it has no path"},
+		{"a,b:99", "it is a list"},
+		{"a b", "it has a blank in it"},
+		{"limits:8080/json", "it has something behind limits:8080, where gRPC has nothing"},
+		{"http://limits:8080/json", "it has something behind limits:8080, where gRPC has nothing"},
+		{"http://limits/?a=b", "it has something behind limits, where gRPC has nothing"},
+		{"http://ann:secret@limits", "it has a user or a password, which belong in --token-file"},
+		{"http://", "it has no host"},
+		{"http://li mits", "it is no URL"},
+		{"http://limits:port", "it is no URL"},
+		{"redis://limits", `its scheme "redis" is not known`},
+		{"limits:", `its port "" is no number from 1 to 65535`},
+		{"limits:0", `its port "0" is no number from 1 to 65535`},
+		{"limits:grpc", `its port "grpc" is no number from 1 to 65535`},
+		{"limits:65536", `its port "65536" is no number from 1 to 65535`},
+		{"::1:8081:x", "it has more than one colon"},
+		{"a:b:c", "it has more than one colon"},
+	} {
+		a, err := parseAddress(c.text, "8081")
+		got := a.target
+		if a.tls {
+			got += " tls"
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		if err == nil && got != c.want || err != nil && (!strings.Contains(got, ": "+c.want) || !strings.Contains(got, addressTakes)) {
+			t.Errorf("%q: %s, want %s", c.text, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// sighting is what was seen of the last connection to a server, because grpc passes on only a text. It is safe for
+// concurrent use.
+type sighting struct {
+	mu        sync.Mutex
+	handshake error  // why the TLS handshake failed
+	broke     error  // why reading or writing failed, after the handshake
+	first     []byte // what the server said first, cut short, whether encrypted or not
+}
+
+// watched are credentials whose handshakes, and the connections that come of them, are seen.
+type watched struct {
+	credentials.TransportCredentials
+	seen *sighting
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (w watched) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // as the interface has it
+	w.seen.set(func(s *sighting) { s.handshake, s.broke, s.first = nil, nil, nil })
+	conn, info, err := w.TransportCredentials.ClientHandshake(ctx, authority, watchedConn{raw, w.seen.hear})
+	if err != nil {
+		w.seen.set(func(s *sighting) { s.handshake = err })
+		return nil, nil, err
+	}
+	return watchedConn{conn, w.seen.used}, info, nil
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (w watched) Clone() credentials.TransportCredentials { //nolint:ireturn // as the interface has it
+	return watched{w.TransportCredentials.Clone(), w.seen}
+}
+
+// watchedConn calls a function with what each Read has read and with what each Read and Write has failed with.
+type watchedConn struct {
+	net.Conn
+	done func([]byte, error)
+}
+
+// Read implements [net.Conn].
+func (c watchedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.done(b[:n], err)
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c watchedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.done(nil, err)
+	return n, err
+}
+
+func (s *sighting) set(f func(*sighting)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s)
+}
+
+// longestFirst is how much is kept of what the server said first.
+const longestFirst = 32
+
+func (s *sighting) hear(b []byte, _ error) {
+	s.set(func(s *sighting) {
+		s.first = append(s.first, b[:min(len(b), longestFirst-len(s.first))]...)
+	})
+}
+
+func (s *sighting) used(_ []byte, err error) {
+	s.set(func(s *sighting) {
+		if s.broke == nil {
+			s.broke = err
+		}
+	})
+}
+
+// failed reports whether the connection broke, or never came to be.
+func (s *sighting) failed() (failed bool) {
+	s.set(func(s *sighting) { failed = s.handshake != nil || s.broke != nil })
+	return failed
+}
+
+// secure reports whether the client speaks TLS.
+func (c *client) secure() bool { return c.tls || c.ca != "" || c.cert != "" || c.key != "" }
+
+// unconnected says why a server is not one that the client can talk to, and what to do. text is what grpc says.
+func (c *client) unconnected(ctx context.Context, text string) string {
+	if _, cause, ok := strings.Cut(text, "Error while dialing: "); ok {
+		return c.undialled(cause)
+	}
+	c.seen.mu.Lock()
+	handshake, broke, first := c.seen.handshake, c.seen.broke, string(c.seen.first)
+	c.seen.mu.Unlock()
+	switch {
+	case handshake != nil:
+		return c.noHandshake(handshake, first)
+	case c.secure() && broke != nil:
+		return c.refusedAsClient(broke)
+	case broke != nil && (strings.HasPrefix(first, "\x15\x03") || c.speaksTLS(ctx)):
+		return "the server speaks TLS there: add --tls, and --ca FILE if its certificate is not of a CA that this machine trusts"
+	case strings.HasPrefix(first, "HTTP/1"):
+		return "an HTTP server answers there: --addr names the gRPC port, which is 8081 unless the server has GRPC_PORT"
+	case first != "" && !strings.Contains(first, "\x00"): // which each of HTTP/2's frames has
+		return fmt.Sprintf("what answers there is no gRPC server, it says %q: --addr names another address", first)
+	}
+	return "the server there closes the connection: is it a gRPC server? --addr names another address"
+}
+
+// undialled says what to do about a server to which there is no connection at all.
+func (c *client) undialled(cause string) string {
+	cause = strings.TrimSuffix(cause, `"`)
+	cause = cause[strings.LastIndex(cause, ": ")+1:]
+	cause = strings.TrimSpace(cause)
+	if cause == "no such host" {
+		return "there is no such host: --addr names another address"
+	}
+	return cause + ": is the server running there? --addr names another address"
+}
+
+// noHandshake says what to do about a TLS handshake that failed. first is what the server said first.
+func (c *client) noHandshake(err error, first string) string {
+	var (
+		plain    tls.RecordHeaderError
+		unproven *tls.CertificateVerificationError
+	)
+	without := "leave out --tls"
+	switch {
+	case c.https:
+		without = "write http:// instead of https://"
+	case !c.tls:
+		without = "leave out --ca, --cert and --key, which imply --tls"
+	}
+	switch {
+	case errors.As(err, &plain) && strings.HasPrefix(first, "HTTP/1"):
+		return "an HTTP server without TLS answers there: --addr names the gRPC port, which is 8081 unless the server has GRPC_PORT"
+	case errors.As(err, &plain):
+		return "the server does not speak TLS there: " + without
+	case errors.As(err, &unproven):
+		return c.unproven(unproven)
+	case strings.Contains(err.Error(), "ALPN"), strings.Contains(alert(err), "application protocol"): // as grpc says it, and the server
+		return "what answers there speaks TLS, but not HTTP/2, which gRPC needs: --addr names another address"
+	case alert(err) != "":
+		return c.refusedAsClient(err)
+	case remote.ClassOf(err) == remote.Reset:
+		return "the server there closes the connection when it is asked for TLS: if it is a plaintext server, " + without
+	}
+	return "the TLS handshake failed: " + strings.TrimPrefix(err.Error(), "tls: ")
+}
+
+// unproven says what is wrong with the server's certificate.
+func (c *client) unproven(err *tls.CertificateVerificationError) string {
+	var (
+		unknown x509.UnknownAuthorityError
+		name    x509.HostnameError
+		invalid x509.CertificateInvalidError
+	)
+	switch cert := err.UnverifiedCertificates[0]; {
+	case errors.As(err, &name):
+		names := append([]string{}, cert.DNSNames...)
+		for _, ip := range cert.IPAddresses {
+			names = append(names, ip.String())
+		}
+		return fmt.Sprintf("the server's certificate is for %s, and not for %s: --addr takes a name that it is for", strings.Join(names, ", "), name.Host)
+	case errors.As(err, &unknown) && c.ca != "":
+		return fmt.Sprintf("the server's certificate is of %s, which is not the CA in %s: --ca names the file of its CA", issuer(cert), c.ca)
+	case errors.As(err, &unknown):
+		return fmt.Sprintf("the server's certificate is of %s, which is no CA that this machine trusts: --ca names the file of its CA", issuer(cert))
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && time.Now().Before(cert.NotBefore):
+		return fmt.Sprintf("the server's certificate is not valid before %s: is this machine's clock right?", cert.NotBefore.Format(time.RFC3339))
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("the server's certificate expired at %s: it has to be renewed", cert.NotAfter.Format(time.RFC3339))
+	}
+	return "the server's certificate is not good: " + strings.TrimPrefix(err.Err.Error(), "x509: ")
+}
+
+func issuer(cert *x509.Certificate) string {
+	if cert.Issuer.CommonName != "" {
+		return cert.Issuer.CommonName
+	}
+	return cert.Issuer.String()
+}
+
+// refusedAsClient says what to do about a server that ends the connection for what it knows of the client.
+func (c *client) refusedAsClient(err error) string {
+	if a := alert(err); strings.Contains(a, "protocol version") {
+		return "the server takes other versions of TLS than 1.2 and 1.3"
+	}
+	if c.cert == "" {
+		return "the server closes the connection to a client that shows no certificate: --cert and --key name the files of one"
+	}
+	return fmt.Sprintf("the server does not let in the certificate in %s: it has to be of a CA in the server's GRPC_CLIENT_TLS_CACERT, "+
+		"and with a name of its GRPC_CLIENT_TLS_SAN, if that is set", c.cert)
+}
+
+// alert returns what the other side of a TLS connection has complained of; empty if it has not.
+func alert(err error) string {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
+		return op.Err.Error()
+	}
+	return ""
+}
+
+// speaksTLS reports whether the server answers a TLS handshake.
+func (c *client) speaksTLS(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	network, addr := "tcp", c.addr
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		network, addr = "unix", path
+	}
+	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // nothing is sent over this connection
+	conn, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return alert(err) != "" // such as for the certificate that this connection does not show
+	}
+	_ = conn.Close() // it has served its purpose
+	return true
+}
