@@ -5,12 +5,15 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func (p *program) checkCommand() *cobra.Command {
 	var (
 		flags ruleFlags
 		dir   string // of ratelimit_config_check
+		form  string // of the output
 	)
 	cmd := &cobra.Command{
 		Use:   "check DIR...",
@@ -20,13 +23,22 @@ and every warning with file, line and column. Each DIR is a set of rules of its 
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
 cannot serve is an error. The exit code is 1 where there is an error, and 0 with warnings alone.
 
+With --output the problems are printed for machines, and the summaries go to stderr: json is an
+array of objects with file, line, column, path, severity and message; github is workflow commands,
+which annotate pull requests; sarif is a log of SARIF 2.1.0, for code scanning.
+
 With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merge_domain_configs),
 or started under that name, it prints what that program prints.`,
 		Example: `  ratelimitd check config/example
-  ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config`,
+  ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
+  ratelimitd check --output sarif config/example > ratelimitd.sarif`,
 		Args: unless(checkFlags(), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
+	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added in the line above
+	}
 	cmd.Flags().StringVar(&dir, "config_dir", "", "the directory to check")
 	cmd.Flags().BoolVar(&flags.merge, "merge_domain_configs", flags.merge, "the same as --merge")
 	hide(cmd, checkFlags())
@@ -37,34 +49,59 @@ or started under that name, it prints what that program prints.`,
 		if given(cmd, checkFlags()) {
 			return p.configCheck(&flags, dir)
 		}
-		var errs []error
-		for _, dir := range dirs {
-			errs = append(errs, p.check(&flags, dir))
-		}
-		return errors.Join(errs...)
+		return p.check(&flags, form, dirs)
 	}
 	return cmd
 }
 
-// check prints the problems of the rules in dir.
-func (p *program) check(flags *ruleFlags, dir string) error {
-	set, files, problems := flags.load(dir)
+// check prints the problems of the rules in each of dirs, and a summary of each.
+func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
+	write, ok := problemWriters()[form]
+	if !ok {
+		return fmt.Errorf("--output %s: takes %s", form, problemForms)
+	}
+	var (
+		all  descriptors.Problems
+		errs []error
+	)
+	for _, dir := range dirs {
+		set, files, problems := flags.load(dir)
+		summary, err := summarize(dir, set, files, problems)
+		errs = append(errs, err)
+		if form != "text" { // which has each summary behind its problems
+			all = append(all, problems...)
+			fmt.Fprint(p.stderr, summary)
+			continue
+		}
+		if err := write(p.stdout, problems); err != nil {
+			return err
+		}
+		p.printf("%s", summary)
+	}
+	if form != "text" {
+		if err := write(p.stdout, all); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// summarize returns a line that says what is in dir; if the rules have an error, the error says so.
+func summarize(dir string, set *descriptors.Set, files []descriptors.Source, problems descriptors.Problems) (string, error) {
 	warnings := 0
 	for _, problem := range problems {
-		p.printf("%s\n", problem)
 		if problem.Warning {
 			warnings++
 		}
 	}
 	if set == nil {
-		return fmt.Errorf("%s: %s in %s", dir, count(len(problems)-warnings, "error"), count(len(files), "file"))
+		return "", fmt.Errorf("%s: %s in %s", dir, count(len(problems)-warnings, "error"), count(len(files), "file"))
 	}
 	rules := 0
 	for range set.Rules() {
 		rules++
 	}
-	p.printf("%s: ok, %s in %s, %s\n", dir, count(rules, "rule"), count(len(files), "file"), count(warnings, "warning"))
-	return nil
+	return fmt.Sprintf("%s: ok, %s in %s, %s\n", dir, count(rules, "rule"), count(len(files), "file"), count(warnings, "warning")), nil
 }
 
 // count returns n things in words.
