@@ -54,6 +54,20 @@ func (a access) allow(ctx context.Context) error {
 	return nil
 }
 
+// caller returns what let the caller of ctx in, which allow has done, and the address that it calls from.
+func caller(ctx context.Context) (by, from string) {
+	p, ok := peer.FromContext(ctx)
+	switch {
+	case !ok:
+		return "unknown", "unknown"
+	case !local(p.Addr):
+		return "token", p.Addr.String()
+	case p.Addr.Network() == "unix":
+		return "this machine", "unix socket"
+	}
+	return "this machine", p.Addr.String()
+}
+
 // local reports whether a connection comes from the machine that this process runs on.
 func local(a net.Addr) bool {
 	switch a := a.(type) {

@@ -83,6 +83,9 @@ func TestAccessUnix(t *testing.T) {
 			t.Errorf("%s: %v", method, err)
 		}
 	}
+	if log := s.log.String(); !strings.Contains(log, `by="this machine" peer="unix socket"`) {
+		t.Errorf("the log does not tell who reset a counter: %q", log)
+	}
 }
 
 // Callers from other machines are let in with the token that the file currently contains, and only with that.
@@ -128,6 +131,9 @@ func TestAccessToken(t *testing.T) {
 	}
 	if log := s.log.String(); !strings.Contains(log, "ADMIN_TOKEN_FILE") || strings.Contains(log, "secret") {
 		t.Errorf("the log tells of the token, or not of its file: %q", log)
+	}
+	if log := s.log.String(); !strings.Contains(log, "by=token peer=10.1.2.3:4711") {
+		t.Errorf("the log does not tell who reset a counter: %q", log)
 	}
 }
 

@@ -3,8 +3,6 @@ package admin
 import (
 	"context"
 
-	"google.golang.org/grpc/peer"
-
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -58,11 +56,10 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if c.Decision.Penalty > 0 {
 		return nil, penaltyError(c.Decision.Penalty)
 	}
-	from := "unknown"
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
-	}
-	s.log.InfoContext(ctx, "a counter was reset", "rule", c.Rule.Path, "counter", c.Name, "force", q.GetForce(), "peer", from)
+	by, from := caller(ctx)
+	// A warning, because the usual LOG_LEVEL shows nothing less. Not the values, which are data of end users.
+	s.log.WarnContext(ctx, "a counter was reset", "domain", q.GetDomain(), "rule", c.Rule.Path, "counter", c.Name,
+		"force", q.GetForce(), "by", by, "peer", from)
 	rule, err := ruleMessage(c.Rule)
 	if err != nil {
 		return nil, err

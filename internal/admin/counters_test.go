@@ -68,8 +68,9 @@ func TestReset(t *testing.T) {
 	if !s.hit(t, "shop", 1, "user", "u2") {
 		t.Error("the reset of u1 let u2 go")
 	}
-	if log := s.log.String(); !strings.Contains(log, "a counter was reset") || !strings.Contains(log, "peer=127.0.0.1:") {
-		t.Errorf("the log does not tell who reset what: %q", log)
+	want := `level=WARN msg="a counter was reset" domain=shop rule=shop.user counter=` + got.GetCounter().GetKey() + ` force=false by="this machine" peer=127.0.0.1:`
+	if log := s.log.String(); !strings.HasPrefix(log, "time=") || !strings.Contains(log, want) || strings.Contains(log, "u1") {
+		t.Errorf("the log does not tell who reset what and when, or tells of values: %q", log)
 	}
 }
 
