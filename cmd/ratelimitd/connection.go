@@ -135,10 +135,7 @@ func (c *client) undialled(cause string) string {
 
 // noHandshake says what to do about a TLS handshake that failed. first is what the server said first.
 func (c *client) noHandshake(err error, first string) string {
-	var (
-		plain    tls.RecordHeaderError
-		unproven *tls.CertificateVerificationError
-	)
+	var plain tls.RecordHeaderError
 	without := "leave out --tls"
 	switch {
 	case c.https:
@@ -151,11 +148,11 @@ func (c *client) noHandshake(err error, first string) string {
 		return "an HTTP server without TLS answers there: --addr names the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case errors.As(err, &plain):
 		return "the server does not speak TLS there: " + without
-	case errors.As(err, &unproven):
-		return c.unproven(unproven)
-	case strings.Contains(err.Error(), "ALPN"), strings.Contains(alert(err), "application protocol"): // as grpc says it, and the server
+	case remote.Unproven(err) != "":
+		return c.unproven(err)
+	case strings.Contains(err.Error(), "ALPN"), strings.Contains(remote.Alert(err), "application protocol"): // as grpc says it, and the server
 		return "what answers there speaks TLS, but not HTTP/2, which gRPC needs: --addr names another address"
-	case alert(err) != "":
+	case remote.Alert(err) != "":
 		return c.refusedAsClient(err)
 	case remote.ClassOf(err) == remote.Reset:
 		return "the server there closes the connection when it is asked for TLS: if it is a plaintext server, " + without
@@ -163,42 +160,27 @@ func (c *client) noHandshake(err error, first string) string {
 	return "the TLS handshake failed: " + strings.TrimPrefix(err.Error(), "tls: ")
 }
 
-// unproven says what is wrong with the server's certificate.
-func (c *client) unproven(err *tls.CertificateVerificationError) string {
+// unproven says what is wrong with the server's certificate, and what to do.
+func (c *client) unproven(err error) string {
 	var (
 		unknown x509.UnknownAuthorityError
 		name    x509.HostnameError
-		invalid x509.CertificateInvalidError
 	)
-	switch cert := err.UnverifiedCertificates[0]; {
+	text := remote.Unproven(err)
+	switch {
 	case errors.As(err, &name):
-		names := append([]string{}, cert.DNSNames...)
-		for _, ip := range cert.IPAddresses {
-			names = append(names, ip.String())
-		}
-		return fmt.Sprintf("the server's certificate is for %s, and not for %s: --addr takes a name that it is for", strings.Join(names, ", "), name.Host)
+		return text + ": --addr takes a name that it is for"
 	case errors.As(err, &unknown) && c.ca != "":
-		return fmt.Sprintf("the server's certificate is of %s, which is not the CA in %s: --ca names the file of its CA", issuer(cert), c.ca)
+		return text + ": --ca, which names " + c.ca + ", has to name the file of its CA"
 	case errors.As(err, &unknown):
-		return fmt.Sprintf("the server's certificate is of %s, which is no CA that this machine trusts: --ca names the file of its CA", issuer(cert))
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && time.Now().Before(cert.NotBefore):
-		return fmt.Sprintf("the server's certificate is not valid before %s: is this machine's clock right?", cert.NotBefore.Format(time.RFC3339))
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fmt.Sprintf("the server's certificate expired at %s: it has to be renewed", cert.NotAfter.Format(time.RFC3339))
+		return text + ": --ca names the file of its CA"
 	}
-	return "the server's certificate is not good: " + strings.TrimPrefix(err.Err.Error(), "x509: ")
-}
-
-func issuer(cert *x509.Certificate) string {
-	if cert.Issuer.CommonName != "" {
-		return cert.Issuer.CommonName
-	}
-	return cert.Issuer.String()
+	return text
 }
 
 // refusedAsClient says what to do about a server that ends the connection for what it knows of the client.
 func (c *client) refusedAsClient(err error) string {
-	if a := alert(err); strings.Contains(a, "protocol version") {
+	if a := remote.Alert(err); strings.Contains(a, "protocol version") {
 		return "the server takes other versions of TLS than 1.2 and 1.3"
 	}
 	if c.cert == "" {
@@ -206,14 +188,6 @@ func (c *client) refusedAsClient(err error) string {
 	}
 	return fmt.Sprintf("the server does not let in the certificate in %s: it has to be of a CA in the server's GRPC_CLIENT_TLS_CACERT, "+
 		"and with a name of its GRPC_CLIENT_TLS_SAN, if that is set", c.cert)
-}
-
-// alert returns what the other side of a TLS connection has complained of; empty if it has not.
-func alert(err error) string {
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
-		return op.Err.Error()
-	}
-	return ""
 }
 
 // speaksTLS reports whether the server answers a TLS handshake.
@@ -227,7 +201,7 @@ func (c *client) speaksTLS(ctx context.Context) bool {
 	d := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // nothing is sent over this connection
 	conn, err := d.DialContext(ctx, network, addr)
 	if err != nil {
-		return alert(err) != "" // such as for the certificate that this connection does not show
+		return remote.Alert(err) != "" // such as for the certificate that this connection does not show
 	}
 	_ = conn.Close() // it has served its purpose
 	return true

@@ -65,19 +65,20 @@ func classify(node string, err error) *Error {
 	case strings.Contains(text, "non-numeric"), errors.Is(err, errNumber):
 		return &Error{Class: ClassOther, Node: node, text: "a counter is no number"}
 	}
-	class := remote.ClassOf(err)
-	if class == ClassTimeout {
-		return &Error{Class: ClassTimeout, Node: node, text: "no answer in time"}
+	if strings.HasPrefix(text, "memcache: unexpected response line") { // as gomemcache puts it
+		return &Error{Class: ClassOther, Node: node, text: "what answers there is not memcached"}
 	}
+	class := remote.ClassOf(err)
+	text = remote.Text(err)
 	if e, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache tried to parse a number from something that is not a reply to incr or decr
 		text = strings.TrimSpace(e.Num)
 		if rest, found := strings.CutPrefix(text, "SERVER_ERROR "); !found {
 			text = "the server answers what is no memcached's reply"
 		} else {
-			text = rest
+			text = remote.Clean(rest)
 		}
 	}
-	return &Error{Class: class, Node: node, text: remote.Clean(text)}
+	return &Error{Class: class, Node: node, text: text}
 }
 
 // trips reports whether e counts against a server: the server as a whole cannot serve, not just one operation.

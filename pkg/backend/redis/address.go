@@ -20,7 +20,7 @@ type target struct {
 }
 
 // errURL never repeats the URL, which may hold a password.
-var errURL = errors.New("it takes host:port, redis://[user[:password]@]host:port[/db] or rediss://…")
+var errURL = errors.New("it takes host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
 
 // parse reads the URL of c.
 func (c *Config) parse() (target, error) {
@@ -28,7 +28,7 @@ func (c *Config) parse() (target, error) {
 	if c.Type != Single {
 		t.network = "tcp"
 	}
-	if c.Type == Single && t.network == "unix" && !strings.Contains(c.URL, "://") && !hostAndPort(c.URL) {
+	if c.Type == Single && t.network == "unix" && socketPath(c.URL) {
 		t.addrs = []string{c.URL}
 		return t, nil
 	}
@@ -54,14 +54,10 @@ func (c *Config) parse() (target, error) {
 	return t, nil
 }
 
-// hostAndPort reports whether s is host:port rather than the path of a socket.
-func hostAndPort(s string) bool {
-	_, port, err := net.SplitHostPort(s)
-	if err != nil || strings.Contains(s, "/") {
-		return false
-	}
-	_, err = strconv.ParseUint(port, 10, 16)
-	return err == nil
+// socketPath reports whether s is the path of a socket, or the name of an abstract one, rather than a host or a URL. A
+// path has a slash in it, or ends as those of sockets do.
+func socketPath(s string) bool {
+	return !strings.Contains(s, "://") && (strings.Contains(s, "/") || strings.HasPrefix(s, "@") || strings.HasSuffix(s, ".sock") || strings.HasSuffix(s, ".socket"))
 }
 
 // add adds one server to t. A server with a host is reached by TCP.
@@ -71,8 +67,15 @@ func (t *target) add(s string) error {
 	}
 	if !strings.Contains(s, "://") {
 		host, port, err := net.SplitHostPort(s)
-		if err != nil || port == "" {
-			return fmt.Errorf("it has no port; %w", errURL)
+		usual := ":6379"
+		if t.master != "" {
+			usual = ":26379"
+		}
+		switch {
+		case net.ParseIP(s) != nil && strings.Contains(s, ":"):
+			return fmt.Errorf("it has no port, and an IPv6 address goes into brackets: make it [%s]%s; %w", s, usual, errURL)
+		case err != nil || port == "":
+			return fmt.Errorf("it has no port: add %s; %w", usual, errURL)
 		}
 		t.addrs = append(t.addrs, net.JoinHostPort(host, port))
 		return nil

@@ -151,7 +151,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return err
+		return c.pool.greeted(err)
 	}
 	if len(masters) == 0 {
 		return errors.New("the cluster has no masters")

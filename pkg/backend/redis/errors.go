@@ -77,13 +77,10 @@ func classify(node string, err error) *Error {
 		return ofReply(node, reply.Error())
 	}
 	class := remote.ClassOf(err)
-	switch {
-	case class == ClassTimeout:
-		return &Error{Class: ClassTimeout, Node: node, text: "no answer in time"}
-	case errors.Is(err, errBehind):
+	if errors.Is(err, errBehind) {
 		class = ClassReset
 	}
-	return &Error{Class: class, Node: node, text: remote.Clean(err.Error())}
+	return &Error{Class: class, Node: node, text: remote.Text(err)}
 }
 
 // ofReply turns an error reply of a server into an Error.

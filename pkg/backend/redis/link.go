@@ -105,7 +105,7 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	l.pipe = l.conn.Pipeline()
 	if err := l.meet(ctx, p.scripts); err != nil {
 		l.close()
-		return nil, err
+		return nil, p.greeted(err)
 	}
 	return l, nil
 }

@@ -104,7 +104,7 @@ func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
 		return "", errors.New("it knows no master of this name")
 	}
 	if err != nil {
-		return "", err
+		return "", p.greeted(err)
 	}
 	if len(found) != 2 {
 		return "", errors.New("it did not answer with an address")

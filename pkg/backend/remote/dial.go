@@ -68,7 +68,7 @@ func (d *Dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	secured := tls.Client(conn, config)
 	if err := secured.HandshakeContext(ctx); err != nil {
 		_ = conn.Close() // it is useless
-		return nil, err
+		return nil, handshakeError(err)
 	}
 	return secured, nil
 }

@@ -48,14 +48,19 @@ func Clean(text string) string {
 	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
 		text = text[:i] + "…"
 	}
-	text = strings.Map(func(r rune) rune {
+	text = oneLine(text)
+	if len(text) > 200 {
+		text = strings.ToValidUTF8(text[:200], "") + "…"
+	}
+	return text
+}
+
+// oneLine returns text with blanks for control characters.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
 	}, text)
-	if len(text) > 200 {
-		text = strings.ToValidUTF8(text[:200], "") + "…"
-	}
-	return text
 }

@@ -1,0 +1,36 @@
+package redis
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
+func (p *pool) greeted(err error) error {
+	text := err.Error()
+	strange := strings.HasPrefix(text, "redis: can't parse ") // as go-redis puts it, before what it was
+	secure := p.dialer.TLS != nil
+	switch _, reply := errors.AsType[redis.Error](err); {
+	case reply:
+		return err
+	case strange && strings.Contains(text, `"HTTP/`):
+		return remote.Reworded(err, "an HTTP server answers there, and not Redis")
+	case strange && strings.Contains(text, `"ERROR`):
+		return remote.Reworded(err, "memcached answers there, and not Redis")
+	case strange && strings.Contains(text, `"\x15\x03`):
+		return remote.Reworded(err, "the server there speaks TLS, which is not asked for (rediss:// or a variable …_TLS=true does)")
+	case strange:
+		return remote.Reworded(err, "what answers there is not Redis")
+	case remote.ClassOf(err) == ClassTimeout:
+		return remote.Reworded(err, "no answer in time: is it Redis that listens there?")
+	case secure && (remote.ClassOf(err) == ClassReset || remote.Alert(err) != ""):
+		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?")
+	case remote.ClassOf(err) == ClassReset:
+		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)?")
+	}
+	return err
+}

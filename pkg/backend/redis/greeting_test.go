@@ -1,0 +1,120 @@
+package redis
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// TestGreeting connects to servers that are not what the configuration says, which the error does.
+func TestGreeting(t *testing.T) {
+	t.Parallel()
+	certificates := redistest.NewCertificates(t, "localhost")
+	plain := redistest.Start(t).Addr()
+	secure := strings.Replace(redistest.Start(t, certificates.Config()...).Addr(), "127.0.0.1", "localhost", 1)
+	address := strings.Replace(secure, "localhost", "127.0.0.1", 1)
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	trusting := func() (*tls.Config, error) { return &tls.Config{InsecureSkipVerify: true}, nil } //nolint:gosec // it is this test's server
+	for _, c := range []struct {
+		name, addr string
+		tls        func() (*tls.Config, error)
+		want       string
+	}{
+		{"HTTP", web.Listener.Addr().String(), nil, "other: an HTTP server answers there, and not Redis"},
+		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: memcached answers there, and not Redis"},
+		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: what answers there is not Redis"},
+		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that listens there?"},
+		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there speaks TLS, which is not asked for"},
+		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
+		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
+		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is asked for, and the server there does not speak it"},
+		{"a CA that is not trusted", secure, TLSFiles{}.Load, "other: the server's certificate is of test CA, which is no CA that is trusted here"},
+		{"another name", address, TLSFiles{CA: certificates.CA}.Load, "other: the server's certificate is for localhost, and not for 127.0.0.1"},
+		{"no certificate", secure, trusting, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b, err := New(Config{URL: c.addr, TLS: c.tls, DialTimeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			err = b.Check(t.Context())
+			if e, ok := errors.AsType[*Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+// says starts a server that says a text to everybody, and then nothing.
+func says(t *testing.T, text string) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var conns []net.Conn
+	go func() {
+		defer close(done)
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte(text)) // the client may have left
+			conns = append(conns, conn)
+		}
+	}()
+	t.Cleanup(func() {
+		_ = ln.Close()
+		<-done
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+	return ln.Addr().String()
+}
+
+func TestAddresses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		config Config
+		want   string // the network and the address, or a part of the error
+	}{
+		{Config{URL: "redis.example:6379"}, "tcp redis.example:6379"},
+		{Config{URL: "redis.example:6379", Network: "unix"}, "tcp redis.example:6379"},
+		{Config{URL: "redis://redis.example", Network: "unix"}, "tcp redis.example:6379"},
+		{Config{URL: "/run/redis", Network: "unix"}, "unix /run/redis"},
+		{Config{URL: "./redis", Network: "unix"}, "unix ./redis"},
+		{Config{URL: "redis.sock", Network: "unix"}, "unix redis.sock"},
+		{Config{URL: "@redis", Network: "unix"}, "unix @redis"},
+		{Config{URL: "localhost"}, "redis: address 1 of 1: it has no port: add :6379; it takes host:port, "},
+		{Config{URL: "localhost", Network: "unix"}, "it has no port: add :6379; it takes "},
+		{Config{URL: "localhost:", Network: "unix"}, "it has no port: add :6379; it takes "},
+		{Config{URL: "::1", Network: "unix"}, "it has no port, and an IPv6 address goes into brackets: make it [::1]:6379; it takes "},
+		{Config{URL: "a:6379,b", Type: Cluster}, "address 2 of 2: it has no port: add :6379; it takes "},
+		{Config{URL: "main,a:26379,b", Type: Sentinel}, "address 2 of 2: it has no port: add :26379; it takes "},
+		{Config{URL: "http://localhost"}, "its scheme is not known; it takes "},
+	} {
+		c.config.defaults()
+		target, err := c.config.parse()
+		got := target.network + " " + strings.Join(target.addrs, ",")
+		if err != nil {
+			got = err.Error()
+		}
+		if err == nil && got != c.want || err != nil && !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %s", c.config.URL, got, c.want)
+		}
+	}
+}
