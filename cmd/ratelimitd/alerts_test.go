@@ -125,7 +125,7 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 	seconds := func(n int) string { return fmt.Sprintf("%ds", n*int(interval/time.Second)) }
 	g := group{Interval: seconds(1)}
 	rules := alerts(t)
-	for name, values := range watched(pages, rules) {
+	for name, values := range mentioned(pages, rules) {
 		g.InputSeries = append(g.InputSeries, series{name, strings.Join(values, " ")})
 	}
 	for _, e := range all {
@@ -152,8 +152,8 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 	}
 }
 
-// watched returns the values of those series of pages that the rules mention; _ stands for none.
-func watched(pages []string, rules string) map[string][]string {
+// mentioned returns the values of those series of pages that the rules mention; _ stands for none.
+func mentioned(pages []string, rules string) map[string][]string {
 	all := make(map[string][]string)
 	line := regexp.MustCompile(`(?m)^((\w+)(?:\{.*\})?) (\S+)$`)
 	for i, page := range pages {

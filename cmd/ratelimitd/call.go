@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -265,13 +266,18 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	case limit == nil:
 		return "OK, unlimited"
 	}
-	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), perUnit(limit.GetRequestsPerUnit(), limit.GetUnitMultiplier().GetValue(), limit.GetUnit().String()), s.GetLimitRemaining())
+	item := descriptors.Item{
+		RequestsPerUnit: limit.GetRequestsPerUnit(),
+		Unit:            descriptors.Unit(limit.GetUnit()), // the numbers are the same
+		Multiplier:      max(limit.GetUnitMultiplier().GetValue(), 1),
+	}
+	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), item, s.GetLimitRemaining())
 	if limit.GetName() != "" {
 		words += ", called " + limit.GetName()
 	}
-	reset := s.GetDurationUntilReset().AsDuration()
+	reset := descriptors.WaitText(s.GetDurationUntilReset().AsDuration())
 	if s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
-		return fmt.Sprintf("%s, again in %v", words, reset)
+		return fmt.Sprintf("%s, retry in %s", words, reset)
 	}
-	return fmt.Sprintf("%s, whole again in %v", words, reset)
+	return fmt.Sprintf("%s, resets in %s", words, reset)
 }

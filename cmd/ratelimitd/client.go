@@ -63,7 +63,7 @@ func (p *program) defaultPort() string { return cmp.Or(p.env("GRPC_PORT"), "8081
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
 func (c *client) connect(p *program) (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
-		return nil, fmt.Errorf("--timeout %v: takes a duration above 0, such as 500ms or 5s", c.timeout)
+		return nil, fmt.Errorf("--timeout %s: takes a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
 	at, err := parseAddress(c.addr, p.defaultPort())
 	if err != nil {
@@ -165,7 +165,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.seen.failed()):
 		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
 	case code == codes.DeadlineExceeded:
-		return fmt.Errorf("asking %s: no answer within %v (--timeout)", c.addr, c.timeout)
+		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it with ADMIN=true")
 	case code == codes.Unimplemented:
@@ -182,36 +182,4 @@ func (d *descriptor) messages() []*adminv1.Entry {
 		all = append(all, &adminv1.Entry{Key: strings.ToValidUTF8(e.key, "\uFFFD"), RawValue: []byte(e.value)})
 	}
 	return all
-}
-
-// perUnit returns a rate in words: 3 per minute, 100 per 5 minutes.
-func perUnit(n, multiplier uint32, unit string) string {
-	unit = strings.ToLower(unit)
-	if multiplier > 1 {
-		return fmt.Sprintf("%d per %d %ss", n, multiplier, unit)
-	}
-	return fmt.Sprintf("%d per %s", n, unit)
-}
-
-// adminLimit returns a limit from the admin API in words.
-func adminLimit(l *adminv1.Limit) string {
-	words := perUnit(l.GetRequestsPerUnit(), l.GetUnitMultiplier(), descriptors.Unit(l.GetUnit()).String())
-	if l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_CONCURRENCY {
-		words = fmt.Sprintf("%d at a time, each for up to %s", l.GetRequestsPerUnit(), descriptors.Duration(l.GetWindow().AsDuration()))
-	}
-	name, _ := strings.CutPrefix(l.GetAlgorithm().String(), "ALGORITHM_")
-	words += ", " + strings.ToLower(name)
-	if l.GetBurst() > 0 {
-		words += fmt.Sprintf(", burst %d", l.GetBurst())
-	}
-	if l.GetCalendar() {
-		words += ", calendar of " + l.GetTimezone()
-	}
-	if l.GetName() != "" {
-		words += ", called " + l.GetName()
-	}
-	if len(l.GetReplaces()) > 0 {
-		words += ", replaces " + strings.Join(l.GetReplaces(), " and ")
-	}
-	return words
 }

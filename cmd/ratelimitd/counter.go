@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -137,19 +138,19 @@ func counterText(c *adminv1.Counter, holder string) string {
 				left += fmt.Sprintf(" for %s, including its own", holder)
 			}
 		}
-		fmt.Fprintf(&b, "  limit %s%s\n", adminLimit(l), left)
+		fmt.Fprintf(&b, "  limit %s%s\n", l.GetText(), left)
 	}
 	for _, t := range []struct {
 		name string
 		d    *durationpb.Duration
 	}{
-		{"penalty for another", c.GetPenalty()},
-		{"refuses for another", c.GetRetryAfter()},
-		{"whole again in", c.GetResetAfter()},
-		{"turn comes in", c.GetWait()},
+		{"penalty ends in", c.GetPenalty()},
+		{"retry in", c.GetRetryAfter()},
+		{"resets in", c.GetResetAfter()},
+		{"turn in", c.GetWait()},
 	} {
 		if t.d != nil {
-			fmt.Fprintf(&b, "  %s %v\n", t.name, t.d.AsDuration())
+			fmt.Fprintf(&b, "  %s %s\n", t.name, descriptors.WaitText(t.d.AsDuration()))
 		}
 	}
 	fmt.Fprintf(&b, "  counter %s\n", c.GetKey())

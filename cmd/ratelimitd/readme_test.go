@@ -173,7 +173,7 @@ func volatile(output string) string {
 	for _, v := range []struct{ pattern, word string }{
 		{`time=\S+`, "time=TIME"},
 		{`ratelimitd (v\d\S*|\(devel\)) go\S+`, "ratelimitd VERSION"},
-		{`\b(\d+h)?(\d+m)?\d+(\.\d+)?(ms|µs|s)\b`, "SPAN"},
+		{`\b(\d+(\.\d+)?(h|m|s|ms|µs))+\b`, "SPAN"},
 	} {
 		output = regexp.MustCompile(v.pattern).ReplaceAllString(output, v.word)
 	}

@@ -161,6 +161,7 @@ func limitMessage(i *descriptors.Item) *adminv1.Limit {
 		Debt:            i.Limit.Debt,
 		Precision:       i.Limit.Precision,
 		CountRefused:    i.Limit.CountRefused,
+		Text:            i.InFull(),
 	}
 	for _, name := range i.Replaces {
 		m.Replaces = append(m.Replaces, valid(name))

@@ -23,7 +23,7 @@ func TestPeek(t *testing.T) {
 	}
 	limit := &adminv1.Limit{
 		Algorithm: adminv1.Algorithm_ALGORITHM_FIXED_WINDOW, RequestsPerUnit: 3, Unit: adminv1.Unit_UNIT_MINUTE, UnitMultiplier: 1,
-		Window: durationpb.New(time.Minute), Align: adminv1.Align_ALIGN_CLOCK, CountRefused: true,
+		Window: durationpb.New(time.Minute), Align: adminv1.Align_ALIGN_CLOCK, CountRefused: true, Text: "3 per minute",
 	}
 	want := &adminv1.PeekResponse{
 		Rule: &adminv1.Rule{Path: "shop.user", File: "rules.yaml", Line: 3, Limits: []*adminv1.Limit{limit}},

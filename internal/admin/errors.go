@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // invalidError is the error of a request that can never be answered, whatever the rules and the counters.
@@ -25,7 +26,7 @@ type penaltyError time.Duration
 
 // Error says for how long, and what can be done about it.
 func (e penaltyError) Error() string {
-	return fmt.Sprintf("a penalty runs for another %v: wait, or set force to end it", time.Duration(e).Round(time.Millisecond))
+	return fmt.Sprintf("a penalty runs for another %s: wait, or set force to end it", descriptors.WaitText(time.Duration(e)))
 }
 
 // statusOf returns the status for err.

@@ -151,8 +151,26 @@ func TestListRules(t *testing.T) {
 	for i, line := range []int32{3, 6, 8, 10, 12, 14, 18, 20, 22, 27, 29, 31} {
 		want[i].File, want[i].Line = "rules.yaml", line
 	}
-	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want}, got, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want}, got, protocmp.Transform(), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+
+	// The words are those of the rules themselves.
+	var words, wantWords []string
+	for _, r := range got.GetRules() {
+		for _, l := range r.GetLimits() {
+			words = append(words, l.GetText())
+		}
+	}
+	for r := range s.limiter.Rules().Rules() {
+		if !r.Unlimited {
+			for _, item := range r.Items {
+				wantWords = append(wantWords, item.InFull())
+			}
+		}
+	}
+	if diff := cmp.Diff(wantWords, words); diff != "" {
+		t.Errorf("in words (-want +got):\n%s", diff)
 	}
 }
 

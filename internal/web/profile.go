@@ -124,7 +124,7 @@ func (p *profiler) duration(seconds string, usual time.Duration) (time.Duration,
 	}
 	s, err := strconv.ParseFloat(seconds, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // NaN is not above 0 either
-		return 0, fmt.Errorf("seconds=%q: want a number above 0; at most %v are taken", seconds, p.longest)
+		return 0, fmt.Errorf("seconds=%q: want a number above 0; at most %g are taken", seconds, p.longest.Seconds())
 	}
 	if s >= p.longest.Seconds() {
 		return p.longest, nil

@@ -9,7 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// String returns the limit in words, such as "3 per minute, token_bucket, burst 16". Defaults are left out.
+// String returns the limit in words, such as "3 per minute, token_bucket, burst 16", as everything that people read does.
+// Defaults are left out.
 func (i Item) String() string {
 	l := &i.Limit
 	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
@@ -25,8 +26,8 @@ func (i Item) String() string {
 	return strings.Join(words, ", ")
 }
 
-// inFull returns the limit in words, with its name and those that it replaces.
-func (i Item) inFull() string { return i.String() + i.names() }
+// InFull returns the limit in words, with its name and those that it replaces.
+func (i Item) InFull() string { return i.String() + i.names() }
 
 // names returns what the limit is called and what it replaces, as the end of a list of words; "" if there is neither.
 func (i Item) names() (text string) {
@@ -50,14 +51,6 @@ func (i Item) WindowText() string {
 		return unit
 	}
 	return fmt.Sprintf("%d %ss", i.Multiplier, unit)
-}
-
-// spanText returns the length of the window or, if it follows a calendar, its unit and time zone.
-func (i Item) spanText() string {
-	if c := i.Limit.Calendar; c != nil {
-		return fmt.Sprintf("%d × %s by the calendar of %s", i.Multiplier, strings.ToLower(i.Unit.String()), c.Location())
-	}
-	return spanText(i.Limit.Window)
 }
 
 // fact is a key of the grammar and its value.
@@ -106,12 +99,12 @@ func limitFacts(l *engine.Limit) (out []fact) {
 	return out
 }
 
-// spanText returns a span of time as rules spell it; see [Duration].
-func spanText(m engine.Micros) string { return Duration(time.Duration(m) * time.Microsecond) }
+// spanText is [SpanText] of a time of the engine.
+func spanText(m engine.Micros) string { return SpanText(time.Duration(m) * time.Microsecond) }
 
-// Duration returns a span of time as rules spell it, without the zero minutes and seconds that Go appends: 1h, and not
-// 1h0m0s.
-func Duration(d time.Duration) string {
+// SpanText returns a span of time as rules spell it, and as everything that people read does: 1m30s, 500ms, and 1h, for
+// which Go has 1h0m0s.
+func SpanText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
@@ -120,6 +113,24 @@ func Duration(d time.Duration) string {
 		s = strings.TrimSuffix(s, "0m")
 	}
 	return s
+}
+
+// WaitText returns how long something still takes, as [SpanText] spells it, to the minute from an hour on, to the second from a
+// minute on, and to a tenth of a second from a second on. It is rounded up, so that nobody comes too early.
+func WaitText(d time.Duration) string {
+	unit := time.Millisecond
+	switch {
+	case d > time.Hour:
+		unit = time.Minute
+	case d > time.Minute:
+		unit = time.Second
+	case d > time.Second:
+		unit = 100 * time.Millisecond
+	}
+	if rest := d % unit; rest > 0 {
+		d += unit - rest
+	}
+	return SpanText(d)
 }
 
 // String returns the rule in words: its limits, and whatever else differs from the default.

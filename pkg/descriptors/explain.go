@@ -79,7 +79,7 @@ func (d *Domain) outcome(n *node, entries []Entry) string {
 	if r.Unlimited {
 		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Place(), r.Items[0].names())
 	}
-	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r.text(Item.inFull))
+	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r.text(Item.InFull))
 	m := Match{Rule: r, node: n}
 	if m.shares(entries) {
 		text += "; all values of the wildcard share one counter"

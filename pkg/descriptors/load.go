@@ -300,7 +300,7 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 		}
 		shares := func(other Item) bool { return item.Limit.SharesState(&other.Limit) }
 		if slices.ContainsFunc(r.Items, shares) {
-			c.fail(l.at, path, "a second limit of %s in a window of %s: want one for each algorithm and window", item.Limit.Algorithm.String(), item.spanText())
+			c.fail(l.at, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
 		}
 		r.Items = append(r.Items, item)
 		r.Limits = append(r.Limits, item.Limit)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
@@ -99,6 +100,38 @@ func TestUnits(t *testing.T) {
 		}
 		if got := descriptors.ParseUnit(strings.ToLower(want.name)); got != u && u != 8 {
 			t.Errorf("%q reads as %v", want.name, got)
+		}
+	}
+}
+
+func TestSpanText(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, c := range []struct {
+		d           time.Duration
+		exact, wait string
+	}{
+		{0, "0s", "0s"},
+		{time.Microsecond, "1µs", "1ms"},
+		{1500 * time.Microsecond, "1.5ms", "2ms"},
+		{500 * time.Millisecond, "500ms", "500ms"},
+		{time.Second, "1s", "1s"},
+		{1_450 * time.Millisecond, "1.45s", "1.5s"},
+		{59_999 * time.Millisecond, "59.999s", "1m"},
+		{time.Minute, "1m", "1m"},
+		{90 * time.Second, "1m30s", "1m30s"},
+		{90*time.Second + time.Microsecond, "1m30.000001s", "1m31s"},
+		{time.Hour, "1h", "1h"},
+		{time.Hour - time.Nanosecond, "59m59.999999999s", "1h"},
+		{time.Hour + time.Second, "1h0m1s", "1h1m"},
+		{2 * time.Hour, "2h", "2h"},
+		{90 * time.Minute, "1h30m", "1h30m"},
+		{30 * day, "720h", "720h"},
+	} {
+		if got := descriptors.SpanText(c.d); got != c.exact {
+			t.Errorf("%v is %s, want %s", c.d, got, c.exact)
+		}
+		if got := descriptors.WaitText(c.d); got != c.wait {
+			t.Errorf("waiting %v is %s, want %s", c.d, got, c.wait)
 		}
 	}
 }

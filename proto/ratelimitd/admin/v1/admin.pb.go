@@ -1564,7 +1564,9 @@ type Limit struct {
 	// Whether windows follow the calendar.
 	Calendar bool `protobuf:"varint,15,opt,name=calendar,proto3" json:"calendar,omitempty"`
 	// The time zone of the calendar, by its name in the IANA database; empty without a calendar.
-	Timezone      string `protobuf:"bytes,16,opt,name=timezone,proto3" json:"timezone,omitempty"`
+	Timezone string `protobuf:"bytes,16,opt,name=timezone,proto3" json:"timezone,omitempty"`
+	// The limit in words, such as "3 per minute, token_bucket, burst 16"; what is not said has its default.
+	Text          string `protobuf:"bytes,17,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1707,6 +1709,13 @@ func (x *Limit) GetCalendar() bool {
 func (x *Limit) GetTimezone() string {
 	if x != nil {
 		return x.Timezone
+	}
+	return ""
+}
+
+func (x *Limit) GetText() string {
+	if x != nil {
+		return x.Text
 	}
 	return ""
 }
@@ -1880,7 +1889,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"on_failure\x18\n" +
 	" \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\x12\x14\n" +
 	"\x05lease\x18\v \x01(\x05R\x05lease\x123\n" +
-	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\"\xee\x04\n" +
+	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\"\x82\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
@@ -1898,7 +1907,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\tprecision\x18\r \x01(\rR\tprecision\x12#\n" +
 	"\rcount_refused\x18\x0e \x01(\bR\fcountRefused\x12\x1a\n" +
 	"\bcalendar\x18\x0f \x01(\bR\bcalendar\x12\x1a\n" +
-	"\btimezone\x18\x10 \x01(\tR\btimezoneB\n" +
+	"\btimezone\x18\x10 \x01(\tR\btimezone\x12\x12\n" +
+	"\x04text\x18\x11 \x01(\tR\x04textB\n" +
 	"\n" +
 	"\b_initial\"\xad\x01\n" +
 	"\aPenalty\x12+\n" +
