@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -22,15 +23,39 @@ func (v *server) announce(p *program) {
 		case <-ctx.Done():
 			return nil
 		}
+		v.awaitStore(ctx)
 		if v.settings.Log.Format == "json" {
-			v.log.WarnContext(ctx, "serving", "version", version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
-				"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String())
+			attrs := []any{
+				"version", version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
+				"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String(),
+			}
+			if why := v.away(); why != "" {
+				attrs = append(attrs, "away", why)
+			}
+			v.log.WarnContext(ctx, "serving", attrs...)
 		} else {
 			p.printf("%s", v.banner(p.command()))
 		}
 		<-ctx.Done()
 		return nil
 	}})
+}
+
+// storeKnown is how long, at most, the announcement waits until it is known whether the store is there.
+const storeKnown = 5 * time.Second
+
+// awaitStore waits until the store is connected, or has failed to connect.
+func (v *server) awaitStore(ctx context.Context) {
+	if v.store.tried == nil {
+		return
+	}
+	enough := time.NewTimer(storeKnown)
+	defer enough.Stop()
+	select {
+	case <-v.store.tried:
+	case <-enough.C:
+	case <-ctx.Done():
+	}
 }
 
 // command returns the name under which this program takes commands: started as ratelimit it takes none, but is
@@ -42,6 +67,14 @@ func (p *program) command() string {
 	return p.name
 }
 
+// away returns why the store has no connection, or "" if it has one or needs none.
+func (v *server) away() string {
+	if v.store.away == nil {
+		return ""
+	}
+	return v.store.away()
+}
+
 // banner returns what people are told at the start. name is the name under which the program takes commands.
 func (v *server) banner(name string) string {
 	var b strings.Builder
@@ -50,6 +83,9 @@ func (v *server) banner(name string) string {
 	}
 	fmt.Fprintf(&b, "ratelimitd %s\n", version())
 	line("backend", "%s", v.store.what)
+	if why := v.away(); why != "" {
+		line("", "away: %s; until there is one, on_failure decides (%s, where a rule says nothing else)", why, strings.ToLower(v.settings.Backend.OnFailure))
+	}
 	set := v.limiter.Rules()
 	if set == nil {
 		line("rules", "none: %s", v.rules.why())

@@ -32,6 +32,7 @@ func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry
 		task:           task.Func{Name: "memcached", Do: b.Run},
 		what:           "memcached: counters are shared by all replicas that use it",
 		tried:          o.tried,
+		away:           o.away,
 		notReady:       o.notReady,
 		check:          onlyFixedWindows(inMemcached),
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,

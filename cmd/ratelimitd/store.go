@@ -28,6 +28,7 @@ type store struct {
 
 	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed
 	check    func(*descriptors.Set) descriptors.Problems // what the store does not support in rules; nil if it supports everything
+	away     func() string                               // why there is no connection, or empty; nil if none is needed
 	notReady func() string                               // why nothing can be decided now, or empty; nil if everything always can be
 
 	referenceNames bool // it keeps counters under envoyproxy/ratelimit's names
@@ -72,6 +73,7 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		task:     task.Func{Name: "redis", Do: b.Run},
 		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 		tried:    o.tried,
+		away:     o.away,
 		notReady: o.notReady,
 	}
 	if s.Backend.Assumed {

@@ -335,16 +335,24 @@ func (o *storeObserver) due(what string) (omitted int, due bool) {
 	return before.omitted, true
 }
 
+// away returns why there is no connection, or "" if there is one.
+func (o *storeObserver) away() string {
+	if o.connections.Load() > 0 {
+		return ""
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.failure
+}
+
 // notReady returns why requests that need the store cannot be decided now, or "" if they can, or DEFAULT_ON_FAILURE
 // answers without it.
 func (o *storeObserver) notReady() string {
 	if o.answers {
 		return ""
 	}
-	if o.connections.Load() == 0 {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		return o.failure
+	if why := o.away(); why != "" {
+		return why
 	}
 	if nodes, shut := o.reachable(); nodes > 0 && len(shut) == nodes {
 		return o.faulty()
