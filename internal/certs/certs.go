@@ -145,7 +145,7 @@ func (s *Server) load(f files) (*loaded, error) {
 	}
 	pair, err := tls.X509KeyPair(f.cert, f.key)
 	if err != nil {
-		return nil, fmt.Errorf("loading the server's TLS certificate %q and key %q: %w", s.config.Cert, s.config.Key, err)
+		return nil, fmt.Errorf("loading the server's TLS certificate %q and key %q: %s", s.config.Cert, s.config.Key, strings.TrimPrefix(err.Error(), "tls: "))
 	}
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},

@@ -77,8 +77,7 @@ func (t *target) add(s string) error {
 		case err != nil || port == "":
 			return fmt.Errorf("it has no port: add %s; %w", usual, errURL)
 		}
-		t.addrs = append(t.addrs, net.JoinHostPort(host, port))
-		return nil
+		return t.reach(host, port)
 	}
 	u, err := url.Parse(s)
 	if err != nil {
@@ -98,12 +97,23 @@ func (t *target) add(s string) error {
 	if port == "" {
 		port = "6379"
 	}
-	t.addrs = append(t.addrs, net.JoinHostPort(u.Hostname(), port))
+	if err := t.reach(u.Hostname(), port); err != nil {
+		return err
+	}
 	db := strings.Trim(u.Path, "/")
 	if db == "" {
 		db = u.Query().Get("db")
 	}
 	return t.options(u, db)
+}
+
+// reach adds the address of a server.
+func (t *target) reach(host, port string) error {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("its port is no number from 1 to 65535; %w", errURL)
+	}
+	t.addrs = append(t.addrs, net.JoinHostPort(host, port))
+	return nil
 }
 
 // options reads the database and the credentials from u, as the reference does.

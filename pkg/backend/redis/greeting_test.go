@@ -105,6 +105,9 @@ func TestAddresses(t *testing.T) {
 		{Config{URL: "::1", Network: "unix"}, "it has no port, and an IPv6 address goes into brackets: make it [::1]:6379; it takes "},
 		{Config{URL: "a:6379,b", Type: Cluster}, "address 2 of 2: it has no port: add :6379; it takes "},
 		{Config{URL: "main,a:26379,b", Type: Sentinel}, "address 2 of 2: it has no port: add :26379; it takes "},
+		{Config{URL: "localhost:redis"}, "its port is no number from 1 to 65535; it takes "},
+		{Config{URL: "localhost:65536", Network: "unix"}, "its port is no number from 1 to 65535; it takes "},
+		{Config{URL: "redis://localhost:65536"}, "its port is no number from 1 to 65535; it takes "},
 		{Config{URL: "http://localhost"}, "its scheme is not known; it takes "},
 	} {
 		c.config.defaults()

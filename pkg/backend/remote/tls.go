@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 )
 
 // TLSFiles names the files of a client's TLS configuration. The zero value trusts the system's roots and presents no
@@ -40,7 +41,7 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 	if f.Cert != "" {
 		pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 		if err != nil {
-			return nil, fmt.Errorf("reading the client certificate for the store: %w", err)
+			return nil, fmt.Errorf("reading the client certificate for the store: %s", strings.TrimPrefix(err.Error(), "tls: "))
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
