@@ -114,7 +114,7 @@ func TestRedisConfigDefaults(t *testing.T) {
 	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(redis.Config{}, "Observer", "Now")); d != "" {
 		t.Errorf("config (-want +got):\n%s", d)
 	}
-	s.Redis.CA = "nowhere.pem"
+	s.Redis.TLS, s.Redis.CA = true, "nowhere.pem"
 	if _, err := redisConfig(&s); err == nil || !strings.Contains(err.Error(), "nowhere.pem") || !strings.Contains(err.Error(), "REDIS_TLS_CACERT") {
 		t.Errorf("a CA that is not there: %v, want an error with its path and variable", err)
 	}
