@@ -181,6 +181,29 @@ func TestInitialIsStored(t *testing.T) {
 	}
 }
 
+// TestSlotsAreOneRecord: what a take of slots costs does not depend on how many they are.
+func TestSlotsAreOneRecord(t *testing.T) {
+	p := newPlain(t, redistest.Start(t), nil)
+	limits := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
+	for _, owner := range []string{"", "ann"} {
+		op := backend.Op{Key: keyOf(len(owner)), Limits: limits, Take: engine.Take{Cost: 9_999, Count: 1, Owner: owner}}
+		p.one(t, op)
+		op.Take.Cost = 10_000
+		if d := p.one(t, op); (d.Admitted == 1) != (owner != "") {
+			t.Errorf("one more for %q: %+v", owner, d)
+		}
+		key := string(p.encoder.base(nil, &op)) + limits[0].Slot().String()
+		if n := p.client.ZCard(t.Context(), key).Val(); n == 0 || n > 5 {
+			t.Errorf("10,000 slots of %q are %d members", owner, n)
+		}
+		op.Mode = backend.Give
+		p.one(t, op)
+		if keys := p.keys(t); len(keys) > 0 {
+			t.Errorf("all slots of %q are released, which left %q", owner, keys)
+		}
+	}
+}
+
 // TestExpiry: apart from the jitter, a state is kept for as long as it matters, and little longer.
 func TestExpiry(t *testing.T) {
 	s := redistest.Start(t)

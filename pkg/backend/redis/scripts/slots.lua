@@ -68,9 +68,9 @@ families[3] = function()
   -- view.own_stop. The last of all ends at view.last, and slots taken now end at view.stop.
   local function view(l)
     local v = {stop = now + l.window, dead = {}, held = 0, last = 0, own = 0, own_stop = 0, newest = 0}
-    local held = number(l, 'h')
-    if not held then return v end
-    v.newest = -1 - number(l, 't')
+    local all = redis.call('ZMSCORE', l.key, 'h', 't')
+    if not all[1] then return v end
+    v.newest = -1 - all[2]
     if v.newest > now then
       v.shifted = shift(l)
       for _, g in ipairs(v.shifted) do
@@ -79,7 +79,7 @@ families[3] = function()
       end
       return v
     end
-    v.dead, v.held = redis.call('ZRANGEBYSCORE', l.key, '0', str(now)), -1 - held
+    v.dead, v.held = redis.call('ZRANGEBYSCORE', l.key, '0', str(now)), -1 - all[1]
     for i = 1, #v.dead do v.held = v.held - count(l, v.dead[i]) end
     if v.held > 0 then
       v.last = redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] + 0
@@ -113,10 +113,10 @@ families[3] = function()
     return at - now
   end
 
-  -- put writes a group, and the numbers of the whole state.
-  local function put(l, v, name, stop, n, taken)
+  -- put writes a group, which may be known already, and the numbers of the whole state.
+  local function put(l, v, name, stop, n, taken, known)
     local words = {stop, name, -1 - v.held, 'h', -1 - v.newest, 't'}
-    if n > 1 or number(l, '#' .. name) then
+    if n > 1 or known then
       words[7], words[8] = -n, '#' .. name
     end
     if string.sub(name, 1, 1) == '!' then
@@ -146,7 +146,8 @@ families[3] = function()
     v.newest = now
     for _, g in ipairs(v.shifted) do
       if string.sub(g.name, 1, 1) == '~' then g.name = nobodys(g.taken, g.stop) end
-      put(l, v, g.name, g.stop, g.n + (number(l, g.name) and count(l, g.name) or 0), g.taken)
+      local known = number(l, g.name)
+      put(l, v, g.name, g.stop, g.n + (known and count(l, g.name) or 0), g.taken, known)
     end
     if v.held > 0 then redis.call('PEXPIRE', l.key, ttl(v.last)) end
     v.shifted = nil
@@ -154,16 +155,18 @@ families[3] = function()
 
   -- hold gives the caller n more slots. If it is an owner, it also renews those that it has; none of them ends earlier.
   local function hold(l, v, n)
-    local name, stop = nobodys(now, v.stop), v.stop
-    v.held, v.newest = v.held + n, now
+    local name, stop, known = nobodys(now, v.stop), v.stop, v.own > 0
+    v.held = v.held + n
     if a.owner ~= '' then
       name, stop = owned(a.owner), math.max(stop, v.own_stop)
       v.own, v.own_stop = v.own + n, stop
       n = v.own
-    elseif number(l, name) then
-      n = n + count(l, name)
+    else
+      known = v.newest == now and number(l, name)
+      if known then n = n + count(l, name) end
     end
-    put(l, v, name, stop, n, now)
+    v.newest = now
+    put(l, v, name, stop, n, now, known)
     if stop > v.last then
       redis.call('PEXPIRE', l.key, ttl(stop))
       v.last = stop
