@@ -49,9 +49,6 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 		MaxIdleConns:     m.MaxIdleConns,
 		OpTimeout:        m.OpTimeout,
 	}
-	if m.OpTimeout == 0 {
-		c.OpTimeout = memcached.NoOpTimeout
-	}
 	if m.KeyFormat != "" {
 		c.KeyFormat = memcached.ReferenceKeys
 	}

@@ -17,13 +17,13 @@ func TestNearCacheConfig(t *testing.T) {
 		env  []string
 		want nearcache.Config
 	}{
-		{nil, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond}},
-		{[]string{"NEAR_CACHE_KEYS=7", "NEAR_CACHE_REFUSAL=3s", "REDIS_OP_TIMEOUT=0"}, nearcache.Config{Keys: 7, Refusal: 3 * time.Second}},
-		{[]string{"NEAR_CACHE_KEYS=0", "NEAR_CACHE_REFUSAL=0", "NEAR_CACHE_LEASES=false"}, nearcache.Config{Keys: -1, Refusal: -1, Budget: 50 * time.Millisecond, NoLeases: true}},
-		{[]string{"REDIS_KEY_FORMAT=reference"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
-		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 50 * time.Millisecond, NoLeases: true}},
-		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_REFUSAL=0"}, nearcache.Config{Keys: 100_000, Refusal: math.MaxInt64, Budget: 50 * time.Millisecond}},
-		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_KEYS=0"}, nearcache.Config{Refusal: math.MaxInt64, Budget: 50 * time.Millisecond, NoLeases: true}},
+		{nil, nearcache.Config{Keys: 100_000, Refusal: time.Second}},
+		{[]string{"NEAR_CACHE_KEYS=7", "NEAR_CACHE_REFUSAL=3s", "REDIS_OP_TIMEOUT=50ms"}, nearcache.Config{Keys: 7, Refusal: 3 * time.Second, Budget: 50 * time.Millisecond}},
+		{[]string{"NEAR_CACHE_KEYS=0", "NEAR_CACHE_REFUSAL=0", "NEAR_CACHE_LEASES=false"}, nearcache.Config{Keys: -1, Refusal: -1, NoLeases: true}},
+		{[]string{"REDIS_KEY_FORMAT=reference"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, NoLeases: true}},
+		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, NoLeases: true}},
+		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_REFUSAL=0"}, nearcache.Config{Keys: 100_000, Refusal: math.MaxInt64}},
+		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_KEYS=0"}, nearcache.Config{Refusal: math.MaxInt64, NoLeases: true}},
 	} {
 		s, _, err := settings.Parse(append([]string{"BACKEND_TYPE=redis"}, c.env...))
 		if err != nil {

@@ -145,7 +145,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		KeyPrefix:        s.Backend.KeyPrefix,
 		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
 		PoolSize:         r.PoolSize,
-		OpTimeout:        opTimeout(r.OpTimeout),
+		OpTimeout:        r.OpTimeout,
 		DialTimeout:      r.DialTimeout,
 	}
 	if r.OverTLS() {
@@ -165,7 +165,7 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 		AuthFile:     p.AuthFile,
 		SentinelAuth: p.SentinelAuth,
 		PoolSize:     p.PoolSize,
-		OpTimeout:    opTimeout(p.OpTimeout),
+		OpTimeout:    p.OpTimeout,
 		DialTimeout:  p.DialTimeout,
 	}
 	if p.OverTLS() {
@@ -182,14 +182,6 @@ func redisType(name string) redis.Type {
 		return redis.Cluster
 	}
 	return redis.Single
-}
-
-// opTimeout converts d for package redis, in which 0 means the default.
-func opTimeout(d time.Duration) time.Duration {
-	if d == 0 {
-		return redis.NoOpTimeout
-	}
-	return d
 }
 
 // defaultOnFailure returns DEFAULT_ON_FAILURE, which the settings have checked.

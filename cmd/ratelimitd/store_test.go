@@ -23,7 +23,7 @@ func TestRedisConfig(t *testing.T) {
 	s, notices, err := settings.Parse([]string{
 		"USE_STATSD=false", "REDIS_TYPE=Sentinel", "REDIS_SOCKET_TYPE=TCP", "REDIS_URL=mymaster,s1:1,s2:2", "REDIS_AUTH=user:a:b",
 		"REDIS_SENTINEL_AUTH=word", "REDIS_TLS=true", "REDIS_TLS_CACERT=" + files.CA, "REDIS_TLS_CLIENT_CERT=" + files.Cert,
-		"REDIS_TLS_CLIENT_KEY=" + files.Key, "REDIS_POOL_SIZE=3", "REDIS_TIMEOUT=1s", "REDIS_OP_TIMEOUT=0", "REDIS_KEY_FORMAT=Reference",
+		"REDIS_TLS_CLIENT_KEY=" + files.Key, "REDIS_POOL_SIZE=3", "REDIS_TIMEOUT=1s", "REDIS_OP_TIMEOUT=30ms", "REDIS_KEY_FORMAT=Reference",
 		"CACHE_KEY_PREFIX=p:", "EXPIRATION_JITTER_MAX_SECONDS=7", "REDIS_PERSECOND=true", "REDIS_PERSECOND_TYPE=cluster",
 		"REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL=c1:1,c2:2", "REDIS_PERSECOND_AUTH_FILE=file",
 		"REDIS_PERSECOND_SENTINEL_AUTH=other", "REDIS_PERSECOND_POOL_SIZE=4", "REDIS_PERSECOND_TIMEOUT=2s", "REDIS_PERSECOND_OP_TIMEOUT=20ms",
@@ -37,7 +37,7 @@ func TestRedisConfig(t *testing.T) {
 	}
 	want := redis.Config{
 		Type: redis.Sentinel, Network: "tcp", URL: "mymaster,s1:1,s2:2", Auth: "user:a:b", SentinelAuth: "word", PoolSize: 3,
-		DialTimeout: time.Second, OpTimeout: redis.NoOpTimeout, KeyFormat: redis.ReferenceKeys, KeyPrefix: "p:", ExpirationJitter: 7 * time.Second,
+		DialTimeout: time.Second, OpTimeout: 30 * time.Millisecond, KeyFormat: redis.ReferenceKeys, KeyPrefix: "p:", ExpirationJitter: 7 * time.Second,
 		PerSecond: &redis.Config{
 			Type: redis.Cluster, Network: "tcp", URL: "c1:1,c2:2", AuthFile: "file", SentinelAuth: "other", PoolSize: 4,
 			DialTimeout: 2 * time.Second, OpTimeout: 20 * time.Millisecond,
@@ -109,7 +109,7 @@ func TestRedisConfigDefaults(t *testing.T) {
 	}
 	want := redis.Config{
 		Network: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10, DialTimeout: 250 * time.Millisecond,
-		OpTimeout: 50 * time.Millisecond, ExpirationJitter: 300 * time.Second,
+		ExpirationJitter: 300 * time.Second,
 	}
 	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(redis.Config{}, "Observer", "Now")); d != "" {
 		t.Errorf("config (-want +got):\n%s", d)

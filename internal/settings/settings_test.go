@@ -49,13 +49,13 @@ func TestDefaults(t *testing.T) {
 	want.NearCache.Keys, want.NearCache.Refusal, want.NearCache.Leases = 100_000, time.Second, true
 	want.Redis = Redis{
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10,
-		DialTimeout: 250 * time.Millisecond, OpTimeout: 50 * time.Millisecond,
+		DialTimeout: 250 * time.Millisecond,
 	}
 	want.RedisPerSecond = RedisPerSecond{
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimitpersecond.sock", PoolSize: 10,
-		DialTimeout: 250 * time.Millisecond, OpTimeout: 50 * time.Millisecond,
+		DialTimeout: 250 * time.Millisecond,
 	}
-	want.Memcache = Memcache{MaxIdleConns: 2, OpTimeout: 50 * time.Millisecond}
+	want.Memcache = Memcache{MaxIdleConns: 2}
 	want.DrainDelay = 5 * time.Second
 	want.Log.Level, want.Log.Format = Level(slog.LevelWarn), "text"
 	want.Tracing.Service, want.Tracing.Protocol, want.Tracing.Rate = "RateLimit", "http", 1

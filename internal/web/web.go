@@ -25,8 +25,15 @@ import (
 // MaxBody is the largest body of a request, in bytes; a larger one is answered 413.
 const MaxBody = 4 << 20
 
-// jsonTimeout bounds how long /json waits for a verdict, because an HTTP request has no deadline.
+// jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
 const jsonTimeout = 5 * time.Second
+
+// undated hides the deadline of a context, for stores wait as long as they are given: an HTTP request has no deadline,
+// and jsonTimeout is none of its own.
+type undated struct{ context.Context } //nolint:containedctx // it is one
+
+// Deadline returns that there is none.
+func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
 // Main has the functions that the pages of the main listener call. All fields are required.
 type Main struct {
@@ -98,7 +105,7 @@ func (m Main) json(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
 	defer cancel()
-	status, contentType, answer := m.JSON(ctx, body)
+	status, contentType, answer := m.JSON(undated{ctx}, body) //nolint:contextcheck // it is r's
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))

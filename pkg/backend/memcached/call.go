@@ -2,7 +2,6 @@ package memcached
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,21 +23,11 @@ type call struct {
 type lane struct {
 	server *server
 	items  []*item
-	ends   time.Time     // the caller's time
 	budget time.Duration // of the caller
 	done   chan struct{} // closed when all items are decided
-	use    atomic.Pointer[use]
+	left   atomic.Bool   // the caller has given up because its time was over
+	trial  bool          // it finds out whether a silent server answers again
 }
-
-// use is one use of a connection. The breaker is told about it once: how it went or, if that comes first, that its
-// caller has given up.
-type use struct {
-	begun time.Time
-	tell  func(*Error)
-	once  sync.Once
-}
-
-func (u *use) end(e *Error) { u.once.Do(func() { u.tell(e) }) }
 
 // plan turns ops into items and assigns them to lanes. Looks share the first lane of their server, takes are spread.
 func (c *call) plan(f *fleet) {
@@ -86,7 +75,7 @@ func (c *call) put(it *item, s *server) {
 	case first != nil && it.looks():
 		to = first
 	case lanes < maxLanes:
-		to = &lane{server: s, ends: c.ends, budget: c.budget, done: make(chan struct{})}
+		to = &lane{server: s, budget: c.budget, done: make(chan struct{})}
 		c.lanes = append(c.lanes, to)
 	}
 	to.items = append(to.items, it)
@@ -95,7 +84,8 @@ func (c *call) put(it *item, s *server) {
 // send gives each lane a connection. A lane that gets none in time sends nothing.
 func (c *call) send(ctx context.Context) {
 	for _, l := range c.lanes {
-		link, e := l.server.acquire(ctx, time.Until(c.ends))
+		link, trial, e := l.server.acquire(ctx, time.Until(c.ends))
+		l.trial = trial
 		if e != nil {
 			l.fail(l.items, e)
 			close(l.done)
@@ -114,6 +104,7 @@ func (c *call) await(ctx context.Context) {
 		if !late {
 			select {
 			case <-l.done:
+			case <-l.hush():
 			case <-enough.C:
 				late = true
 			case <-ctx.Done():
@@ -129,8 +120,8 @@ func (c *call) await(ctx context.Context) {
 				}
 			}
 		default:
+			l.left.Store(ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded)
 			e := &Error{Class: ClassTimeout, Node: l.server.name, text: "no answer in time"}
-			l.leave(e)
 			for _, it := range l.items {
 				c.ops[it.at].Err = e
 			}
@@ -138,22 +129,26 @@ func (c *call) await(ctx context.Context) {
 	}
 }
 
-// leave tells the breaker that the caller waited in vain, if that says something about the server.
-func (l *lane) leave(e *Error) {
-	if u := l.use.Load(); u != nil && l.server.silent(u.begun, l.ends, l.budget) {
-		u.end(e)
+// hush returns a channel that is closed when there is nothing to wait for because the server is silent.
+func (l *lane) hush() <-chan struct{} {
+	if l.trial {
+		return nil
 	}
+	return l.server.hush()
 }
 
 // run carries out the items of l. The caller may give up in the meantime.
 func (l *lane) run(ctx context.Context, link *link) {
 	defer close(l.done)
 	s := l.server
+	trial := l.trial
+	defer func() {
+		if trial {
+			s.trial.Store(false)
+		}
+	}()
 	begun := time.Now()
-	until := l.ends
-	if t := s.backend.config.OpTimeout; t > 0 {
-		until = begun.Add(t)
-	}
+	until := begun.Add(s.backend.opTimeout())
 	for rest := l.items; len(rest) > 0; {
 		worst, n := l.exchange(link, rest, until)
 		rest = rest[n:]
@@ -165,7 +160,10 @@ func (l *lane) run(ctx context.Context, link *link) {
 			break
 		}
 		var e *Error
-		if link, e = s.acquire(ctx, time.Until(until)); e != nil {
+		var again bool
+		link, again, e = s.acquire(ctx, time.Until(until))
+		trial = trial || again
+		if e != nil {
 			l.fail(rest, e)
 			break
 		}
@@ -182,15 +180,16 @@ func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Erro
 		l.fail(items, refused)
 		return nil, len(items)
 	}
-	u := &use{begun: time.Now(), tell: tell}
-	l.use.Store(u)
+	begun := time.Now()
 	n = link.exchange(items, until)
 	worst = worstOf(items[:n])
-	if worst != nil && worst.trips() {
-		u.end(worst)
-	} else {
-		s.heard.Store(time.Now().UnixNano())
-		u.end(nil)
+	switch took := time.Since(begun); {
+	case worst != nil && worst.trips():
+		tell(worst)
+	case l.left.Load() && took > max(l.budget, shortest):
+		tell(&Error{Class: ClassTimeout, Node: s.name, text: "answers come later than callers wait"})
+	default:
+		tell(nil)
 	}
 	s.release(link)
 	return worst, n

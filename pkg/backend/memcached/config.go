@@ -30,12 +30,9 @@ const (
 const (
 	DefaultMaxIdleConns = 2
 	DefaultMaxConns     = 64
-	DefaultOpTimeout    = 50 * time.Millisecond
+	DefaultOpTimeout    = 250 * time.Millisecond
 	DefaultDialTimeout  = 250 * time.Millisecond
 )
-
-// NoOpTimeout as [Config.OpTimeout] lets callers wait for as long as their own deadlines allow.
-const NoOpTimeout time.Duration = -1
 
 // Config says where the servers are and how to talk to them. Servers or SRV is required; the zero value of every other
 // field works.
@@ -65,8 +62,10 @@ type Config struct {
 	MaxIdleConns int
 	// MaxConns is the maximum number of connections to a server: 64 if zero. A call that finds none free waits for one.
 	MaxConns int
-	// OpTimeout is how long an exchange with a server may take, and how long a caller without a deadline waits: 50 ms
-	// if zero. [NoOpTimeout] leaves both to the callers' deadlines.
+	// OpTimeout is how long an exchange with a server may take, how long a caller waits at most, whatever its deadline,
+	// and how long a server may keep silent before calls are kept away, which is never less than 50 ms. If zero, an
+	// exchange may take 250 ms, a caller waits until 2 ms before its deadline, or 250 ms if it has none, and a server may
+	// be silent for 50 ms.
 	OpTimeout time.Duration
 	// DialTimeout is how long it may take to connect to a server and to hear from it: 250 ms if zero.
 	DialTimeout time.Duration
@@ -156,9 +155,6 @@ func (c *Config) defaults() {
 	if c.MaxConns == 0 {
 		c.MaxConns = DefaultMaxConns
 	}
-	if c.OpTimeout == 0 {
-		c.OpTimeout = DefaultOpTimeout
-	}
 	if c.DialTimeout == 0 {
 		c.DialTimeout = DefaultDialTimeout
 	}
@@ -184,7 +180,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("memcached: %d idle connections make no sense; it takes at least 1", c.MaxIdleConns)
 	case c.MaxConns < 0:
 		return fmt.Errorf("memcached: %d connections make no sense; it takes at least 1", c.MaxConns)
-	case c.OpTimeout < 0 && c.OpTimeout != NoOpTimeout:
+	case c.OpTimeout < 0:
 		return fmt.Errorf("memcached: a time-out of %v makes no sense; it takes a positive one", c.OpTimeout)
 	case c.DialTimeout < 0:
 		return fmt.Errorf("memcached: a time-out of %v to connect makes no sense; it takes a positive one", c.DialTimeout)

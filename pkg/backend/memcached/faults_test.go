@@ -216,20 +216,73 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestNoOpTimeout: without a time-out for operations, a call may last until its caller's deadline.
-func TestNoOpTimeout(t *testing.T) {
+// TestBudget: unless OpTimeout bounds it, a caller waits until 2 ms before its deadline, or 250 ms without one.
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ timeout, deadline, want time.Duration }{
+		{0, 0, 250 * time.Millisecond},
+		{0, 20 * time.Millisecond, 18 * time.Millisecond},
+		{0, time.Minute, time.Minute - margin},
+		{50 * time.Millisecond, 0, 50 * time.Millisecond},
+		{50 * time.Millisecond, 20 * time.Millisecond, 18 * time.Millisecond},
+		{50 * time.Millisecond, time.Minute, 50 * time.Millisecond},
+		{time.Second, 0, time.Second},
+	} {
+		ctx, now := t.Context(), time.Now()
+		if c.deadline > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
+			defer cancel()
+		}
+		b := &Backend{config: Config{OpTimeout: c.timeout}}
+		if got := b.budget(ctx, now); got != c.want {
+			t.Errorf("OpTimeout %v, deadline %v: it waits for %v, want %v", c.timeout, c.deadline, got, c.want)
+		}
+	}
+}
+
+// TestSilent: callers who have all the time do not wait for a server that is silent, whether they have been sent, wait
+// for a connection, or come later, and its first word ends that.
+func TestSilent(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: NoOpTimeout}, true)
+	b := run(t, Config{Servers: []string{s.Addr()}, MaxConns: 2}, true)
+	ask := func() (backend.Op, time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ops, begun := []backend.Op{opOn("a")}, time.Now()
+		b.Apply(ctx, ops)
+		return ops[0], time.Since(begun)
+	}
 	s.Stop()
-	ops, begun := []backend.Op{opOn("a")}, time.Now() // before the deadline is set: what is between makes it no shorter
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	b.Apply(ctx, ops)
-	if took := time.Since(begun); class(ops[0]) != ClassTimeout || took < 190*time.Millisecond {
-		t.Errorf("%v after %v", ops[0].Err, took)
+	var wg sync.WaitGroup
+	var longest atomic.Int64
+	for range 100 {
+		wg.Go(func() {
+			op, took := ask()
+			if class(op) != ClassTimeout {
+				t.Errorf("a server that hangs: %+v, %v", op.Decision, op.Err)
+			}
+			for old := longest.Load(); int64(took) > old && !longest.CompareAndSwap(old, int64(took)); old = longest.Load() {
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("callers waited for at most %v, wanted 100ms", time.Duration(longest.Load()))
+	if took := time.Duration(longest.Load()); took > time.Second {
+		t.Errorf("a caller waited for %v", took)
+	}
+	begun := time.Now()
+	for range 1000 {
+		if op, _ := ask(); op.Err == nil {
+			t.Fatal("a server that hangs has answered")
+		}
+	}
+	if took := time.Since(begun); took > slow {
+		t.Errorf("1000 calls to a silent server took %v", took)
 	}
 	s.Cont()
+	t.Logf("exact again after %v", within(t, eventually, "a decision", func() bool { op, _ := ask(); return op.Err == nil }))
 }
 
 // TestFewConnections: many callers share two connections, in turn, and none is lost.

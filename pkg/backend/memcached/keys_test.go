@@ -229,7 +229,7 @@ func TestConfig(t *testing.T) {
 		"to connect":                      {Servers: []string{"a:1"}, DialTimeout: -1},
 		"jitter":                          {Servers: []string{"a:1"}, ExpirationJitter: -1},
 		"key format 7":                    {Servers: []string{"a:1"}, KeyFormat: 7},
-		"":                                {Servers: []string{"a:1", "/run/memcached.sock", "[::1]:2"}, OpTimeout: NoOpTimeout},
+		"":                                {Servers: []string{"a:1", "/run/memcached.sock", "[::1]:2"}, OpTimeout: time.Second},
 	} {
 		_, err := New(c)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

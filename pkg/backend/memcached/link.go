@@ -12,6 +12,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -30,8 +31,30 @@ type link struct {
 // conn is a connection whose deadline is that of its current use, whatever gomemcache asks for.
 type conn struct {
 	net.Conn
-	until  time.Time
-	closed bool
+	until   time.Time
+	closed  bool
+	silence *remote.Silence // of the server; nil until it has been met
+}
+
+// Write notes that the server is asked something.
+func (c *conn) Write(b []byte) (int, error) {
+	if c.silence != nil {
+		c.silence.Ask()
+	}
+	return c.Conn.Write(b)
+}
+
+// Read notes that the server answers, or that it will not on this connection.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	switch {
+	case c.silence == nil:
+	case n > 0:
+		c.silence.Hear()
+	case remote.ClassOf(err) != remote.Timeout:
+		c.silence.Forget()
+	}
+	return n, err
 }
 
 // SetDeadline sets the deadline of the current use, and ignores its argument.

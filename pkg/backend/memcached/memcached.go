@@ -13,12 +13,13 @@
 //
 // Counters are spread over the servers by the checksum of their keys. While a server is down its counters are
 // unavailable: they are not moved to another one, where they would begin anew. Each server has connections of its own,
-// opened in the background, and a breaker, so that a call never waits for a server that does not answer. A call waits
+// opened in the background, and a breaker, so that a call does not wait for a server that does not answer. A call waits
 // until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
 // been counted is sent a second time.
 package memcached
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -98,9 +99,9 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply decides every op. It waits until 2 ms before ctx's deadline, but no longer than [Config.OpTimeout]. An op
-// without an answer by then gets an [*Error], and may have been counted unless the error says Unsent. With less than 1
-// ms to wait nothing is sent.
+// Apply decides every op. It waits until 2 ms before ctx's deadline, but no longer than [Config.OpTimeout]; without
+// either, for 250 ms; and not at all for a server that is silent. An op without an answer by then gets an [*Error], and
+// may have been counted unless the error says Unsent. With less than 1 ms to wait nothing is sent.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(ops) == 0 {
 		return
@@ -134,18 +135,18 @@ func refuse(ops []backend.Op, e *Error) {
 
 // budget returns how long a caller can wait.
 func (b *Backend) budget(ctx context.Context, now time.Time) time.Duration {
-	budget := b.config.OpTimeout
-	if budget < 0 {
-		budget = patience
-	}
+	budget := b.opTimeout()
 	if deadline, ok := ctx.Deadline(); ok {
 		left := deadline.Sub(now) - margin
-		if b.config.OpTimeout < 0 || left < budget {
+		if b.config.OpTimeout == 0 || left < budget {
 			return left
 		}
 	}
 	return budget
 }
+
+// opTimeout returns how long an exchange may take.
+func (b *Backend) opTimeout() time.Duration { return cmp.Or(b.config.OpTimeout, DefaultOpTimeout) }
 
 // connected adds delta to the number of connections, and reports it.
 func (b *Backend) connected(delta int) {

@@ -15,7 +15,7 @@ import (
 const (
 	lookEach  = 250 * time.Millisecond
 	idleAfter = 10 * time.Second // connections beyond MaxIdleConns are closed after being unused for this long
-	patience  = 5 * time.Second  // of an exchange if neither the configuration nor a caller limits it
+	patience  = 5 * time.Second  // with DNS
 )
 
 // server is one of the servers, with its connections.
@@ -25,7 +25,7 @@ type server struct {
 	network string
 	breaker *breaker
 	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
-	heard   atomic.Int64          // when it last answered, in ns since the epoch
+	trial   atomic.Bool           // while it is silent: a call finds out whether it answers again
 	wake    chan struct{}         // tells run that something has changed
 	cancel  context.CancelFunc    // ends run; nil before it. Owned by whoever starts and stops servers
 
@@ -36,34 +36,77 @@ type server struct {
 	dialing int
 	dial    func() // opens another connection; nil before and after run
 	stopped bool
+	hushed  chan struct{} // closed when it becomes silent
 	empty   chan struct{} // closed once it is stopped and open is 0
 }
 
 func (b *Backend) newServer(name string) *server {
-	s := &server{backend: b, name: name, network: "tcp", wake: make(chan struct{}, 1), empty: make(chan struct{})}
+	s := &server{
+		backend: b, name: name, network: "tcp",
+		wake: make(chan struct{}, 1), hushed: make(chan struct{}), empty: make(chan struct{}),
+	}
 	if strings.Contains(name, "/") {
 		s.network = "unix"
 	}
-	s.breaker = newBreaker(name, b.config.Observer.Breaker)
+	s.breaker = newBreaker(name, max(b.config.OpTimeout, remote.SilentAfter), b.config.Observer.Breaker, s.silenced)
 	if f := b.config.Observer.Breaker; f != nil {
 		f(name, remote.Closed) // so that it is known; it may have been gone
 	}
 	return s
 }
 
-// acquire returns a link for exclusive use, or why there is none. It waits for one no longer than budget.
-func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Error) {
+// silenced is called when s becomes silent: callers who wait for an answer or for a connection are told. It is called
+// again when that is over.
+func (s *server) silenced(silent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if silent {
+		close(s.hushed)
+		s.turnAway()
+	} else {
+		s.hushed = make(chan struct{})
+	}
+}
+
+// hush returns a channel that is closed when s becomes silent.
+func (s *server) hush() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hushed
+}
+
+// admit returns why a call may not be sent, or nil. While s is silent one call at a time is a trial, which must end
+// with s.trial unset.
+func (s *server) admit(budget time.Duration) (trial bool, refused *Error) {
 	if e := s.down.Load(); e != nil {
-		return nil, e
+		return false, e
 	}
-	if e := s.breaker.Admit(time.Now(), budget); e != nil {
-		return nil, e
+	refused = s.breaker.Admit(time.Now(), budget)
+	if refused != nil && !s.breaker.Shut() && s.trial.CompareAndSwap(false, true) {
+		return true, nil
 	}
+	return false, refused
+}
+
+// acquire returns a link for exclusive use, or why there is none. It waits for one no longer than budget.
+func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, trial bool, refused *Error) {
+	trial, refused = s.admit(budget)
+	if refused != nil {
+		return nil, false, refused
+	}
+	l, refused = s.await(ctx, budget)
+	if trial && refused != nil {
+		s.trial.Store(false)
+	}
+	return l, trial && refused == nil, refused
+}
+
+// await waits for a link.
+func (s *server) await(ctx context.Context, budget time.Duration) (*link, *Error) {
 	l, wait, e := s.take()
 	if l != nil || e != nil {
 		return l, e
 	}
-	begun := time.Now()
 	enough := time.NewTimer(budget)
 	defer enough.Stop()
 	select {
@@ -76,28 +119,7 @@ func (s *server) acquire(ctx context.Context, budget time.Duration) (*link, *Err
 	case <-ctx.Done():
 	}
 	s.leave(wait)
-	late := &Error{Class: ClassTimeout, Node: s.name, Unsent: true, text: "no connection was free in time"}
-	if s.connected() && s.silent(begun, begun.Add(budget), budget) {
-		if tell, refused := s.breaker.Begin(); refused == nil {
-			tell(late) // all connections are taken by others who wait in vain
-		}
-	}
-	return nil, late
-}
-
-// connected reports whether a connection is up.
-func (s *server) connected() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open > 0
-}
-
-// silent reports whether a caller that waited from begun until its time was up says something about the server by
-// giving up. It does not if the server has answered others in the meantime, the time was very short, the caller was
-// cancelled early, or this process stalled.
-func (s *server) silent(begun, ends time.Time, budget time.Duration) bool {
-	late := time.Since(ends)
-	return budget >= shortest && late >= 0 && late < budget && s.heard.Load() < begun.UnixNano()
+	return nil, &Error{Class: ClassTimeout, Node: s.name, Unsent: true, text: "no connection was free in time"}
 }
 
 // take returns an idle link, or a channel on which to wait for one.
@@ -140,6 +162,9 @@ func (s *server) leave(wait chan *link) {
 func (s *server) none() *Error {
 	if e := s.down.Load(); e != nil {
 		return e
+	}
+	if s.breaker.Silence.Silent() {
+		return s.breaker.Mute()
 	}
 	return errStopped
 }
@@ -298,6 +323,8 @@ func (s *server) openLink(ctx context.Context) (*link, error) {
 		_ = nc.Close() // it may be closed already
 		return nil, err
 	}
+	s.breaker.Silence.Hear()
+	l.conn.silence = s.breaker.Silence
 	return l, nil
 }
 

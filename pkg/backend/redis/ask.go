@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -52,9 +51,8 @@ func (w *writer) send(ctx context.Context, units []*unit) *Error {
 	for _, u := range units {
 		w.cmds = u.unanswered(w.cmds)
 	}
-	err := w.link.exec(ctx, w.cmds)
+	err := w.exec(ctx, w.cmds)
 	if err == nil {
-		w.node.breaker.hear(time.Now())
 		for _, u := range units {
 			u.replied(w.node.addr)
 		}

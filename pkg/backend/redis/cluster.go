@@ -168,7 +168,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 			delete(nodes, addr)
 			n.stop(&Error{Class: ClassClusterDown, Node: addr, text: "this node is no master any more"})
 			n.end()
-			n.breaker.batches.Retire()
+			n.breaker.Retire()
 		}
 	}
 	c.nodes.Store(&nodes)
@@ -179,7 +179,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 func (c *cluster) tick() {
 	for _, n := range *c.nodes.Load() {
 		n.tick()
-		if n.down.Load() != nil || n.breaker.open() {
+		if n.down.Load() != nil || n.breaker.Open() {
 			c.trouble.Store(true)
 		}
 	}

@@ -32,12 +32,9 @@ const (
 // Defaults of [Config].
 const (
 	DefaultPoolSize    = 10
-	DefaultOpTimeout   = 50 * time.Millisecond
+	DefaultOpTimeout   = 250 * time.Millisecond
 	DefaultDialTimeout = 250 * time.Millisecond
 )
-
-// NoOpTimeout as [Config.OpTimeout] lets callers wait for as long as their own deadlines allow.
-const NoOpTimeout time.Duration = -1
 
 // Config says where Redis is and how to talk to it. URL is required; the zero value of every other field works.
 type Config struct {
@@ -66,8 +63,9 @@ type Config struct {
 	ExpirationJitter time.Duration
 	// PoolSize is the maximum number of connections to one server: 10 if zero. Two are used.
 	PoolSize int
-	// OpTimeout is how long one round trip may take, and how long a caller without a deadline waits: 50 ms if zero.
-	// With [NoOpTimeout] the latest deadline of the callers that share a round trip decides.
+	// OpTimeout is how long one round trip may take, how long a caller waits at most, whatever its deadline, and how long
+	// a node may keep silent before calls are kept away, which is never less than 50 ms. If zero, a round trip may take
+	// 250 ms, a caller waits until 2 ms before its deadline, or 250 ms if it has none, and a node may be silent for 50 ms.
 	OpTimeout time.Duration
 	// DialTimeout is how long it may take to connect, and again to authenticate and to learn about the server: 250 ms
 	// if zero.
@@ -139,9 +137,6 @@ func (c *Config) defaults() {
 	if c.PoolSize == 0 {
 		c.PoolSize = DefaultPoolSize
 	}
-	if c.OpTimeout == 0 {
-		c.OpTimeout = DefaultOpTimeout
-	}
 	if c.DialTimeout == 0 {
 		c.DialTimeout = DefaultDialTimeout
 	}
@@ -157,7 +152,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("redis: socket type %q is not known; it takes tcp, tcp4, tcp6 or unix", c.Network)
 	case c.PoolSize < 0:
 		return fmt.Errorf("redis: a pool size of %d makes no sense; it takes at least 1", c.PoolSize)
-	case c.OpTimeout < 0 && c.OpTimeout != NoOpTimeout:
+	case c.OpTimeout < 0:
 		return fmt.Errorf("redis: a time-out of %v makes no sense; it takes a positive one", c.OpTimeout)
 	case c.DialTimeout < 0:
 		return fmt.Errorf("redis: a time-out of %v to connect makes no sense; it takes a positive one", c.DialTimeout)

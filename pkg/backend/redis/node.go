@@ -12,10 +12,11 @@ import (
 
 // Bounds on what waits.
 const (
-	maxCalls    = 16_384 // calls under way; further ones are refused at once
-	manyCalls   = 1024   // calls under way above which further ones are refused if the node is silent
-	maxCommands = 128    // in a batch, exceeded only by what its last call asks of one key
-	maxWriters  = 2      // of a node
+	maxCalls    = 16_384                 // calls under way; further ones are refused at once
+	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
+	maxCommands = 128                    // in a batch, exceeded only by what its last call asks of one key
+	maxWriters  = 2                      // of a node
+	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
 
 // node is one server, with a queue and the writers that empty it.
@@ -24,6 +25,7 @@ type node struct {
 	addr    string
 	resolve func(context.Context) (string, error) // where to connect to
 	breaker *breaker
+	writers []*writer
 
 	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
 	links   atomic.Int32          // connections that are up
@@ -42,7 +44,7 @@ type node struct {
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
 	n.wake.L = &n.mu
-	n.breaker = newBreaker(addr, p.observer.Breaker)
+	n.breaker = newBreaker(addr, max(p.config.OpTimeout, remote.SilentAfter), p.observer.Breaker, n.silenced)
 	if f := p.observer.Breaker; f != nil {
 		f(addr, remote.Closed) // so that it is known; it may have been gone
 	}
@@ -55,23 +57,30 @@ func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *
 	if e := n.down.Load(); e != nil {
 		return false, e
 	}
-	return n.breaker.admit(now, budget)
+	probe = n.breaker.Shut()
+	refused = n.breaker.Admit(now, budget)
+	return probe && refused == nil, refused
 }
 
-// complain notes that a caller has waited nearly as long as it can. If n has been silent for long enough, everything
-// still in the queue is answered at once.
-func (n *node) complain(now time.Time, waited time.Duration) {
-	if e := n.breaker.complain(now, waited, &Error{Class: ClassTimeout, Node: n.addr, text: "it does not answer in time"}); e != nil {
-		n.fail(e)
+// silenced is called when n has become silent. Everything in the queue is answered at once, and callers whose operations
+// have been sent are told that there is nothing to wait for.
+func (n *node) silenced() {
+	n.fail(n.breaker.Mute())
+	for _, w := range n.writers {
+		w.poke()
 	}
 }
 
-// push queues it and wakes an idle writer. It returns false if the writers have been stopped.
-func (n *node) push(it *item) bool {
+// push queues it and wakes an idle writer. It returns why not if the writers have been stopped, or n is silent.
+func (n *node) push(it *item) *Error {
 	n.mu.Lock()
-	if n.stopped {
+	switch {
+	case n.stopped:
 		n.mu.Unlock()
-		return false
+		return errStopped
+	case n.breaker.Silence.Silent(): // since it was admitted
+		n.mu.Unlock()
+		return n.breaker.Mute()
 	}
 	it.queued = true
 	it.prev, it.next = n.last, nil
@@ -83,7 +92,7 @@ func (n *node) push(it *item) bool {
 	n.last = it
 	n.mu.Unlock()
 	n.wake.Signal()
-	return true
+	return nil
 }
 
 // drop removes it from the queue, and reports whether it was there.
@@ -196,7 +205,9 @@ func (n *node) cut(items []*item, most int) []*item {
 func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	context.AfterFunc(ctx, func() { n.stop(errStopped) })
 	for i := range min(maxWriters, n.pool.config.PoolSize) {
-		w := &writer{node: n, keys: map[backend.Key]int{}, watches: i == 0}
+		n.writers = append(n.writers, &writer{node: n, keys: map[backend.Key]int{}, watches: i == 0})
+	}
+	for _, w := range n.writers {
 		wg.Go(func() { w.serve(ctx) })
 	}
 }

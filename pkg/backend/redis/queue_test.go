@@ -339,26 +339,60 @@ func TestNoTime(t *testing.T) {
 	}
 }
 
-// TestNoOpTimeout: without REDIS_OP_TIMEOUT callers wait until their own deadlines.
-func TestNoOpTimeout(t *testing.T) {
+// TestBudget: unless OpTimeout bounds it, a caller waits until 2 ms before its deadline, or 250 ms without one.
+func TestBudget(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr(), OpTimeout: NoOpTimeout}, true)
-	s.Stop()
-	begun := time.Now()
-	if c := class(oneIn(b, 1, 100*time.Millisecond)); c != ClassTimeout || time.Since(begun) < 90*time.Millisecond {
-		t.Errorf("class %q after %v, want timeout after 98 ms", c, time.Since(begun))
-	}
-	answered := make(chan backend.Op)
-	go func() { answered <- one(b, 2) }()
-	select {
-	case op := <-answered:
-		t.Errorf("without a deadline, while Redis is stopped: %v", op.Err)
-	case <-time.After(100 * time.Millisecond): // it may still come to wait
-		s.Cont()
-		if op := <-answered; op.Err != nil {
-			t.Errorf("without a deadline: %v", op.Err)
+	for _, c := range []struct{ timeout, deadline, want time.Duration }{
+		{0, 0, 250 * time.Millisecond},
+		{0, usual, usual - margin},
+		{0, time.Minute, time.Minute - margin},
+		{50 * time.Millisecond, 0, 50 * time.Millisecond},
+		{50 * time.Millisecond, usual, usual - margin},
+		{50 * time.Millisecond, time.Minute, 50 * time.Millisecond},
+		{time.Second, 0, time.Second},
+	} {
+		ctx, now := t.Context(), time.Now()
+		if c.deadline > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
+			defer cancel()
 		}
+		p := &pool{config: &Config{OpTimeout: c.timeout}}
+		if got := p.budget(ctx, now); got != c.want {
+			t.Errorf("OpTimeout %v, deadline %v: it waits for %v, want %v", c.timeout, c.deadline, got, c.want)
+		}
+	}
+}
+
+// TestSlowQueue: callers who have the time wait for a node that is slow to work through its queue, but answers all the
+// while: four batches of 25 ms each.
+func TestSlowQueue(t *testing.T) {
+	s := redistest.Start(t)
+	p := newProxy(t, s.Addr())
+	b := run(t, Config{URL: p.addr(), PoolSize: 1, DialTimeout: slow}, true)
+	p.latency.Store(int64(12 * time.Millisecond)) // each way
+	for _, wait := range []time.Duration{0, slow} {
+		within(t, eventually, "a crowd of which all are answered", func() bool { // which a stall of the machine may prevent
+			var wg sync.WaitGroup
+			var failed atomic.Int64
+			begun := time.Now()
+			for i := range 4 * maxCommands {
+				wg.Go(func() {
+					op := backend.Op{}
+					if wait == 0 {
+						op = one(b, i)
+					} else {
+						op = oneIn(b, i, wait)
+					}
+					if op.Err != nil {
+						failed.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			t.Logf("%d of %d failed, in %v", failed.Load(), 4*maxCommands, time.Since(begun))
+			return failed.Load() == 0
+		})
 	}
 }
 

@@ -262,13 +262,14 @@ func (p *pool) opTimeout() time.Duration {
 	if t := p.config.OpTimeout; t > 0 {
 		return t
 	}
-	return patience
+	return DefaultOpTimeout
 }
 
 // Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
-// deadline, but no longer than [Config.OpTimeout]. An op without an answer by then gets an [*Error], and may have been
-// counted unless the error says Unsent, or its class is that of an error reply. With less than 1 ms to wait nothing is
-// sent. Before Run has begun ops wait for it; after it has ended they fail at once.
+// deadline, but no longer than [Config.OpTimeout]; without either, for 250 ms; and not at all for a node that is
+// silent. An op without an answer by then gets an [*Error], and may have been counted unless the error says Unsent, or
+// its class is that of an error reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for
+// it; after it has ended they fail at once.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
 		b.main.apply(ctx, ops, nil)
@@ -309,19 +310,16 @@ const (
 	least  = time.Millisecond     // below which nothing is sent
 )
 
-// budget returns how long a caller can wait, and until when; the zero time means for as long as it takes.
-func (p *pool) budget(ctx context.Context, now time.Time) (time.Duration, time.Time) {
-	budget := p.config.OpTimeout
+// budget returns how long a caller can wait.
+func (p *pool) budget(ctx context.Context, now time.Time) time.Duration {
+	budget := p.opTimeout()
 	if deadline, ok := ctx.Deadline(); ok {
 		left := deadline.Sub(now) - margin
-		if budget < 0 || left < budget {
-			return left, now.Add(left)
+		if p.config.OpTimeout == 0 || left < budget {
+			return left
 		}
 	}
-	if budget < 0 {
-		return patience, time.Time{}
-	}
-	return budget, now.Add(budget)
+	return budget
 }
 
 // apply decides the ops for which mine returns true, or all if mine is nil.
@@ -331,11 +329,8 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 	}
 	now := time.Now()
 	w := p.waiters.get(len(ops))
-	w.budget, w.ends = p.budget(ctx, now)
-	w.leaves, w.complains = w.ends, time.Time{}
-	if !w.ends.IsZero() {
-		w.complains = w.ends.Add(-w.budget / 4)
-	}
+	w.budget = p.budget(ctx, now)
+	w.leaves = now.Add(w.budget)
 	var refused *Error
 	if w.budget < least || ctx.Err() != nil {
 		refused = errLate
@@ -392,12 +387,12 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 	if e != nil {
 		return nil, e
 	}
-	if p.calls.Load() > manyCalls && n.breaker.quiet(now) {
+	if p.calls.Load() > manyCalls && n.breaker.Silence.Age() > quietFor {
 		return nil, errFull
 	}
 	probe, e := n.admit(now, w.budget)
-	if probe && !w.ends.IsZero() {
-		w.leaves, w.complains = now.Add(w.budget/2), time.Time{}
+	if probe {
+		w.leaves = now.Add(w.budget / 2)
 	}
 	return n, e
 }

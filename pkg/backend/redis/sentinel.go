@@ -69,7 +69,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 			return
 		case <-ticker.C:
 		}
-		if time.Since(asked) < masterEach && n.links.Load() > 0 && !n.breaker.open() {
+		if time.Since(asked) < masterEach && n.links.Load() > 0 && !n.breaker.Open() {
 			continue
 		}
 		asked = time.Now()

@@ -35,14 +35,11 @@ type waiter struct {
 	at      []int         // the index in ops of each item
 	users   atomic.Int32  // the caller, and each item not answered yet
 	pending atomic.Int32  // items that are not answered yet
-	done    chan struct{} // receives once all items are answered
+	done    chan struct{} // receives once all items are answered, and when there may be nothing to wait for any more
 	left    atomic.Bool   // the caller has given up because its time was over
 	budget  time.Duration
-	ends    time.Time // when the budget ends; zero means never
-	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it; zero means never
-
-	complains time.Time // when the caller complains about late nodes; zero means never
-	timer     *time.Timer
+	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
+	timer   *time.Timer
 }
 
 // waiters holds waiters for reuse.
@@ -131,12 +128,13 @@ func (w *waiter) queue() {
 
 // push queues it and the items that follow it, or fails them.
 func (w *waiter) push(it *item) {
-	if it.node.push(it) {
+	e := it.node.push(it)
+	if e == nil {
 		return
 	}
 	for it != nil {
 		next := it.follow
-		it.fail(errStopped)
+		it.fail(e)
 		it = next
 	}
 }
@@ -158,67 +156,41 @@ func (w *waiter) await(ctx context.Context) {
 	}
 }
 
-// impatience is how often a caller that has complained checks whether there is still something to wait for.
-const impatience = time.Millisecond
-
-// wait waits until all items are answered or the time is over. When most of the time is over it complains; if all of
-// its nodes are then given up it stops waiting.
+// wait waits until all items are answered, the time is over, or all nodes that have not answered are silent.
 func (w *waiter) wait(ctx context.Context) (answered bool) {
-	if w.leaves.IsZero() {
-		select {
-		case <-w.done:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	}
+	w.timer.Reset(time.Until(w.leaves))
 	defer w.timer.Stop()
-	next := w.leaves
-	if !w.complains.IsZero() {
-		next = w.complains
-	}
-	for complained := false; ; {
-		w.timer.Reset(time.Until(next))
+	for {
 		select {
 		case <-w.done:
-			return true
+			if w.pending.Load() == 0 {
+				return true
+			}
+			if !w.hopeless() {
+				continue
+			}
+			w.left.Store(true)
 		case <-ctx.Done():
 			w.left.Store(ctx.Err() == context.DeadlineExceeded)
-			return false
 		case <-w.timer.C:
-		}
-		now := time.Now()
-		if !complained {
-			w.complain(now)
-		}
-		if !now.Before(w.leaves) || complained && w.hopeless() {
 			w.left.Store(true)
-			return false
 		}
-		complained = true
-		next = now.Add(min(impatience, w.leaves.Sub(now)))
+		return false
 	}
 }
 
-// complain complains to each node that has not answered yet.
-func (w *waiter) complain(now time.Time) {
-	if w.complains.IsZero() {
-		return
-	}
-	waited := now.Sub(w.ends) + w.budget
-	var told []*node
-	for i := range w.items {
-		if it := &w.items[i]; !it.done.Load() && !slices.Contains(told, it.node) {
-			told = append(told, it.node)
-			it.node.complain(now, waited)
-		}
+// poke has the caller look whether there is still something to wait for.
+func (w *waiter) poke() {
+	select {
+	case w.done <- struct{}{}:
+	default: // it is about to look
 	}
 }
 
-// hopeless reports whether all nodes that have not answered are given up on.
+// hopeless reports whether all nodes that have not answered are silent.
 func (w *waiter) hopeless() bool {
 	for i := range w.items {
-		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.open() {
+		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.Silence.Silent() {
 			return false
 		}
 	}
@@ -230,7 +202,7 @@ func (it *item) answer() {
 	w := it.waiter
 	it.done.Store(true)
 	if w.pending.Add(-1) == 0 {
-		w.done <- struct{}{}
+		w.poke()
 	}
 	w.release(1)
 }

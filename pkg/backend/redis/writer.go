@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,6 +24,9 @@ type writer struct {
 	watches bool      // this is the one of the node's writers that looks for evictions
 	looked  time.Time // when it last did
 	evicted int64     // the count it saw then
+
+	mu     sync.Mutex // held while flight changes, and while those who wait for it are poked
+	flight []*item    // items, from when they have left the queue until they are answered
 
 	items []*item
 	units []*unit // the first used ones are in use, the others are kept for reuse
@@ -50,7 +54,7 @@ func (w *writer) serve(ctx context.Context) {
 			w.node.wake.Signal() // what woke this writer may be for the other one to handle
 		case work:
 			w.batch(ctx)
-		case w.node.breaker.silent.Load() != nil, !w.node.breaker.open() && time.Since(w.heard) > pingAfter:
+		case w.node.breaker.Silence.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
 			w.ping(ctx)
 		}
 		if w.watches && w.link != nil && time.Since(w.looked) > lookEach {
@@ -67,7 +71,7 @@ func (w *writer) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
 	before := w.evicted
-	if err := w.count(ctx, w.link); err != nil {
+	if err := w.count(ctx, w.exec); err != nil {
 		w.hangUp()
 		return
 	}
@@ -81,10 +85,10 @@ func (w *writer) look(ctx context.Context) {
 
 // count asks how many keys the node has evicted. The number stays if we have no permission to ask, or the server does
 // not say.
-func (w *writer) count(ctx context.Context, l *link) error {
+func (w *writer) count(ctx context.Context, exec func(context.Context, []redis.Cmder) error) error {
 	w.looked = time.Now()
 	info := newCommand("info", "stats") //nolint:contextcheck // go-redis keeps it, and does not look at it
-	if err := l.exec(ctx, []redis.Cmder{info}); err != nil {
+	if err := exec(ctx, []redis.Cmder{info}); err != nil {
 		return err
 	}
 	text, _ := info.Val().(string)
@@ -127,10 +131,10 @@ func (w *writer) connect(ctx context.Context) bool {
 	err.Unsent = true
 	if n.links.Load() == 0 {
 		n.down.Store(err)
-		n.breaker.batches.Connected(false)
+		n.breaker.Connected(false)
 		if n.links.Load() > 0 { // the other writer was quicker
 			n.down.Store(nil)
-			n.breaker.batches.Connected(true)
+			n.breaker.Connected(true)
 		} else {
 			n.fail(err)
 		}
@@ -160,7 +164,7 @@ func (w *writer) open(ctx context.Context) *Error {
 	}
 	if w.watches && w.looked.IsZero() { // what was evicted before this process came is not news
 		first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
-		err := w.count(first, l)
+		err := w.count(first, l.exec)
 		cancel()
 		if err != nil {
 			l.close()
@@ -168,11 +172,11 @@ func (w *writer) open(ctx context.Context) *Error {
 		}
 	}
 	w.link, w.renewed = l, renewed
-	n.breaker.hear(time.Now())
+	n.breaker.Silence.Hear()
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.down.Store(nil)
-	n.breaker.batches.Connected(true)
+	n.breaker.Connected(true)
 	n.met(addr, l.server)
 	n.pool.connected(+1)
 	n.pool.event(Event{Kind: EventConnected, Node: addr, Detail: l.server.version})
@@ -201,13 +205,61 @@ const pingAfter = time.Second
 func (w *writer) ping(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
-	err := w.link.exec(ctx, nil)
+	err := w.exec(ctx, nil)
 	w.heard = time.Now()
 	if err != nil {
 		w.hangUp()
-		return
 	}
-	w.node.breaker.hear(w.heard)
+}
+
+// exec is [link.exec], and notes whether the node answers.
+func (w *writer) exec(ctx context.Context, commands []redis.Cmder) error {
+	s := w.node.breaker.Silence
+	s.Ask()
+	err := w.link.exec(ctx, commands)
+	switch {
+	case err == nil:
+		s.Hear()
+	case classify("", err).Class == ClassReset:
+		s.Forget()
+	}
+	return err
+}
+
+// cut takes items from the queue.
+func (w *writer) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.items = w.node.cut(w.items[:0], maxCommands)
+	w.flight = w.items
+}
+
+// land must be called before the items are answered.
+func (w *writer) land() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.flight = nil
+}
+
+// poke has those who wait for what has been sent look whether there is still something to wait for.
+func (w *writer) poke() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, it := range w.flight {
+		it.waiter.poke()
+	}
+}
+
+// refuse answers the items of the batch, none of which has been sent.
+func (w *writer) refuse(e *Error) {
+	w.land()
+	for _, it := range w.items {
+		for it != nil {
+			next := it.follow
+			it.fail(e)
+			it = next
+		}
+	}
 }
 
 // batch sends what is queued, and answers it.
@@ -215,26 +267,21 @@ func (w *writer) batch(ctx context.Context) {
 	n := w.node
 	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
-	w.items = n.cut(w.items[:0], maxCommands)
+	w.cut()
 	if len(w.items) == 0 {
 		return
 	}
-	done, refused := n.breaker.batches.Begin()
-	if refused != nil {
-		for _, it := range w.items {
-			for it != nil {
-				next := it.follow
-				it.fail(refused)
-				it = next
-			}
-		}
+	if n.breaker.Silence.Silent() { // since they were queued
+		w.refuse(n.breaker.Mute())
 		return
 	}
-	n.breaker.ask(now)
-	n.breaker.waits(w.items[len(w.items)/2].waiter.budget)
+	done, refused := n.breaker.Begin()
+	if refused != nil {
+		w.refuse(refused)
+		return
+	}
 	ops := w.merge()
-	deadline := w.deadline(now)
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), now.Add(n.pool.opTimeout()))
 	worst := w.ask(ctx)
 	cancel()
 	w.heard = time.Now()
@@ -247,7 +294,7 @@ func (w *writer) batch(ctx context.Context) {
 		verdict = nil
 	}
 	done(verdict)
-	if verdict != nil && n.breaker.batches.Shut() {
+	if verdict != nil && n.breaker.Shut() {
 		n.fail(kept(verdict))
 	}
 	report := Batch{Node: n.addr, Ops: ops, Merged: ops - w.used, Duration: took, Err: worst}
@@ -256,32 +303,15 @@ func (w *writer) batch(ctx context.Context) {
 			report.Failed += u.items
 		}
 	}
+	w.land()
 	w.answer()
 	if f := n.pool.observer.Batch; f != nil {
 		f(report)
 	}
 }
 
-// deadline returns the deadline of a batch that is formed now.
-func (w *writer) deadline(now time.Time) time.Time {
-	if t := w.node.pool.config.OpTimeout; t > 0 {
-		return now.Add(t)
-	}
-	latest := now
-	for _, it := range w.items {
-		ends := it.waiter.ends
-		if ends.IsZero() {
-			return now.Add(patience)
-		}
-		if ends.After(latest) {
-			latest = ends
-		}
-	}
-	return latest
-}
-
-// patience is how long a round trip may take if neither the configuration nor a caller limits it.
-const patience = 5 * time.Second
+// shortest is how long a caller has to wait for its giving up to say something about a node.
+const shortest = 5 * time.Millisecond
 
 // slow reports whether more than half of a batch's callers had to give up on it.
 func (w *writer) slow(took time.Duration) bool {

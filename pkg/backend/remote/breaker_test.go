@@ -8,12 +8,13 @@ import (
 )
 
 // failure is an error of a store of tests.
-type failure struct{ atOnce, kept bool }
+type failure struct{ atOnce, kept, mute bool }
 
 func newTestBreaker(states *[]string) *Breaker[failure] {
 	return NewBreaker("node", How[failure]{
 		Kept:   func(f *failure) *failure { return &failure{atOnce: f.atOnce, kept: true} },
 		AtOnce: func(f *failure) bool { return f.atOnce },
+		Mute:   &failure{mute: true},
 		Changed: func(_, state string) {
 			if states != nil {
 				*states = append(*states, state)
@@ -69,6 +70,44 @@ func TestBreakerWithoutConnection(t *testing.T) {
 	if got := strings.Join(states, " "); got != "open closed open gone" {
 		t.Errorf("states %q", got)
 	}
+}
+
+// TestBreakerSilent: a breaker is open while its server is silent, until the first word; then also while calls fail.
+func TestBreakerSilent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var states []string
+		b := newTestBreaker(&states)
+		b.Silence.Ask()
+		time.Sleep(SilentAfter)
+		if refused := b.Admit(time.Now(), time.Second); refused != nil || b.Open() {
+			t.Errorf("too early: %v", refused)
+		}
+		time.Sleep(SilentAfter)
+		if refused := b.Admit(time.Now(), time.Second); refused == nil || !refused.mute || !b.Open() || b.Shut() {
+			t.Errorf("silent: %v", refused)
+		}
+		b.Silence.Hear()
+		if refused := b.Admit(time.Now(), time.Second); refused != nil || b.Open() {
+			t.Errorf("it has answered: %v", refused)
+		}
+		b.Silence.Ask()
+		time.Sleep(2 * SilentAfter)
+		play(t, b, "xxxxx")
+		b.Silence.Hear()
+		if refused := b.Admit(time.Now(), time.Second); refused == nil || !refused.kept || !b.Open() {
+			t.Errorf("it has answered, but calls fail: %v", refused)
+		}
+		for range goodProbes {
+			for b.Admit(time.Now(), time.Second) != nil {
+				time.Sleep(time.Millisecond)
+			}
+			play(t, b, ".")
+		}
+		if got := strings.Join(states, " "); got != "open closed open half-open closed" || b.Open() {
+			t.Errorf("states %s", got)
+		}
+	})
 }
 
 func TestBreakerOpens(t *testing.T) {

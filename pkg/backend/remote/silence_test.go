@@ -1,0 +1,106 @@
+package remote
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestSilence: a server is silent once a command is 50 ms old, and a little more in case this process has stood still,
+// and it has answered nothing since the command was sent. A word ends it.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	const never = -1
+	for name, c := range map[string]struct {
+		play func(s *Silence)
+		want time.Duration // from the beginning
+	}{
+		"never_asked":   {func(*Silence) {}, never},
+		"one_command":   {func(s *Silence) { s.Ask() }, SilentAfter + lateFor},
+		"many_commands": {func(s *Silence) { asks(s, 40, time.Millisecond) }, SilentAfter + lateFor},
+		"answered":      {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Hear() }, never},
+		"answered_late": {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter + lateFor - time.Nanosecond); s.Hear() }, never},
+		"answered_others": {func(s *Silence) {
+			for range 100 {
+				asks(s, 4, 10*time.Millisecond)
+				s.Hear()
+				time.Sleep(time.Millisecond)
+			}
+		}, never},
+		"answered_once": {func(s *Silence) {
+			s.Ask()
+			time.Sleep(30 * time.Millisecond)
+			s.Hear()
+			time.Sleep(10 * time.Millisecond)
+			asks(s, 10, time.Millisecond)
+		}, 40*time.Millisecond + SilentAfter + lateFor},
+		"asked_again": {func(s *Silence) {
+			s.Ask()
+			s.Hear()
+			time.Sleep(time.Second)
+			s.Ask()
+		}, time.Second + SilentAfter + lateFor},
+		"broken":           {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Forget() }, never},
+		"broken_and_asked": {func(s *Silence) { s.Ask(); time.Sleep(SilentAfter); s.Forget(); s.Ask() }, 2*SilentAfter + lateFor},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			var told []string
+			s := NewSilence(SilentAfter, func(silent bool) { told = append(told, fmt.Sprint(silent, " ", time.Since(begun))) })
+			c.play(s)
+			time.Sleep(time.Minute)
+			if got := s.Silent(); got != (c.want != never) {
+				t.Errorf("%s: silent is %t", name, got)
+			}
+			s.Forget()
+			if got := s.Silent(); got != (c.want != never) {
+				t.Errorf("%s: silent is %t after a connection broke", name, got)
+			}
+			s.Hear()
+			if s.Silent() || s.Age() != 0 {
+				t.Errorf("%s: silent is %t, and a command %v old, after a word", name, s.Silent(), s.Age())
+			}
+			want := ""
+			if c.want != never {
+				want = fmt.Sprintf("true %v, false %v", c.want, time.Since(begun))
+			}
+			if got := strings.Join(told, ", "); got != want {
+				t.Errorf("%s: told %q, want %q", name, got, want)
+			}
+		})
+	}
+}
+
+// asks asks n times, and waits each time.
+func asks(s *Silence, n int, wait time.Duration) {
+	for range n {
+		s.Ask()
+		time.Sleep(wait)
+	}
+}
+
+// TestSilenceAge: the age is that of the oldest command without an answer.
+func TestSilenceAge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSilence(SilentAfter, nil)
+		expect := func(want time.Duration, when string) {
+			t.Helper()
+			if got := s.Age(); got != want {
+				t.Errorf("%s: the age is %v, want %v", when, got, want)
+			}
+		}
+		time.Sleep(time.Second)
+		expect(0, "never asked")
+		asks(s, 3, time.Second)
+		expect(3*time.Second, "asked three times")
+		s.Hear()
+		time.Sleep(time.Second)
+		expect(0, "answered")
+		s.Ask()
+		time.Sleep(time.Second)
+		expect(time.Second, "asked again")
+	})
+}
