@@ -16,6 +16,7 @@ func (w *writer) ask(ctx context.Context) (worst *Error) {
 	for _, u := range units {
 		codec.encode(u)
 	}
+	defer w.node.pool.owed.note(units)
 	if e := w.send(ctx, units); e != nil {
 		return e
 	}

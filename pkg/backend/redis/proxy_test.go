@@ -18,6 +18,7 @@ type proxy struct {
 	silent   atomic.Bool  // nothing gets through, in either direction
 	slice    atomic.Bool  // replies come byte by byte
 	limit    atomic.Int64 // replies are cut after so many bytes at most, at random, if not 0
+	requests atomic.Int64 // the same for what is sent to the server
 	accepted atomic.Int64
 	open     atomic.Int64 // connections now
 	most     atomic.Int64 // connections at once
@@ -108,8 +109,12 @@ func (p *proxy) copy(to, from net.Conn, replies bool) {
 	defer from.Close()
 	buf := make([]byte, 64<<10)
 	left := -1
-	if n := p.limit.Load(); replies && n > 0 {
-		left = rand.IntN(int(n))
+	limit := p.requests.Load()
+	if replies {
+		limit = p.limit.Load()
+	}
+	if limit > 0 {
+		left = rand.IntN(int(limit))
 	}
 	for {
 		n, err := from.Read(buf)

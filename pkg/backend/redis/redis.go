@@ -49,6 +49,7 @@ type pool struct {
 	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
 	waiters  waiters
+	owed     *owed         // nil unless KeyFormat is ReferenceKeys
 	opened   atomic.Uint64 // connections
 	closed   atomic.Uint64
 	calls    atomic.Int64 // of Apply, under way
@@ -88,7 +89,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		p.codec = newReferenceCodec(&c)
+		p.codec, p.owed = newReferenceCodec(&c), new(owed)
 	} else {
 		codec, err := newScriptCodec(&c)
 		if err != nil {

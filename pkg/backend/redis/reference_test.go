@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -209,6 +210,52 @@ func TestReferenceAgain(t *testing.T) {
 	r.again(u)
 	if got := u.unanswered(nil); len(got) != 1 || got[0].Name() != "expire" {
 		t.Fatalf("sent once more: %v, want the EXPIRE", got)
+	}
+}
+
+// TestReferenceCut: of connections that are cut anywhere, also between an INCRBY and its EXPIRE, no key remains that
+// never expires, be it that others are opened in time, or at the very end.
+func TestReferenceCut(t *testing.T) {
+	t.Parallel()
+	for _, stops := range []bool{false, true} {
+		s := redistest.Start(t)
+		p := newProxy(t, s.Addr())
+		b := run(t, Config{URL: p.addr(), KeyFormat: ReferenceKeys}, true)
+		p.requests.Store(2000)
+		p.reset()
+		var next, failures atomic.Int64
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				for p.accepted.Load() < 200 {
+					if oneIn(b, int(next.Add(1)), usual).Err != nil {
+						failures.Add(1)
+						time.Sleep(time.Millisecond)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		p.requests.Store(0)
+		if stops {
+			p.reset()
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		c := s.Client()
+		keys, err := c.Keys(t.Context(), "*").Result()
+		if err != nil || len(keys) < 100 {
+			t.Fatalf("%d keys, %v", len(keys), err)
+		}
+		t.Logf("%d keys, %d failed ops", len(keys), failures.Load())
+		lasting := func() bool {
+			return slices.ContainsFunc(keys, func(key string) bool { return c.TTL(t.Context(), key).Val() == -1 })
+		}
+		if stops && lasting() {
+			t.Error("a key never expires")
+		}
+		within(t, eventually, "an expiry for each key", func() bool { return !lasting() })
 	}
 }
 

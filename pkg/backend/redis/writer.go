@@ -38,12 +38,16 @@ type writer struct {
 // serve sends batches until ctx ends.
 func (w *writer) serve(ctx context.Context) {
 	defer w.hangUp()
+	defer w.settleLast(context.WithoutCancel(ctx))
 	tick := 0
 	for {
 		if w.link == nil && !w.connect(ctx) {
 			if ctx.Err() != nil {
 				return
 			}
+			continue
+		}
+		if w.settle(context.WithoutCancel(ctx)); w.link == nil {
 			continue
 		}
 		work, stopped := w.node.await(&tick)

@@ -1,0 +1,141 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Bounds on what is owed.
+const (
+	maxOwed  = 10_000                 // keys; each outage leaves a batch per writer
+	oweAgain = 100 * time.Millisecond // after an attempt that failed
+)
+
+// owed holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
+// breaks between the two leaves a key that never expires. They are sent again until Redis has answered, which is
+// harmless however often it happens. It is safe for concurrent use; a nil one owes nothing.
+type owed struct {
+	mu   sync.Mutex
+	keys map[string]any // the seconds for which they are to be kept
+	next time.Time      // when to try again
+}
+
+// note notes what units that have been sent owe.
+func (o *owed) note(units []*unit) {
+	if o == nil {
+		return
+	}
+	for _, u := range units {
+		if len(u.sent) == 2 && !refused(u.sent[0]) && !final(u.sent[1]) {
+			o.mu.Lock()
+			o.add(u.sent[1])
+			o.mu.Unlock()
+		}
+	}
+}
+
+// add adds an EXPIRE. o.mu must be held.
+func (o *owed) add(expire redis.Cmder) {
+	key, _ := expire.Args()[1].(string)
+	if o.keys == nil {
+		o.keys = map[string]any{}
+	}
+	if len(o.keys) < maxOwed {
+		o.keys[key] = expire.Args()[2]
+	}
+}
+
+// take returns what is owed, if it is time to send it, as commands that the caller must pass to back.
+func (o *owed) take() (all []redis.Cmder) {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.keys) == 0 || time.Now().Before(o.next) {
+		return nil
+	}
+	for key, seconds := range o.keys {
+		all = append(all, newCommand("expire", key, seconds))
+		delete(o.keys, key)
+		if len(all) == maxCommands {
+			break
+		}
+	}
+	return all
+}
+
+// back takes back what was sent in vain, for later.
+func (o *owed) back(all []redis.Cmder) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, c := range all {
+		if !final(c) {
+			o.add(c)
+			o.next = time.Now().Add(oweAgain)
+		}
+	}
+}
+
+// refused reports whether c has got an error reply.
+func refused(c redis.Cmder) bool {
+	_, ok := errors.AsType[redis.Error](c.Err())
+	return ok
+}
+
+// final reports whether c has got a reply, other than that it has to be sent elsewhere.
+func final(c redis.Cmder) bool {
+	if err := c.Err(); err == nil {
+		return c.(*command).Val() != nil
+	} else if !refused(c) {
+		return false
+	}
+	switch classify("", c.Err()).code {
+	case "MOVED", "ASK", "TRYAGAIN":
+		return false
+	}
+	return true
+}
+
+// settle sends what is owed.
+func (w *writer) settle(ctx context.Context) {
+	p := w.node.pool
+	for all := p.owed.take(); len(all) > 0; all = p.owed.take() { //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+		bounded, cancel := context.WithTimeout(ctx, p.opTimeout())
+		switch {
+		case p.cluster != nil: // by now the keys may be on other nodes
+			pipe := p.cluster.client.Pipeline()
+			_ = pipe.BatchProcess(bounded, all...) // only collects
+			_, _ = pipe.Exec(bounded)              // each command has its own error
+		case w.link == nil:
+		case w.exec(bounded, all) != nil:
+			w.hangUp()
+		}
+		cancel()
+		p.owed.back(all)
+	}
+}
+
+// settleLast sends what is owed at the end, once, over a new connection if need be.
+func (w *writer) settleLast(ctx context.Context) {
+	o := w.node.pool.owed
+	if o == nil || !o.hurry() {
+		return
+	}
+	if w.link == nil && w.node.pool.cluster == nil {
+		_ = w.open(ctx) // nothing more can be done
+	}
+	w.settle(ctx)
+}
+
+// hurry makes it time to send what is owed, and reports whether that is anything.
+func (o *owed) hurry() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.next = time.Time{}
+	return len(o.keys) > 0
+}
