@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -59,12 +60,21 @@ func (o redisObserver) evicted(node string, keys int64) {
 
 // event logs and counts what an operator should know about.
 func (o redisObserver) event(e redis.Event) {
-	if e.Kind == redis.EventConnectFailed {
+	switch e.Kind {
+	case redis.EventConnectFailed:
 		o.connectFailed(e.Err)
+	case redis.EventDenied:
+		o.deny(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
+	case redis.EventPermitted:
+		o.permit(e.Node)
+	case redis.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
 	}
 	attrs, due := o.storeObserver.event(event{string(e.Kind), e.Node, e.Detail, e.Err})
 	if !due {
 		return
+	}
+	if i := slices.Index(attrs, any("detail")); i >= 0 && (e.Kind == redis.EventDenied || e.Kind == redis.EventLimited) {
+		attrs[i] = "allow"
 	}
 	switch e.Kind {
 	case redis.EventConnectFailed:
@@ -77,5 +87,11 @@ func (o redisObserver) event(e redis.Event) {
 		o.log.Warn("redis may throw out counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
 	case redis.EventMasterChanged:
 		o.log.Warn("the sentinels name another master", attrs...)
+	case redis.EventDenied:
+		o.log.Error("the redis user may not do what decisions need", attrs...)
+	case redis.EventLimited:
+		o.log.Warn("the redis user may not do what resets, give-backs or checks need", attrs...)
+	case redis.EventPermitted:
+		o.log.Info("the redis user may do what decisions need now", attrs...)
 	}
 }

@@ -80,7 +80,15 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}
 	if c.KeyFormat == redis.ReferenceKeys {
-		v.check, v.referenceNames = onlyFixedWindows(inReference), true
+		check := onlyFixedWindows(inReference)
+		v.check, v.referenceNames = func(set *descriptors.Set) descriptors.Problems {
+			var names []string
+			for d := range set.Domains() {
+				names = append(names, d.Name)
+			}
+			b.SetDomains(names)
+			return check(set)
+		}, true
 	}
 	return v, nil
 }

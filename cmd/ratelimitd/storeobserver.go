@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -50,8 +51,9 @@ type storeObserver struct {
 	once               sync.Once                 // for tried
 
 	mu        sync.Mutex
-	connected bool // there has been a connection
+	connected bool // there has been a connection that could be used
 	failure   string
+	denied    map[string]string // by node: why its connections cannot be used, although they are up
 	said      map[string]said
 }
 
@@ -84,6 +86,7 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 		component: h.Add(name, false, noConnectionYet),
 		answers:   answers,
 		failure:   noConnectionYet,
+		denied:    make(map[string]string),
 		said:      make(map[string]said),
 		tried:     make(chan struct{}),
 		calls:     r.Counter("ratelimitd.backend_calls_total"),
@@ -198,6 +201,9 @@ func (o *storeObserver) breaker(name, state string) {
 		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
 	}[state]
 	n.gone.Store(state == remote.Gone)
+	if state == remote.Gone {
+		o.permit(name)
+	}
 	n.state.Store(now)
 	o.mu.Lock()
 	o.assess()
@@ -229,7 +235,6 @@ func (o *storeObserver) connection(active int) {
 	o.connections.Store(int64(active))
 	switch {
 	case active > 0:
-		o.connected = true
 		o.once.Do(func() { close(o.tried) })
 	case o.connected:
 		o.failure = "there is no connection"
@@ -239,19 +244,27 @@ func (o *storeObserver) connection(active int) {
 
 // assess tells health whether the store works. o.mu must be held, or o be known to nobody yet.
 func (o *storeObserver) assess() {
-	connected := o.connections.Load() > 0
-	why := o.failure
-	if connected {
-		why = o.faulty()
+	usable := o.connections.Load() > 0 && len(o.denied) == 0
+	why := cmp.Or(o.refusal(), o.failure)
+	if usable {
+		o.connected, why = true, o.faulty()
 	}
 	switch {
 	case why == "":
 		o.component.Set(true, "")
-	case o.answers || o.connected && (connected || !o.follows):
+	case o.answers || o.connected && (usable || !o.follows):
 		o.component.Degrade(why)
 	default:
 		o.component.Set(false, why)
 	}
+}
+
+// refusal returns why the connections to the first node of which that is known cannot be used, or "". o.mu must be held.
+func (o *storeObserver) refusal() string {
+	for _, node := range slices.Sorted(maps.Keys(o.denied)) {
+		return o.denied[node]
+	}
+	return ""
 }
 
 // faulty returns which nodes are kept from being asked, in words, or "" if there is none.
@@ -276,6 +289,22 @@ func (o *storeObserver) reachable() (nodes int, shut []string) {
 		return true
 	})
 	return nodes, shut
+}
+
+// deny notes why connections to a node cannot be used, although they are up.
+func (o *storeObserver) deny(node, why string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.denied[node] = why
+	o.assess()
+}
+
+// permit notes that they can be.
+func (o *storeObserver) permit(node string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.denied, node)
+	o.assess()
 }
 
 // event is something an operator should know about.
@@ -354,8 +383,18 @@ func (o *storeObserver) notReady() string {
 	if why := o.away(); why != "" {
 		return why
 	}
+	if why := o.whyDenied(); why != "" {
+		return why
+	}
 	if nodes, shut := o.reachable(); nodes > 0 && len(shut) == nodes {
 		return o.faulty()
 	}
 	return ""
+}
+
+// whyDenied returns why connections cannot be used although they are up, or "".
+func (o *storeObserver) whyDenied() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.refusal()
 }

@@ -130,7 +130,7 @@ func (c *cluster) watch(ctx context.Context) {
 		if err := c.refresh(ctx); err == nil {
 			wait.Reset()
 		} else if c.known.Load() != nil {
-			e := classify("", err)
+			e := c.pool.advised(classify("", err))
 			c.known.Store(e)
 			c.pool.event(Event{Kind: EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
 			next = wait.Next()

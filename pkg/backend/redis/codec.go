@@ -42,14 +42,19 @@ type codec interface {
 }
 
 // scriptCodec carries out operations by scripts.
-type scriptCodec struct{ encoder *encoder }
+type scriptCodec struct {
+	encoder  *encoder
+	commands []any // that the scripts call, as strings
+}
 
 func newScriptCodec(c *Config) (*scriptCodec, error) {
 	scripts, err := newScripts()
 	if err != nil {
 		return nil, err
 	}
-	return &scriptCodec{&encoder{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), scripts: scripts, now: c.Now}}, nil
+	s := &scriptCodec{encoder: &encoder{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), scripts: scripts, now: c.Now}}
+	s.commands = commandsOf(s.texts())
+	return s, nil
 }
 
 func (s *scriptCodec) encode(u *unit) {

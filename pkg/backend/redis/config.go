@@ -120,13 +120,16 @@ const (
 	EventDataChanged   EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone
 	EventMaxMemory     EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits
 	EventMasterChanged EventKind = "master_changed"  // the sentinels name a new master
+	EventDenied        EventKind = "denied"          // the user may not do what every decision needs; Err says what, and Detail is the command that allows it
+	EventLimited       EventKind = "limited"         // the same, of what only some operations need
+	EventPermitted     EventKind = "permitted"       // it is no longer denied
 )
 
 // Event is something an operator should know about.
 type Event struct {
 	Kind   EventKind
 	Node   string
-	Detail string // a policy, a run ID, a version or an address
+	Detail string // a policy, a run ID, a version, an address or a command
 	Err    error  // why something failed, else nil
 }
 

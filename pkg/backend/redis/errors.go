@@ -86,6 +86,15 @@ func classify(node string, err error) *Error {
 // ofReply turns an error reply of a server into an Error.
 func ofReply(node, text string) *Error {
 	code, _, _ := strings.Cut(text, " ")
+	if forbidden.MatchString(text) {
+		e := &Error{Class: ClassNoAuth, Node: node, code: "NOPERM", text: "NOPERM: the user may not do what it has to"}
+		if name := deniedCommand(text); name != "" {
+			e.text = "NOPERM: the user may not run " + name
+		} else if strings.Contains(text, "access") {
+			e.text = "NOPERM: the user may not use the key of a counter"
+		}
+		return e
+	}
 	e := &Error{Class: classOf(code), Node: node, text: remote.Clean(text), code: code}
 	if e.Class != "" {
 		return e
@@ -93,10 +102,6 @@ func ofReply(node, text string) *Error {
 	e.Class = ClassOther
 	if strings.HasPrefix(text, "ERR max number of clients") {
 		e.Class = ClassRefused
-		return e
-	}
-	if strings.HasPrefix(text, "ERR The user executing the script") { // NOPERM, as Redis 7 puts it within a script
-		e.Class, e.text = ClassNoAuth, "the user may not run a command that the scripts need"
 		return e
 	}
 	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,10 @@ type link struct {
 	echo   *command
 	n      int64 // number of the last batch
 	ends   time.Time
+	addr   string
+	user   string // for people
 	server server
+	lack   lack // at first
 }
 
 // server is what is known of the process at the other end.
@@ -86,7 +90,7 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 		_ = conn.Close() // it is useless
 		return nil, err
 	}
-	l := &link{net: conn, ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis stores the context, but does not use it
+	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis stores the context, but does not use it
 	once := make(chan net.Conn, 1)
 	once <- conn
 	o := p.options(addr)
@@ -106,6 +110,11 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	if err := l.meet(ctx, p.scripts); err != nil {
 		l.close()
 		return nil, p.greeted(err)
+	}
+	l.lack, err = p.judge(func(trial []redis.Cmder) error { return l.exec(ctx, trial) })
+	if err != nil {
+		l.close()
+		return nil, err
 	}
 	return l, nil
 }

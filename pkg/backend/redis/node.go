@@ -29,6 +29,7 @@ type node struct {
 
 	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
 	links   atomic.Int32          // connections that are up
+	denied  atomic.Int32          // writers whose user may not do what decisions need
 	renewed atomic.Int64          // how many times all connections had to be renewed
 	run     atomic.Pointer[string]
 	end     context.CancelFunc // ends the writers, for a node of a cluster

@@ -49,7 +49,10 @@ type pool struct {
 	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
 	waiters  waiters
-	owed     *owed         // nil unless KeyFormat is ReferenceKeys
+	owed     *owed // nil unless KeyFormat is ReferenceKeys
+	needs    needs
+	domains  atomic.Pointer[[]string]
+	doubts   atomic.Int64  // how many times there was a reason to judge all connections
 	opened   atomic.Uint64 // connections
 	closed   atomic.Uint64
 	calls    atomic.Int64 // of Apply, under way
@@ -89,13 +92,14 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 	p := &pool{config: &c, target: t, dialer: newDialer(&c, t, permits), observer: &c.Observer}
 	p.count = func(delta int) { b.count(p, delta) }
 	if c.KeyFormat == ReferenceKeys {
-		p.codec, p.owed = newReferenceCodec(&c), new(owed)
+		codec := newReferenceCodec(&c)
+		p.codec, p.needs, p.owed = codec, codec, new(owed)
 	} else {
 		codec, err := newScriptCodec(&c)
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.scripts = codec, codec.texts()
+		p.codec, p.needs, p.scripts = codec, codec, codec.texts()
 	}
 	switch c.Type {
 	case Cluster:
@@ -147,7 +151,7 @@ func (b *Backend) Close() error {
 	return err
 }
 
-// Check connects to Redis once, and returns what is wrong with the address, the password or the server.
+// Check connects to Redis once, and returns what is wrong with the address, the password, the user or the server.
 func (b *Backend) Check(ctx context.Context) error {
 	for _, p := range b.pools() {
 		addr := p.target.addrs[0]
@@ -160,9 +164,12 @@ func (b *Backend) Check(ctx context.Context) error {
 		}
 		l, err := p.open(ctx, addr)
 		if err != nil {
-			return classify(addr, err)
+			return p.advised(classify(addr, err))
 		}
 		l.close()
+		if l.lack.fatal() {
+			return &Error{Class: ClassNoAuth, Node: addr, text: l.lack.text(l.user) + "; allow it in Redis: " + p.grant(l.user, !l.lack.free)}
+		}
 	}
 	return nil
 }

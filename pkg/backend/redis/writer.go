@@ -25,6 +25,11 @@ type writer struct {
 	looked  time.Time // when it last did
 	evicted int64     // the count it saw then
 
+	denied bool      // the user of link may not do what decisions need
+	doubt  bool      // a reply said that the user may not do something
+	doubts int64     // of the pool, when the user was judged
+	judged time.Time // when that was
+
 	mu     sync.Mutex // held while flight changes, and while those who wait for it are poked
 	flight []*item    // items, from when they have left the queue until they are answered
 
@@ -60,6 +65,9 @@ func (w *writer) serve(ctx context.Context) {
 			w.batch(ctx)
 		case w.node.breaker.Silence.Silent(), !w.node.breaker.Open() && time.Since(w.heard) > pingAfter:
 			w.ping(ctx)
+		}
+		if w.link != nil && w.suspicious() {
+			w.judge(ctx)
 		}
 		if w.watches && w.link != nil && time.Since(w.looked) > lookEach {
 			w.look(ctx)
@@ -132,6 +140,7 @@ func (w *writer) connect(ctx context.Context) bool {
 		return err == nil
 	}
 	n := w.node
+	err = n.pool.advised(err)
 	err.Unsent = true
 	if n.links.Load() == 0 {
 		n.down.Store(err)
@@ -157,7 +166,7 @@ func (w *writer) connect(ctx context.Context) bool {
 // open opens a connection, once.
 func (w *writer) open(ctx context.Context) *Error {
 	n := w.node
-	renewed := n.renewed.Load()
+	renewed, doubts := n.renewed.Load(), n.pool.doubts.Load()
 	addr, err := n.resolve(ctx)
 	if err != nil {
 		return classify(n.addr, err)
@@ -182,6 +191,8 @@ func (w *writer) open(ctx context.Context) *Error {
 	n.down.Store(nil)
 	n.breaker.Connected(true)
 	n.met(addr, l.server)
+	w.judged, w.doubts, w.doubt = time.Now(), doubts, false
+	w.lacks(l.lack)
 	n.pool.connected(+1)
 	n.pool.event(Event{Kind: EventConnected, Node: addr, Detail: l.server.version})
 	return nil
@@ -290,6 +301,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
+	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
 	verdict := worst
 	if verdict == nil && w.slow(took) {
 		verdict = &Error{Class: ClassTimeout, Node: n.addr, text: "answers come later than callers wait"}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// aclRules need every algorithm, a list and a penalty; referenceRules what the reference's keys support.
+const (
+	referenceRules = `
+domain: shop
+descriptors:
+  - {key: fixed, rate_limit: {unit: hour, requests_per_unit: 100}}
+`
+	aclRules = referenceRules + `
+  - {key: first, rate_limit: {unit: hour, requests_per_unit: 100, align: first}}
+  - {key: window, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_window}}
+  - {key: log, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}}
+  - {key: bucket, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket}}
+  - {key: leaky, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: leaky_bucket}}
+  - {key: slots, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: concurrency}}
+  - {key: held, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: concurrency, holder: held}}
+  - {key: penalty, rate_limit: {unit: hour, requests_per_unit: 2, penalty: {for: 1m, on: exceeded}}}
+  - key: list
+    rate_limits:
+      - {unit: hour, requests_per_unit: 100}
+      - {unit: day, requests_per_unit: 100, algorithm: token_bucket}
+`
+)
+
+// aclLines returns the permissions in the ACL SETUSER lines of a document, without the user's name, state and password.
+func aclLines(t *testing.T, file string) (lines []string) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(repository, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ *ACL SETUSER limiter (?:on >SECRET )?(.*\n +.*)$`).FindAllStringSubmatch(string(raw), -1) {
+		lines = append(lines, strings.Join(strings.Fields(m[1]), " "))
+	}
+	return lines
+}
+
+// TestACLs plays the documents' permissions against a Redis that has a user with just these: nothing is refused,
+// whatever a rule asks for.
+func TestACLs(t *testing.T) {
+	t.Parallel()
+	lines := aclLines(t, "docs/operations.md")
+	if len(lines) != 2 {
+		t.Fatalf("operations.md has %d lines of ACL SETUSER, want 2: %q", len(lines), lines)
+	}
+	if got := aclLines(t, "README.md"); len(got) != 1 || "~rl:* "+got[0] != lines[0] {
+		t.Errorf("README.md has %q, want the first of operations.md but for the keys: %q", got, lines[0])
+	}
+	for i, format := range []string{"", "reference"} {
+		t.Run("format_"+format, func(t *testing.T) {
+			t.Parallel()
+			db := redistest.Start(t)
+			db.CLI(append([]string{"ACL", "SETUSER", "limiter", "on", ">secret"}, strings.Fields(lines[i])...)...)
+			rules := aclRules
+			if format != "" {
+				rules = referenceRules
+			}
+			d := startDaemon(t, db, rules, "REDIS_AUTH=limiter:secret", "REDIS_KEY_FORMAT="+format, "REDIS_OP_TIMEOUT=10s", "ADMIN=true")
+			d.ready()
+			client := d.client()
+			for _, m := range regexp.MustCompile(`key: (\w+)`).FindAllStringSubmatch(rules, -1) {
+				for _, hits := range []int64{1, 1, 3, -1, 0} {
+					r := request(m[1], "a")
+					r.Descriptors[0].HitsAddend = wrapperspb.UInt64(uint64(max(hits, -hits)))
+					r.Descriptors[0].IsNegativeHits = hits < 0
+					if _, err := client.ShouldRateLimit(t.Context(), r); err != nil {
+						t.Errorf("%d hits of %s: %v", hits, m[1], err)
+					}
+				}
+			}
+			db.CLI("SCRIPT", "FLUSH")
+			if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "b")); err != nil {
+				t.Errorf("without scripts: %v", err)
+			}
+			if out, err := exec.Command(shipped.path(t), "reset", "--addr", d.at["GRPC"], "shop", "fixed=a").CombinedOutput(); err != nil {
+				t.Errorf("a reset: %v\n%s", err, out)
+			}
+			d.stop()
+			if got := db.CLI("ACL", "LOG"); got != "" {
+				t.Errorf("Redis has refused:\n%s", got)
+			}
+			if log := d.log.String(); strings.Contains(log, "may not") {
+				t.Errorf("the log says:\n%s", log)
+			}
+		})
+	}
+}
+
+// allowedBy is the command that a message gives for what the user may not do.
+var allowedBy = regexp.MustCompile(`allow it in Redis: (ACL SETUSER [^\n]*)`)
+
+// denied waits until d is not ready because its user may not do something, checks what log and health say about it, and
+// returns the command that /readyz gives.
+func (d *daemon) denied(what string) []string {
+	d.t.Helper()
+	var body string
+	if !eventually(func() bool {
+		var status int
+		body, status = d.get("HTTP", "/readyz")
+		return status != http.StatusOK && allowedBy.MatchString(body)
+	}) {
+		d.t.Fatalf("/readyz says %q; the log is\n%s", body, d.log.String())
+	}
+	verbose, _ := d.get("HTTP", "/healthcheck?verbose")
+	line := allowedBy.FindStringSubmatch(body)[1]
+	for where, text := range map[string]string{"/readyz": body, "/healthcheck?verbose": verbose, "the log": d.log.String()} {
+		if !strings.Contains(text, what) || !strings.Contains(text, line) {
+			d.t.Errorf("%s does not say %q and %q:\n%s", where, what, line, text)
+		}
+	}
+	return strings.Fields(line)
+}
+
+// TestMigrationWithACL goes from a Redis user who was sized for envoyproxy/ratelimit to one with what step 2 of the
+// README needs, with the command that the server gives; then it takes something away again, and has the user replaced.
+func TestMigrationWithACL(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	db.CLI("ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+incrby", "+expire", "+get", "+ping", "+auth")
+	db.CLI("ACL", "SETUSER", "other", "on", ">secret", "~shop_*", "+incrby", "+expire", "+get")
+	auth := filepath.Join(t.TempDir(), "auth")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(auth, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("limiter:secret")
+	env := []string{"REDIS_AUTH_FILE=" + auth, "REDIS_OP_TIMEOUT=10s"}
+
+	d := startDaemon(t, db, referenceRules, append(env, "REDIS_KEY_FORMAT=reference")...)
+	d.ready()
+	if _, err := d.client().ShouldRateLimit(t.Context(), request("fixed", "a")); err != nil {
+		t.Errorf("step 1: %v", err)
+	}
+	if log := d.log.String(); !strings.Contains(log, "may not run decrby, del, echo") {
+		t.Errorf("the log does not say what a reset lacks:\n%s", log)
+	}
+	d.stop()
+
+	d = startDaemon(t, db, aclRules, env...)
+	client := d.client()
+	line := d.denied("the user limiter may not run eval, evalsha")
+	if _, status := d.get("HTTP", "/healthcheck"); status == http.StatusOK {
+		t.Error("healthy, though there was no connection yet that could be used")
+	}
+	if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "a")); err == nil || !strings.Contains(err.Error(), "may not run evalsha") {
+		t.Errorf("step 2, too early: %v, want an error that names the command", err)
+	}
+	if want := aclLines(t, "README.md")[0]; strings.Join(line, " ") != "ACL SETUSER limiter "+want {
+		t.Errorf("to be allowed: %q, want what the README says: %q", line, want)
+	}
+	db.CLI(line...)
+	d.ready()
+	if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "a")); err != nil {
+		t.Errorf("step 2: %v", err)
+	}
+
+	db.CLI("ACL", "SETUSER", "limiter", "-zadd", "resetkeys")
+	if _, err := client.ShouldRateLimit(t.Context(), request("log", "a")); err == nil {
+		t.Error("a call with a key that the user may not use")
+	}
+	line = d.denied("the user limiter may not run zadd, nor use the keys of counters")
+	if _, status := d.get("HTTP", "/healthcheck"); status != http.StatusOK {
+		t.Error("unhealthy, though there was a connection that could be used")
+	}
+	db.CLI(line...)
+	d.ready()
+
+	write("other:secret") // which new connections use
+	db.CLI("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	line = d.denied("the user other may not run eval, evalsha")
+	db.CLI(line...)
+	d.ready()
+}
+
+// TestReferenceKeysOfDomains: with the reference's keys the user has to be allowed those of the domains.
+func TestReferenceKeysOfDomains(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	db.CLI("ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "+incrby", "+expire", "+get", "+decrby", "+del", "+echo")
+	d := startDaemon(t, db, referenceRules, "REDIS_AUTH=limiter:secret", "REDIS_KEY_FORMAT=reference", "REDIS_OP_TIMEOUT=10s")
+	line := d.denied("the user limiter may not use the keys of counters")
+	if !strings.Contains(strings.Join(line, " "), " ~* +incrby") {
+		t.Errorf("to be allowed: %q", line)
+	}
+	db.CLI("ACL", "SETUSER", "limiter", "~shop_*")
+	d.ready()
+	if _, err := d.client().ShouldRateLimit(t.Context(), request("fixed", "a")); err != nil {
+		t.Error(err)
+	}
+}

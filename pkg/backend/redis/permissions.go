@@ -1,0 +1,270 @@
+package redis
+
+import (
+	"cmp"
+	"context"
+	_ "embed" // for a script
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// What the user has to be allowed, beside its keys. Commands that are needed before authentication are always allowed.
+const (
+	grantsOurs      = "+eval +evalsha +script|load +@string +@list +@sortedset +del +pexpire +time"
+	grantsReference = "+incrby +decrby +expire +get +del"
+	grantsAlways    = "+echo +ping +hello +auth +select +info +config|get"
+	grantsCluster   = "+cluster|slots +cluster|shards +cluster|nodes +readonly +asking"
+)
+
+// judgeEach is how often a connection whose user lacks something is tried again.
+const judgeEach = time.Second
+
+// permitted is the script that finds out what other scripts may not do.
+//
+//go:embed permitted.lua
+var permitted string
+
+// words are in the scripts' commands, among others.
+var words = regexp.MustCompile(`'([A-Z]{3,})'`)
+
+// commandsOf returns the names of the commands that a script calls, and other words.
+func commandsOf(texts []string) []any {
+	var all []any
+	for _, text := range texts {
+		for _, m := range words.FindAllStringSubmatch(text, -1) {
+			if !slices.Contains(all, any(m[1])) {
+				all = append(all, m[1])
+			}
+		}
+	}
+	return all
+}
+
+// needs knows what a codec needs the user to be allowed.
+type needs interface {
+	// trial returns commands that change nothing. Their replies tell what the user may not do. domains may be nil.
+	trial(domains *[]string) []redis.Cmder
+	// lacks returns what the user may not do, given the replies to trial's commands.
+	lacks(trial []redis.Cmder) lack
+}
+
+// lack is what a user may not do. The zero value lacks nothing.
+type lack struct {
+	needed []string // commands without which decisions fail
+	wanted []string // commands without which something else does
+	keys   bool     // it may not use the keys of counters
+	some   bool     // it may not use the keys of some domains
+	free   bool     // it may use those that it was tried with
+}
+
+// fatal reports whether decisions fail.
+func (l *lack) fatal() bool { return len(l.needed) > 0 || l.keys }
+
+// any reports whether anything is lacking.
+func (l *lack) any() bool { return l.fatal() || l.some || len(l.wanted) > 0 }
+
+// text says what a user may not do.
+func (l *lack) text(user string) string {
+	var what []string
+	if all := slices.Concat(l.needed, l.wanted); len(all) > 0 {
+		what = append(what, "run "+strings.Join(all, ", "))
+	}
+	switch {
+	case l.keys:
+		what = append(what, "use the keys of counters")
+	case l.some:
+		what = append(what, "use the keys of every domain")
+	}
+	return "the user " + user + " may not " + strings.Join(what, ", nor ")
+}
+
+// grant returns the command that lets a user of p do what it has to. Redis refuses a pattern of keys for a user who may
+// use all of them, so keys are left out of it if they are no matter.
+func (p *pool) grant(user string, withKeys bool) string {
+	pattern := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(p.config.KeyPrefix)
+	commands := grantsReference
+	if p.config.KeyFormat == OurKeys {
+		pattern, commands = pattern+"rl:", grantsOurs
+	}
+	keys := "~" + pattern + "* "
+	switch {
+	case !withKeys:
+		keys = ""
+	case strings.ContainsAny(pattern, " \t\"'\\"):
+		keys = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(strings.TrimSuffix(keys, " ")) + `" `
+	}
+	line := "ACL SETUSER " + user + " " + keys + commands + " " + grantsAlways
+	if p.config.Type == Cluster {
+		line += " " + grantsCluster
+	}
+	return line
+}
+
+// advised returns e, and if it is that the user may not do something, with what to do about it.
+func (p *pool) advised(e *Error) *Error {
+	if e.code != "NOPERM" {
+		return e
+	}
+	user, _, _ := p.config.credentials(p.target.auth) // it has been read before
+	more := *e
+	more.text += "; allow it in Redis: " + p.grant(cmp.Or(user, "default"), false)
+	return &more
+}
+
+// judge finds out what the user of a connection may not do. exec sends commands over it.
+func (p *pool) judge(exec func([]redis.Cmder) error) (lack, error) {
+	trial := p.needs.trial(p.domains.Load())
+	if err := exec(trial); err != nil {
+		return lack{}, err
+	}
+	return p.needs.lacks(trial), nil
+}
+
+// SetDomains tells the names of the domains that are limited. With [ReferenceKeys] the keys of counters begin with them,
+// and the user has to be allowed to use these.
+func (b *Backend) SetDomains(names []string) {
+	for _, p := range b.pools() {
+		p.domains.Store(&names)
+		p.doubts.Add(1)
+		if p.one != nil {
+			p.one.tick()
+		}
+		if p.cluster != nil {
+			for _, n := range *p.cluster.nodes.Load() {
+				n.tick()
+			}
+		}
+	}
+}
+
+// judge finds out anew what the user of w's connection may not do.
+func (w *writer) judge(ctx context.Context) {
+	p := w.node.pool
+	w.judged, w.doubts, w.doubt = time.Now(), p.doubts.Load(), false
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
+	defer cancel()
+	found, err := p.judge(func(trial []redis.Cmder) error { return w.exec(ctx, trial) })
+	if err != nil {
+		w.hangUp()
+		return
+	}
+	w.lacks(found)
+}
+
+// suspicious reports whether it is time to judge w's connection.
+func (w *writer) suspicious() bool {
+	return w.doubts != w.node.pool.doubts.Load() || (w.doubt || w.denied) && time.Since(w.judged) > judgeEach
+}
+
+// lacks reports what the user of w's connection may not do, and when that is over.
+func (w *writer) lacks(found lack) {
+	n, p := w.node, w.node.pool
+	before := w.denied
+	w.denied = found.fatal()
+	switch {
+	case w.denied && !before:
+		n.denied.Add(1)
+	case !w.denied && before && n.denied.Add(-1) == 0:
+		p.event(Event{Kind: EventPermitted, Node: n.addr})
+	}
+	if !found.any() {
+		return
+	}
+	e := Event{Kind: EventLimited, Node: n.addr, Detail: p.grant(w.link.user, !found.free)}
+	if w.denied {
+		e.Kind = EventDenied
+	}
+	e.Err = &Error{Class: ClassNoAuth, Node: w.link.addr, text: found.text(w.link.user)}
+	p.event(e)
+}
+
+// trial returns commands that change nothing, whose replies tell what the user may not do.
+func (s *scriptCodec) trial(*[]string) []redis.Cmder {
+	args := append([]any{"eval", permitted, "0", s.encoder.prefix + "rl:{permitted}"}, s.commands...)
+	return []redis.Cmder{
+		newCommand(args...), newCommand("evalsha", strings.Repeat("0", 40), "0"), newCommand("get", args[3]),
+		newCommand("script", "load", "return"), newCommand("echo", ""),
+	}
+}
+
+// lacks returns what the user may not do, given the replies to trial's commands.
+func (s *scriptCodec) lacks(trial []redis.Cmder) (l lack) {
+	l.needed = notPermitted(trial[:2])
+	l.wanted = notPermitted(trial[3:])
+	l.keys = keyForbidden(trial[2])
+	denied, ran := trial[0].(*command).Val().([]any)
+	for _, name := range denied {
+		if name, _ := name.(string); name == "~" {
+			l.keys = true
+		} else {
+			l.needed = append(l.needed, strings.ToLower(name))
+		}
+	}
+	l.free = !l.keys && (ran || !forbids(trial[2]))
+	return l
+}
+
+// trial returns commands that change nothing, whose replies tell what the user may not do. At most 100 domains count.
+func (r *referenceCodec) trial(domains *[]string) []redis.Cmder {
+	key := r.prefix + "rl:{permitted}"
+	all := []redis.Cmder{
+		newCommand("incrby", key, "x"), newCommand("expire", key, "x"), newCommand("get", key),
+		newCommand("decrby", key, "x"), newCommand("del", key), newCommand("echo", ""),
+	}
+	if domains != nil {
+		for _, name := range (*domains)[:min(len(*domains), 100)] {
+			all = append(all, newCommand("incrby", r.prefix+name+"_", "x"))
+		}
+	}
+	return all
+}
+
+// lacks returns what the user may not do, given the replies to trial's commands. That it may not use the key of none of
+// the domains means nothing.
+func (r *referenceCodec) lacks(trial []redis.Cmder) lack {
+	l := lack{needed: notPermitted(trial[:3]), wanted: notPermitted(trial[3:6])}
+	denied := 0
+	for _, c := range trial[6:] {
+		if keyForbidden(c) {
+			denied++
+		}
+	}
+	l.keys = denied > 0 && denied == len(trial)-6
+	l.some = denied > 0
+	l.free = denied == 0 && slices.ContainsFunc(trial[:5], func(c redis.Cmder) bool { return !forbids(c) })
+	return l
+}
+
+// forbidden matches replies to what the user may not do.
+var forbidden = regexp.MustCompile(`^NOPERM |The user executing the script|ACL failure in script`)
+
+// forbids reports whether c was refused because the user may not do it.
+func forbids(c redis.Cmder) bool { return c.Err() != nil && forbidden.MatchString(c.Err().Error()) }
+
+// keyForbidden reports whether c was refused because the user may not use its key.
+func keyForbidden(c redis.Cmder) bool { return forbids(c) && deniedCommand(c.Err().Error()) == "" }
+
+// commandName matches the name of a command in such a reply, which no client has influence on.
+var commandName = regexp.MustCompile(`to run the '([a-z|]{1,40})' command`)
+
+// deniedCommand returns the command that the user may not run, according to a reply, or "".
+func deniedCommand(reply string) string {
+	if m := commandName.FindStringSubmatch(reply); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// notPermitted returns the names of those commands that were refused because the user may not run them.
+func notPermitted(commands []redis.Cmder) (all []string) {
+	for _, c := range commands {
+		if forbids(c) && !keyForbidden(c) {
+			all = append(all, deniedCommand(c.Err().Error()))
+		}
+	}
+	return all
+}

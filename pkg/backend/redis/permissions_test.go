@@ -1,0 +1,96 @@
+package redis
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// TestPermittedKnowsCommands: permitted.lua knows each command that a script calls.
+func TestPermittedKnowsCommands(t *testing.T) {
+	t.Parallel()
+	scripts, err := newScripts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
+	found := 0
+	for _, script := range scripts.all() {
+		for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
+			found++
+			if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
+				t.Errorf("permitted.lua does not know %s, which %s calls", m[1], script.name)
+			}
+			if !strings.Contains(script.text, "'"+m[1]+"'") || !words.MatchString("'"+m[1]+"'") {
+				t.Errorf("%s is not found among the commands of %s", m[1], script.name)
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d calls were found in the scripts", found)
+	}
+}
+
+// TestTrialChangesNothing: finding out what a user may not do leaves nothing behind, whatever the user may do, and each
+// command that is taken away is found.
+func TestTrialChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	s.CLI("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
+	scripts, err := newScripts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e events
+	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
+		b, err := New(Config{URL: s.Addr(), Auth: "app:secret", KeyFormat: format, DialTimeout: slow, Observer: Observer{Event: e.observe}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		commands := []any{"INCRBY", "EXPIRE", "GET", "EVALSHA", "EVAL"}
+		if format == OurKeys {
+			commands = commandsOf([]string{scripts.limits.text, "'EVALSHA' 'EVAL'"})
+		}
+		for _, name := range commands {
+			name := strings.ToLower(name.(string)) //nolint:forcetypeassert // they are words
+			if _, err := s.Try("COMMAND", "INFO", name); err != nil || s.CLI("ACL", "SETUSER", "app", "-"+name) != "OK" {
+				continue // no command, but one of its words
+			}
+			needed := format == OurKeys || !strings.HasPrefix(name, "eval")
+			switch err := b.Check(t.Context()); {
+			case needed && (err == nil || !strings.Contains(err.Error(), "may not run "+name) || !strings.Contains(err.Error(), "ACL SETUSER app +")):
+				t.Errorf("without %s: %v, want that the user may not run it", name, err)
+			case !needed && err != nil:
+				t.Errorf("without %s: %v", name, err)
+			}
+			s.CLI("ACL", "SETUSER", "app", "+"+name)
+		}
+		if err := b.Check(t.Context()); err != nil {
+			t.Errorf("with everything: %v", err)
+		}
+	}
+	if got := s.CLI("DBSIZE"); got != "0" {
+		t.Errorf("%s keys are left: %s", got, s.CLI("KEYS", "*"))
+	}
+}
+
+func TestGrant(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{}, "ACL SETUSER default ~rl:* +eval "},
+		{Config{KeyPrefix: "p:"}, "ACL SETUSER default ~p:rl:* +eval "},
+		{Config{KeyPrefix: `a "b`}, `ACL SETUSER default "~a \"brl:*" +eval `},
+		{Config{KeyPrefix: "*"}, `ACL SETUSER default "~\\*rl:*" +eval `},
+		{Config{KeyFormat: ReferenceKeys, KeyPrefix: "p:"}, "ACL SETUSER default ~p:* +incrby "},
+	} {
+		p := &pool{config: &c.config}
+		if got := p.grant("default", true); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%+v: %s, want %s…", c.config, got, c.want)
+		}
+	}
+}
