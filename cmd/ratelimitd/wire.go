@@ -183,10 +183,11 @@ func (v *server) group() *task.Group {
 
 func (v *server) debugPages() web.Debug {
 	d := web.Debug{
-		Rules:     func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
-		RulesJSON: func(w io.Writer) error { return admin.WriteRulesJSON(w, v.limiter.Rules()) },
-		Stats:     v.registry.WriteText,
-		Metrics:   v.registry.Handler(v.prometheus),
+		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
+		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },
+		RulesJSON:    func(w io.Writer) error { return admin.WriteRulesJSON(w, v.limiter.Rules()) },
+		Stats:        v.registry.WriteText,
+		Metrics:      v.registry.Handler(v.prometheus),
 	}
 	if v.settings.Stats.Disable {
 		d.Stats = func(io.Writer) error { return errStatsOff }

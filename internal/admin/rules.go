@@ -26,19 +26,31 @@ const (
 )
 
 // WriteRules writes one line for each limit of s, in the order of the files, as envoyproxy/ratelimit does at /rlconfig;
-// see [descriptors.Rule.AppendConfig]. Before those of a rule goes a line that begins with # and says what that format
-// has no place for: where the rule is defined, and whether it is unlimited. It writes nothing for a nil s.
+// see [descriptors.Rule.AppendConfig]. It writes nothing for a nil s.
 func WriteRules(w io.Writer, s *descriptors.Set) error {
+	return writeRules(w, s, func(lines []byte, _ *descriptors.Rule) []byte { return lines })
+}
+
+// WriteRulesVerbose writes the same and, before the lines of a rule, one that begins with # and says what that format has
+// no place for: where the rule is defined, and whether it is unlimited.
+func WriteRulesVerbose(w io.Writer, s *descriptors.Set) error {
+	return writeRules(w, s, func(lines []byte, r *descriptors.Rule) []byte {
+		lines = append(append(lines, "# "...), r.Place()...)
+		if r.Unlimited {
+			lines = append(lines, ", unlimited"...)
+		}
+		return append(lines, '\n')
+	})
+}
+
+// writeRules writes the lines of each rule after those that before appends for it.
+func writeRules(w io.Writer, s *descriptors.Set, before func([]byte, *descriptors.Rule) []byte) error {
 	if s == nil {
 		return nil
 	}
 	var lines []byte
 	for r := range s.Rules() {
-		lines = append(append(lines[:0], "# "...), r.Place()...)
-		if r.Unlimited {
-			lines = append(lines, ", unlimited"...)
-		}
-		lines = r.AppendConfig(append(lines, '\n'))
+		lines = r.AppendConfig(before(lines[:0], r))
 		if _, err := w.Write(lines); err != nil {
 			return fmt.Errorf("writing the rules: %w", err)
 		}

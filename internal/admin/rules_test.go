@@ -3,6 +3,7 @@ package admin_test
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -298,7 +299,7 @@ descriptors:
   rate_limit: {unlimited: true}
 - key: nothing
 `)
-	if err := admin.WriteRules(&b, s.limiter.Rules()); err != nil {
+	if err := admin.WriteRulesVerbose(&b, s.limiter.Rules()); err != nil {
 		t.Fatal(err)
 	}
 	want := `# rules.yaml:3
@@ -312,6 +313,13 @@ shop.u: unit=UNKNOWN requests_per_unit=0, shadow_mode: false, quota_mode: false
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	b.Reset()
+	if err := admin.WriteRules(&b, s.limiter.Rules()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(want, ""), b.String()); diff != "" {
+		t.Errorf("as envoyproxy/ratelimit has it (-want +got):\n%s", diff)
 	}
 	if err := admin.WriteRules(fullWriter{}, s.limiter.Rules()); !errors.Is(err, errFull) {
 		t.Errorf("a writer that fails: %v; want its error", err)

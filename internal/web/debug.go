@@ -15,6 +15,8 @@ import (
 type Debug struct {
 	// Rules writes the current rules, for /rlconfig.
 	Rules func(w io.Writer) error
+	// RulesVerbose writes them with their places, for /rlconfig?verbose.
+	RulesVerbose func(w io.Writer) error
 	// RulesJSON writes them in JSON, for /rlconfig?format=json.
 	RulesJSON func(w io.Writer) error
 	// Stats writes the counters, for /stats.
@@ -70,15 +72,18 @@ func plain(target string) bool {
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
 }
 
-// rules answers with the rules, in the format that the query asks for.
+// rules answers with the rules, in the format and the detail that the query asks for.
 func rules(d Debug) http.HandlerFunc {
-	lines, object := page(plainText, d.Rules), page("application/json", d.RulesJSON)
+	lines, places, object := page(plainText, d.Rules), page(plainText, d.RulesVerbose), page("application/json", d.RulesJSON)
 	return func(w http.ResponseWriter, r *http.Request) {
-		switch format := r.URL.Query().Get("format"); format {
-		case "":
-			lines(w, r)
-		case "json":
+		q := r.URL.Query()
+		switch format := q.Get("format"); {
+		case format == "json":
 			object(w, r)
+		case format == "" && q.Has("verbose"):
+			places(w, r)
+		case format == "":
+			lines(w, r)
 		default:
 			http.Error(w, fmt.Sprintf("format=%s: want json, or no format for lines of text", format), http.StatusBadRequest)
 		}

@@ -27,10 +27,11 @@ func pages() web.Debug {
 		return func(w io.Writer) error { _, err := io.WriteString(w, s); return err }
 	}
 	return web.Debug{
-		Rules:     write("shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"),
-		RulesJSON: write("{}\n"),
-		Stats:     write("ratelimit.service.config_load_success: 1\n"),
-		Metrics:   http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1\n") }),
+		Rules:        write("shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"),
+		RulesVerbose: write("# a.yaml:3\n"),
+		RulesJSON:    write("{}\n"),
+		Stats:        write("ratelimit.service.config_load_success: 1\n"),
+		Metrics:      http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1\n") }),
 	}
 }
 
@@ -54,6 +55,7 @@ func TestDebugPages(t *testing.T) {
 			200, plainText,
 			"shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n",
 		},
+		"/rlconfig?verbose":            {200, plainText, "# a.yaml:3\n"},
 		"/rlconfig?format=json":        {200, "application/json", "{}\n"},
 		"/rlconfig?format=yaml":        {400, plainText, "format=yaml: want json, or no format for lines of text\n"},
 		"/debug/pprof/no-such-profile": {404, plainText, "no such profile: /debug/pprof/ lists those that there are\n"},

@@ -43,10 +43,11 @@ func startWay(t *testing.T, store backend.Backend, rules string) way {
 	m.JSON = rls.New(w.limiter, rls.Config{}).JSON
 	w.main, _ = start(t, web.MainHandler(m), web.Limits{})
 	w.debug, _ = start(t, web.DebugHandler(web.Debug{
-		Rules:     func(out io.Writer) error { return admin.WriteRules(out, w.limiter.Rules()) },
-		RulesJSON: func(out io.Writer) error { return admin.WriteRulesJSON(out, w.limiter.Rules()) },
-		Stats:     registry.WriteText,
-		Metrics:   registry.Handler(stats.PrometheusConfig{}),
+		Rules:        func(out io.Writer) error { return admin.WriteRules(out, w.limiter.Rules()) },
+		RulesVerbose: func(out io.Writer) error { return admin.WriteRulesVerbose(out, w.limiter.Rules()) },
+		RulesJSON:    func(out io.Writer) error { return admin.WriteRulesJSON(out, w.limiter.Rules()) },
+		Stats:        registry.WriteText,
+		Metrics:      registry.Handler(stats.PrometheusConfig{}),
 	}), web.Limits{})
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
@@ -76,7 +77,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("request %d: %v; want %d with %s", i+1, got, want.status, want.code)
 		}
 	}
-	rules := answer{200, plainText, "# rules.yaml:3\nshop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"}
+	rules := answer{200, plainText, "shop.a: unit=HOUR requests_per_unit=2, shadow_mode: false, quota_mode: false\n"}
 	if diff := cmp.Diff(rules, do(t, "GET", "http://"+w.debug+"/rlconfig", "")); diff != "" {
 		t.Errorf("/rlconfig (-want +got):\n%s", diff)
 	}
