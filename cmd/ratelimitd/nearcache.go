@@ -1,6 +1,8 @@
 package main
 
 import (
+	"time"
+
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -12,7 +14,7 @@ import (
 // since NEAR_CACHE_KEYS is the bound, or its default where it is 0: that turns off what envoyproxy/ratelimit does not have.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
 	c := nearcache.Config{
-		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: s.Redis.OpTimeout,
+		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: storeTimeout(s),
 		// Servers of envoyproxy/ratelimit would take leased hits for spent ones; and over memcached unspent hits are
 		// not given back.
 		NoLeases: !s.NearCache.Leases || s.Redis.KeyFormat != "" || s.Backend.Type == "memcache",
@@ -27,6 +29,21 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 		c.Refusal = -1
 	}
 	return c
+}
+
+// storeTimeout returns how long a call of the store may take by its settings, of two Redis the slower one's; 0 means for
+// as long as the caller waits.
+func storeTimeout(s *settings.Settings) time.Duration {
+	main, second := s.Redis.OpTimeout, s.RedisPerSecond.OpTimeout
+	switch {
+	case s.Backend.Type == "memcache":
+		return s.Memcache.OpTimeout
+	case !s.RedisPerSecond.On:
+		return main
+	case main == 0 || second == 0:
+		return 0
+	}
+	return max(main, second)
 }
 
 // newNearCache puts a near cache in front of a store that is a round trip away. In front of counters in this process it

@@ -24,6 +24,18 @@ func TestNearCacheConfig(t *testing.T) {
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1"}, nearcache.Config{Keys: 100_000, Refusal: time.Second, NoLeases: true}},
 		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_REFUSAL=0"}, nearcache.Config{Keys: 100_000, Refusal: math.MaxInt64}},
 		{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1", "NEAR_CACHE_KEYS=0"}, nearcache.Config{Refusal: math.MaxInt64, NoLeases: true}},
+		{
+			[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_OP_TIMEOUT=70ms", "REDIS_OP_TIMEOUT=1s"},
+			nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 70 * time.Millisecond, NoLeases: true},
+		},
+		{
+			[]string{"REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=a:1", "REDIS_OP_TIMEOUT=50ms", "REDIS_PERSECOND_OP_TIMEOUT=70ms"},
+			nearcache.Config{Keys: 100_000, Refusal: time.Second, Budget: 70 * time.Millisecond},
+		},
+		{
+			[]string{"REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=a:1", "REDIS_OP_TIMEOUT=50ms"},
+			nearcache.Config{Keys: 100_000, Refusal: time.Second},
+		},
 	} {
 		s, _, err := settings.Parse(append([]string{"BACKEND_TYPE=redis"}, c.env...))
 		if err != nil {
