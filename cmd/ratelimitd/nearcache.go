@@ -53,9 +53,11 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 	r.Source(func(v *stats.Values) {
 		now := near.Stats()
 		v.Gauge("ratelimitd.near_cache.entries", float64(now.Entries))
+		v.Gauge("ratelimitd.near_cache.held", float64(now.Held))
 		for name, sum := range map[string]uint64{
 			"hits": now.Hits, "refusals": now.Refusals, "evictions": now.Evictions,
-			"leased": now.Leased, "spent": now.Spent, "returned": now.Returned, "unspent": now.Unspent,
+			"leased": now.Leased, "spent": now.Spent, "returned": now.Returned, "full": now.Full,
+			"ended": now.Ended, "reset": now.Reset, "failed": now.Failed, "unspent": now.Unspent,
 		} {
 			v.Counter("ratelimitd.near_cache."+name+"_total", sum)
 		}

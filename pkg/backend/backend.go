@@ -4,6 +4,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -22,6 +23,10 @@ type Backend interface {
 	// Close releases all resources. Apply must not be called afterwards.
 	Close() error
 }
+
+// ErrUnsent is matched by an error of an op that was not sent to the store, so that nothing was counted and the op may
+// be sent again. Other errors leave that open.
+var ErrUnsent = errors.New("backend: not sent")
 
 // Mode says what an [Op] does.
 type Mode uint8

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -35,6 +36,9 @@ func (e *Error) Error() string {
 	}
 	return "memcached " + e.Node + ": " + string(e.Class) + ": " + e.text
 }
+
+// Is reports that e matches [backend.ErrUnsent], if it does.
+func (e *Error) Is(target error) bool { return target == backend.ErrUnsent && e.Unsent }
 
 // Errors of ops that are not sent, regardless of the state of the servers.
 var (

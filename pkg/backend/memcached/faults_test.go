@@ -107,8 +107,8 @@ func TestStopped(t *testing.T) {
 		t.Errorf("a server that hangs: %v after %v", op.Err, time.Since(begun))
 	}
 	within(t, eventually, "calls to be kept away", func() bool {
-		e, ok := errors.AsType[*Error](one(b, "a").Err)
-		return ok && e.Class == ClassTimeout && e.Unsent
+		op := one(b, "a")
+		return class(op) == ClassTimeout && errors.Is(op.Err, backend.ErrUnsent)
 	})
 	begun = time.Now()
 	for range 1000 {

@@ -30,12 +30,15 @@ type note struct {
 	holds   bool          // hits are leased, so a remembered refusal is not the answer
 	renews  *renewal      // the renewal that this op carries out, or nil
 	wait    chan struct{} // closed at the end of the refill or renewal to wait for
+	after   chan struct{} // closed at the end of the refill that was asked for before this op, or nil
+	refills uint32        // the number of the key's last refill, if adds is set
 	back    *returning    // hits to give back before the op, or nil
 }
 
 // returning is a lease that has ended.
 type returning struct {
-	limit  engine.Limit
+	back
+
 	grants [2]grant
 }
 
@@ -108,7 +111,7 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	if !same {
 		for i := range c.asked {
 			n := &c.asked[i]
-			c.rest = n.back.append(c.rest, ops[n.index].Key)
+			c.rest = n.back.append(c.rest)
 			c.rest = append(c.rest, ops[n.index])
 		}
 		asked = c.rest
@@ -121,6 +124,9 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 		if n.back != nil {
 			k = b.leases.returned(asked, k, n.back)
 		}
+		if n.after != nil && asked[k].Err == nil && overtook(ctx, n.after) {
+			now = b.now()
+		}
 		b.learn(&asked[k], n, at, now)
 		if !same {
 			ops[n.index].Decision, ops[n.index].Err = asked[k].Decision, asked[k].Err
@@ -129,26 +135,56 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	}
 }
 
+// overtaken is how long an answer of the store may wait for that to a refill that was asked for earlier. It also waits
+// for no more than half of its caller's remaining time.
+const overtaken = 5 * time.Millisecond
+
+// overtook waits for that refill, without which it is not known what remains: it may have been debited before. It
+// reports false if there was nothing to wait for.
+func overtook(ctx context.Context, refill chan struct{}) bool {
+	select {
+	case <-refill:
+		return false
+	default:
+	}
+	most := overtaken
+	if deadline, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(deadline)/2)
+	}
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	select {
+	case <-refill:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return true
+}
+
 // append appends the operations that give back b, which may be nil.
-func (b *returning) append(ops []backend.Op, key backend.Key) []backend.Op {
+func (b *returning) append(ops []backend.Op) []backend.Op {
 	if b == nil {
 		return ops
 	}
-	for _, g := range b.grants {
-		if g.left > 0 {
-			ops = append(ops, (&back{key: key, limit: b.limit, grant: g}).op())
+	for _, b.grant = range b.grants {
+		if b.grant.left > 0 {
+			ops = append(ops, b.op())
 		}
 	}
 	return ops
 }
 
-// returned counts what the ops from the k-th on gave back of b, and returns the index of the op after them.
+// returned counts what the ops from the k-th on gave back of b, and returns the index of the op after them. What was
+// not sent, because the caller did not wait, goes back later.
 func (ls *leases) returned(ops []backend.Op, k int, b *returning) int {
-	for _, g := range b.grants {
-		if g.left > 0 {
-			ls.backs.gone(g.left, ops[k].Err)
-			k++
+	for _, b.grant = range b.grants {
+		if b.grant.left == 0 {
+			continue
 		}
+		if !ls.backs.gone(&b.grant, &ops[k]) {
+			ls.backs.again(b.back)
+		}
+		k++
 	}
 	return k
 }

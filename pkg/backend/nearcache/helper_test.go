@@ -25,6 +25,7 @@ type store struct {
 
 	mu    sync.Mutex
 	asked int
+	taken uint64        // hits that were debited for leases
 	late  time.Duration // before it decides
 	took  time.Duration // after it decided
 	err   error
@@ -46,17 +47,43 @@ func (s *store) delay(took time.Duration) {
 	s.took = took
 }
 
+// fetched is how many hits were debited for leases, so far.
+func (s *store) fetched() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken
+}
+
 func (s *store) Apply(ctx context.Context, ops []backend.Op) {
+	if ctx.Err() != nil {
+		for i := range ops {
+			ops[i].Err = backend.ErrUnsent
+		}
+		return
+	}
 	s.mu.Lock()
 	s.asked += len(ops)
 	late, took, err := s.late, s.took, s.err
 	s.mu.Unlock()
 	time.Sleep(late)
 	s.Backend.Apply(ctx, ops)
+	s.mu.Lock()
+	s.taken += fetched(ops)
+	s.mu.Unlock()
 	time.Sleep(took)
 	for i := range ops {
 		ops[i].Err = err
 	}
+}
+
+// fetched returns how many hits ops have debited for leases.
+func fetched(ops []backend.Op) (hits uint64) {
+	for i := range ops {
+		if op := &ops[i]; op.Take.Extra > 0 {
+			hits += op.Decision.Admitted * op.Take.Cost
+		}
+	}
+	return hits
 }
 
 // replica is a near cache over a store.
@@ -120,6 +147,11 @@ func keyOf(i uint64) (k backend.Key) {
 
 func window(hits uint64, w engine.Micros) engine.Limit {
 	return engine.Limit{Algorithm: engine.FixedWindow, CountRefused: true, Hits: hits, Window: w}
+}
+
+// plain is a window in which only admitted hits count, so that what is left says how many there were.
+func plain(hits uint64, w engine.Micros) engine.Limit {
+	return engine.Limit{Algorithm: engine.FixedWindow, Hits: hits, Window: w}
 }
 
 func bucket(hits uint64, w engine.Micros) engine.Limit {

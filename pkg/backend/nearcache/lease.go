@@ -8,33 +8,42 @@ import (
 // The protocol of leases, step by step. Each step is a function of (lease, now, …) to (lease, …), so that model_test.go
 // can try every order of steps, and of what may happen to the messages in between.
 //
-// It is sound because hits are debited in the store before they become a lease, and from then on each of them is either
-// spent here while the lease runs, or given back once, or lost. Nothing is ever spent on credit, so whatever dies,
-// hangs or gets lost can only leave hits unused.
+// It is sound because hits are debited in the store before they become a lease, and from then on each of them is in one
+// place: spent here, held, or on its way back, once. Nothing is ever spent on credit, so whatever dies, hangs or gets
+// lost can only leave hits unused; and as long as nothing does, none are.
 
 // grant is hits that the store has debited and that may be spent here. The zero grant is empty.
 type grant struct {
 	left   uint64        // hits not spent yet
-	rest   uint64        // hits that the store had left after debiting these
 	window int64         // start of the fixed window that they belong to, by the store's clock, in µs; 0 if there is none
 	ends   engine.Micros // by this replica's clock: from then on they are not spent any more
 	reset  engine.Micros // by this replica's clock: the window ends, or the bucket would be full, no earlier than this
+	over   engine.Micros // by this replica's clock: the window has ended by then
+	resets uint32        // resets of the key that this replica knew of when it asked for them; see [resets]
 }
 
 // lease is what a replica holds of one counter: the hits that it is spending, those that arrived before these ran out,
 // and the refill that it has asked for.
 type lease struct {
-	now, next grant  // spent in this order
+	now, next grant  // spent in this order, and of the same window
 	asked     uint32 // the number of the refill under way; 0 if there is none
 	refills   uint32 // the number of the last refill
 }
 
-// granted returns the grant of hits made by the answer d to a call that began at time at. It ends after ttl or with its
-// window, whichever is first, and early enough for a clock that loses 200 ppm and reads 1 ms too little.
-func granted(d *engine.Decision, hits uint64, at, ttl engine.Micros) grant {
-	g := grant{left: hits, rest: left(d.Left, hits), window: d.Window, reset: at + micros(d.ResetAfter)}
+// flight is a refill that was asked for.
+type flight struct {
+	number   uint32
+	answered bool // what still comes is a copy
+}
+
+// granted returns the grant of hits made by the answer d, which came at time came, to a call that began at time at. It
+// ends after ttl or with its window, whichever is first, and early enough for a clock that loses 200 ppm and reads 1 ms
+// too little.
+func granted(d *engine.Decision, hits uint64, at, came, ttl engine.Micros) grant {
+	resetAfter := micros(d.ResetAfter)
+	g := grant{left: hits, window: d.Window, reset: at + resetAfter, over: came + later(resetAfter) + millisecond}
 	if d.Window != 0 {
-		ttl = min(ttl, micros(d.ResetAfter))
+		ttl = min(ttl, resetAfter)
 	}
 	g.ends = at + sooner(ttl) - millisecond
 	return g
@@ -43,34 +52,44 @@ func granted(d *engine.Decision, hits uint64, at, ttl engine.Micros) grant {
 // live reports whether hits of g may be spent.
 func (g grant) live(now engine.Micros) bool { return g.left > 0 && now < g.ends }
 
+// late reports whether the window of g has ended, so that there is nothing to give its hits back to.
+func (g grant) late(now engine.Micros) bool { return g.window != 0 && now >= g.over }
+
 // mayAsk reports whether a refill may be asked for: one at a time, and only for as many grants as l has room for.
 func (l lease) mayAsk() bool { return l.asked == 0 && l.next.left == 0 }
 
-// ask begins a refill, and returns its number.
-func (l lease) ask() (lease, uint32) {
+// ask begins a refill.
+func (l lease) ask() (lease, flight) {
 	l.refills = max(l.refills+1, 1)
 	l.asked = l.refills
-	return l, l.asked
+	return l, flight{number: l.refills}
 }
 
-// receive adds the grant of a refill. If that refill is no longer waited for, or was answered before, it returns false:
-// the hits are lost.
-func (l lease) receive(refill uint32, g grant) (lease, bool) {
-	if refill == 0 || refill != l.asked {
-		return l, false
+// waitsFor reports whether l would take the answer to f.
+func (l lease) waitsFor(f flight) bool { return l.asked != 0 && f.number == l.asked && !f.answered }
+
+// receive adds the grant g, which answers the refill f. It returns what has to be given back: g if l does not wait for f,
+// or hits of the window before that of g. A copy of an answer does nothing.
+func (l lease) receive(f flight, g grant) (next lease, answered flight, back grant) {
+	switch {
+	case f.answered:
+		return l, f, grant{}
+	case !l.waitsFor(f):
+		back = g
+	case l.now.left == 0:
+		l.asked, l.now = 0, g
+	case l.now.window != g.window:
+		l.asked, l.now, back = 0, g, l.now
+	default:
+		l.asked, l.next = 0, g
 	}
-	l.asked = 0
-	if l.now.left == 0 {
-		l.now = g
-	} else {
-		l.next = g
-	}
-	return l, true
+	f.answered = true
+	return l, f, back
 }
 
-// lose ends a refill without an answer. What it may have debited is lost.
-func (l lease) lose(refill uint32) lease {
-	if refill == l.asked {
+// lose stops waiting for f. If an answer comes all the same, its hits are given back.
+func (l lease) lose(f flight) lease {
+	if f.number == l.asked {
 		l.asked = 0
 	}
 	return l
@@ -144,12 +163,9 @@ const (
 	minLease  = 2 // requests; fewer are not worth it
 )
 
-// most returns the largest lease that a rule allows for requests of the given cost, in hits; 0 means none.
-func most(l *engine.Limit, rule backend.Lease, cost uint64) uint64 {
-	hits := l.Hits
-	if l.Algorithm == engine.TokenBucket {
-		hits = min(hits, l.Burst)
-	}
+// most returns the largest lease that a rule allows, in hits; 0 means none.
+func most(l *engine.Limit, rule backend.Lease) uint64 {
+	hits := min(capacity(l), l.Hits)
 	switch {
 	case rule == backend.LeaseAuto:
 		hits /= percent
@@ -158,10 +174,18 @@ func most(l *engine.Limit, rule backend.Lease, cost uint64) uint64 {
 	default:
 		return 0
 	}
-	if hits < minLease || hits/minLease < cost {
+	if hits < minLease {
 		return 0
 	}
 	return hits
+}
+
+// capacity returns the most hits that may be left of l, which is a fixed window or a token bucket.
+func capacity(l *engine.Limit) uint64 {
+	if l.Algorithm == engine.TokenBucket {
+		return l.Burst
+	}
+	return l.Hits
 }
 
 // wants returns how many hits to ask for, as a multiple of cost, if left hits are left and lasts is about how many a

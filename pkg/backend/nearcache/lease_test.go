@@ -265,6 +265,9 @@ func TestLeaseMeets(t *testing.T) {
 			if d := r.do(backend.Give, 10); d.Left != all+10 {
 				r.Errorf("after giving 10 back %d are left, want %d", d.Left, all+10)
 			}
+			if d := r.do(backend.Take, 1); d.Left != all+10 {
+				r.Errorf("a take after giving 10 back is told %+v, want %d left", d, all+10)
+			}
 		},
 		"Stop": func(r *lessor) {
 			all := r.left() + r.leased()

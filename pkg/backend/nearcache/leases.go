@@ -2,7 +2,6 @@ package nearcache
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
@@ -37,6 +36,7 @@ type leases struct {
 	mask     uint64
 	shards   []leaseShard
 	backs    backs
+	resets   resets
 	flights  flights
 }
 
@@ -51,7 +51,9 @@ type leaseShard struct {
 }
 
 type leaseStats struct {
-	served, leased, spent, unspent, evicted uint64
+	served, leased, spent, evicted uint64
+
+	fates fates
 }
 
 // entry is what is known about a hot key. It is guarded by its shard's mu.
@@ -59,6 +61,7 @@ type entry struct {
 	lease
 	hash   uint64
 	limits [1]engine.Limit
+	ladder ladder        // what remains, for each hit of the lease
 	size   uint64        // hits of the last grant
 	left   uint64        // hits that the store had left at the last answer
 	whole  engine.Micros // when the window of that answer ends; 0 if it had no window
@@ -81,11 +84,11 @@ const (
 
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
 	n := shardsFor(keys)
-	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n)}
+	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
 	ls.backs.wake = make(chan struct{}, 1)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
-		known, err := simplelru.NewLRU(max(keys/n, 1), func(k backend.Key, e *entry) { ls.evicted(sh, k, e) })
+		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
 		if err != nil {
 			panic("nearcache: a cache of at least one key was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
@@ -109,7 +112,20 @@ func leasable(op *backend.Op) uint64 {
 	if l.Listed || l.Debt > 0 || l.Algorithm != engine.FixedWindow && l.Algorithm != engine.TokenBucket {
 		return 0
 	}
-	return most(l, op.Lease, max(op.Take.Cost, 1))
+	return most(l, op.Lease)
+}
+
+// impossible reports whether op is a take that is refused at any time, and changes nothing.
+func impossible(op *backend.Op) bool {
+	if op.Mode != backend.Take || op.Take.Cost == 0 || op.Penalty != nil {
+		return false
+	}
+	for i := range op.Limits {
+		if l := &op.Limits[i]; l.CountRefused || l.Algorithm == engine.Concurrency {
+			return false
+		}
+	}
+	return !passable(op.Limits, op.Take.Cost)
 }
 
 // visit is an op being answered from the leases. The shard is locked.
@@ -127,28 +143,32 @@ type visit struct {
 // is what to wait for. op may not wait if ops, the ops of the call, is nil, or if others of them have the same key,
 // since it would be decided after them.
 func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
-	sh := ls.shard(n.hash)
+	v := &visit{ls, ls.shard(n.hash), op, n, leasable(op), now}
+	if op.Take.Cost > v.most && impossible(op) {
+		return asks // just for the texts and times of its refusal
+	}
+	sh := v.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Get(op.Key)
 	switch op.Mode {
 	case backend.Reset:
-		if ok {
-			ls.forget(sh, op.Key, e)
-		}
+		ls.forget(sh, op.Key, n.hash)
 		n.resets = true
 		return asks
 	case backend.Give:
-		n.adds = ok
+		if e, ok := sh.known.Peek(op.Key); ok {
+			n.add(e)
+		}
 		return asks
 	case backend.Take, backend.Look:
 	}
-	v := &visit{ls, sh, op, n, leasable(op), now}
+	takes := op.Mode == backend.Take && op.Take.Cost > 0
+	e, ok := v.find(takes)
 	if ok && (len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) || v.most == 0 && op.Mode == backend.Take) {
 		v.change(e)
 		return asks
 	}
-	if op.Mode == backend.Look || op.Take.Cost == 0 {
+	if !takes {
 		return v.look(e)
 	}
 	if v.most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.flights.open.Load() {
@@ -162,8 +182,22 @@ func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backe
 	return v.take(e, ops)
 }
 
+// find returns what is known about op's key. Only takes keep it from being swept.
+func (v *visit) find(takes bool) (*entry, bool) {
+	if takes {
+		return v.shard.known.Get(v.op.Key)
+	}
+	return v.shard.known.Peek(v.op.Key)
+}
+
+// fits reports whether requests of op's cost are worth a lease.
+func (v *visit) fits() bool { return v.op.Take.Cost <= v.most/minLease }
+
 // meet counts a take of an unknown key, and adds an entry if the key is hot.
 func (v *visit) meet() *entry {
+	if !v.fits() {
+		return nil
+	}
 	count := v.shard.heat.touch(v.note.hash, v.now)
 	if count < hotForced || count < hotAuto && v.op.Lease == backend.LeaseAuto {
 		return nil
@@ -179,43 +213,74 @@ func (v *visit) meet() *entry {
 
 // take decides a take of a known key.
 func (v *visit) take(e *entry, ops []backend.Op) verdict {
-	op, n := v.op, v.note
+	op, n, fits := v.op, v.note, v.fits()
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
-	if e.touched = v.now; !n.counted {
+	if e.touched = v.now; !n.counted && fits {
 		e.hits, n.counted = e.hits+hits, true
 	}
 	var over [2]grant
 	e.lease, over = e.expire(v.now)
-	v.giveBack(v.shard, op.Key, e, over)
+	ended := over[0].left + over[1].left
+	if ended > 0 {
+		e.ladder.drop(ended)
+	}
 	var from grant
 	var ok bool
 	if e.lease, from, ok = e.spend(hits, v.now); ok {
-		op.Decision, op.Err, op.Remembered = from.decide(op, v.now), nil, false
+		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.take(hits)+hits, v.now), nil, false
 		v.shard.stats.served++
 		v.shard.stats.spent += hits
-		if e.mayAsk() && e.now.left <= e.size/4 {
+		if fits && e.mayAsk() && e.now.left <= e.size/4 {
 			v.refill(e)
+		}
+		if ended > 0 {
+			v.giveBack(v.back(e), over[:]...)
 		}
 		return served
 	}
 	n.learns = true
-	if v.refill(e); e.wait != nil && hits <= v.most && ops != nil && alone(ops, n.index) {
+	if fits {
+		v.refill(e)
+	}
+	if n.after = e.wait; fits && n.after != nil && hits <= v.most && ops != nil && alone(ops, n.index) {
+		v.giveBack(v.back(e), over[:]...)
 		n.wait = e.wait
 		return waits
 	}
-	if e.has(v.now) > 0 { // too few for this take: let the store decide with all hits there are
-		n.ends, n.holds = true, true
-		n.back = &returning{limit: e.limits[0]}
-		e.lease, n.back.grants = e.empty()
-	}
+	// If there are too few for this take, the store decides with all there are.
+	var all [2]grant
+	e.lease, all = e.empty()
+	e.ladder = ladder{}
+	v.returns(e, over, all)
 	return asks
 }
 
-// decide returns the decision for op, which spends hits of g.
-func (g grant) decide(op *backend.Op, now engine.Micros) engine.Decision {
+// back returns what is needed to give back hits of e.
+func (v *visit) back(e *entry) back { return back{key: v.op.Key, hash: e.hash, limit: e.limits[0]} }
+
+// returns has grants of e given back in op's call, before op.
+func (v *visit) returns(e *entry, grants ...[2]grant) {
+	n, k := v.note, 0
+	for _, two := range grants {
+		for _, g := range two {
+			if g.left == 0 || v.worthless(&g, e.hash, v.now) {
+				continue
+			}
+			if n.back == nil {
+				n.ends, n.holds = true, true
+				n.back = &returning{back: v.back(e)}
+			}
+			n.back.grants[k] = g
+			k++
+		}
+	}
+}
+
+// decide returns the decision for op, which found left hits, and spends hits of g.
+func (g grant) decide(op *backend.Op, left uint64, now engine.Micros) engine.Decision {
 	return engine.Decision{
 		Admitted:   op.Take.Count,
-		Left:       g.rest + g.left,
+		Left:       left,
 		ResetAfter: time.Duration(max(g.reset-now, 0)) * time.Microsecond,
 		Window:     g.window,
 	}
@@ -232,13 +297,17 @@ func (v *visit) look(e *entry) verdict {
 		hits = min(op.Take.Count, 1)
 	}
 	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
-		op.Decision, op.Err, op.Remembered = from.decide(op, v.now), nil, false
+		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.top(), v.now), nil, false
 		v.shard.stats.served++
 		return served
 	}
-	v.note.adds, v.note.holds = true, e.has(v.now) > 0
+	v.note.add(e)
+	v.note.holds = e.has(v.now) > 0
 	return asks
 }
+
+// add notes that the hits leased of e are to be added to the answer.
+func (n *note) add(e *entry) { n.adds, n.after, n.refills = true, e.wait, e.refills }
 
 // change ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
 // alternate.
@@ -246,10 +315,10 @@ func (v *visit) change(e *entry) {
 	if v.op.Mode == backend.Look {
 		return // from an operator, or from a request whose take comes next
 	}
-	n := v.note
-	n.ends, n.holds = true, true
-	n.back = &returning{limit: e.limits[0]}
-	e.lease, n.back.grants = e.end()
+	v.note.ends, v.note.holds = true, true
+	var all [2]grant
+	e.lease, all = e.end()
+	v.returns(e, all)
 	if v.most == 0 {
 		v.shard.known.Remove(v.op.Key)
 		return
@@ -261,12 +330,15 @@ func (v *visit) change(e *entry) {
 }
 
 // forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
-func (ls *leases) forget(sh *leaseShard, key backend.Key, e *entry) {
+func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
+	ls.resets.of(hash).Add(1)
+	e, ok := sh.known.Peek(key)
+	if !ok {
+		return
+	}
 	var over [2]grant
 	e.lease, over = e.end()
-	for _, g := range over {
-		sh.stats.unspent += g.left
-	}
+	sh.stats.fates.reset += over[0].left + over[1].left
 	sh.known.Remove(key)
 }
 
@@ -279,39 +351,52 @@ func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts b
 	sh := ls.shard(n.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	e, ok := sh.known.Peek(op.Key)
-	if !ok {
+	if n.resets {
+		ls.forget(sh, op.Key, n.hash)
 		return true
 	}
-	switch d := &op.Decision; {
-	case n.resets:
-		ls.forget(sh, op.Key, e)
-	case op.Err != nil || !e.limits[0].Equal(op.Limits[0]):
-	case n.adds:
+	e, ok := sh.known.Peek(op.Key)
+	if !ok || op.Err != nil || len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) {
+		return true
+	}
+	if n.adds {
 		has := e.has(now)
-		e.add(op, has)
+		e.add(op, n, has)
 		return has == 0
-	default:
-		e.told(d, engine.Times(d.Admitted, op.Take.Cost), at)
+	}
+	d := &op.Decision
+	spent := engine.Times(d.Admitted, op.Take.Cost)
+	e.told(d, spent, at)
+	if spent > 0 && e.ladder.n > 0 { // a refill has come in the meantime
+		e.ladder.add(run{low: left(d.Left, spent), n: spent})
+		d.Left = e.ladder.take(spent) + spent
 	}
 	return true
 }
 
 // add adds has leased hits to the store's answer.
-func (e *entry) add(op *backend.Op, has uint64) {
-	d, l := &op.Decision, &e.limits[0]
-	d.Left = min(d.Left+has, max(l.Hits, l.Burst))
-	if op.Mode == backend.Give || d.Admitted >= op.Take.Count {
+func (e *entry) add(op *backend.Op, n *note, has uint64) {
+	d := &op.Decision
+	if n.after == nil && n.refills == e.refills { // what is leased was debited before
+		e.ladder.lift(d.Left)
+	}
+	d.Left = min(d.Left+has, capacity(&e.limits[0]))
+	if op.Mode == backend.Give {
 		return
 	}
-	admitted := op.Take.Count
-	if op.Take.Cost > 0 {
-		admitted = min(admitted, d.Left/op.Take.Cost)
-	} else if d.Left == 0 {
-		admitted = 0
+	if d.Admitted < op.Take.Count {
+		admitted := op.Take.Count
+		if op.Take.Cost > 0 {
+			admitted = min(admitted, d.Left/op.Take.Cost)
+		} else if d.Left == 0 {
+			admitted = 0
+		}
+		if d.Admitted = max(d.Admitted, admitted); d.Admitted == op.Take.Count {
+			d.RetryAfter = 0
+		}
 	}
-	if d.Admitted = max(d.Admitted, admitted); d.Admitted == op.Take.Count {
-		d.RetryAfter = 0
+	if e.ladder.n > 0 { // what a take would be told
+		d.Left = max(e.ladder.top(), engine.Times(d.Admitted, op.Take.Cost))
 	}
 }
 
@@ -325,6 +410,9 @@ func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
 
 // count adds the counts of ls to s.
 func (ls *leases) count(s *Stats) {
+	ls.backs.mu.Lock() // first, so that nothing is counted as gone before it was leased
+	ls.backs.fates.add(s)
+	ls.backs.mu.Unlock()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
@@ -333,67 +421,16 @@ func (ls *leases) count(s *Stats) {
 		s.Hits += sh.stats.served
 		s.Leased += sh.stats.leased
 		s.Spent += sh.stats.spent
-		s.Unspent += sh.stats.unspent
+		sh.stats.fates.add(s)
 		sh.mu.Unlock()
 	}
-	ls.backs.mu.Lock()
-	defer ls.backs.mu.Unlock()
-	s.Returned += ls.backs.returned
-	s.Unspent += ls.backs.lost
+	s.Unspent = s.Ended + s.Reset + s.Failed
+	s.Held = s.Leased - s.Spent - s.Returned - s.Full - s.Unspent
 }
 
 // evicted gives back what is left of the lease of a key that is dropped. The shard must be locked.
-func (ls *leases) evicted(sh *leaseShard, key backend.Key, e *entry) {
+func (ls *leases) evicted(key backend.Key, e *entry) {
 	var over [2]grant
 	e.lease, over = e.end()
-	ls.giveBack(sh, key, e, over)
-}
-
-// giveBack queues grants to be given back by [leases.run].
-func (ls *leases) giveBack(sh *leaseShard, key backend.Key, e *entry, over [2]grant) {
-	for _, g := range over {
-		if g.left == 0 {
-			continue
-		}
-		if !ls.backs.add(back{key: key, hash: e.hash, limit: e.limits[0], grant: g}) {
-			sh.stats.unspent += g.left
-		}
-	}
-}
-
-// flights bounds the refills under way, and waits for them.
-type flights struct {
-	open atomic.Bool // refills may begin
-	mu   sync.Mutex  // guards changes of open, and n
-	n    int
-	wg   sync.WaitGroup
-}
-
-// maxFlights is how many refills may be under way at once.
-const maxFlights = 256
-
-// begin reports whether a refill may begin. If so it must end with done.
-func (f *flights) begin() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.open.Load() || f.n >= maxFlights {
-		return false
-	}
-	f.n++
-	f.wg.Add(1)
-	return true
-}
-
-func (f *flights) done() {
-	f.mu.Lock()
-	f.n--
-	f.mu.Unlock()
-	f.wg.Done()
-}
-
-// set allows or forbids refills to begin.
-func (f *flights) set(open bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.open.Store(open)
+	ls.giveBack(back{key: key, hash: e.hash, limit: e.limits[0]}, over[:]...)
 }

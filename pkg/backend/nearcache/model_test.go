@@ -252,17 +252,17 @@ func (m *model) local(s modelState, i int) {
 	if l.mayAsk() {
 		next := s
 		r := &next.replicas[i]
-		asked, number := l.ask()
+		asked, f := l.ask()
 		r.set(asked)
 		if r.call.number != 0 {
 			r.other = r.call
 		}
-		r.call = modelCall{number: uint8(number), at: s.time}
+		r.call = modelCall{number: uint8(f.number), at: s.time}
 		m.reach(next, i, "asking for a refill")
 	} else if l.asked != 0 {
 		next := s
 		r := &next.replicas[i]
-		r.set(l.lose(l.asked))
+		r.set(l.lose(flight{number: l.asked}))
 		if m.hits <= modelLate {
 			m.reach(next, i, "giving up a reply, which may come late")
 		}
@@ -311,7 +311,7 @@ func (m *model) messages(s modelState, i int) {
 		default:
 			next := s
 			r := &next.replicas[i]
-			l, _ := r.lease().receive(uint32(c.number), c.grant.unpack())
+			l, _, _ := r.lease().receive(flight{number: uint32(c.number)}, c.grant.unpack())
 			r.set(l)
 			m.reach(next, i, "a reply that may come again")
 			*call(r) = modelCall{}
@@ -327,7 +327,7 @@ func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall,
 	d := s.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {
 		return l.Take(st, now, engine.Take{Cost: 1, Extra: want})
 	})
-	g := packGrant(granted(&d, d.Admitted, replicaTime(c.at), modelTTL))
+	g := packGrant(granted(&d, d.Admitted, replicaTime(c.at), replicaTime(s.time), modelTTL))
 	*c = modelCall{number: c.number, decided: true, grant: g}
 	if g.left == 0 {
 		*c = modelCall{}

@@ -66,10 +66,18 @@ type Stats struct {
 	Remembered int    // those among Entries that are refusals, including those that have ended since
 	Forgotten  uint64 // those among Evictions that were refusals
 
-	// Hits of counters that were leased, and what has become of them. The rest is still leased.
+	// Hits that were leased, which is to say debited in the store, and what has become of them. While nothing dies,
+	// Leased is the sum of Spent, Returned, Full, Held, Ended, Reset and Failed.
 
-	Leased, Spent, Returned uint64
-	Unspent                 uint64 // neither spent nor returned: the cost of leasing
+	Leased   uint64
+	Spent    uint64
+	Returned uint64 // given back
+	Full     uint64 // given back to a bucket that is full with them: some of them may have been more than it holds
+	Held     uint64 // to be spent, or on their way back
+	Ended    uint64 // ended with their window
+	Reset    uint64 // of counters that were reset
+	Failed   uint64 // given back by calls that failed, and so perhaps not given back
+	Unspent  uint64 // the cost of leasing: the sum of Ended, Reset and Failed
 }
 
 // Backend is a [backend.Backend] over another one.

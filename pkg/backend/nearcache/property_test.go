@@ -26,7 +26,13 @@ import (
 type wire struct {
 	*fleet
 
-	dead bool // guarded by fleet.mu: the replica's process has died
+	// Guarded by fleet.mu.
+
+	dead     bool   // the replica's process has died
+	taken    uint64 // hits that were debited for leases
+	gave     uint64 // hits of leases that came back
+	accepted uint64 // those of them that windows counted
+	spent    uint64 // hits that were admitted without asking the store
 }
 
 // trace is what became of a request; its context holds it.
@@ -49,16 +55,23 @@ var errLost = errors.New("lost")
 
 // Apply decides ops, some of which get an error instead of an answer.
 func (w *wire) Apply(ctx context.Context, ops []backend.Op) {
-	before, after, fate := w.weather()
+	before, after, fate := w.delays()
 	time.Sleep(before)
 	w.mu.Lock()
-	if w.dead || fate == 0 {
+	if w.dead || fate == 0 || ctx.Err() != nil {
 		w.mu.Unlock()
 		lose(ops)
+		for i := range ops {
+			if fate != 0 {
+				ops[i].Err = backend.ErrUnsent
+			}
+		}
 		return
 	}
 	twice := append([]backend.Op(nil), ops...)
-	w.apply(ctx, ops)
+	for i := range ops {
+		w.apply(ctx, ops[i:i+1])
+	}
 	if fate == 1 {
 		for i := range twice {
 			if twice[i].Mode == backend.Take {
@@ -94,10 +107,20 @@ type fleet struct {
 	rand     *rand.Rand
 	debited  map[backend.Key]uint64 // hits for leases, less those that came back
 	events   int
-	calm     bool // nothing goes wrong, so that hits that are lost do not hide such as come twice
+	weather  weather
 	replicas []*member
+	stopped  []*member
 	running  sync.WaitGroup
 }
+
+// weather is how calls fare.
+type weather uint8
+
+const (
+	calm  weather = iota // they take a millisecond at most
+	slow                 // some take seconds, but all arrive, so that hits that are lost do not hide such as come twice
+	rough                // some are lost, or arrive twice
+)
 
 // member is a replica.
 type member struct {
@@ -116,12 +139,12 @@ func (f *fleet) moment(key backend.Key) moment {
 // fine is what becomes of most calls; what is less is bad.
 const fine = 100
 
-// weather draws how long a call and its reply are on their way, and whether something happens to them: the call is
-// lost, arrives twice, or its reply is lost; mostly, nothing happens.
-func (f *fleet) weather() (before, after time.Duration, fate int) {
+// delays draws how long a call and its reply are on their way, and whether something happens to them: the call is lost,
+// arrives twice, or its reply is lost; mostly, nothing happens.
+func (f *fleet) delays() (before, after time.Duration, fate int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.calm {
+	if f.weather == calm {
 		return time.Duration(f.rand.Int64N(int64(time.Millisecond))), 0, fine
 	}
 	delay := func() time.Duration {
@@ -133,20 +156,43 @@ func (f *fleet) weather() (before, after time.Duration, fate int) {
 		}
 		return time.Duration(f.rand.Int64N(int64(time.Millisecond)))
 	}
-	return delay(), delay(), f.rand.IntN(fine + 1)
+	before, after, fate = delay(), delay(), f.rand.IntN(fine+1)
+	if f.weather == slow {
+		fate = fine
+	}
+	return before, after, fate
 }
 
-// apply decides ops, and keeps the sum of what is debited for leases. f.mu must be held.
-func (f *fleet) apply(ctx context.Context, ops []backend.Op) {
-	f.store.Apply(ctx, ops)
-	for i := range ops {
-		switch op := &ops[i]; {
-		case op.Take.Extra > 0:
-			f.debited[op.Key] += op.Decision.Admitted * op.Take.Cost
-		case op.Mode == backend.Give && op.Lease == backend.LeaseOff: // from a lease
-			f.debited[op.Key] -= min(op.Take.Cost, f.debited[op.Key])
-		}
+// apply decides one op, and keeps account of what is debited for leases. f.mu must be held.
+func (w *wire) apply(ctx context.Context, ops []backend.Op) {
+	op := &ops[0]
+	before := w.counted(ctx, op)
+	w.store.Apply(ctx, ops)
+	switch {
+	case op.Take.Extra > 0:
+		w.debited[op.Key] += op.Decision.Admitted * op.Take.Cost
+		w.taken += op.Decision.Admitted * op.Take.Cost
+	case op.Mode == backend.Give && op.Lease == backend.LeaseOff: // from a lease
+		w.debited[op.Key] -= min(op.Take.Cost, w.debited[op.Key])
+		w.gave += op.Take.Cost
+		w.accepted += before - w.counted(ctx, op)
 	}
+}
+
+// counted returns what windows have counted of op's key, if op gives hits back.
+func (f *fleet) counted(ctx context.Context, op *backend.Op) uint64 {
+	if op.Mode != backend.Give || len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow {
+		return 0
+	}
+	return count(ctx, f.store, op.Key, op.Limits[0])
+}
+
+// count returns how many hits the window of a key has counted.
+func count(ctx context.Context, store backend.Backend, key backend.Key, l engine.Limit) uint64 {
+	l.Hits = math.MaxUint32
+	look := []backend.Op{{Key: key, Limits: engine.Limits{l}, Mode: backend.Look, Take: engine.Take{Count: 1}}}
+	store.Apply(ctx, look)
+	return l.Hits - look[0].Decision.Left
 }
 
 // now is the store's time.
@@ -211,7 +257,7 @@ func (b *bound) wrongWindow() string {
 }
 
 // TestLeaseBound: whatever the clocks, and whatever the order of requests, evictions, reloads, deaths, and of calls and
-// replies that are lost, late or doubled, no more is admitted than the bound allows.
+// replies that are lost, late or doubled, no more is admitted than the bound allows. Where nothing is lost, no hit is.
 func TestLeaseBound(t *testing.T) {
 	for _, a := range []engine.Algorithm{engine.FixedWindow, engine.TokenBucket} {
 		t.Run(a.String(), func(t *testing.T) {
@@ -222,6 +268,9 @@ func TestLeaseBound(t *testing.T) {
 					if wrong := b.wrong(); wrong != "" {
 						r.Fatal(wrong)
 					}
+				}
+				if g.lost != "" {
+					r.Fatal(g.lost)
 				}
 				leased, admitted, refused, failed = leased+g.leased, admitted+g.admitted, refused+g.refused, failed+g.failed
 			})
@@ -262,24 +311,25 @@ type game struct {
 	keys   int
 	bounds []*bound
 	asking sync.WaitGroup
+	lost   string // what is wrong at the end; see unaccounted
 
 	leased, admitted, refused, failed uint64 // guarded by mu
 }
 
 func newGame(t *rapid.T, a engine.Algorithm) *game {
 	hits := rapid.SampledFrom([]uint64{100, 300, 300, 2000, 20_000}).Draw(t, "hits")
-	l := engine.Limit{Algorithm: a, Hits: hits, Window: rapid.SampledFrom([]engine.Micros{second, second, 2500_000, minute}).Draw(t, "window")}
+	l := engine.Limit{Algorithm: a, Hits: hits, Window: rapid.SampledFrom([]engine.Micros{second, second, 2500_000, minute, hour}).Draw(t, "window")}
 	if a == engine.TokenBucket {
 		l.Burst = max(hits/rapid.SampledFrom([]uint64{1, 2, 10}).Draw(t, "burst"), 10)
 		l.Initial = l.Burst
 	} else {
 		l.CountRefused = rapid.Bool().Draw(t, "count refused")
 	}
-	seed := rapid.Uint64().Draw(t, "weather")
+	seed := rapid.Uint64().Draw(t, "seed")
 	g := &game{
 		fleet: &fleet{
 			store: memory.New(memory.Config{Now: now}), rand: rand.New(rand.NewPCG(seed, 1)), debited: map[backend.Key]uint64{},
-			calm: rapid.Bool().Draw(t, "calm"),
+			weather: rapid.SampledFrom([]weather{calm, slow, rough, rough}).Draw(t, "weather"),
 		},
 		limit: l,
 		lease: rapid.SampledFrom([]backend.Lease{backend.LeaseAuto, 20, 1000}).Draw(t, "lease"),
@@ -299,15 +349,23 @@ func newGame(t *rapid.T, a engine.Algorithm) *game {
 func (g *game) step(t *rapid.T) {
 	i := rapid.IntRange(0, len(g.replicas)-1).Draw(t, "replica")
 	m := g.replicas[i]
-	switch rapid.SampledFrom([]string{"burst", "burst", "burst", "burst", "burst", "burst", "burst", "burst", "reload", "die", "stop"}).Draw(t, "step") {
+	switch rapid.SampledFrom([]string{
+		"burst", "burst", "burst", "burst", "burst", "burst", "burst", "burst", "reload", "die", "stop", "account",
+	}).Draw(t, "step") {
 	case "burst":
 		b := burst{
 			key: rapid.IntRange(0, g.keys-1).Draw(t, "key"), n: rapid.IntRange(1, 1000).Draw(t, "requests"),
-			cost: rapid.SampledFrom([]uint64{1, 1, 1, 1, 1, 1, 3, 7}).Draw(t, "cost"), mode: backend.Take, limit: g.limit, lease: g.lease,
+			cost: rapid.SampledFrom([]uint64{1, 1, 1, 1, 1, 1, 3, 7, 60, g.limit.Hits / 2, g.limit.Hits + 1}).Draw(t, "cost"),
+			mode: backend.Take, limit: g.limit, lease: g.lease,
 			each: time.Duration(rapid.SampledFrom([]int{0, 200, 1000, 1000, 3000}).Draw(t, "µs between")) * time.Microsecond,
 		}
-		if rapid.IntRange(0, 40).Draw(t, "gives") == 40 {
-			b.mode, b.n = backend.Give, 1
+		switch rapid.IntRange(0, 40).Draw(t, "another mode") {
+		case 40:
+			b.mode, b.n, b.lease = backend.Give, 1, backend.LeaseAuto // unlike what comes from a lease
+		case 39:
+			b.mode = backend.Look
+		case 38, 37:
+			b.gone = true
 		}
 		g.asking.Go(func() { g.ask(m, b) })
 	case "reload": // one replica sees it before the others do
@@ -324,13 +382,22 @@ func (g *game) step(t *rapid.T) {
 		g.mu.Lock()
 		m.wire.dead = true
 		g.mu.Unlock()
-		m.stop()
-		g.replicas[i] = g.start(1000)
+		g.replace(i)
 	case "stop":
-		m.stop()
-		g.replicas[i] = g.start(1000)
+		g.replace(i)
+	case "account":
+		if wrong := g.misheld(); wrong != "" {
+			t.Fatal(wrong)
+		}
 	}
 	time.Sleep(time.Duration(rapid.SampledFrom([]int{0, 1, 30, 200, 1000, 5000}).Draw(t, "ms")) * time.Millisecond)
+}
+
+// replace stops a replica, and starts another one.
+func (g *game) replace(i int) {
+	g.replicas[i].stop()
+	g.stopped = append(g.stopped, g.replicas[i])
+	g.replicas[i] = g.start(1000)
 }
 
 // burst is requests of one kind, one after the other.
@@ -338,6 +405,7 @@ type burst struct {
 	key, n int
 	cost   uint64
 	mode   backend.Mode
+	gone   bool // their callers do not wait for an answer
 	each   time.Duration
 	limit  engine.Limit
 	lease  backend.Lease
@@ -361,9 +429,12 @@ func (g *game) one(m *member, b burst) {
 	tr := new(trace)
 	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), traceKey{}, tr), time.Second)
 	defer cancel()
+	if b.gone {
+		cancel()
+	}
 	ops := []backend.Op{{Key: key, Limits: engine.Limits{b.limit}, Mode: b.mode, Lease: b.lease, Take: engine.Take{Cost: b.cost, Count: 1}}}
 	m.Apply(ctx, ops)
-	if b.mode == backend.Give {
+	if b.mode != backend.Take {
 		return
 	}
 	g.mu.Lock()
@@ -380,6 +451,7 @@ func (g *game) one(m *member, b burst) {
 		tr.moment = g.moment(key)
 		g.debited[key] -= min(b.cost, g.debited[key])
 		g.leased++
+		m.wire.spent += b.cost
 	}
 	tr.hits = b.cost
 	g.admitted++
@@ -393,4 +465,5 @@ func (g *game) end() {
 		m.stop()
 	}
 	g.running.Wait()
+	g.lost = g.unaccounted()
 }

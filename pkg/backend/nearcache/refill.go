@@ -3,6 +3,7 @@ package nearcache
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -16,10 +17,12 @@ const patience = time.Second
 // refill is a refill under way.
 type refill struct {
 	key    backend.Key
+	hash   uint64
 	entry  *entry
-	number uint32
+	flight flight // guarded by the shard of key
 	limits [1]engine.Limit
 	wait   chan struct{} // closed when it ends
+	resets uint32        // of key before it began; see [resets]
 	cost   uint64
 	count  uint64 // of requests with that cost
 }
@@ -44,12 +47,15 @@ func (v *visit) refill(e *entry) {
 	}
 	cost := op.Take.Cost
 	hits := wants(v.most, e.left, lasts, cost)
-	if hits == 0 || !v.flights.begin() {
+	if hits == 0 || v.backs.full() || !v.flights.begin() {
 		return
 	}
-	f := &refill{key: op.Key, entry: e, limits: e.limits, wait: make(chan struct{}), cost: cost, count: hits / cost}
+	f := &refill{
+		key: op.Key, hash: e.hash, entry: e, limits: e.limits, wait: make(chan struct{}),
+		resets: v.resets.of(e.hash).Load(), cost: cost, count: hits / cost,
+	}
 	e.since, e.hits, e.wait = now, 0, f.wait
-	e.lease, f.number = e.ask()
+	e.lease, f.flight = e.ask()
 	go v.fetch(f) // with a deadline of its own: it does not belong to this caller alone
 }
 
@@ -60,7 +66,7 @@ func (ls *leases) fetch(f *refill) {
 		Key: f.key, Limits: f.limits[:], Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
-	n := note{hash: f.entry.hash}
+	n := note{hash: f.hash}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	at := ls.now()
@@ -74,113 +80,96 @@ func (ls *leases) fetch(f *refill) {
 	ls.land(f, &ops[0], at)
 }
 
-// land handles the store's answer to f, which it was sent at time at or later.
+// land handles the store's answer to f, which it was sent at time at or later. What the lease does not take goes back.
 func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	e, d := f.entry, &op.Decision
-	sh := ls.shard(e.hash)
+	sh := ls.shard(f.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	defer close(f.wait)
 	e.wait = nil
+	now := ls.now()
 	hits := engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
-		if e.lease = e.lose(f.number); op.Err == nil && d.Left >= f.cost {
-			e.calm = ls.now() + changed // a store that does not lease
+		if e.lease = e.lose(f.flight); op.Err == nil && d.Left >= f.cost {
+			e.calm = now + changed // a store that does not lease
 		} else {
-			e.calm = ls.now() + pause
+			e.calm = now + pause
 		}
 		return
 	}
 	sh.stats.leased += hits
-	keep := keeps(hits, d.Left)
-	g := granted(d, keep, at, ttl)
-	var ok bool
-	if e.lease, ok = e.receive(f.number, g); !ok { // the lease has ended in the meantime
-		sh.stats.unspent += hits
+	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
+		sh.stats.fates.reset += hits
+		e.lease = e.lose(f.flight)
 		return
 	}
+	keep := keeps(hits, d.Left)
+	g := granted(d, keep, at, now, ttl)
+	g.resets = f.resets
+	surplus := g
+	surplus.left = hits - keep
+	var over grant
+	taken := e.waitsFor(f.flight)
+	e.lease, f.flight, over = e.receive(f.flight, g)
+	ls.giveBack(back{key: f.key, hash: f.hash, limit: f.limits[0]}, over, surplus)
+	if !taken { // the lease has ended in the meantime
+		return
+	}
+	numbers := run{low: left(d.Left, keep), n: keep}
+	e.ladder.drop(over.left)
+	e.ladder.lift(numbers.low + keep)
+	e.ladder.add(numbers)
 	e.told(d, keep, at)
-	e.size = keep
-	if g.left = hits - keep; g.left > 0 {
-		ls.giveBack(sh, f.key, e, [2]grant{g})
-		e.calm = ls.now() + pause
+	if e.size = keep; surplus.left > 0 {
+		e.calm = now + pause
 	}
 }
 
-// back is hits to give back to the store.
-type back struct {
-	key   backend.Key
-	hash  uint64
-	limit engine.Limit
-	grant grant
+// flights bounds the refills under way, and waits for them.
+type flights struct {
+	open atomic.Bool // refills may begin
+	mu   sync.Mutex  // guards changes of open, and n
+	n    int
+	wg   sync.WaitGroup
 }
 
-// op returns the operation that gives b back.
-func (b *back) op() backend.Op {
-	return backend.Op{
-		Key: b.key, Limits: engine.Limits{b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
-		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
-	}
-}
+// maxFlights is how many refills may be under way at once.
+const maxFlights = 256
 
-// late reports whether the window that b belongs to has ended, so that there is nothing to give it back to.
-func (b *back) late(now engine.Micros) bool { return b.grant.window != 0 && now >= b.grant.reset }
-
-// backs is the queue of hits that [leases.run] gives back.
-type backs struct {
-	mu             sync.Mutex
-	all            []back
-	returned, lost uint64        // hits, in total
-	wake           chan struct{} // receives when something is queued
-}
-
-// maxBacks bounds the queue; what does not fit is lost.
-const maxBacks = 4096
-
-func (bs *backs) add(b back) bool {
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	if len(bs.all) >= maxBacks {
+// begin reports whether a refill may begin. If so it must end with done.
+func (f *flights) begin() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.open.Load() || f.n >= maxFlights {
 		return false
 	}
-	bs.all = append(bs.all, b)
-	select {
-	case bs.wake <- struct{}{}:
-	default:
-	}
+	f.n++
+	f.wg.Add(1)
 	return true
 }
 
-// cut removes up to most of them from the queue.
-func (bs *backs) cut(most int) []back {
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	n := min(most, len(bs.all))
-	cut := append([]back(nil), bs.all[:n]...)
-	bs.all = append(bs.all[:0], bs.all[n:]...)
-	return cut
+func (f *flights) done() {
+	f.mu.Lock()
+	f.n--
+	f.mu.Unlock()
+	f.wg.Done()
 }
 
-// gone counts hits that were given back or, if err is not nil, lost on the way.
-func (bs *backs) gone(hits uint64, err error) {
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	if err != nil {
-		bs.lost += hits
-	} else {
-		bs.returned += hits
-	}
+// set allows or forbids refills to begin.
+func (f *flights) set(open bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open.Store(open)
 }
 
-// How many keys' hits are given back in one call at most, and how often to look for keys that have cooled down.
-const (
-	maxGives = 128
-	sweeps   = 100 * time.Millisecond
-)
+// How often to look for keys that have cooled down, and for hits that could not be given back before.
+const sweeps = 100 * time.Millisecond
 
 // run allows leases, and gives back those of keys that have cooled down, until ctx ends; then it gives back everything.
 func (ls *leases) run(ctx context.Context) {
 	ls.flights.set(true)
+	context.AfterFunc(ctx, func() { ls.flights.set(false) }) // at once, although something may be on its way back
 	ticker := time.NewTicker(sweeps)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -196,16 +185,21 @@ func (ls *leases) run(ctx context.Context) {
 	}
 	ls.flights.set(false)
 	ls.flights.wg.Wait()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	ls.flush(ctx)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
 		sh.known.Purge()
 		sh.mu.Unlock()
-		ls.flush(ctx)
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	for !ls.flush(ctx) && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+	ls.backs.close()
 }
 
 // sweep gives back the leases of keys that have had no take for a while.
@@ -222,49 +216,5 @@ func (ls *leases) sweep() {
 			sh.known.RemoveOldest()
 		}
 		sh.mu.Unlock()
-	}
-}
-
-// flush gives back everything in the queue.
-func (ls *leases) flush(ctx context.Context) {
-	for {
-		cut := ls.backs.cut(maxGives)
-		if len(cut) == 0 {
-			return
-		}
-		ls.give(ctx, cut)
-	}
-}
-
-// give gives cut back in one call.
-func (ls *leases) give(ctx context.Context, cut []back) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	now := ls.now()
-	ops, notes := make([]backend.Op, 0, len(cut)), make([]note, 0, len(cut))
-	for i := range cut {
-		b := &cut[i]
-		if b.late(now) || ctx.Err() != nil {
-			ls.backs.gone(b.grant.left, context.DeadlineExceeded)
-			continue
-		}
-		n := note{hash: b.hash}
-		ops, notes = append(ops, b.op()), append(notes, n)
-		ls.lifts(&notes[len(notes)-1])
-	}
-	if len(ops) == 0 {
-		return
-	}
-	ls.store.Apply(ctx, ops)
-	for i := range ops {
-		ls.lifts(&notes[i])
-		ls.backs.gone(ops[i].Take.Cost, ops[i].Err)
-	}
-}
-
-// lifts ends what is remembered about a key to which hits are given back.
-func (ls *leases) lifts(n *note) {
-	if r := ls.refusals; r != nil {
-		r.epoch(n.hash).next()
 	}
 }

@@ -99,6 +99,9 @@ func overdrawn(op *backend.Op) bool {
 // sooner shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per second.
 func sooner(span engine.Micros) engine.Micros { return span - (span+drift-1)/drift }
 
+// later lengthens a span of the store's clock so that it has ended by a local clock that may gain 200 µs per second.
+func later(span engine.Micros) engine.Micros { return span + (span+drift-1)/drift }
+
 // drift is one part in 5,000.
 const drift = 5000
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -43,6 +44,9 @@ func (e *Error) Error() string {
 	}
 	return "redis " + e.Node + ": " + string(e.Class) + ": " + e.text
 }
+
+// Is reports that e matches [backend.ErrUnsent], if it does.
+func (e *Error) Is(target error) bool { return target == backend.ErrUnsent && e.Unsent }
 
 // errBehind is the error of replies that belong to other commands.
 var errBehind = errors.New("replies do not match commands")
