@@ -9,12 +9,24 @@ import (
 )
 
 // The model is three replicas, a store, the messages between them and the time, and everything that may happen to them,
-// one step after another. A breadth-first search visits every state that any order of steps leads to. In none of them may
-// more be admitted in a window than the limit says. The replicas' steps are those of lease.go, the store's those of
-// pkg/engine; what is here is only who may take which step when.
+// one step after another. A breadth-first search visits every state that any order of steps leads to. The replicas' steps
+// are those of lease.go, the store's those of pkg/engine; what is here is only who may take which step when.
 //
-// A replica that dies without coming back, a message that is lost and a process that hangs are orders in which some steps
-// are never taken, and so need none of their own.
+// Each step must keep every hit that the store has counted in this window: it was admitted, or a replica holds it, or it
+// is in a reply, or on its way back. Only a replica that dies and a message that is lost may lose some, and no step may
+// gain any. So no more is admitted in a window than the limit, and what is not lost is spent or comes back.
+//
+// Refills may bring one hit or two, and leases of any size are given back, by emptying, by ending with a refill in
+// flight, or because they have expired. Up to the limit modelLate each replica may have a refill that it no longer waits
+// for beside a newer one, or two of them; up to [ModelLimits] one of the three. More are left out: such a refill takes
+// hits from the store and then gives them back, whatever else its replica does, so that a third one adds orders of steps
+// that differ in nothing which a step looks at. Left out as well are
+//   - a reply that comes twice, as a state of its own: in each state in which one comes it is received again at once,
+//     and must change nothing, as it would not later, since the refill itself says that it was answered;
+//   - a replica that dies without coming back, and a process that hangs: those are orders in which some steps are never
+//     taken;
+//   - what was admitted, and by whom: it affects no step;
+//   - resets, which TestResetDropsRefill shows, and clocks that differ in speed, as in TestLeaseBound.
 
 const (
 	modelTick    engine.Micros = 1_000_000
@@ -24,7 +36,7 @@ const (
 	modelStart                 = 10 * modelWindow * modelTick
 	modelOffset                = 12_345 * modelTick // the replicas' clocks are not the store's
 	modelTTL                   = 2 * modelTick
-	modelLate                  = 2 // up to this limit replies may also come late
+	modelLate                  = 4 // up to this limit any replica may have late replies
 )
 
 // modelGrant is a grant without what is only reported. Its end is in ticks, rounded up, since nothing happens between two.
@@ -38,7 +50,9 @@ type modelCall struct {
 	grant   modelGrant
 }
 
-// modelReplica is a lease, the call for its latest refill, and one that came before or comes twice.
+func (c *modelCall) flight() flight { return flight{number: uint32(c.number)} }
+
+// modelReplica is a lease, the call for its latest refill, and one that it no longer waits for.
 type modelReplica struct {
 	now, next      modelGrant
 	asked, refills uint8
@@ -50,7 +64,6 @@ type modelState struct {
 	time     uint8 // ticks since the start
 	count    uint8 // of the store's window
 	begun    bool  // the store has a state of this window
-	spent    uint8 // admitted in this window
 	gives    [modelWindows]uint8
 	replicas [3]modelReplica
 }
@@ -95,56 +108,111 @@ func (r *modelReplica) set(l lease) {
 	r.asked, r.refills = uint8(l.asked), uint8(l.refills)
 }
 
-// renumber counts the numbers of r from 1 again.
+// renumber counts the numbers of r from 1 again. Calls that r no longer waits for are alike, whenever they were sent.
 func (r *modelReplica) renumber() {
-	used := []uint8{r.asked, r.call.number, r.other.number}
-	slices.Sort(used)
-	used = slices.Compact(used)
-	rank := func(n uint8) uint8 {
-		if n == 0 {
-			return 0
+	r.other.at, r.other.grant.ends = 0, 0
+	if r.asked == 0 {
+		if r.call.at, r.call.grant.ends = 0, 0; compareCalls(&r.call, &r.other) > 0 {
+			r.call, r.other = r.other, r.call
 		}
-		i, _ := slices.BinarySearch(used, n)
-		if used[0] != 0 {
-			i++
-		}
-		return uint8(i)
 	}
-	r.asked, r.call.number, r.other.number = rank(r.asked), rank(r.call.number), rank(r.other.number)
-	r.refills = max(r.asked, r.call.number, r.other.number)
+	r.refills = 0
+	for _, c := range [...]*modelCall{&r.other, &r.call} {
+		if c.number != 0 {
+			r.refills++
+			c.number = r.refills
+		}
+	}
+	if r.asked != 0 {
+		r.asked = r.call.number
+	}
 }
 
-// store runs f on the store's state.
-func (s *modelState) store(hits uint64, f func(engine.Limits, []*engine.State, engine.Micros) engine.Decision) engine.Decision {
-	limits, now := engine.Limits{modelLimit(hits)}, storeTime(s.time)
-	state := new(engine.State)
-	if s.begun {
-		limits.Take([]*engine.State{state}, now, engine.Take{Cost: 1, Count: hits})
-		limits.Give([]*engine.State{state}, now, engine.Take{Cost: 1, Count: hits - uint64(s.count)})
+// storeCall is a call of the store in some state, and storeAnswer what it does there.
+type (
+	storeCall struct {
+		time, count uint8
+		begun       bool
+		mode        storeMode
+		window      uint8 // that is given back to
+		want        uint8 // by a refill
 	}
-	d := f(limits, []*engine.State{state}, now)
-	after := limits.Look([]*engine.State{state}, now, engine.Take{Count: 1})
-	s.count, s.begun = uint8(hits-after.Left), !state.Empty()
-	return d
+	storeAnswer struct {
+		count    uint8
+		begun    bool
+		decision engine.Decision
+	}
+	storeMode uint8
+)
+
+const (
+	storeTake storeMode = iota
+	storeRefill
+	storeGive
+)
+
+// store makes the store decide c, and returns its decision.
+func (m *model) store(s *modelState, c storeCall) engine.Decision {
+	c.time, c.count, c.begun = s.time, s.count, s.begun
+	a, ok := m.memo[c]
+	if !ok {
+		a = c.decide(m.hits)
+		m.memo[c] = a
+	}
+	s.count, s.begun = a.count, a.begun
+	return a.decision
+}
+
+// decide lets the engine decide c.
+func (c storeCall) decide(hits uint64) (a storeAnswer) {
+	limits, now := engine.Limits{modelLimit(hits)}, storeTime(c.time)
+	states := []*engine.State{new(engine.State)}
+	if c.begun {
+		limits.Take(states, now, engine.Take{Cost: 1, Count: hits})
+		limits.Give(states, now, engine.Take{Cost: 1, Count: hits - uint64(c.count)})
+	}
+	switch c.mode {
+	case storeTake:
+		a.decision = limits.Take(states, now, engine.Take{Cost: 1, Count: 1})
+	case storeRefill:
+		a.decision = limits.Take(states, now, engine.Take{Cost: 1, Extra: uint64(c.want)})
+	case storeGive:
+		a.decision = limits.Give(states, now, engine.Take{Cost: 1, Count: 1, Window: windowStart(c.window)})
+	}
+	after := limits.Look(states, now, engine.Take{Count: 1})
+	a.count, a.begun = uint8(hits-after.Left), !states[0].Empty()
+	return a
 }
 
 // model is a search under way.
 type model struct {
-	hits    uint64
-	others  int   // late or doubled messages at a time, at most
-	gives   uint8 // hits of a window on their way back at a time, at most
-	seen    map[modelState]struct{}
-	queue   []modelState
-	steps   int
-	wrong   string
-	touched modelState
+	hits   uint64
+	others int // replicas with late replies at a time, at most
+	seen   map[modelState]struct{}
+	queue  []modelState
+	steps  int
+	wrong  string
+	from   modelState // of the step under way
+	owed   int        // in from
+	memo   map[storeCall]storeAnswer
 }
 
-// reach adds a state that a step leads to.
-func (m *model) reach(s modelState, i int, step string) {
+// reach adds a state that a step leads to. The step has admitted that many hits, and must not lose any.
+func (m *model) reach(s modelState, i int, step string, admitted int) {
+	if s == m.from {
+		return
+	}
+	if s.time == m.from.time && s.owed() != m.owed+admitted {
+		m.fail(&s, step+" gains or loses hits")
+	}
+	m.fault(s, i, step)
+}
+
+// fault adds a state that a step leads to which may lose hits.
+func (m *model) fault(s modelState, i int, step string) {
 	m.steps++
-	if uint64(s.spent) > m.hits && m.wrong == "" {
-		m.wrong = fmt.Sprintf("%s leads from\n%+v\nto\n%+v", step, m.touched, s)
+	if uint64(s.count) > m.hits || s.owed() < 0 || s.time == m.from.time && s.owed() < m.owed {
+		m.fail(&s, step+" gains hits")
 	}
 	if i >= 0 {
 		s.replicas[i].renumber()
@@ -156,7 +224,7 @@ func (m *model) reach(s modelState, i int, step string) {
 			others++
 		}
 	}
-	if others > m.others || slices.Max(s.gives[:]) > m.gives {
+	if others > m.others {
 		return
 	}
 	slices.SortFunc(s.replicas[:], compareReplicas) // which is which does not matter
@@ -164,6 +232,33 @@ func (m *model) reach(s modelState, i int, step string) {
 		m.seen[s] = struct{}{}
 		m.queue = append(m.queue, s)
 	}
+}
+
+func (m *model) fail(s *modelState, what string) {
+	if m.wrong == "" {
+		m.wrong = fmt.Sprintf("%s, from\n%+v\nto\n%+v", what, m.from, *s)
+	}
+}
+
+// owed is how many hits of this window the store has counted that nobody holds or gives back: they were admitted, or
+// they are lost.
+func (s *modelState) owed() int {
+	window := s.time / modelWindow
+	sum := int(s.gives[window])
+	for i := range s.replicas {
+		r := &s.replicas[i]
+		for _, g := range [...]*modelGrant{&r.now, &r.next} {
+			if g.window == window {
+				sum += int(g.left)
+			}
+		}
+		for _, c := range [...]*modelCall{&r.call, &r.other} {
+			if c.decided && c.grant.window == window {
+				sum += int(c.grant.left)
+			}
+		}
+	}
+	return int(s.count) - sum
 }
 
 // forget merges states that nothing can tell apart: a grant that has ended is like any other one of its window, and
@@ -192,36 +287,39 @@ func compareReplicas(a, b modelReplica) int {
 }
 
 func (r *modelReplica) key() [20]uint8 {
-	flag := func(b bool) uint8 {
-		if b {
-			return 1
-		}
-		return 0
+	k := [20]uint8{r.now.left, r.now.window, r.now.ends, r.next.left, r.next.window, r.next.ends, r.asked, r.refills}
+	c, o := r.call.key(), r.other.key()
+	copy(k[8:], c[:])
+	copy(k[14:], o[:])
+	return k
+}
+
+func (c *modelCall) key() [6]uint8 {
+	decided := uint8(0)
+	if c.decided {
+		decided = 1
 	}
-	c, o := &r.call, &r.other
-	return [20]uint8{
-		r.now.left, r.now.window, r.now.ends, r.next.left, r.next.window, r.next.ends, r.asked, r.refills,
-		c.number, flag(c.decided), c.at, c.grant.left, c.grant.window, c.grant.ends,
-		o.number, flag(o.decided), o.at, o.grant.left, o.grant.window, o.grant.ends,
-	}
+	return [6]uint8{min(c.number, 1), decided, c.at, c.grant.left, c.grant.window, c.grant.ends}
+}
+
+func compareCalls(a, b *modelCall) int {
+	x, y := a.key(), b.key()
+	return slices.Compare(x[:], y[:])
 }
 
 // expand takes every step that s allows.
 func (m *model) expand(s modelState) {
-	m.touched = s
+	m.from, m.owed = s, s.owed()
 	if s.time+1 < modelTicks {
 		next := s
 		if next.time++; next.time%modelWindow == 0 {
-			next.spent, next.count, next.begun = 0, 0, false
+			next.count, next.begun = 0, false
 		}
-		m.reach(next, -1, "time")
+		m.reach(next, -1, "time", 0)
 	}
 	direct := s
-	d := direct.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {
-		return l.Take(st, now, engine.Take{Cost: 1, Count: 1})
-	})
-	direct.spent += uint8(d.Admitted)
-	m.reach(direct, -1, "asking the store")
+	d := m.store(&direct, storeCall{mode: storeTake})
+	m.reach(direct, -1, "asking the store", int(d.Admitted))
 	for w := range s.gives {
 		if s.gives[w] > 0 {
 			m.give(s, uint8(w))
@@ -239,62 +337,62 @@ func (m *model) expand(s modelState) {
 // give gives back one of the hits that are on their way: whether they arrive one by one or together does not matter.
 func (m *model) give(s modelState, window uint8) {
 	s.gives[window]--
-	s.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {
-		return l.Give(st, now, engine.Take{Cost: 1, Count: 1, Window: windowStart(window)})
-	})
-	m.reach(s, -1, "giving back")
+	m.store(&s, storeCall{mode: storeGive, window: window})
+	m.reach(s, -1, "giving back", 0)
 }
 
 // local takes the steps of a replica for which no message is needed.
 func (m *model) local(s modelState, i int) {
 	now := replicaTime(s.time)
 	l := s.replicas[i].lease()
-	if l.mayAsk() {
+	if l.mayAsk() && s.replicas[i].call.number == 0 {
 		next := s
 		r := &next.replicas[i]
 		asked, f := l.ask()
 		r.set(asked)
-		if r.call.number != 0 {
-			r.other = r.call
-		}
 		r.call = modelCall{number: uint8(f.number), at: s.time}
-		m.reach(next, i, "asking for a refill")
+		m.reach(next, i, "asking for a refill", 0)
 	} else if l.asked != 0 {
 		next := s
 		r := &next.replicas[i]
-		r.set(l.lose(flight{number: l.asked}))
-		if m.hits <= modelLate {
-			m.reach(next, i, "giving up a reply, which may come late")
-		}
+		r.set(l.lose(r.call.flight()))
+		m.reach(next, i, "giving up a reply, which may come late", 0)
 		r.call = modelCall{}
-		m.reach(next, i, "losing a reply")
+		m.fault(next, i, "losing a call or its reply")
 	}
 	for hits := uint64(1); hits <= 2; hits++ {
 		if spent, _, ok := l.spend(hits, now); ok {
 			next := s
 			next.replicas[i].set(spent)
-			next.spent += uint8(hits)
-			m.reach(next, i, "spending")
+			m.reach(next, i, "spending", int(hits))
 		}
 	}
 	left, over := l.expire(now)
 	m.back(s, i, left, over, "expiring")
 	left, over = l.empty()
 	m.back(s, i, left, over, "emptying")
+	left, over = l.end()
+	m.back(s, i, left, over, "ending")
+	if left.waitsFor(s.replicas[i].call.flight()) {
+		m.fail(&s, "a lease that has ended takes a reply")
+	}
 	next := s
 	next.replicas[i] = modelReplica{}
-	m.reach(next, i, "dying and coming back")
+	m.fault(next, i, "dying and coming back")
 }
 
 // back makes a replica give back what it took out of its lease.
 func (m *model) back(s modelState, i int, l lease, over [2]grant, step string) {
 	s.replicas[i].set(l)
-	for _, g := range over {
-		if g.left > 0 {
-			s.gives[windowIndex(g.window)] += uint8(g.left)
-		}
+	s.giveBack(over[0])
+	s.giveBack(over[1])
+	m.reach(s, i, step, 0)
+}
+
+func (s *modelState) giveBack(g grant) {
+	if g.left > 0 {
+		s.gives[windowIndex(g.window)] += uint8(g.left)
 	}
-	m.reach(s, i, step)
 }
 
 // messages takes the steps of a replica's calls: the store decides them, and what it decided arrives, once or twice.
@@ -311,11 +409,14 @@ func (m *model) messages(s modelState, i int) {
 		default:
 			next := s
 			r := &next.replicas[i]
-			l, _, _ := r.lease().receive(flight{number: uint32(c.number)}, c.grant.unpack())
+			l, f, back := r.lease().receive(c.flight(), c.grant.unpack())
 			r.set(l)
-			m.reach(next, i, "a reply that may come again")
+			next.giveBack(back)
 			*call(r) = modelCall{}
-			m.reach(next, i, "a reply")
+			m.reach(next, i, "a reply", 0)
+			if again, _, back := l.receive(f, c.grant.unpack()); again != l || back.left > 0 {
+				m.fail(&next, "a reply that comes twice has an effect")
+			}
 		}
 	}
 }
@@ -324,29 +425,24 @@ func (m *model) messages(s modelState, i int) {
 // a lost one.
 func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall, want uint64) {
 	c := call(&s.replicas[i])
-	d := s.store(m.hits, func(l engine.Limits, st []*engine.State, now engine.Micros) engine.Decision {
-		return l.Take(st, now, engine.Take{Cost: 1, Extra: want})
-	})
+	d := m.store(&s, storeCall{mode: storeRefill, want: uint8(want)})
 	g := packGrant(granted(&d, d.Admitted, replicaTime(c.at), replicaTime(s.time), modelTTL))
 	*c = modelCall{number: c.number, decided: true, grant: g}
 	if g.left == 0 {
 		*c = modelCall{}
 	}
-	m.reach(s, i, "deciding on a refill")
+	m.reach(s, i, "deciding on a refill", 0)
 }
 
 // TestModel visits every state for each limit.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	for hits := uint64(1); hits <= ModelLimits; hits++ {
-		m := &model{hits: hits, gives: 2, seen: map[modelState]struct{}{}}
-		if hits == 1 {
-			m.others = 1
+		m := &model{hits: hits, others: 1, seen: map[modelState]struct{}{}, memo: map[storeCall]storeAnswer{}}
+		if hits <= modelLate {
+			m.others = len(modelState{}.replicas)
 		}
-		if hits > 4 {
-			m.gives = 1
-		}
-		m.reach(modelState{}, -1, "the beginning")
+		m.fault(modelState{}, -1, "the beginning")
 		for len(m.queue) > 0 && m.wrong == "" {
 			s := m.queue[0]
 			m.queue = m.queue[1:]
@@ -357,7 +453,7 @@ func TestModel(t *testing.T) {
 		}
 		t.Logf("limit %d: %d states, %d steps", hits, len(m.seen), m.steps)
 		if m.wrong != "" {
-			t.Fatalf("limit %d: more is admitted than the limit says: %s", hits, m.wrong)
+			t.Fatalf("limit %d: %s", hits, m.wrong)
 		}
 	}
 }
