@@ -131,10 +131,10 @@ func get(ctx context.Context, url string) (string, error) {
 }
 
 // leases is what a replica says about its leases, in hits.
-type leases struct{ leased, spent, returned, unspent int64 }
+type leases struct{ leased, spent, returned, full, unspent int64 }
 
 // held is what is leased still.
-func (l leases) held() int64 { return l.leased - l.spent - l.returned - l.unspent }
+func (l leases) held() int64 { return l.leased - l.spent - l.returned - l.full - l.unspent }
 
 func (r *replica) leases(ctx context.Context) (l leases, err error) {
 	body, err := get(ctx, "http://"+r.debug+"/metrics")
@@ -158,6 +158,8 @@ func (r *replica) leases(ctx context.Context) (l leases, err error) {
 			l.spent = int64(x)
 		case "returned":
 			l.returned = int64(x)
+		case "full":
+			l.full = int64(x)
 		case "unspent":
 			l.unspent = int64(x)
 		}

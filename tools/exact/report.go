@@ -161,7 +161,7 @@ func (r *round) mismatch(w io.Writer, p *played, m *proof.Mismatch) {
 	fmt.Fprintf(w, ", and there are %d\n", m.Seen.Left)
 	r.sums(w, m.Counter)
 	for i, l := range p.leases {
-		fmt.Fprintf(w, "  replica %d leased %d hits of all its counters: %d spent, %d given back, %d neither\n", i+1, l.leased, l.spent, l.returned, l.unspent)
+		fmt.Fprintf(w, "  replica %d leased %d hits of all its counters: %d spent, %d given back, %d neither\n", i+1, l.leased, l.spent, l.returned+l.full, l.unspent)
 	}
 }
 

@@ -115,9 +115,12 @@ func leasable(op *backend.Op) uint64 {
 	return most(l, op.Lease)
 }
 
+// spends reports whether op is a take that may spend hits.
+func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
+
 // impossible reports whether op is a take that is refused at any time, and changes nothing.
 func impossible(op *backend.Op) bool {
-	if op.Mode != backend.Take || op.Take.Cost == 0 || op.Penalty != nil {
+	if !spends(op) || op.Penalty != nil {
 		return false
 	}
 	for i := range op.Limits {
@@ -162,9 +165,9 @@ func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backe
 		return asks
 	case backend.Take, backend.Look:
 	}
-	takes := op.Mode == backend.Take && op.Take.Cost > 0
+	takes := spends(op)
 	e, ok := v.find(takes)
-	if ok && (len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) || v.most == 0 && op.Mode == backend.Take) {
+	if ok && (len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) || v.most == 0 && takes) {
 		v.change(e)
 		return asks
 	}
@@ -312,8 +315,8 @@ func (n *note) add(e *entry) { n.adds, n.after, n.refills = true, e.wait, e.refi
 // change ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
 // alternate.
 func (v *visit) change(e *entry) {
-	if v.op.Mode == backend.Look {
-		return // from an operator, or from a request whose take comes next
+	if !spends(v.op) {
+		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
 	}
 	v.note.ends, v.note.holds = true, true
 	var all [2]grant

@@ -55,7 +55,7 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
 		r.takes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over
 		r.probes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
-		if op.Mode == backend.Take && l.Algorithm == engine.FixedWindow {
+		if spends(op) && l.Algorithm == engine.FixedWindow {
 			left = 0
 		}
 	}
@@ -69,8 +69,8 @@ func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
 	switch {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
 		return 0
-	case op.Mode == backend.Take:
-	case op.Mode == backend.Look && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
+	case spends(op):
+	case (op.Mode == backend.Take || op.Mode == backend.Look) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
 	default:
 		return 0
 	}
@@ -89,7 +89,7 @@ const untilEnd = engine.Micros(UntilEnd / time.Microsecond)
 
 // overdrawn reports whether op, which was refused, has left a window that refuses everything until it ends.
 func overdrawn(op *backend.Op) bool {
-	if op.Mode != backend.Take || op.Penalty != nil || len(op.Limits) != 1 {
+	if !spends(op) || op.Penalty != nil || len(op.Limits) != 1 {
 		return false
 	}
 	l := &op.Limits[0]
