@@ -217,10 +217,16 @@ func (f *fleet) start(keys int) *member {
 
 // bound checks that what is admitted on a counter stays within what its algorithm promises.
 type bound struct {
-	limit    engine.Limit
-	most     uint64 // the greatest limit of all that were in force
-	given    uint64 // hits
+	limit    engine.Limit // with the most hits and the largest burst of all that were in force
+	rate     float64      // the highest, in hits per µs
+	given    uint64       // hits
 	admitted []moment
+}
+
+// allow makes room for a limit that comes into force.
+func (b *bound) allow(l engine.Limit) {
+	b.limit.Hits, b.limit.Burst = max(b.limit.Hits, l.Hits), max(b.limit.Burst, l.Burst)
+	b.rate = max(b.rate, float64(l.Hits)/float64(l.Window))
 }
 
 // wrong says what is wrong with what was admitted; empty is nothing.
@@ -229,13 +235,13 @@ func (b *bound) wrong() string {
 	if b.limit.Algorithm == engine.FixedWindow {
 		return b.wrongWindow()
 	}
-	rate, start := float64(b.limit.Hits)/float64(b.limit.Window), engine.Micros(0)
+	start := engine.Micros(0)
 	sum, worst := 0.0, math.Inf(-1) // the greatest of rate·t − (admitted before) − outstanding, over all t
 	for i, m := range b.admitted {
 		if i == 0 {
 			start = m.at
 		}
-		brought := rate * float64(m.at-start)
+		brought := b.rate * float64(m.at-start)
 		worst = max(worst, brought-sum-float64(m.outstanding))
 		sum += float64(m.hits)
 		if over := sum - brought + worst - float64(b.limit.Burst+b.given); over > 0.01 {
@@ -249,8 +255,8 @@ func (b *bound) wrongWindow() string {
 	windows := map[engine.Micros]uint64{}
 	for _, m := range b.admitted {
 		w := m.at - m.at%b.limit.Window
-		if windows[w] += m.hits; windows[w] > b.most+b.given {
-			return fmt.Sprintf("%d hits in a window of %d, and %d were given back in all", windows[w], b.most, b.given)
+		if windows[w] += m.hits; windows[w] > b.limit.Hits+b.given {
+			return fmt.Sprintf("%d hits in a window of %d, and %d were given back in all", windows[w], b.limit.Hits, b.given)
 		}
 	}
 	return ""
@@ -306,7 +312,8 @@ func play(t *testing.T, r *rapid.T, a engine.Algorithm) (g *game) {
 type game struct {
 	*fleet
 
-	limit  engine.Limit
+	limit  engine.Limit   // of the rules that all began with
+	limits []engine.Limit // of each replica
 	lease  backend.Lease
 	keys   int
 	bounds []*bound
@@ -336,11 +343,12 @@ func newGame(t *rapid.T, a engine.Algorithm) *game {
 		keys:  rapid.IntRange(1, 4).Draw(t, "keys"),
 	}
 	for range g.keys {
-		g.bounds = append(g.bounds, &bound{limit: l, most: hits})
+		g.bounds = append(g.bounds, &bound{limit: l})
+		g.bounds[len(g.bounds)-1].allow(l)
 	}
 	capacity := rapid.SampledFrom([]int{2, 1000}).Draw(t, "capacity")
 	for range 3 {
-		g.replicas = append(g.replicas, g.start(capacity))
+		g.replicas, g.limits = append(g.replicas, g.start(capacity)), append(g.limits, l)
 	}
 	return g
 }
@@ -355,8 +363,8 @@ func (g *game) step(t *rapid.T) {
 	case "burst":
 		b := burst{
 			key: rapid.IntRange(0, g.keys-1).Draw(t, "key"), n: rapid.IntRange(1, 1000).Draw(t, "requests"),
-			cost: rapid.SampledFrom([]uint64{1, 1, 1, 1, 1, 1, 3, 7, 60, g.limit.Hits / 2, g.limit.Hits + 1}).Draw(t, "cost"),
-			mode: backend.Take, limit: g.limit, lease: g.lease,
+			cost: rapid.SampledFrom([]uint64{1, 1, 1, 1, 1, 1, 3, 7, 60, g.limits[i].Hits / 2, g.limits[i].Hits + 1}).Draw(t, "cost"),
+			mode: backend.Take, limit: g.limits[i], lease: g.lease,
 			each: time.Duration(rapid.SampledFrom([]int{0, 200, 1000, 1000, 3000}).Draw(t, "µs between")) * time.Microsecond,
 		}
 		switch rapid.IntRange(0, 40).Draw(t, "another mode") {
@@ -368,14 +376,12 @@ func (g *game) step(t *rapid.T) {
 			b.gone = true
 		}
 		g.asking.Go(func() { g.ask(m, b) })
-	case "reload": // one replica sees it before the others do
-		if g.limit.Algorithm == engine.FixedWindow && rapid.IntRange(0, 3).Draw(t, "another limit") == 3 {
-			g.limit.Hits = rapid.SampledFrom([]uint64{100, 300, 2000}).Draw(t, "new hits")
-		}
+	case "reload": // of one replica, to other rules or back
+		g.limits[i] = g.reloaded(t)
 		g.lease = rapid.SampledFrom([]backend.Lease{backend.LeaseOff, backend.LeaseAuto, 20, 1000}).Draw(t, "new lease")
 		g.mu.Lock()
 		for _, b := range g.bounds {
-			b.most = max(b.most, g.limit.Hits)
+			b.allow(g.limits[i])
 		}
 		g.mu.Unlock()
 	case "die":
@@ -391,6 +397,21 @@ func (g *game) step(t *rapid.T) {
 		}
 	}
 	time.Sleep(time.Duration(rapid.SampledFrom([]int{0, 1, 30, 200, 1000, 5000}).Draw(t, "ms")) * time.Millisecond)
+}
+
+// reloaded draws the limit of a replica that reloads its rules: often the first one again.
+func (g *game) reloaded(t *rapid.T) engine.Limit {
+	l := g.limit
+	if rapid.Bool().Draw(t, "as at first") {
+		return l
+	}
+	l.Hits = rapid.SampledFrom([]uint64{100, 300, 2000}).Draw(t, "new hits")
+	if l.Algorithm == engine.TokenBucket {
+		l.Burst = rapid.SampledFrom([]uint64{10, 100, 300, 2000}).Draw(t, "new burst")
+		l.Initial = l.Burst
+		l.Window = rapid.SampledFrom([]engine.Micros{l.Window, second, minute}).Draw(t, "new window")
+	}
+	return l
 }
 
 // replace stops a replica, and starts another one.
