@@ -21,7 +21,7 @@ func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry
 		return nil, err
 	}
 	o := newMemcachedObserver(s, log, r, h)
-	c.Observer = o.observer()
+	c.Observer, c.Command = o.observer(), o.command
 	b, err := memcached.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
@@ -79,11 +79,7 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 		requested:     r.Counter("ratelimit.memcache.keys_requested"),
 		found:         r.Counter("ratelimit.memcache.keys_found"),
 	}
-	o.classes(memcached.ClassTimeout, memcached.ClassRefused, memcached.ClassReset, memcached.ClassOOM, memcached.ClassOther)
-	o.events(
-		string(memcached.EventConnectFailed), string(memcached.EventConnected), string(memcached.EventLookupFailed),
-		string(memcached.EventServersChanged),
-	)
+	o.events(memcached.EventLookupFailed, memcached.EventServersChanged)
 	for _, c := range []memcached.Command{
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeSuccess},
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeError},
@@ -99,16 +95,12 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 	return o
 }
 
-func (o *memcachedObserver) observer() memcached.Observer {
-	return memcached.Observer{Exchange: o.exchange, Command: o.command, Breaker: o.breaker, Connections: o.connection, Event: o.event}
+func (o *memcachedObserver) observer() remote.Observer {
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Event: o.event}
 }
 
-func (o *memcachedObserver) exchange(e memcached.Exchange) {
-	var err error // a nil *Error would not be a nil error
-	if e.Err != nil {
-		err = e.Err
-	}
-	if attrs, due := o.batch(batch{node: e.Node, ops: e.Ops, took: e.Duration, err: err}); due {
+func (o *memcachedObserver) batch(b remote.Batch) {
+	if attrs, due := o.storeObserver.batch(b); due {
 		o.log.Warn("operations in memcached failed", attrs...)
 	}
 }
@@ -122,18 +114,18 @@ func (o *memcachedObserver) command(c memcached.Command) {
 }
 
 // event logs and counts what an operator should know about.
-func (o *memcachedObserver) event(e memcached.Event) {
-	if e.Kind == memcached.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
+func (o *memcachedObserver) event(e remote.Event) {
+	if e.Kind == remote.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
 		o.connectFailed(e.Err)
 	}
-	attrs, due := o.storeObserver.event(event{string(e.Kind), e.Node, e.Detail, e.Err})
+	attrs, due := o.storeObserver.event(e)
 	if !due {
 		return
 	}
 	switch e.Kind {
-	case memcached.EventConnectFailed:
+	case remote.EventConnectFailed:
 		o.log.Warn("cannot connect to memcached", attrs...)
-	case memcached.EventConnected:
+	case remote.EventConnected:
 		o.log.Info("connected to memcached", attrs...)
 	case memcached.EventLookupFailed:
 		o.log.Warn("DNS does not tell the memcached servers", attrs...)

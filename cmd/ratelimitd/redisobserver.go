@@ -8,6 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // redisObserver counts and logs what Redis does, and reports it to health.
@@ -20,29 +21,19 @@ const evictedTotal = "ratelimitd.backend_evicted_keys_total"
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
 	o := redisObserver{newStoreObserver("redis", s, log, r, h)}
-	o.classes(
-		redis.ClassTimeout, redis.ClassRefused, redis.ClassReset, redis.ClassReadOnly, redis.ClassOOM, redis.ClassBusy, redis.ClassLoading,
-		redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript, redis.ClassOther,
-	)
-	o.events(
-		string(redis.EventConnectFailed), string(redis.EventConnected), string(redis.EventDataChanged), string(redis.EventMaxMemory),
-		string(redis.EventMasterChanged),
-	)
+	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
+	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged)
 	o.perNode = []string{evictedTotal}
 	o.follows = s.Redis.HealthActive && !o.answers
 	return o
 }
 
-func (o redisObserver) observer() redis.Observer {
-	return redis.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Evicted: o.evicted, Event: o.event}
+func (o redisObserver) observer() remote.Observer {
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Event: o.event}
 }
 
-func (o redisObserver) batch(b redis.Batch) {
-	var err error // a nil *Error would not be a nil error
-	if b.Err != nil {
-		err = b.Err
-	}
-	if attrs, due := o.storeObserver.batch(batch{node: b.Node, ops: b.Ops, merged: b.Merged, took: b.Duration, err: err}); due {
+func (o redisObserver) batch(b remote.Batch) {
+	if attrs, due := o.storeObserver.batch(b); due {
 		o.log.Warn("operations in redis failed", attrs...)
 	}
 }
@@ -59,17 +50,17 @@ func (o redisObserver) evicted(node string, keys int64) {
 }
 
 // event logs and counts what an operator should know about.
-func (o redisObserver) event(e redis.Event) {
+func (o redisObserver) event(e remote.Event) {
 	switch e.Kind {
-	case redis.EventConnectFailed:
+	case remote.EventConnectFailed:
 		o.connectFailed(e.Err)
 	case redis.EventDenied:
 		o.deny(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
 	case redis.EventPermitted:
 		o.permit(e.Node)
-	case redis.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
+	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
 	}
-	attrs, due := o.storeObserver.event(event{string(e.Kind), e.Node, e.Detail, e.Err})
+	attrs, due := o.storeObserver.event(e)
 	if !due {
 		return
 	}
@@ -77,9 +68,9 @@ func (o redisObserver) event(e redis.Event) {
 		attrs[i] = "allow"
 	}
 	switch e.Kind {
-	case redis.EventConnectFailed:
+	case remote.EventConnectFailed:
 		o.log.Warn("cannot connect to redis", attrs...)
-	case redis.EventConnected:
+	case remote.EventConnected:
 		o.log.Info("connected to redis", attrs...)
 	case redis.EventDataChanged:
 		o.log.Warn("redis is another process than before, and may have lost counters", attrs...)

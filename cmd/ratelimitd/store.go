@@ -13,6 +13,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -58,7 +59,7 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		return nil, err
 	}
 	o := newRedisObserver(s, log, r, h)
-	c.Observer = o.observer()
+	c.Observer, c.Evicted = o.observer(), o.evicted
 	b, err := redis.New(c)
 	if err != nil {
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
@@ -137,7 +138,7 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 
 func redisConfig(s *settings.Settings) (redis.Config, error) {
 	r, p := &s.Redis, &s.RedisPerSecond
-	files := redis.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
+	files := remote.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
 	if r.OverTLS() || p.OverTLS() {
 		if _, err := files.Load(); err != nil {
 			return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)

@@ -17,8 +17,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -43,12 +41,12 @@ type storeObserver struct {
 
 	calls, ops, merged *stats.Counter
 	latency, size      *stats.Histogram
-	errors             map[string]*stats.Counter // by class
-	perNode            []string                  // counters that every node has from the start, at 0
-	connections        atomic.Int64              // that are up
-	nodes              sync.Map                  // of *nodeState by name
-	tried              chan struct{}             // closed once there has been a connection, or connecting has failed
-	once               sync.Once                 // for tried
+	errors             map[remote.Class]*stats.Counter
+	perNode            []string      // counters that every node has from the start, at 0
+	connections        atomic.Int64  // that are up
+	nodes              sync.Map      // of *nodeState by name
+	tried              chan struct{} // closed once there has been a connection, or connecting has failed
+	once               sync.Once     // for tried
 
 	mu        sync.Mutex
 	connected bool // there has been a connection that could be used
@@ -94,9 +92,11 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 		merged:    r.Counter("ratelimitd.backend_merged_takes_total"),
 		latency:   r.Histogram("ratelimitd.backend_call_seconds", .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
 		size:      r.Histogram("ratelimitd.backend_batch_size", 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-		errors:    make(map[string]*stats.Counter),
+		errors:    make(map[remote.Class]*stats.Counter),
 	}
 	r.Gauge("ratelimitd.backend_connections", func() float64 { return float64(o.connections.Load()) })
+	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)
+	o.events(remote.EventConnectFailed, remote.EventConnected)
 	o.assess()
 	return o
 }
@@ -104,14 +104,14 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 // classes makes the counters of the store's errors by class.
 func (o *storeObserver) classes(all ...remote.Class) {
 	for _, class := range all {
-		o.errors[string(class)] = o.registry.Counter("ratelimitd.backend_errors_total", "class", string(class))
+		o.errors[class] = o.registry.Counter("ratelimitd.backend_errors_total", "class", string(class))
 	}
 }
 
 // events makes the counters of events, so that they are there, at 0, before anything happens.
-func (o *storeObserver) events(kinds ...string) {
+func (o *storeObserver) events(kinds ...remote.EventKind) {
 	for _, kind := range kinds {
-		o.registry.Counter(eventsTotal, "event", kind)
+		o.registry.Counter(eventsTotal, "event", string(kind))
 	}
 }
 
@@ -136,44 +136,33 @@ func (c *countedBackend) Apply(ctx context.Context, ops []backend.Op) {
 func (o *storeObserver) failed(err error) {
 	n, ok := o.errors[classOf(err)]
 	if !ok {
-		n = o.errors[string(remote.Other)]
+		n = o.errors[remote.Other]
 	}
 	n.Add(1)
 }
 
 // classOf returns the class of a store's error, or "" if it has none.
-func classOf(err error) string {
-	if e, ok := errors.AsType[*redis.Error](err); ok {
-		return string(e.Class)
-	}
-	if e, ok := errors.AsType[*memcached.Error](err); ok {
-		return string(e.Class)
+func classOf(err error) remote.Class {
+	if e, ok := errors.AsType[*remote.Error](err); ok {
+		return e.Class
 	}
 	return ""
 }
 
-// batch is one round trip to a node.
-type batch struct {
-	node        string
-	ops, merged int // operations, and how many of them were merged into others
-	took        time.Duration
-	err         error // the worst error; nil if there was none
-}
-
 // batch counts b, and reports whether to log it, because it failed, and with which attributes.
-func (o *storeObserver) batch(b batch) (attrs []any, due bool) {
+func (o *storeObserver) batch(b remote.Batch) (attrs []any, due bool) {
 	o.calls.Add(1)
-	o.ops.Add(uint64(b.ops))
-	o.merged.Add(uint64(b.merged))
-	o.size.Observe(float64(b.ops))
-	o.latency.Observe(b.took.Seconds())
-	o.node(b.node)
-	if b.err == nil {
+	o.ops.Add(uint64(b.Ops))
+	o.merged.Add(uint64(b.Merged))
+	o.size.Observe(float64(b.Ops))
+	o.latency.Observe(b.Duration.Seconds())
+	o.node(b.Node)
+	if b.Err == nil {
 		return nil, false
 	}
-	class := classOf(b.err)
-	omitted, due := o.due("failed " + b.node + class)
-	return []any{"node", b.node, "class", class, "error", b.err, "omitted", omitted}, due
+	class := string(b.Err.Class)
+	omitted, due := o.due("failed " + b.Node + class)
+	return []any{"node", b.Node, "class", class, "error", b.Err, "omitted", omitted}, due
 }
 
 // node returns what is known about a node. From then on its series are shown.
@@ -307,25 +296,19 @@ func (o *storeObserver) permit(node string) {
 	o.assess()
 }
 
-// event is something an operator should know about.
-type event struct {
-	kind, node, detail string
-	err                error // nil if nothing failed
-}
-
 // event counts e, and reports whether to log it, and with which attributes.
-func (o *storeObserver) event(e event) (attrs []any, due bool) {
-	o.registry.Counter(eventsTotal, "event", e.kind).Add(1)
-	omitted, due := o.due(fmt.Sprint(e.kind, e.node, e.detail))
+func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
+	o.registry.Counter(eventsTotal, "event", string(e.Kind)).Add(1)
+	omitted, due := o.due(fmt.Sprint(e.Kind, e.Node, e.Detail))
 	if !due {
 		return nil, false
 	}
-	attrs = []any{"node", e.node, "omitted", omitted}
-	if e.detail != "" {
-		attrs = append(attrs, "detail", e.detail)
+	attrs = []any{"node", e.Node, "omitted", omitted}
+	if e.Detail != "" {
+		attrs = append(attrs, "detail", e.Detail)
 	}
-	if e.err != nil {
-		attrs = append(attrs, "error", e.err)
+	if e.Err != nil {
+		attrs = append(attrs, "error", e.Err)
 	}
 	return attrs, true
 }

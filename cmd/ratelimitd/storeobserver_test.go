@@ -12,7 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // observed is an observer with its log and health.
@@ -32,7 +32,7 @@ func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, log, h := observed(nil)
 		o.connection(2)
-		o.batch(redis.Batch{Node: "a:1", Ops: 1})
+		o.batch(remote.Batch{Node: "a:1", Ops: 1})
 		if why := o.notReady(); why != "" {
 			t.Errorf("not ready while Redis is well: %s", why)
 		}
@@ -117,7 +117,7 @@ func TestHealthOfRedis(t *testing.T) {
 			func() { o.connection(1) },
 			func() { o.connection(0) },
 			func() {
-				o.event(redis.Event{Kind: redis.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
+				o.event(remote.Event{Kind: remote.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
 			},
 		} {
 			step()

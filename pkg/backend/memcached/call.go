@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -121,7 +122,7 @@ func (c *call) await(ctx context.Context) {
 			}
 		default:
 			l.left.Store(ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded)
-			e := &Error{Class: ClassTimeout, Node: l.server.name, text: "no answer in time"}
+			e := store.Unanswered(l.server.name)
 			for _, it := range l.items {
 				c.ops[it.at].Err = e
 			}
@@ -148,18 +149,18 @@ func (l *lane) run(ctx context.Context, link *link) {
 		}
 	}()
 	begun := time.Now()
-	until := begun.Add(s.backend.opTimeout())
+	until := begun.Add(remote.RoundTrip(s.backend.config.OpTimeout))
 	for rest := l.items; len(rest) > 0; {
 		worst, n := l.exchange(link, rest, until)
 		rest = rest[n:]
 		if len(rest) == 0 {
 			break
 		}
-		if worst == nil || worst.trips() { // otherwise gomemcache closed the connection because of one counter
-			l.fail(rest, &Error{Class: ClassReset, Node: s.name, Unsent: true, text: errBroken.Error()})
+		if worst == nil || trips(worst) { // otherwise gomemcache closed the connection because of one counter
+			l.fail(rest, store.Unsent(remote.Reset, s.name, errBroken.Error()))
 			break
 		}
-		var e *Error
+		var e *remote.Error
 		var again bool
 		link, again, e = s.acquire(ctx, time.Until(until))
 		trial = trial || again
@@ -172,7 +173,7 @@ func (l *lane) run(ctx context.Context, link *link) {
 }
 
 // exchange carries out items until link breaks, releases it, and tells the breaker.
-func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Error, n int) {
+func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *remote.Error, n int) {
 	s := l.server
 	tell, refused := s.breaker.Begin()
 	if refused != nil {
@@ -184,10 +185,10 @@ func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Erro
 	n = link.exchange(items, until)
 	worst = worstOf(items[:n])
 	switch took := time.Since(begun); {
-	case worst != nil && worst.trips():
+	case worst != nil && trips(worst):
 		tell(worst)
-	case l.left.Load() && took > max(l.budget, shortest):
-		tell(&Error{Class: ClassTimeout, Node: s.name, text: "answers come later than callers wait"})
+	case l.left.Load() && remote.TooSlow(took, l.budget):
+		tell(store.Slow(s.name))
 	default:
 		tell(nil)
 	}
@@ -196,16 +197,16 @@ func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *Erro
 }
 
 // fail fails items.
-func (l *lane) fail(items []*item, e *Error) {
+func (l *lane) fail(items []*item, e *remote.Error) {
 	for _, it := range items {
 		it.err = e
 	}
 }
 
 // worstOf returns the error of items that says most about the server, or nil.
-func worstOf(items []*item) (worst *Error) {
+func worstOf(items []*item) (worst *remote.Error) {
 	for _, it := range items {
-		if it.err != nil && (worst == nil || it.err.trips()) {
+		if it.err != nil && (worst == nil || trips(it.err)) {
 			worst = it.err
 		}
 	}
@@ -214,15 +215,11 @@ func worstOf(items []*item) (worst *Error) {
 
 // report tells the observer.
 func (l *lane) report(took time.Duration) {
-	f := l.server.backend.config.Observer.Exchange
-	if f == nil {
-		return
-	}
-	e := Exchange{Node: l.server.name, Ops: len(l.items), Duration: took, Err: worstOf(l.items)}
+	b := remote.Batch{Node: l.server.name, Ops: len(l.items), Duration: took, Err: worstOf(l.items)}
 	for _, it := range l.items {
 		if it.err != nil {
-			e.Failed++
+			b.Failed++
 		}
 	}
-	f(e)
+	l.server.backend.config.Observer.Batch(b)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -30,8 +31,6 @@ const (
 const (
 	DefaultMaxIdleConns = 2
 	DefaultMaxConns     = 64
-	DefaultOpTimeout    = 250 * time.Millisecond
-	DefaultDialTimeout  = 250 * time.Millisecond
 )
 
 // Config says where the servers are and how to talk to them. Servers or SRV is required; the zero value of every other
@@ -69,36 +68,14 @@ type Config struct {
 	OpTimeout time.Duration
 	// DialTimeout is how long it may take to connect to a server and to hear from it: 250 ms if zero.
 	DialTimeout time.Duration
-	// Observer is notified of what happens. Functions in it may be nil.
-	Observer Observer
+	// Observer is notified of what happens; of each use of a connection as a batch. A server is gone when DNS no longer
+	// names it.
+	Observer remote.Observer
+	// Command is called after each command of a batch. It may be nil, is called concurrently, and must not block.
+	Command func(Command)
 	// Now returns the time that determines the window in which a hit is counted, since memcached cannot be asked for
 	// the time. Nil means the clock of this process; tests set it.
 	Now func() engine.Micros
-}
-
-// Observer is notified of what a [Backend] does. Its functions are called concurrently and must not block.
-type Observer struct {
-	// Exchange is called after each use of a connection.
-	Exchange func(Exchange)
-	// Command is called after each command of an exchange.
-	Command func(Command)
-	// Breaker is called with the state of a server's breaker: closed, when the server becomes known; closed, half-open or
-	// open, when that changes, where a server without a connection is open; and gone, when DNS no longer names it.
-	Breaker func(node, state string)
-	// Connections is called with the total number of connections that are up when it changes. It must not call the
-	// Backend.
-	Connections func(active int)
-	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
-	Event func(Event)
-}
-
-// Exchange is the outcome of one use of a connection.
-type Exchange struct {
-	Node     string // the server, as named in [Config.Servers]
-	Ops      int    // operations carried out
-	Failed   int    // how many of Ops got an error
-	Duration time.Duration
-	Err      *Error // the worst error of any of Ops; nil if there was none
 }
 
 // CommandName is what a [Command] does.
@@ -129,24 +106,11 @@ type Command struct {
 	Keys, Found int // of a multiget: keys asked for, and keys found
 }
 
-// EventKind is what an [Event] is about.
-type EventKind string
-
-// The kinds of events.
+// The kinds of events, beside those of package remote, the Node of which is the name that was looked up.
 const (
-	EventConnectFailed  EventKind = "connect_failed"  // no connection could be opened; Err says why
-	EventConnected      EventKind = "connected"       // a server that had no connection has one
-	EventLookupFailed   EventKind = "lookup_failed"   // DNS did not return the servers; Err says why
-	EventServersChanged EventKind = "servers_changed" // DNS names other servers than before: most counters now live elsewhere, and begin anew
+	EventLookupFailed   remote.EventKind = "lookup_failed"   // DNS did not return the servers; Err says why
+	EventServersChanged remote.EventKind = "servers_changed" // DNS names others than before, in Detail: most counters now live elsewhere, and begin anew
 )
-
-// Event is something an operator should know about.
-type Event struct {
-	Kind   EventKind
-	Node   string // the server, or the name that was looked up
-	Detail string // the servers
-	Err    error  // why something failed, else nil
-}
 
 func (c *Config) defaults() {
 	if c.MaxIdleConns == 0 {
@@ -156,7 +120,11 @@ func (c *Config) defaults() {
 		c.MaxConns = DefaultMaxConns
 	}
 	if c.DialTimeout == 0 {
-		c.DialTimeout = DefaultDialTimeout
+		c.DialTimeout = remote.DefaultDialTimeout
+	}
+	c.Observer = c.Observer.Filled()
+	if c.Command == nil {
+		c.Command = func(Command) {}
 	}
 	if c.Resolver == nil {
 		c.Resolver = net.DefaultResolver

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -86,7 +87,7 @@ func TestForeignValue(t *testing.T) {
 			}
 			b.Apply(t.Context(), ops)
 			for i := range ops {
-				if got, bad := ops[i].Err, i == 1; (got != nil) != bad || bad && (class(ops[i]) != ClassOther || strings.Contains(got.Error(), "ill")) {
+				if got, bad := ops[i].Err, i == 1; (got != nil) != bad || bad && (class(ops[i]) != remote.Other || strings.Contains(got.Error(), "ill")) {
 					t.Fatalf("mode %d, op %d: %v", mode, i, got)
 				}
 			}

@@ -32,8 +32,8 @@ func TestKilled(t *testing.T) {
 	t.Parallel()
 	dead, well := memcachedtest.Start(t), memcachedtest.Start(t)
 	var events sync.Map
-	b := run(t, Config{Servers: []string{dead.Addr(), well.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: Observer{
-		Event: func(e Event) { events.Store(string(e.Kind)+" "+e.Node, true) },
+	b := run(t, Config{Servers: []string{dead.Addr(), well.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: remote.Observer{
+		Event: func(e remote.Event) { events.Store(string(e.Kind)+" "+e.Node, true) },
 	}}, false)
 	onDead, onWell := namesOn(t, 0), namesOn(t, 1)
 	for _, name := range []string{onDead, onWell} {
@@ -42,7 +42,7 @@ func TestKilled(t *testing.T) {
 	dead.Kill()
 	for range 200 {
 		op, other := one(b, onDead), one(b, onWell)
-		if c := class(op); c != ClassReset && c != ClassRefused {
+		if c := class(op); c != remote.Reset && c != remote.Refused {
 			t.Fatalf("on a dead server: %+v, %v", op.Decision, op.Err)
 		}
 		if other.Err != nil {
@@ -88,7 +88,7 @@ func TestRestartedWhileIdle(t *testing.T) {
 		s.Restart()
 		within(t, eventually, "a decision", func() bool {
 			op := one(b, "a")
-			if op.Err != nil && class(op) != ClassRefused { // it may be known to be down for a while
+			if op.Err != nil && class(op) != remote.Refused { // it may be known to be down for a while
 				t.Errorf("after a restart: %v", op.Err)
 			}
 			return op.Err == nil
@@ -103,12 +103,12 @@ func TestStopped(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}}, true)
 	s.Stop()
 	begun := time.Now()
-	if op := one(b, "a"); class(op) != ClassTimeout || time.Since(begun) > patience {
+	if op := one(b, "a"); class(op) != remote.Timeout || time.Since(begun) > patience {
 		t.Errorf("a server that hangs: %v after %v", op.Err, time.Since(begun))
 	}
 	within(t, eventually, "calls to be kept away", func() bool {
-		op := one(b, "a")
-		return class(op) == ClassTimeout && errors.Is(op.Err, backend.ErrUnsent)
+		e, ok := errors.AsType[*remote.Error](one(b, "a").Err)
+		return ok && e.Class == remote.Timeout && errors.Is(e, backend.ErrUnsent)
 	})
 	begun = time.Now()
 	for range 1000 {
@@ -151,7 +151,7 @@ func TestBreaker(t *testing.T) {
 	})
 	var mu sync.Mutex
 	var states []string
-	b := run(t, Config{Servers: []string{l.Addr().String()}, DialTimeout: slow, Observer: Observer{Breaker: func(_, state string) {
+	b := run(t, Config{Servers: []string{l.Addr().String()}, DialTimeout: slow, Observer: remote.Observer{Breaker: func(_, state string) {
 		mu.Lock()
 		defer mu.Unlock()
 		states = append(states, state)
@@ -162,7 +162,7 @@ func TestBreaker(t *testing.T) {
 		return strings.Join(states, " ")
 	}
 	within(t, eventually, "the breaker to open", func() bool {
-		if op := one(b, "a"); class(op) != ClassTimeout {
+		if op := one(b, "a"); class(op) != remote.Timeout {
 			t.Fatalf("%+v, %v", op.Decision, op.Err)
 		}
 		return strings.HasPrefix(told(), "closed open")
@@ -203,8 +203,8 @@ func TestDeadlines(t *testing.T) {
 	s.Stop()
 	within(t, eventually, "a caller that leaves when its hit is sent", func() bool {
 		op, took := in(500*time.Millisecond, "left")
-		e, ok := errors.AsType[*Error](op.Err)
-		if !ok || e.Class != ClassTimeout || took > slow {
+		e, ok := errors.AsType[*remote.Error](op.Err)
+		if !ok || e.Class != remote.Timeout || took > slow {
 			t.Fatalf("a server that hangs: %v after %v", op.Err, took)
 		}
 		return !e.Unsent // it is where this process stood still first
@@ -213,31 +213,6 @@ func TestDeadlines(t *testing.T) {
 	within(t, eventually, "the hit of who has left", func() bool { return s.Say("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
 	if got := s.Say("get late_7200"); got != "END" {
 		t.Errorf("what was not sent is there: %q", got)
-	}
-}
-
-// TestBudget: unless OpTimeout bounds it, a caller waits until 2 ms before its deadline, or 250 ms without one.
-func TestBudget(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ timeout, deadline, want time.Duration }{
-		{0, 0, 250 * time.Millisecond},
-		{0, 20 * time.Millisecond, 18 * time.Millisecond},
-		{0, time.Minute, time.Minute - margin},
-		{50 * time.Millisecond, 0, 50 * time.Millisecond},
-		{50 * time.Millisecond, 20 * time.Millisecond, 18 * time.Millisecond},
-		{50 * time.Millisecond, time.Minute, 50 * time.Millisecond},
-		{time.Second, 0, time.Second},
-	} {
-		ctx, now := t.Context(), time.Now()
-		if c.deadline > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
-			defer cancel()
-		}
-		b := &Backend{config: Config{OpTimeout: c.timeout}}
-		if got := b.budget(ctx, now); got != c.want {
-			t.Errorf("OpTimeout %v, deadline %v: it waits for %v, want %v", c.timeout, c.deadline, got, c.want)
-		}
 	}
 }
 
@@ -260,7 +235,7 @@ func TestSilent(t *testing.T) {
 	for range 100 {
 		wg.Go(func() {
 			op, took := ask()
-			if class(op) != ClassTimeout {
+			if class(op) != remote.Timeout {
 				t.Errorf("a server that hangs: %+v, %v", op.Decision, op.Err)
 			}
 			for old := longest.Load(); int64(took) > old && !longest.CompareAndSwap(old, int64(took)); old = longest.Load() {
@@ -290,7 +265,7 @@ func TestFewConnections(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	var most atomic.Int64
-	b := run(t, Config{Servers: []string{s.Addr()}, MaxConns: 2, OpTimeout: slow, Now: at(7200), Observer: Observer{Connections: func(n int) {
+	b := run(t, Config{Servers: []string{s.Addr()}, MaxConns: 2, OpTimeout: slow, Now: at(7200), Observer: remote.Observer{Connections: func(n int) {
 		most.Store(max(most.Load(), int64(n)))
 	}}}, true)
 	var wg sync.WaitGroup
@@ -321,7 +296,7 @@ func TestOutOfMemory(t *testing.T) {
 	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow}, true)
 	for i := range 200_000 {
 		if op := one(b, fmt.Sprint(i)); op.Err != nil {
-			if class(op) != ClassOOM {
+			if class(op) != remote.OOM {
 				t.Errorf("counter %d: %v", i, op.Err)
 			}
 			return
@@ -359,7 +334,7 @@ func TestUnresolvable(t *testing.T) {
 	t.Parallel()
 	b := run(t, Config{Servers: []string{"memcached.invalid:11211"}, OpTimeout: slow, DialTimeout: slow}, false)
 	op := one(b, "a")
-	if c := class(op); c != ClassRefused && c != ClassTimeout { // where there is no DNS at all it may not answer in time
+	if c := class(op); c != remote.Refused && c != remote.Timeout { // where there is no DNS at all it may not answer in time
 		t.Errorf("%v", op.Err)
 	}
 }
@@ -434,21 +409,20 @@ func TestObserver(t *testing.T) {
 	var mu sync.Mutex
 	got := map[Command]int{}
 	ops := 0
-	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, Now: at(7200), Observer: Observer{
-		Command: func(c Command) {
-			mu.Lock()
-			defer mu.Unlock()
-			got[c]++
-		},
-		Exchange: func(e Exchange) {
-			mu.Lock()
-			defer mu.Unlock()
-			ops += e.Ops
-			if e.Node != s.Addr() || e.Err != nil || e.Failed != 0 || e.Duration <= 0 {
-				t.Errorf("%+v", e)
-			}
-		},
-	}}, true)
+	command := func(c Command) {
+		mu.Lock()
+		defer mu.Unlock()
+		got[c]++
+	}
+	batch := func(b remote.Batch) {
+		mu.Lock()
+		defer mu.Unlock()
+		ops += b.Ops
+		if b.Node != s.Addr() || b.Err != nil || b.Failed != 0 || b.Duration <= 0 {
+			t.Errorf("%+v", b)
+		}
+	}
+	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, Now: at(7200), Observer: remote.Observer{Batch: batch}, Command: command}, true)
 	within(t, eventually, "the first take to be told", func() bool {
 		mu.Lock()
 		defer mu.Unlock()

@@ -63,8 +63,8 @@ func (b *Backend) watch(ctx context.Context, wg *sync.WaitGroup) {
 			return
 		default:
 			e := classify(b.config.SRV, err)
-			b.unknown.Store(&Error{Class: e.Class, Node: b.config.SRV, Unsent: true, text: e.text})
-			b.event(Event{Kind: EventLookupFailed, Node: b.config.SRV, Err: e})
+			b.unknown.Store(e.NotSent())
+			b.config.Observer.Event(remote.Event{Kind: EventLookupFailed, Node: b.config.SRV, Err: e})
 			if b.fleet.Load() == nil {
 				next = wait.Next()
 			}
@@ -125,7 +125,7 @@ func (b *Backend) adopt(ctx context.Context, names []string, wg *sync.WaitGroup)
 
 // tell reports a change of servers.
 func (b *Backend) tell(before, now *fleet) {
-	b.event(Event{Kind: EventServersChanged, Node: b.config.SRV, Detail: strings.Join(now.names, ",")})
+	b.config.Observer.Event(remote.Event{Kind: EventServersChanged, Node: b.config.SRV, Detail: strings.Join(now.names, ",")})
 	for _, s := range before.servers {
 		if !slices.Contains(now.servers, s) {
 			s.breaker.Retire()

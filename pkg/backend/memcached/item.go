@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -21,11 +22,11 @@ type item struct {
 	hits   uint64        // to add, or to take away; 0 only looks
 	lasts  time.Duration // how long a new counter is kept
 	result engine.Decision
-	err    *Error
+	err    *remote.Error
 }
 
 // fits returns why op is not possible with memcached, or nil.
-func (b *Backend) fits(op *backend.Op) *Error {
+func (b *Backend) fits(op *backend.Op) *remote.Error {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return errFixedOnly
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -263,8 +264,8 @@ func TestManyLongKeys(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
 	var exchanges atomic.Int64
-	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200), Observer: Observer{
-		Exchange: func(Exchange) { exchanges.Add(1) },
+	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: slow, Now: at(7200), Observer: remote.Observer{
+		Batch: func(remote.Batch) { exchanges.Add(1) },
 	}}, true)
 	var ops []backend.Op
 	for i := range 128 {

@@ -23,9 +23,9 @@ type link struct {
 	node    string // the server's name
 	conn    *conn
 	client  *memcache.Client
-	tell    func(Command) // nil if nobody wants to know
-	used    time.Time     // when it was last given back
-	present bool          // the client has been given the connection
+	tell    func(Command)
+	used    time.Time // when it was last given back
+	present bool      // the client has been given the connection
 }
 
 // conn is a connection whose deadline is that of its current use, whatever gomemcache asks for.
@@ -166,15 +166,15 @@ func (l *link) look(items []*item) error {
 		got, err := l.client.Get(items[0].key)
 		miss := errors.Is(err, memcache.ErrCacheMiss)
 		if err != nil && !miss {
-			l.told(Command{CommandMultiGet, CodeError, 1, 0})
+			l.tell(Command{CommandMultiGet, CodeError, 1, 0})
 			return err
 		}
 		if miss {
-			l.told(Command{CommandMultiGet, CodeSuccess, 1, 0})
+			l.tell(Command{CommandMultiGet, CodeSuccess, 1, 0})
 			items[0].found(0)
 			return nil
 		}
-		l.told(Command{CommandMultiGet, CodeSuccess, 1, 1})
+		l.tell(Command{CommandMultiGet, CodeSuccess, 1, 1})
 		return items[0].read(got)
 	}
 	keys := make([]string, 0, len(items))
@@ -183,10 +183,10 @@ func (l *link) look(items []*item) error {
 	}
 	got, err := l.client.GetMulti(keys)
 	if err != nil {
-		l.told(Command{CommandMultiGet, CodeError, len(keys), 0})
+		l.tell(Command{CommandMultiGet, CodeError, len(keys), 0})
 		return err
 	}
-	l.told(Command{CommandMultiGet, CodeSuccess, len(keys), len(got)})
+	l.tell(Command{CommandMultiGet, CodeSuccess, len(keys), len(got)})
 	for _, it := range items {
 		if err := it.read(got[it.key]); err != nil { // concerns this counter only
 			it.err = classify(l.node, err)
@@ -224,24 +224,24 @@ func (l *link) take(it *item) error {
 	for range attempts {
 		after, err := l.client.Increment(it.key, it.hits)
 		if err == nil {
-			l.told(Command{Name: CommandIncrement, Code: CodeSuccess})
+			l.tell(Command{Name: CommandIncrement, Code: CodeSuccess})
 			return l.settle(it, after)
 		}
 		if !errors.Is(err, memcache.ErrCacheMiss) {
-			l.told(Command{Name: CommandIncrement, Code: CodeError})
+			l.tell(Command{Name: CommandIncrement, Code: CodeError})
 			return err
 		}
-		l.told(Command{Name: CommandIncrement, Code: CodeMiss})
+		l.tell(Command{Name: CommandIncrement, Code: CodeMiss})
 		err = l.client.Add(it.stored(it.hits))
 		if err == nil {
-			l.told(Command{Name: CommandAdd, Code: CodeSuccess})
+			l.tell(Command{Name: CommandAdd, Code: CodeSuccess})
 			return l.settle(it, it.hits)
 		}
 		if !errors.Is(err, memcache.ErrNotStored) {
-			l.told(Command{Name: CommandAdd, Code: CodeError})
+			l.tell(Command{Name: CommandAdd, Code: CodeError})
 			return err
 		}
-		l.told(Command{Name: CommandAdd, Code: CodeNotStored})
+		l.tell(Command{Name: CommandAdd, Code: CodeNotStored})
 	}
 	return errRestless
 }
@@ -263,10 +263,4 @@ func (l *link) settle(it *item, after uint64) error {
 		_, _ = l.client.Decrement(it.key, undo) // see above
 	}
 	return nil
-}
-
-func (l *link) told(c Command) {
-	if l.tell != nil {
-		l.tell(c)
-	}
 }

@@ -19,7 +19,6 @@
 package memcached
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -36,20 +35,13 @@ const (
 	maxLanes = 4    // connections to one server that one call may use
 )
 
-// What a caller holds back of its time.
-const (
-	margin   = 2 * time.Millisecond // for the way back
-	least    = time.Millisecond     // below which nothing is sent
-	shortest = 5 * time.Millisecond // a caller that waits for less than this says nothing about a server by giving up
-)
-
 // Backend is a [backend.Backend] in memcached.
 type Backend struct {
 	config  Config
 	dialer  *remote.Dialer
 	fleet   atomic.Pointer[fleet]
-	unknown atomic.Pointer[Error] // why there is no fleet yet
-	calls   atomic.Int64          // of Apply, under way
+	unknown atomic.Pointer[remote.Error] // why there is no fleet yet
+	calls   atomic.Int64                 // of Apply, under way
 
 	counting sync.Mutex // guards active, and keeps reports of it in order
 	active   int
@@ -100,19 +92,19 @@ func (b *Backend) Close() error {
 }
 
 // Apply decides every op. It waits until 2 ms before ctx's deadline, but no longer than [Config.OpTimeout]; without
-// either, for 250 ms; and not at all for a server that is silent. An op without an answer by then gets an [*Error], and
-// may have been counted unless the error says Unsent. With less than 1 ms to wait nothing is sent.
+// either, for 250 ms; and not at all for a server that is silent. An op without an answer by then gets a [remote.Error],
+// and may have been counted unless the error says Unsent. With less than 1 ms to wait nothing is sent.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(ops) == 0 {
 		return
 	}
 	begun := time.Now()
-	budget := b.budget(ctx, begun)
+	budget, enough := remote.Budget(ctx, begun, b.config.OpTimeout)
 	defer b.calls.Add(-1)
 	full := b.calls.Add(1) > maxCalls
 	f := b.fleet.Load()
 	switch {
-	case budget < least || ctx.Err() != nil:
+	case !enough:
 		refuse(ops, errLate)
 	case full:
 		refuse(ops, errFull)
@@ -127,39 +119,16 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 }
 
 // refuse fails all ops.
-func refuse(ops []backend.Op, e *Error) {
+func refuse(ops []backend.Op, e *remote.Error) {
 	for i := range ops {
 		ops[i].Decision, ops[i].Err = engine.Decision{}, e
 	}
 }
-
-// budget returns how long a caller can wait.
-func (b *Backend) budget(ctx context.Context, now time.Time) time.Duration {
-	budget := b.opTimeout()
-	if deadline, ok := ctx.Deadline(); ok {
-		left := deadline.Sub(now) - margin
-		if b.config.OpTimeout == 0 || left < budget {
-			return left
-		}
-	}
-	return budget
-}
-
-// opTimeout returns how long an exchange may take.
-func (b *Backend) opTimeout() time.Duration { return cmp.Or(b.config.OpTimeout, DefaultOpTimeout) }
 
 // connected adds delta to the number of connections, and reports it.
 func (b *Backend) connected(delta int) {
 	b.counting.Lock()
 	defer b.counting.Unlock()
 	b.active += delta
-	if f := b.config.Observer.Connections; f != nil {
-		f(b.active)
-	}
-}
-
-func (b *Backend) event(e Event) {
-	if f := b.config.Observer.Event; f != nil {
-		f(e)
-	}
+	b.config.Observer.Connections(b.active)
 }

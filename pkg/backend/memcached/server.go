@@ -23,11 +23,10 @@ type server struct {
 	backend *Backend
 	name    string // as in the configuration
 	network string
-	breaker *breaker
-	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
-	trial   atomic.Bool           // while it is silent: a call finds out whether it answers again
-	wake    chan struct{}         // tells run that something has changed
-	cancel  context.CancelFunc    // ends run; nil before it. Owned by whoever starts and stops servers
+	breaker *remote.Breaker
+	trial   atomic.Bool        // while it is silent: a call finds out whether it answers again
+	wake    chan struct{}      // tells run that something has changed
+	cancel  context.CancelFunc // ends run; nil before it. Owned by whoever starts and stops servers
 
 	mu      sync.Mutex
 	idle    []*link      // the most recently used last
@@ -48,10 +47,9 @@ func (b *Backend) newServer(name string) *server {
 	if strings.Contains(name, "/") {
 		s.network = "unix"
 	}
-	s.breaker = newBreaker(name, max(b.config.OpTimeout, remote.SilentAfter), b.config.Observer.Breaker, s.silenced)
-	if f := b.config.Observer.Breaker; f != nil {
-		f(name, remote.Closed) // so that it is known; it may have been gone
-	}
+	s.breaker = remote.NewBreaker(store, name, remote.BreakerConfig{
+		OpTimeout: b.config.OpTimeout, Changed: b.config.Observer.Breaker, Silenced: s.silenced,
+	})
 	return s
 }
 
@@ -77,19 +75,16 @@ func (s *server) hush() <-chan struct{} {
 
 // admit returns why a call may not be sent, or nil. While s is silent one call at a time is a trial, which must end
 // with s.trial unset.
-func (s *server) admit(budget time.Duration) (trial bool, refused *Error) {
-	if e := s.down.Load(); e != nil {
-		return false, e
-	}
+func (s *server) admit(budget time.Duration) (trial bool, refused *remote.Error) {
 	refused = s.breaker.Admit(time.Now(), budget)
-	if refused != nil && !s.breaker.Shut() && s.trial.CompareAndSwap(false, true) {
+	if refused == s.breaker.Mute() && !s.breaker.Shut() && s.trial.CompareAndSwap(false, true) {
 		return true, nil
 	}
 	return false, refused
 }
 
 // acquire returns a link for exclusive use, or why there is none. It waits for one no longer than budget.
-func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, trial bool, refused *Error) {
+func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, trial bool, refused *remote.Error) {
 	trial, refused = s.admit(budget)
 	if refused != nil {
 		return nil, false, refused
@@ -102,7 +97,7 @@ func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, tr
 }
 
 // await waits for a link.
-func (s *server) await(ctx context.Context, budget time.Duration) (*link, *Error) {
+func (s *server) await(ctx context.Context, budget time.Duration) (*link, *remote.Error) {
 	l, wait, e := s.take()
 	if l != nil || e != nil {
 		return l, e
@@ -119,11 +114,11 @@ func (s *server) await(ctx context.Context, budget time.Duration) (*link, *Error
 	case <-ctx.Done():
 	}
 	s.leave(wait)
-	return nil, &Error{Class: ClassTimeout, Node: s.name, Unsent: true, text: "no connection was free in time"}
+	return nil, store.Unsent(remote.Timeout, s.name, "no connection was free in time")
 }
 
 // take returns an idle link, or a channel on which to wait for one.
-func (s *server) take() (*link, chan *link, *Error) {
+func (s *server) take() (*link, chan *link, *remote.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -159,8 +154,8 @@ func (s *server) leave(wait chan *link) {
 }
 
 // none returns why there is no connection.
-func (s *server) none() *Error {
-	if e := s.down.Load(); e != nil {
+func (s *server) none() *remote.Error {
+	if e := s.breaker.Down(); e != nil {
 		return e
 	}
 	if s.breaker.Silence.Silent() {
@@ -302,12 +297,11 @@ func (s *server) connect(ctx context.Context) bool {
 	}
 	s.open++
 	s.backend.connected(1)
-	s.down.Store(nil)
-	s.breaker.Connected(true)
+	s.breaker.Connected()
 	s.hand(l)
 	s.mu.Unlock()
 	if first {
-		s.backend.event(Event{Kind: EventConnected, Node: s.name})
+		s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnected, Node: s.name})
 	}
 	return true
 }
@@ -318,7 +312,7 @@ func (s *server) openLink(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLink(s.name, nc, c.Observer.Command)
+	l := newLink(s.name, nc, c.Command)
 	if err := l.ping(time.Now().Add(c.DialTimeout)); err != nil {
 		_ = nc.Close() // it may be closed already
 		return nil, err
@@ -334,14 +328,13 @@ func (s *server) unconnected(ctx context.Context, err error) {
 	s.mu.Lock()
 	s.dialing--
 	if s.open+s.dialing == 0 {
-		s.down.Store(&Error{Class: e.Class, Node: s.name, Unsent: true, text: e.text})
-		s.breaker.Connected(false)
+		s.breaker.Disconnected(e.NotSent())
 		s.turnAway()
 		s.poke()
 	}
 	s.mu.Unlock()
 	if ctx.Err() == nil {
-		s.backend.event(Event{Kind: EventConnectFailed, Node: s.name, Err: e})
+		s.backend.config.Observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: s.name, Err: e})
 	}
 }
 

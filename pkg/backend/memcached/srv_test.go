@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestSRV: until DNS knows the servers, ops fail at once; then the servers are used, in the order of their names; and
@@ -15,16 +16,16 @@ func TestSRV(t *testing.T) {
 	t.Parallel()
 	first, second := memcachedtest.Start(t), memcachedtest.Start(t)
 	names := memcachedtest.NewDNS(t)
-	events := make(chan Event, 10_000)
+	events := make(chan remote.Event, 10_000)
 	states := make(chan string, 10_000)
 	b := run(t, Config{
 		SRV: "_memcached._tcp.example.org", SRVRefresh: 10 * time.Millisecond, Resolver: names.Resolver(), KeyFormat: ReferenceKeys,
-		OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: Observer{
-			Event:   func(e Event) { events <- e },
+		OpTimeout: slow, DialTimeout: slow, Now: at(7200), Observer: remote.Observer{
+			Event:   func(e remote.Event) { events <- e },
 			Breaker: func(node, state string) { states <- node + " " + state },
 		},
 	}, false)
-	if op := one(b, "a"); class(op) != ClassRefused {
+	if op := one(b, "a"); class(op) != remote.Refused {
 		t.Errorf("before DNS knows: %v", op.Err)
 	}
 	if e := <-events; e.Kind != EventLookupFailed || e.Node != "_memcached._tcp.example.org" || e.Err == nil {

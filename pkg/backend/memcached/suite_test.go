@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -77,8 +78,8 @@ func apply(b *Backend, op backend.Op) backend.Op {
 }
 
 // class is the class of op's error; empty where it has none.
-func class(op backend.Op) Class {
-	if e, ok := errors.AsType[*Error](op.Err); ok {
+func class(op backend.Op) remote.Class {
+	if e, ok := errors.AsType[*remote.Error](op.Err); ok {
 		return e.Class
 	}
 	return ""

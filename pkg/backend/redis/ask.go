@@ -10,7 +10,7 @@ import (
 )
 
 // ask sends the units of the batch and fills in their answers. It returns the worst error.
-func (w *writer) ask(ctx context.Context) (worst *Error) {
+func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	codec := w.node.pool.codec
 	units := w.units[:w.used]
 	for _, u := range units {
@@ -26,28 +26,20 @@ func (w *writer) ask(ctx context.Context) (worst *Error) {
 	}
 	for _, u := range units {
 		if err := codec.decode(u); err != nil {
-			u.err = undecoded(w.node.addr, err)
+			u.err = store.Wrap(w.node.addr, err)
 		} else {
 			u.err = nil
 		}
-		if u.err != nil && (worst == nil || !worst.trips()) {
+		if u.err != nil && (worst == nil || !trips(worst)) {
 			worst = u.err
 		}
 	}
 	return worst
 }
 
-// undecoded returns the error of a reply that is not a decision.
-func undecoded(node string, err error) *Error {
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e
-	}
-	return &Error{Class: ClassOther, Node: node, text: remote.Clean(err.Error())}
-}
-
 // send sends units over w's connection. An error reply to a unit is stored in its err; a failure of the connection is
 // stored in all of them and returned.
-func (w *writer) send(ctx context.Context, units []*unit) *Error {
+func (w *writer) send(ctx context.Context, units []*unit) *remote.Error {
 	w.cmds = w.cmds[:0]
 	for _, u := range units {
 		w.cmds = u.unanswered(w.cmds)
@@ -68,7 +60,7 @@ func (w *writer) send(ctx context.Context, units []*unit) *Error {
 }
 
 // more sends second steps, if there are any.
-func (w *writer) more(ctx context.Context, units []*unit) *Error {
+func (w *writer) more(ctx context.Context, units []*unit) *remote.Error {
 	var second []*unit
 	for _, u := range units {
 		if w.node.pool.codec.more(u) {
@@ -120,7 +112,7 @@ func (w *writer) follow(ctx context.Context, units []*unit) {
 		if u.err == nil {
 			continue
 		}
-		switch u.err.code {
+		switch u.err.Code {
 		case "NOSCRIPT":
 			here = append(here, u)
 		case "READONLY":
@@ -158,7 +150,7 @@ func (w *writer) follow(ctx context.Context, units []*unit) {
 // repent has the connections of n renewed once more if they still lead to a replica.
 func (n *node) repent(units []*unit) {
 	for _, u := range units {
-		if u.err != nil && u.err.code == "READONLY" {
+		if u.err != nil && u.err.Code == "READONLY" {
 			n.renewed.Add(1)
 			return
 		}

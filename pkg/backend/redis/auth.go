@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // splitAuth splits user:password at the first colon. Without a colon it is all password.
@@ -32,6 +30,3 @@ func (c *Config) credentials(fromURL string) (user, password string, err error) 
 	}
 	return user, password, nil
 }
-
-// TLSFiles says where the parts of a TLS configuration are.
-type TLSFiles = remote.TLSFiles

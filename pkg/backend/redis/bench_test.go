@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -39,7 +40,7 @@ func benchmarkTakes(b *testing.B, callers, keys int, limits engine.Limits) {
 	b.Helper()
 	s := redistest.Start(b)
 	var batches, ops atomic.Int64
-	be := run(b, Config{URL: s.Addr(), OpTimeout: time.Second, Observer: Observer{Batch: func(x Batch) {
+	be := run(b, Config{URL: s.Addr(), OpTimeout: time.Second, Observer: remote.Observer{Batch: func(x remote.Batch) {
 		batches.Add(1)
 		ops.Add(int64(x.Ops))
 	}}}, true)

@@ -28,7 +28,7 @@ type cluster struct {
 	pool    *pool
 	client  *redis.ClusterClient
 	nodes   atomic.Pointer[map[string]*node] // by address
-	known   atomic.Pointer[Error]            // why the masters are not known; nil if they are
+	known   atomic.Pointer[remote.Error]     // why the masters are not known; nil if they are
 	trouble atomic.Bool                      // something suggests that the topology has changed
 
 	mu    sync.Mutex
@@ -39,7 +39,7 @@ type cluster struct {
 func newCluster(p *pool) *cluster {
 	c := &cluster{pool: p}
 	c.nodes.Store(&map[string]*node{})
-	c.known.Store(&Error{Class: ClassRefused, text: "the masters of the cluster are not known yet"})
+	c.known.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
 	o := p.options("")
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: p.target.addrs, Protocol: o.Protocol, DisableIdentity: true,
@@ -60,7 +60,7 @@ func newCluster(p *pool) *cluster {
 }
 
 // route returns the node of the master that holds key.
-func (c *cluster) route(ctx context.Context, key string) (*node, *Error) {
+func (c *cluster) route(ctx context.Context, key string) (*node, *remote.Error) {
 	if e := c.known.Load(); e != nil {
 		return nil, e
 	}
@@ -132,7 +132,7 @@ func (c *cluster) watch(ctx context.Context) {
 		} else if c.known.Load() != nil {
 			e := c.pool.advised(classify("", err))
 			c.known.Store(e)
-			c.pool.event(Event{Kind: EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
+			c.pool.observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: c.pool.target.addrs[0], Err: e})
 			next = wait.Next()
 		}
 	}
@@ -166,7 +166,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	for addr, n := range nodes {
 		if !masters[addr] && c.start != nil {
 			delete(nodes, addr)
-			n.stop(&Error{Class: ClassClusterDown, Node: addr, text: "this node is no master any more"})
+			n.stop(store.Failed(ClassClusterDown, addr, "this node is no master any more"))
 			n.end()
 			n.breaker.Retire()
 		}
@@ -179,7 +179,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 func (c *cluster) tick() {
 	for _, n := range *c.nodes.Load() {
 		n.tick()
-		if n.down.Load() != nil || n.breaker.Open() {
+		if n.breaker.Down() != nil || n.breaker.Open() {
 			c.trouble.Store(true)
 		}
 	}
@@ -203,7 +203,7 @@ func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
 		return // the server is part of a cluster although the configuration does not say so; the reply tells
 	}
 	p.cluster.trouble.Store(true)
-	halves := func(u *unit) bool { return u.err != nil && u.err.code == "TRYAGAIN" }
+	halves := func(u *unit) bool { return u.err != nil && u.err.Code == "TRYAGAIN" }
 	late := slices.DeleteFunc(slices.Clone(units), func(u *unit) bool { return !halves(u) })
 	rest := slices.DeleteFunc(units, halves)
 	p.cluster.send(ctx, w, rest)

@@ -4,6 +4,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -18,9 +19,9 @@ type unit struct {
 	sent    []redis.Cmder // the commands that carry it out
 	call    call
 	command *command // the command in sent, kept for reuse
-	err     *Error
+	err     *remote.Error
 
-	refused *Error        // why codec.encode cannot express the operation; nothing is sent then
+	refused *remote.Error // why codec.encode cannot express the operation; nothing is sent then
 	hits    uint64        // with the reference's keys: hits to spend or to give back
 	at      engine.Micros // with the reference's keys: the time that determines the window
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -29,12 +30,8 @@ const (
 	ReferenceKeys                  // those of envoyproxy/ratelimit, by INCRBY and EXPIRE: fixed windows only
 )
 
-// Defaults of [Config].
-const (
-	DefaultPoolSize    = 10
-	DefaultOpTimeout   = 250 * time.Millisecond
-	DefaultDialTimeout = 250 * time.Millisecond
-)
+// DefaultPoolSize is the default of [Config.PoolSize].
+const DefaultPoolSize = 10
 
 // Config says where Redis is and how to talk to it. URL is required; the zero value of every other field works.
 type Config struct {
@@ -48,7 +45,7 @@ type Config struct {
 	// by commas. For sentinels: the master's name and their host:port, separated by commas.
 	URL string
 	// TLS returns a TLS configuration. TLS is used if it is not nil or the URL says rediss. It is called for each
-	// connection, and must return a new configuration each time. See [TLSFiles.Load].
+	// connection, and must return a new configuration each time. See [remote.TLSFiles.Load].
 	TLS func() (*tls.Config, error)
 	// Auth is a password, or user:password; if empty, the URL's is used, if any.
 	Auth string
@@ -73,65 +70,29 @@ type Config struct {
 	// KeyFormat is how counters are named and counted: [OurKeys] by default.
 	KeyFormat KeyFormat
 	// PerSecond is a second Redis, for descriptors all of whose limits have a window of one second. Its own PerSecond,
-	// KeyPrefix, ExpirationJitter, KeyFormat, Now and Observer are ignored in favour of this Config's. Nil means that
-	// there is none.
+	// KeyPrefix, ExpirationJitter, KeyFormat, Now, Observer and Evicted are ignored in favour of this Config's. Nil
+	// means that there is none.
 	PerSecond *Config
-	// Observer is notified of what happens. Functions in it may be nil.
-	Observer Observer
+	// Observer is notified of what happens. A node is gone when it is a cluster's master no longer, and connections are
+	// counted as by [Backend.Connections].
+	Observer remote.Observer
+	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, the
+	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset. It may be nil, is
+	// called concurrently, and must not block.
+	Evicted func(node string, keys int64)
 	// Now returns the time that scripts decide by. Nil means the clock of Redis; tests set it.
 	Now func() engine.Micros
 }
 
-// Observer is notified of what a [Backend] does. Its functions are called concurrently and must not block.
-type Observer struct {
-	// Batch is called after each round trip.
-	Batch func(Batch)
-	// Breaker is called with the state of a node's breaker: closed, when the node becomes known; closed, half-open or
-	// open, when that changes, where a node without a connection is open; and gone, when it is a cluster's master no
-	// longer.
-	Breaker func(node, state string)
-	// Connections is called with what [Backend.Connections] returns from then on, when a connection comes up or goes. It
-	// must not call the Backend.
-	Connections func(active int)
-	// Evicted is called with the number of keys that a node has evicted for lack of memory since it was last asked, the
-	// first time when connecting to it. Each may have been a counter, whose limit was thereby reset.
-	Evicted func(node string, keys int64)
-	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
-	Event func(Event)
-}
-
-// Batch is what one round trip did.
-type Batch struct {
-	Node     string        // host:port, or the path of a socket
-	Ops      int           // operations answered by it
-	Merged   int           // takes and looks that were merged into others: Ops less units sent
-	Failed   int           // how many of Ops got an error
-	Duration time.Duration // from when the batch was formed to when it was answered
-	Err      *Error        // the worst error of any of Ops; nil if there was none
-}
-
-// EventKind is what an [Event] is about.
-type EventKind string
-
-// The kinds of events.
+// The kinds of events, beside those of package remote, and what their Detail is.
 const (
-	EventConnectFailed EventKind = "connect_failed"  // no connection could be opened; Err says why
-	EventConnected     EventKind = "connected"       // a connection is up
-	EventDataChanged   EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone
-	EventMaxMemory     EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits
-	EventMasterChanged EventKind = "master_changed"  // the sentinels name a new master
-	EventDenied        EventKind = "denied"          // the user may not do what every decision needs; Err says what, and Detail is the command that allows it
-	EventLimited       EventKind = "limited"         // the same, of what only some operations need
-	EventPermitted     EventKind = "permitted"       // it is no longer denied
+	EventDataChanged   remote.EventKind = "dataset_changed" // a node is no longer the same process: counters may be gone; its run ID
+	EventMaxMemory     remote.EventKind = "maxmemory"       // maxmemory-policy lets Redis evict counters, which resets limits; the policy
+	EventMasterChanged remote.EventKind = "master_changed"  // the sentinels name a new master; its address
+	EventDenied        remote.EventKind = "denied"          // the user may not do what every decision needs, as Err says; the command that allows it
+	EventLimited       remote.EventKind = "limited"         // the same, of what only some operations need
+	EventPermitted     remote.EventKind = "permitted"       // it is no longer denied
 )
-
-// Event is something an operator should know about.
-type Event struct {
-	Kind   EventKind
-	Node   string
-	Detail string // a policy, a run ID, a version, an address or a command
-	Err    error  // why something failed, else nil
-}
 
 func (c *Config) defaults() {
 	if c.Network == "" {
@@ -141,7 +102,11 @@ func (c *Config) defaults() {
 		c.PoolSize = DefaultPoolSize
 	}
 	if c.DialTimeout == 0 {
-		c.DialTimeout = DefaultDialTimeout
+		c.DialTimeout = remote.DefaultDialTimeout
+	}
+	c.Observer = c.Observer.Filled()
+	if c.Evicted == nil {
+		c.Evicted = func(string, int64) {}
 	}
 }
 

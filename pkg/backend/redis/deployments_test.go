@@ -29,45 +29,45 @@ func TestDeployments(t *testing.T) {
 	if err := os.WriteFile(file, []byte("app:sec:ret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	files := func(c redistest.Certificates, skip bool) TLSFiles {
-		return TLSFiles{CA: c.CA, Cert: c.Cert, Key: c.Key, SkipHostname: skip}
+	files := func(c redistest.Certificates, skip bool) remote.TLSFiles {
+		return remote.TLSFiles{CA: c.CA, Cert: c.Cert, Key: c.Key, SkipHostname: skip}
 	}
 	localhost := fmt.Sprintf("localhost:%d", secured.Port())
 	for _, c := range []struct {
 		name   string
 		config Config
-		files  TLSFiles
+		files  remote.TLSFiles
 		want   string // of Check's error
 	}{
-		{"password", Config{URL: plain.Addr(), Auth: "word"}, TLSFiles{}, ""},
-		{"user", Config{URL: plain.Addr(), Auth: "app:sec:ret"}, TLSFiles{}, ""},
-		{"file", Config{URL: plain.Addr(), AuthFile: file}, TLSFiles{}, ""},
-		{"no_password", Config{URL: plain.Addr()}, TLSFiles{}, "noauth: "},
-		{"wrong_password", Config{URL: plain.Addr(), Auth: "app:guess"}, TLSFiles{}, "noauth: "},
-		{"no_file", Config{URL: plain.Addr(), AuthFile: file + "x"}, TLSFiles{}, "reading the password"},
-		{"unix", Config{URL: plain.Dir() + "/redis.sock", Network: "unix", Auth: "word"}, TLSFiles{}, ""},
-		{"not_a_socket", Config{URL: plain.Addr(), Network: "unix", Auth: "word"}, TLSFiles{}, ""},
-		{"url_not_of_a_socket", Config{URL: "redis://:word@" + plain.Addr(), Network: "unix"}, TLSFiles{}, ""},
-		{"no_socket", Config{URL: plain.Dir() + "/other.sock", Network: "unix"}, TLSFiles{}, "refused: "},
-		{"tcp4", Config{URL: plain.Addr(), Network: "tcp4", Auth: "word"}, TLSFiles{}, ""},
-		{"tcp6", Config{URL: plain.Addr(), Network: "tcp6", Auth: "word"}, TLSFiles{}, "no suitable address"},
-		{"unix_url", Config{URL: "unix://app:sec%3Aret@" + plain.Dir() + "/redis.sock?db=2"}, TLSFiles{}, ""},
-		{"url", Config{URL: "redis://app:sec%3Aret@" + plain.Addr() + "/3"}, TLSFiles{}, ""},
-		{"url_password", Config{URL: "redis://:word@" + plain.Addr()}, TLSFiles{}, ""},
-		{"url_query", Config{URL: "redis://" + plain.Addr() + "?username=app&password=sec%3Aret&db=1"}, TLSFiles{}, ""},
-		{"auth_over_url", Config{URL: "redis://:other@" + plain.Addr(), Auth: "word"}, TLSFiles{}, ""},
+		{"password", Config{URL: plain.Addr(), Auth: "word"}, remote.TLSFiles{}, ""},
+		{"user", Config{URL: plain.Addr(), Auth: "app:sec:ret"}, remote.TLSFiles{}, ""},
+		{"file", Config{URL: plain.Addr(), AuthFile: file}, remote.TLSFiles{}, ""},
+		{"no_password", Config{URL: plain.Addr()}, remote.TLSFiles{}, "noauth: "},
+		{"wrong_password", Config{URL: plain.Addr(), Auth: "app:guess"}, remote.TLSFiles{}, "noauth: "},
+		{"no_file", Config{URL: plain.Addr(), AuthFile: file + "x"}, remote.TLSFiles{}, "reading the password"},
+		{"unix", Config{URL: plain.Dir() + "/redis.sock", Network: "unix", Auth: "word"}, remote.TLSFiles{}, ""},
+		{"not_a_socket", Config{URL: plain.Addr(), Network: "unix", Auth: "word"}, remote.TLSFiles{}, ""},
+		{"url_not_of_a_socket", Config{URL: "redis://:word@" + plain.Addr(), Network: "unix"}, remote.TLSFiles{}, ""},
+		{"no_socket", Config{URL: plain.Dir() + "/other.sock", Network: "unix"}, remote.TLSFiles{}, "refused: "},
+		{"tcp4", Config{URL: plain.Addr(), Network: "tcp4", Auth: "word"}, remote.TLSFiles{}, ""},
+		{"tcp6", Config{URL: plain.Addr(), Network: "tcp6", Auth: "word"}, remote.TLSFiles{}, "no suitable address"},
+		{"unix_url", Config{URL: "unix://app:sec%3Aret@" + plain.Dir() + "/redis.sock?db=2"}, remote.TLSFiles{}, ""},
+		{"url", Config{URL: "redis://app:sec%3Aret@" + plain.Addr() + "/3"}, remote.TLSFiles{}, ""},
+		{"url_password", Config{URL: "redis://:word@" + plain.Addr()}, remote.TLSFiles{}, ""},
+		{"url_query", Config{URL: "redis://" + plain.Addr() + "?username=app&password=sec%3Aret&db=1"}, remote.TLSFiles{}, ""},
+		{"auth_over_url", Config{URL: "redis://:other@" + plain.Addr(), Auth: "word"}, remote.TLSFiles{}, ""},
 		{"tls", Config{URL: localhost}, files(certs, false), ""},
 		{"rediss", Config{URL: "rediss://" + localhost}, files(certs, false), ""},
-		{"tls_no_certificate", Config{URL: localhost}, TLSFiles{CA: certs.CA}, "redis localhost"},
-		{"tls_other_ca", Config{URL: localhost}, TLSFiles{CA: other.CA}, "certificate"},
+		{"tls_no_certificate", Config{URL: localhost}, remote.TLSFiles{CA: certs.CA}, "redis localhost"},
+		{"tls_other_ca", Config{URL: localhost}, remote.TLSFiles{CA: other.CA}, "certificate"},
 		{"tls_other_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, false), "elsewhere"},
 		{"tls_skip_name", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, files(other, true), ""},
-		{"tls_skip_name_other_ca", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, TLSFiles{CA: certs.CA, SkipHostname: true}, "unknown authority"},
-		{"plain_to_tls", Config{URL: localhost}, TLSFiles{}, "reset: "},
+		{"tls_skip_name_other_ca", Config{URL: fmt.Sprintf("localhost:%d", misnamed.Port())}, remote.TLSFiles{CA: certs.CA, SkipHostname: true}, "unknown authority"},
+		{"plain_to_tls", Config{URL: localhost}, remote.TLSFiles{}, "reset: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if c.files != (TLSFiles{}) {
+			if c.files != (remote.TLSFiles{}) {
 				c.config.TLS = c.files.Load
 			}
 			c.config.DialTimeout, c.config.OpTimeout = slow, slow
@@ -191,7 +191,7 @@ func TestBothConnections(t *testing.T) {
 	var active atomic.Int64
 	b := run(t, Config{
 		URL: long.Addr(), PerSecond: &Config{URL: short.Addr()}, OpTimeout: slow,
-		Observer: Observer{Connections: func(n int) { active.Store(int64(n)) }},
+		Observer: remote.Observer{Connections: func(n int) { active.Store(int64(n)) }},
 	}, true)
 	if n := active.Load(); n != 0 || b.Connections() != 0 {
 		t.Errorf("%d connections were reported and %d are counted, want 0 without one to the second deployment", n, b.Connections())
@@ -331,7 +331,7 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 	t.Parallel()
 	nodes := redistest.Cluster(t, 3)
 	var breaker sync.Map // the last state by node
-	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), Observer: Observer{Breaker: func(node, state string) { breaker.Store(node, state) }}}, true)
+	b := run(t, Config{Type: Cluster, URL: nodes[0].Addr(), Observer: remote.Observer{Breaker: func(node, state string) { breaker.Store(node, state) }}}, true)
 	l := newLoad(b, 500, usual)
 	l.healthy(t)
 	redistest.NodeTimeout(nodes, time.Second/2)
@@ -382,7 +382,7 @@ func TestF06_SentinelFailover(t *testing.T) {
 		urls += "," + s.Addr()
 	}
 	var e events
-	b := run(t, Config{Type: Sentinel, URL: urls, Observer: Observer{Event: e.observe}}, true)
+	b := run(t, Config{Type: Sentinel, URL: urls, Observer: remote.Observer{Event: e.observe}}, true)
 	for round, fault := range []struct {
 		name        string
 		cause, cure func(now, next *redistest.Server)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 func TestF08_ScriptFlush(t *testing.T) {
@@ -33,14 +34,14 @@ func TestF08_ScriptFlush(t *testing.T) {
 
 // broken runs cause, which makes Redis refuse, and for two seconds, until after cure, expects ops of the given class; then
 // decisions.
-func broken(t *testing.T, b *Backend, want Class, cause, cure func()) {
+func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	t.Helper()
 	cause()
 	within(t, eventually, "class "+string(want), func() bool { return class(oneIn(b, 1, usual)) == want })
 	var took []time.Duration
 	for end := time.Now().Add(2 * time.Second); len(took) < 100 || time.Now().Before(end); time.Sleep(time.Millisecond) {
 		begun := time.Now()
-		if c := class(oneIn(b, 1, usual)); c != want && c != ClassTimeout {
+		if c := class(oneIn(b, 1, usual)); c != want && c != remote.Timeout {
 			t.Fatalf("class %q, want %q", c, want)
 		}
 		took = append(took, time.Since(begun))
@@ -55,7 +56,7 @@ func TestF09_OutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := run(t, Config{URL: s.Addr()}, true)
-	broken(t, b, ClassOOM, func() { s.CLI("CONFIG", "SET", "maxmemory", "1") }, func() { s.CLI("CONFIG", "SET", "maxmemory", "0") })
+	broken(t, b, remote.OOM, func() { s.CLI("CONFIG", "SET", "maxmemory", "1") }, func() { s.CLI("CONFIG", "SET", "maxmemory", "0") })
 }
 
 func TestF09b_Evicting(t *testing.T) {
@@ -63,7 +64,7 @@ func TestF09b_Evicting(t *testing.T) {
 	for policy, want := range map[string]int{"allkeys-random": 1, "volatile-lru": 1, "noeviction": 0, "volatile-ttl": 0} {
 		var e events
 		s := redistest.Start(t, "maxmemory 2mb", "maxmemory-policy "+policy)
-		run(t, Config{URL: s.Addr(), Observer: Observer{Event: e.observe}}, true)
+		run(t, Config{URL: s.Addr(), Observer: remote.Observer{Event: e.observe}}, true)
 		if got := min(e.count(EventMaxMemory), 1); got != want {
 			t.Errorf("maxmemory-policy %s: %d events, want %d", policy, got, want)
 		}
@@ -75,7 +76,7 @@ func TestF09b_Evicted(t *testing.T) {
 	t.Parallel()
 	var evicted atomic.Int64
 	s := redistest.Start(t, "maxmemory 3mb", "maxmemory-policy allkeys-random")
-	b := run(t, Config{URL: s.Addr(), Observer: Observer{Evicted: func(_ string, n int64) { evicted.Add(n) }}}, true)
+	b := run(t, Config{URL: s.Addr(), Evicted: func(_ string, n int64) { evicted.Add(n) }}, true)
 	for i := range 100 {
 		s.CLI("SET", fmt.Sprint("filler", i), strings.Repeat("x", 50_000))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -27,11 +28,11 @@ func TestF01_DownAtStart(t *testing.T) {
 	s := redistest.Start(t)
 	s.Kill()
 	b := run(t, Config{URL: s.Addr(), DialTimeout: slow}, false)
-	within(t, eventually, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassRefused })
+	within(t, eventually, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == remote.Refused })
 	took := make([]time.Duration, 100)
 	for i := range took {
 		begun := time.Now()
-		if c := class(one(b, 1)); c != ClassRefused {
+		if c := class(one(b, 1)); c != remote.Refused {
 			t.Fatalf("an op with Redis down: class %q, want refused", c)
 		}
 		took[i] = time.Since(begun)
@@ -71,7 +72,7 @@ func TestF02_Killed(t *testing.T) {
 	b := run(t, Config{URL: s.Addr()}, true)
 	l := ride(t, b, 2*time.Second, s.Kill, s.Restart)
 	for c := range failed(l.answers) {
-		if c != ClassRefused && c != ClassReset && c != ClassTimeout {
+		if c != remote.Refused && c != remote.Reset && c != remote.Timeout {
 			t.Errorf("class %q, want refused, reset or timeout", c)
 		}
 	}
@@ -82,7 +83,7 @@ func TestF03_RestartedEmpty(t *testing.T) {
 	const limit = 50
 	var e events
 	s := redistest.Start(t)
-	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, Observer: Observer{Event: e.observe}}, true)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, Observer: remote.Observer{Event: e.observe}}, true)
 	if n := e.count(EventDataChanged); n != 0 {
 		t.Fatalf("%d times another data set before the restart", n)
 	}
@@ -156,7 +157,7 @@ func TestF04_SlowerThanCallers(t *testing.T) {
 	p := newProxy(t, s.Addr())
 	var mu sync.Mutex
 	states := map[string]bool{}
-	b := run(t, Config{URL: p.addr(), OpTimeout: 500 * time.Millisecond, Observer: Observer{Breaker: func(_, state string) {
+	b := run(t, Config{URL: p.addr(), OpTimeout: 500 * time.Millisecond, Observer: remote.Observer{Breaker: func(_, state string) {
 		mu.Lock()
 		defer mu.Unlock()
 		states[state] = true

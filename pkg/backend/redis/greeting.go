@@ -25,11 +25,11 @@ func (p *pool) greeted(err error) error {
 		return remote.Reworded(err, "the server there speaks TLS, which is not asked for (rediss:// or a variable …_TLS=true does)")
 	case strange:
 		return remote.Reworded(err, "what answers there is not Redis")
-	case remote.ClassOf(err) == ClassTimeout:
+	case remote.ClassOf(err) == remote.Timeout:
 		return remote.Reworded(err, "no answer in time: is it Redis that listens there?")
-	case secure && (remote.ClassOf(err) == ClassReset || remote.Alert(err) != ""):
+	case secure && (remote.ClassOf(err) == remote.Reset || remote.Alert(err) != ""):
 		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?")
-	case remote.ClassOf(err) == ClassReset:
+	case remote.ClassOf(err) == remote.Reset:
 		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)?")
 	}
 	return err

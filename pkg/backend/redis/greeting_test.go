@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestGreeting connects to servers that are not what the configuration says, which the error does.
@@ -37,8 +38,8 @@ func TestGreeting(t *testing.T) {
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
 		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
 		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is asked for, and the server there does not speak it"},
-		{"a CA that is not trusted", secure, TLSFiles{}.Load, "other: the server's certificate is of test CA, which is no CA that is trusted here"},
-		{"another name", address, TLSFiles{CA: certificates.CA}.Load, "other: the server's certificate is for localhost, and not for 127.0.0.1"},
+		{"a CA that is not trusted", secure, remote.TLSFiles{}.Load, "other: the server's certificate is of test CA, which is no CA that is trusted here"},
+		{"another name", address, remote.TLSFiles{CA: certificates.CA}.Load, "other: the server's certificate is for localhost, and not for 127.0.0.1"},
 		{"no certificate", secure, trusting, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -49,7 +50,7 @@ func TestGreeting(t *testing.T) {
 			}
 			defer b.Close()
 			err = b.Check(t.Context())
-			if e, ok := errors.AsType[*Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
+			if e, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -113,8 +114,8 @@ func oneIn(b *Backend, key int, wait time.Duration) backend.Op {
 func nameOf(key int) []byte { return binary.AppendUvarint([]byte("domain_key_"), uint64(key)) }
 
 // class is the class of op's error, empty where it has none.
-func class(op backend.Op) Class {
-	if e, ok := op.Err.(*Error); ok { //nolint:errorlint // it is never wrapped
+func class(op backend.Op) remote.Class {
+	if e, ok := op.Err.(*remote.Error); ok { //nolint:errorlint // it is never wrapped
 		return e.Class
 	}
 	return ""
@@ -144,19 +145,19 @@ func everyAlgorithm() []engine.Limits {
 // events remembers which kinds of events there were.
 type events struct {
 	mu   sync.Mutex
-	seen map[EventKind][]Event
+	seen map[remote.EventKind][]remote.Event
 }
 
-func (e *events) observe(ev Event) {
+func (e *events) observe(ev remote.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.seen == nil {
-		e.seen = map[EventKind][]Event{}
+		e.seen = map[remote.EventKind][]remote.Event{}
 	}
 	e.seen[ev.Kind] = append(e.seen[ev.Kind], ev)
 }
 
-func (e *events) count(k EventKind) int {
+func (e *events) count(k remote.EventKind) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.seen[k])

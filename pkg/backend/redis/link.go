@@ -32,7 +32,7 @@ func age() time.Duration { return lifetime - lifeJitter + rand.N(2*lifeJitter) }
 func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	d := &remote.Dialer{TLS: c.TLS, Timeout: c.DialTimeout, Permits: permits}
 	if d.TLS == nil && t.tls {
-		d.TLS = TLSFiles{}.Load
+		d.TLS = remote.TLSFiles{}.Load
 	}
 	return d
 }
@@ -145,7 +145,7 @@ func (l *link) meet(ctx context.Context, scripts []string) error {
 		return err // of the connection, or of the greeting, after which nothing was sent
 	}
 	if err := info.Err(); err != nil {
-		if e := classify("", err); e.code == "NOAUTH" || e.code == "LOADING" || e.code == "BUSY" || e.code == "MASTERDOWN" {
+		if e := classify("", err); e.Code == "NOAUTH" || e.Code == "LOADING" || e.Code == "BUSY" || e.Code == "MASTERDOWN" {
 			return err
 		}
 	}

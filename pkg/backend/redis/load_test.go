@@ -7,13 +7,15 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // answer is how one call of a load went.
 type answer struct {
 	at    time.Time
 	took  time.Duration
-	class Class
+	class remote.Class
 }
 
 // load is a stream of calls, each by a goroutine of its own.
@@ -153,8 +155,8 @@ func p99(answers []answer) time.Duration {
 }
 
 // failed counts calls by the class of their error.
-func failed(answers []answer) map[Class]int {
-	found := map[Class]int{}
+func failed(answers []answer) map[remote.Class]int {
+	found := map[remote.Class]int{}
 	for _, a := range answers {
 		if a.class != "" {
 			found[a.class]++

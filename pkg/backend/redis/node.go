@@ -24,13 +24,12 @@ type node struct {
 	pool    *pool
 	addr    string
 	resolve func(context.Context) (string, error) // where to connect to
-	breaker *breaker
+	breaker *remote.Breaker
 	writers []*writer
 
-	down    atomic.Pointer[Error] // why no connection is up; nil while one is, or before the first attempt
-	links   atomic.Int32          // connections that are up
-	denied  atomic.Int32          // writers whose user may not do what decisions need
-	renewed atomic.Int64          // how many times all connections had to be renewed
+	links   atomic.Int32 // connections that are up
+	denied  atomic.Int32 // writers whose user may not do what decisions need
+	renewed atomic.Int64 // how many times all connections had to be renewed
 	run     atomic.Pointer[string]
 	end     context.CancelFunc // ends the writers, for a node of a cluster
 	again   chan struct{}      // makes writers that wait before they reconnect do so now
@@ -45,27 +44,26 @@ type node struct {
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
 	n.wake.L = &n.mu
-	n.breaker = newBreaker(addr, max(p.config.OpTimeout, remote.SilentAfter), p.observer.Breaker, n.silenced)
-	if f := p.observer.Breaker; f != nil {
-		f(addr, remote.Closed) // so that it is known; it may have been gone
-	}
+	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
+		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
+	})
 	return n
 }
 
 // admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an
 // answer.
-func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *Error) {
-	if e := n.down.Load(); e != nil {
-		return false, e
-	}
+func (n *node) admit(now time.Time, budget time.Duration) (probe bool, refused *remote.Error) {
 	probe = n.breaker.Shut()
 	refused = n.breaker.Admit(now, budget)
 	return probe && refused == nil, refused
 }
 
-// silenced is called when n has become silent. Everything in the queue is answered at once, and callers whose operations
-// have been sent are told that there is nothing to wait for.
-func (n *node) silenced() {
+// silenced is called when n has become silent, and when that is over. In silence everything in the queue is answered at
+// once, and callers whose operations have been sent are told that there is nothing to wait for.
+func (n *node) silenced(silent bool) {
+	if !silent {
+		return
+	}
 	n.fail(n.breaker.Mute())
 	for _, w := range n.writers {
 		w.poke()
@@ -73,7 +71,7 @@ func (n *node) silenced() {
 }
 
 // push queues it and wakes an idle writer. It returns why not if the writers have been stopped, or n is silent.
-func (n *node) push(it *item) *Error {
+func (n *node) push(it *item) *remote.Error {
 	n.mu.Lock()
 	switch {
 	case n.stopped:
@@ -154,7 +152,7 @@ func (n *node) hurry() {
 }
 
 // stop ends the writers, and fails everything in the queue.
-func (n *node) stop(why *Error) {
+func (n *node) stop(why *remote.Error) {
 	n.mu.Lock()
 	n.stopped = true
 	n.mu.Unlock()
@@ -163,7 +161,7 @@ func (n *node) stop(why *Error) {
 }
 
 // fail answers everything in the queue with e.
-func (n *node) fail(e *Error) {
+func (n *node) fail(e *remote.Error) {
 	for it := n.take(); it != nil; it = n.take() {
 		for it != nil {
 			next := it.follow

@@ -94,7 +94,7 @@ func final(c redis.Cmder) bool {
 	} else if !refused(c) {
 		return false
 	}
-	switch classify("", c.Err()).code {
+	switch classify("", c.Err()).Code {
 	case "MOVED", "ASK", "TRYAGAIN":
 		return false
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // What the user has to be allowed, beside its keys. Commands that are needed before authentication are always allowed.
@@ -105,13 +107,13 @@ func (p *pool) grant(user string, withKeys bool) string {
 }
 
 // advised returns e, and if it is that the user may not do something, with what to do about it.
-func (p *pool) advised(e *Error) *Error {
-	if e.code != "NOPERM" {
+func (p *pool) advised(e *remote.Error) *remote.Error {
+	if e.Code != "NOPERM" {
 		return e
 	}
 	user, _, _ := p.config.credentials(p.target.auth) // it has been read before
 	more := *e
-	more.text += "; allow it in Redis: " + p.grant(cmp.Or(user, "default"), false)
+	more.Text += "; allow it in Redis: " + p.grant(cmp.Or(user, "default"), false)
 	return &more
 }
 
@@ -169,17 +171,17 @@ func (w *writer) lacks(found lack) {
 	case w.denied && !before:
 		n.denied.Add(1)
 	case !w.denied && before && n.denied.Add(-1) == 0:
-		p.event(Event{Kind: EventPermitted, Node: n.addr})
+		p.observer.Event(remote.Event{Kind: EventPermitted, Node: n.addr})
 	}
 	if !found.any() {
 		return
 	}
-	e := Event{Kind: EventLimited, Node: n.addr, Detail: p.grant(w.link.user, !found.free)}
+	e := remote.Event{Kind: EventLimited, Node: n.addr, Detail: p.grant(w.link.user, !found.free)}
 	if w.denied {
 		e.Kind = EventDenied
 	}
-	e.Err = &Error{Class: ClassNoAuth, Node: w.link.addr, text: found.text(w.link.user)}
-	p.event(e)
+	e.Err = store.Failed(ClassNoAuth, w.link.addr, found.text(w.link.user))
+	p.observer.Event(e)
 }
 
 // trial returns commands that change nothing, whose replies tell what the user may not do.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestPermittedKnowsCommands: permitted.lua knows each command that a script calls.
@@ -45,7 +46,7 @@ func TestTrialChangesNothing(t *testing.T) {
 	}
 	var e events
 	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
-		b, err := New(Config{URL: s.Addr(), Auth: "app:secret", KeyFormat: format, DialTimeout: slow, Observer: Observer{Event: e.observe}})
+		b, err := New(Config{URL: s.Addr(), Auth: "app:secret", KeyFormat: format, DialTimeout: slow, Observer: remote.Observer{Event: e.observe}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -67,7 +68,7 @@ func TestBatchBounded(t *testing.T) {
 	t.Parallel()
 	const calls, same = 40, 100
 	var largest atomic.Int64
-	b, err := New(Config{URL: redistest.Start(t).Addr(), OpTimeout: slow, DialTimeout: slow, Observer: Observer{Batch: func(b Batch) {
+	b, err := New(Config{URL: redistest.Start(t).Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: func(b remote.Batch) {
 		for n := largest.Load(); n < int64(b.Ops) && !largest.CompareAndSwap(n, int64(b.Ops)); n = largest.Load() {
 		}
 	}}})
@@ -103,7 +104,7 @@ func TestConnectionsInOrder(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	last, jumps := 0, 0
-	b, err := New(Config{URL: "127.0.0.1:1", Observer: Observer{Connections: func(active int) {
+	b, err := New(Config{URL: "127.0.0.1:1", Observer: remote.Observer{Connections: func(active int) {
 		runtime.Gosched() // others may overtake, unless they are kept from it
 		mu.Lock()
 		defer mu.Unlock()
@@ -150,7 +151,7 @@ func TestLeaving(t *testing.T) {
 			defer cancel()
 			b.Apply(ctx, ops)
 			for i := range ops {
-				if class(ops[i]) != ClassTimeout {
+				if class(ops[i]) != remote.Timeout {
 					t.Errorf("op %d: %v, want a time-out", i, ops[i].Err)
 				}
 				ops[i].Limits[0] = engine.Limit{} // the race detector sees who reads it
@@ -190,7 +191,7 @@ func TestNothingTwice(t *testing.T) {
 					return
 				default:
 				}
-				switch e, failed := oneIn(b, 1, usual).Err.(*Error); { //nolint:errorlint // it is never wrapped
+				switch e, failed := oneIn(b, 1, usual).Err.(*remote.Error); { //nolint:errorlint // it is never wrapped
 				case !failed:
 					known.Add(1)
 				case e.Unsent:
@@ -210,7 +211,7 @@ func TestNothingTwice(t *testing.T) {
 	var op backend.Op
 	within(t, eventually, "a decision", func() bool {
 		op = one(b, 1)
-		if e, failed := op.Err.(*Error); failed && !e.Unsent { //nolint:errorlint // as above
+		if e, failed := op.Err.(*remote.Error); failed && !e.Unsent { //nolint:errorlint // as above
 			unknown.Add(1)
 		}
 		return op.Err == nil
@@ -227,7 +228,7 @@ func TestMerging(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	var merged atomic.Int64
-	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * eventually, Observer: Observer{Batch: func(x Batch) { merged.Add(int64(x.Merged)) }}})
+	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * eventually, Observer: remote.Observer{Batch: func(x remote.Batch) { merged.Add(int64(x.Merged)) }}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +295,7 @@ func TestRunning(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := class(oneIn(b, 1, usual)); c != ClassTimeout {
+	if c := class(oneIn(b, 1, usual)); c != remote.Timeout {
 		t.Errorf("before Run: class %q, want timeout", c)
 	}
 	answered := make(chan backend.Op)
@@ -313,7 +314,7 @@ func TestRunning(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if c := class(one(b, 1)); c != ClassOther {
+	if c := class(one(b, 1)); c != remote.Other {
 		t.Errorf("after Run: class %q, want other", c)
 	}
 	if n := b.Connections(); n != 0 {
@@ -330,37 +331,12 @@ func TestNoTime(t *testing.T) {
 	s := redistest.Start(t)
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow}, true)
 	for _, wait := range []time.Duration{-time.Second, 0, time.Microsecond, 2900 * time.Microsecond} {
-		if c := class(oneIn(b, 1, wait)); c != ClassTimeout {
+		if c := class(oneIn(b, 1, wait)); c != remote.Timeout {
 			t.Errorf("with %v left: class %q, want timeout", wait, c)
 		}
 	}
 	if op := one(b, 1); op.Decision.Left != 1e6 {
 		t.Errorf("%d are left, want all: something was sent", op.Decision.Left)
-	}
-}
-
-// TestBudget: unless OpTimeout bounds it, a caller waits until 2 ms before its deadline, or 250 ms without one.
-func TestBudget(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ timeout, deadline, want time.Duration }{
-		{0, 0, 250 * time.Millisecond},
-		{0, usual, usual - margin},
-		{0, time.Minute, time.Minute - margin},
-		{50 * time.Millisecond, 0, 50 * time.Millisecond},
-		{50 * time.Millisecond, usual, usual - margin},
-		{50 * time.Millisecond, time.Minute, 50 * time.Millisecond},
-		{time.Second, 0, time.Second},
-	} {
-		ctx, now := t.Context(), time.Now()
-		if c.deadline > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
-			defer cancel()
-		}
-		p := &pool{config: &Config{OpTimeout: c.timeout}}
-		if got := p.budget(ctx, now); got != c.want {
-			t.Errorf("OpTimeout %v, deadline %v: it waits for %v, want %v", c.timeout, c.deadline, got, c.want)
-		}
 	}
 }
 

@@ -45,7 +45,7 @@ type pool struct {
 	dialer   *remote.Dialer
 	codec    codec
 	scripts  []string // to load on each new connection
-	observer *Observer
+	observer *remote.Observer
 	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
 	waiters  waiters
@@ -72,7 +72,8 @@ func New(c Config) (*Backend, error) {
 	}
 	if second := c.PerSecond; second != nil {
 		s := *second
-		s.KeyPrefix, s.ExpirationJitter, s.KeyFormat, s.Observer, s.Now = c.KeyPrefix, c.ExpirationJitter, c.KeyFormat, c.Observer, c.Now
+		s.KeyPrefix, s.ExpirationJitter, s.KeyFormat, s.Now = c.KeyPrefix, c.ExpirationJitter, c.KeyFormat, c.Now
+		s.Observer, s.Evicted = c.Observer, c.Evicted
 		if b.second, err = b.newPool(s, permits); err != nil {
 			return nil, fmt.Errorf("per second: %w", err)
 		}
@@ -168,7 +169,7 @@ func (b *Backend) Check(ctx context.Context) error {
 		}
 		l.close()
 		if l.lack.fatal() {
-			return &Error{Class: ClassNoAuth, Node: addr, text: l.lack.text(l.user) + "; allow it in Redis: " + p.grant(l.user, !l.lack.free)}
+			return store.Failed(ClassNoAuth, addr, l.lack.text(l.user)+"; allow it in Redis: "+p.grant(l.user, !l.lack.free))
 		}
 	}
 	return nil
@@ -199,9 +200,7 @@ func (b *Backend) count(p *pool, delta int) {
 	defer b.counting.Unlock()
 	p.active += delta
 	b.whole = b.whole || b.main.active > 0 && (b.second == nil || b.second.active > 0)
-	if f := p.observer.Connections; f != nil {
-		f(b.connections())
-	}
+	p.observer.Connections(b.connections())
 }
 
 // Pool counts the connections to one deployment that were ever opened, and those that have been closed.
@@ -259,24 +258,13 @@ func (p *pool) connected(delta int) {
 	p.count(delta)
 }
 
-func (p *pool) event(e Event) {
-	if f := p.observer.Event; f != nil {
-		f(e)
-	}
-}
-
 // opTimeout returns how long a round trip may take.
-func (p *pool) opTimeout() time.Duration {
-	if t := p.config.OpTimeout; t > 0 {
-		return t
-	}
-	return DefaultOpTimeout
-}
+func (p *pool) opTimeout() time.Duration { return remote.RoundTrip(p.config.OpTimeout) }
 
 // Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
 // deadline, but no longer than [Config.OpTimeout]; without either, for 250 ms; and not at all for a node that is
-// silent. An op without an answer by then gets an [*Error], and may have been counted unless the error says Unsent, or
-// its class is that of an error reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for
+// silent. An op without an answer by then gets a [remote.Error], and may have been counted unless the error says Unsent,
+// or its class is that of an error reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for
 // it; after it has ended they fail at once.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
@@ -312,24 +300,6 @@ func perSecond(op *backend.Op) bool {
 	return len(op.Limits) > 0
 }
 
-// What a caller holds back of its time.
-const (
-	margin = 2 * time.Millisecond // for the way back
-	least  = time.Millisecond     // below which nothing is sent
-)
-
-// budget returns how long a caller can wait.
-func (p *pool) budget(ctx context.Context, now time.Time) time.Duration {
-	budget := p.opTimeout()
-	if deadline, ok := ctx.Deadline(); ok {
-		left := deadline.Sub(now) - margin
-		if p.config.OpTimeout == 0 || left < budget {
-			return left
-		}
-	}
-	return budget
-}
-
 // apply decides the ops for which mine returns true, or all if mine is nil.
 func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.Op) bool) {
 	if len(ops) == 0 {
@@ -337,10 +307,11 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 	}
 	now := time.Now()
 	w := p.waiters.get(len(ops))
-	w.budget = p.budget(ctx, now)
-	w.leaves = now.Add(w.budget)
-	var refused *Error
-	if w.budget < least || ctx.Err() != nil {
+	budget, enough := remote.Budget(ctx, now, p.config.OpTimeout)
+	w.budget = budget
+	w.leaves = now.Add(budget)
+	var refused *remote.Error
+	if !enough {
 		refused = errLate
 	}
 	defer p.calls.Add(-1)
@@ -375,7 +346,9 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 		if it.done.Load() {
 			op.Decision, op.Err = it.op.Decision, it.op.Err
 		} else {
-			op.Err = &Error{Class: ClassTimeout, Node: it.node.addr, Unsent: it.dropped, text: "no answer in time"}
+			e := store.Unanswered(it.node.addr)
+			e.Unsent = it.dropped
+			op.Err = e
 		}
 	}
 	w.release(1)
@@ -383,14 +356,14 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 
 // Errors of ops that are not sent.
 var (
-	errLate    = &Error{Class: ClassTimeout, Unsent: true, text: "less than 1 ms is left to ask"}
-	errStopped = &Error{Class: ClassOther, Unsent: true, text: "this server is stopping"}
-	errFull    = &Error{Class: ClassTimeout, Unsent: true, text: "too many calls wait already"}
+	errLate    = store.Late()
+	errStopped = store.Stopped()
+	errFull    = store.Unsent(remote.Timeout, "", "too many calls wait already")
 )
 
 // enter returns the node to queue op for, or why it must not be queued. The caller of a probe waits for only half of
 // its time.
-func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time) (*node, *Error) {
+func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time) (*node, *remote.Error) {
 	n, e := p.route(ctx, op)
 	if e != nil {
 		return nil, e
@@ -406,7 +379,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 }
 
 // route returns the node that holds op's counters.
-func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *Error) {
+func (p *pool) route(ctx context.Context, op *backend.Op) (*node, *remote.Error) {
 	if p.one != nil {
 		return p.one, nil
 	}

@@ -11,14 +11,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Errors of ops that are not possible with the reference's keys.
 var (
-	errFixedOnly = &Error{Class: ClassOther, text: "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; " +
-		"other algorithms, rate_limits and penalties are there without REDIS_KEY_FORMAT"}
-	errNoName = &Error{Class: ClassOther, text: "REDIS_KEY_FORMAT=reference takes the name of the counter, and got none"}
+	errFixedOnly = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; "+
+		"other algorithms, rate_limits and penalties are there without REDIS_KEY_FORMAT")
+	errNoName = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference takes the name of the counter, and got none")
 	errNumber = errors.New("a counter is no number")
 )
 
@@ -43,7 +44,7 @@ func newReferenceCodec(c *Config) *referenceCodec {
 }
 
 // fits returns why op is not possible in this format, or nil.
-func (r *referenceCodec) fits(op *backend.Op) *Error {
+func (r *referenceCodec) fits(op *backend.Op) *remote.Error {
 	switch {
 	case len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow || op.Limits[0].Align != engine.AlignClock ||
 		op.Limits[0].Window%1e6 != 0 || op.Limits[0].Window == 0 || op.Penalty != nil:
@@ -135,7 +136,7 @@ func (r *referenceCodec) decode(u *unit) error {
 		return u.refused
 	}
 	// If INCRBY would overflow, the counter is far above every limit.
-	full := u.err != nil && strings.Contains(u.err.text, "would overflow")
+	full := u.err != nil && strings.Contains(u.err.Text, "would overflow")
 	if u.err != nil && !full {
 		return u.err
 	}

@@ -204,7 +204,7 @@ func TestReferenceAgain(t *testing.T) {
 	u.sent[0].(*command).SetVal(int64(1))
 	u.sent[1].(*command).SetErr(reply("MOVED 1 127.0.0.1:1"))
 	u.replied("node")
-	if u.err == nil || u.err.code != "MOVED" {
+	if u.err == nil || u.err.Code != "MOVED" {
 		t.Fatalf("err is %v, want MOVED", u.err)
 	}
 	r.again(u)

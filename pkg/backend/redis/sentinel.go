@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // How often sentinels are asked for the master.
@@ -54,7 +56,7 @@ func (s *sentinels) found(at int, master string) {
 	s.first, s.before = at, master
 	s.mu.Unlock()
 	if before != "" && before != master {
-		s.pool.event(Event{Kind: EventMasterChanged, Node: s.pool.target.master, Detail: master})
+		s.pool.observer.Event(remote.Event{Kind: EventMasterChanged, Node: s.pool.target.master, Detail: master})
 	}
 }
 

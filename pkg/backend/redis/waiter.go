@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -208,7 +209,7 @@ func (it *item) answer() {
 }
 
 // fail answers it with an error.
-func (it *item) fail(e *Error) {
+func (it *item) fail(e *remote.Error) {
 	it.op.Decision, it.op.Err = engine.Decision{}, e
 	it.answer()
 }

@@ -90,8 +90,8 @@ func (w *writer) look(ctx context.Context) {
 	if w.evicted < before { // the server was restarted
 		before = 0
 	}
-	if f := w.node.pool.observer.Evicted; f != nil && w.evicted > before {
-		f(w.node.addr, w.evicted-before)
+	if w.evicted > before {
+		w.node.pool.config.Evicted(w.node.addr, w.evicted-before)
 	}
 }
 
@@ -143,16 +143,14 @@ func (w *writer) connect(ctx context.Context) bool {
 	err = n.pool.advised(err)
 	err.Unsent = true
 	if n.links.Load() == 0 {
-		n.down.Store(err)
-		n.breaker.Connected(false)
+		n.breaker.Disconnected(err)
 		if n.links.Load() > 0 { // the other writer was quicker
-			n.down.Store(nil)
-			n.breaker.Connected(true)
+			n.breaker.Connected()
 		} else {
 			n.fail(err)
 		}
 	}
-	n.pool.event(Event{Kind: EventConnectFailed, Node: n.addr, Err: err})
+	n.pool.observer.Event(remote.Event{Kind: remote.EventConnectFailed, Node: n.addr, Err: err})
 	timer := time.NewTimer(w.backoff.Next())
 	defer timer.Stop()
 	select {
@@ -164,7 +162,7 @@ func (w *writer) connect(ctx context.Context) bool {
 }
 
 // open opens a connection, once.
-func (w *writer) open(ctx context.Context) *Error {
+func (w *writer) open(ctx context.Context) *remote.Error {
 	n := w.node
 	renewed, doubts := n.renewed.Load(), n.pool.doubts.Load()
 	addr, err := n.resolve(ctx)
@@ -188,13 +186,12 @@ func (w *writer) open(ctx context.Context) *Error {
 	n.breaker.Silence.Hear()
 	w.backoff.Reset()
 	n.links.Add(1)
-	n.down.Store(nil)
-	n.breaker.Connected(true)
+	n.breaker.Connected()
 	n.met(addr, l.server)
 	w.judged, w.doubts, w.doubt = time.Now(), doubts, false
 	w.lacks(l.lack)
 	n.pool.connected(+1)
-	n.pool.event(Event{Kind: EventConnected, Node: addr, Detail: l.server.version})
+	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: addr, Detail: l.server.version})
 	return nil
 }
 
@@ -203,13 +200,13 @@ func (n *node) met(addr string, s server) {
 	if s.run != "" {
 		before := n.run.Swap(&s.run)
 		if before != nil && *before != s.run {
-			n.pool.event(Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
+			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
 		}
 	}
 	switch s.policy {
 	case "", "noeviction", "volatile-ttl":
 	default:
-		n.pool.event(Event{Kind: EventMaxMemory, Node: addr, Detail: s.policy})
+		n.pool.observer.Event(remote.Event{Kind: EventMaxMemory, Node: addr, Detail: s.policy})
 	}
 }
 
@@ -235,7 +232,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder) error {
 	switch {
 	case err == nil:
 		s.Hear()
-	case classify("", err).Class == ClassReset:
+	case classify("", err).Class == remote.Reset:
 		s.Forget()
 	}
 	return err
@@ -266,7 +263,7 @@ func (w *writer) poke() {
 }
 
 // refuse answers the items of the batch, none of which has been sent.
-func (w *writer) refuse(e *Error) {
+func (w *writer) refuse(e *remote.Error) {
 	w.land()
 	for _, it := range w.items {
 		for it != nil {
@@ -304,16 +301,16 @@ func (w *writer) batch(ctx context.Context) {
 	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
 	verdict := worst
 	if verdict == nil && w.slow(took) {
-		verdict = &Error{Class: ClassTimeout, Node: n.addr, text: "answers come later than callers wait"}
+		verdict = store.Slow(n.addr)
 	}
-	if verdict != nil && !verdict.trips() {
+	if verdict != nil && !trips(verdict) {
 		verdict = nil
 	}
 	done(verdict)
 	if verdict != nil && n.breaker.Shut() {
-		n.fail(kept(verdict))
+		n.fail(verdict.KeptAway())
 	}
-	report := Batch{Node: n.addr, Ops: ops, Merged: ops - w.used, Duration: took, Err: worst}
+	report := remote.Batch{Node: n.addr, Ops: ops, Merged: ops - w.used, Duration: took, Err: worst}
 	for _, u := range w.units[:w.used] {
 		if u.err != nil {
 			report.Failed += u.items
@@ -321,19 +318,14 @@ func (w *writer) batch(ctx context.Context) {
 	}
 	w.land()
 	w.answer()
-	if f := n.pool.observer.Batch; f != nil {
-		f(report)
-	}
+	n.pool.observer.Batch(report)
 }
-
-// shortest is how long a caller has to wait for its giving up to say something about a node.
-const shortest = 5 * time.Millisecond
 
 // slow reports whether more than half of a batch's callers had to give up on it.
 func (w *writer) slow(took time.Duration) bool {
 	late := 0
 	for _, it := range w.items {
-		if it.waiter.left.Load() && took > max(it.waiter.budget, shortest) {
+		if it.waiter.left.Load() && remote.TooSlow(took, it.waiter.budget) {
 			late++
 		}
 	}

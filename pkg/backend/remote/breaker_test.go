@@ -7,14 +7,18 @@ import (
 	"time"
 )
 
-// failure is an error of a store of tests.
-type failure struct{ atOnce, kept, mute bool }
+// store is the store of tests, in which one kind of failure opens a breaker at once.
+const (
+	store     Store = "store"
+	busy      Class = "busy"
+	muteText        = "store node: timeout: calls are kept away, because of: it does not answer"
+	failText        = "store node: reset: calls are kept away, because of: EOF"
+	apartText       = "store node: refused: no route"
+)
 
-func newTestBreaker(states *[]string) *Breaker[failure] {
-	return NewBreaker("node", How[failure]{
-		Kept:   func(f *failure) *failure { return &failure{atOnce: f.atOnce, kept: true} },
-		AtOnce: func(f *failure) bool { return f.atOnce },
-		Mute:   &failure{mute: true},
+func newTestBreaker(states *[]string) *Breaker {
+	return NewBreaker(store, "node", BreakerConfig{
+		AtOnce: busy,
 		Changed: func(_, state string) {
 			if states != nil {
 				*states = append(*states, state)
@@ -23,8 +27,11 @@ func newTestBreaker(states *[]string) *Breaker[failure] {
 	})
 }
 
+// failure is a failed call.
+func failure(class Class) *Error { return store.Failed(class, "node", "EOF") }
+
 // play makes a call for each mark, an x of which fails.
-func play(t *testing.T, b *Breaker[failure], outcomes string) {
+func play(t *testing.T, b *Breaker, outcomes string) {
 	t.Helper()
 	for _, o := range outcomes {
 		done, refused := b.Begin()
@@ -32,7 +39,7 @@ func play(t *testing.T, b *Breaker[failure], outcomes string) {
 			t.Fatalf("refused within %q: %v", outcomes, refused)
 		}
 		if o == 'x' {
-			done(new(failure))
+			done(failure(Reset))
 		} else {
 			done(nil)
 		}
@@ -47,27 +54,37 @@ func TestBreakerRetired(t *testing.T) {
 	done, _ := b.Begin()
 	b.Retire()
 	b.Retire()
-	done(&failure{atOnce: true})
-	if got := strings.Join(states, " "); got != Gone || !b.Shut() {
+	done(failure(busy))
+	if got := strings.Join(states, " "); got != "closed gone" || !b.Shut() {
 		t.Errorf("states %q", got)
 	}
 }
 
-// TestBreakerWithoutConnection: while there is no connection the state is told as open, once.
+// TestBreakerWithoutConnection: while there is no connection the state is told as open, once, and calls are told why.
 func TestBreakerWithoutConnection(t *testing.T) {
 	t.Parallel()
 	var states []string
 	b := newTestBreaker(&states)
-	b.Connected(true)
-	b.Connected(false)
-	b.Connected(false)
-	b.Connected(true)
+	why := store.Failed(Refused, "node", "no route").NotSent()
+	refused := func() *Error { return b.Admit(time.Now(), time.Second) }
+	if b.Connected(); refused() != nil {
+		t.Errorf("connected: %v", refused())
+	}
+	b.Disconnected(why)
+	if b.Disconnected(why); refused() != why || b.Down() != why || why.Error() != apartText || !why.Unsent {
+		t.Errorf("without a connection: %v", refused())
+	}
+	if b.Connected(); refused() != nil || b.Down() != nil {
+		t.Errorf("connected again: %v", refused())
+	}
 	play(t, b, "xxxxx")
-	b.Connected(false)
-	b.Connected(true)
+	b.Disconnected(why)
+	if b.Connected(); refused() == nil {
+		t.Error("a connection has closed a breaker that had opened because of failures")
+	}
 	b.Retire()
-	b.Connected(false)
-	if got := strings.Join(states, " "); got != "open closed open gone" {
+	b.Disconnected(why)
+	if got := strings.Join(states, " "); got != "closed open closed open gone" {
 		t.Errorf("states %q", got)
 	}
 }
@@ -84,7 +101,7 @@ func TestBreakerSilent(t *testing.T) {
 			t.Errorf("too early: %v", refused)
 		}
 		time.Sleep(SilentAfter)
-		if refused := b.Admit(time.Now(), time.Second); refused == nil || !refused.mute || !b.Open() || b.Shut() {
+		if refused := b.Admit(time.Now(), time.Second); refused == nil || refused.Error() != muteText || !refused.Unsent || !b.Open() || b.Shut() {
 			t.Errorf("silent: %v", refused)
 		}
 		b.Silence.Hear()
@@ -95,7 +112,7 @@ func TestBreakerSilent(t *testing.T) {
 		time.Sleep(2 * SilentAfter)
 		play(t, b, "xxxxx")
 		b.Silence.Hear()
-		if refused := b.Admit(time.Now(), time.Second); refused == nil || !refused.kept || !b.Open() {
+		if refused := b.Admit(time.Now(), time.Second); refused == nil || refused.Error() != failText || !refused.Unsent || !b.Open() {
 			t.Errorf("it has answered, but calls fail: %v", refused)
 		}
 		for range goodProbes {
@@ -104,7 +121,7 @@ func TestBreakerSilent(t *testing.T) {
 			}
 			play(t, b, ".")
 		}
-		if got := strings.Join(states, " "); got != "open closed open half-open closed" || b.Open() {
+		if got := strings.Join(states, " "); got != "closed open closed open half-open closed" || b.Open() {
 			t.Errorf("states %s", got)
 		}
 	})
@@ -125,7 +142,7 @@ func TestBreakerOpens(t *testing.T) {
 		}
 		b := newTestBreaker(nil)
 		done, _ := b.Begin()
-		done(&failure{atOnce: true})
+		done(failure(busy))
 		if b.Admit(time.Now(), time.Second) == nil {
 			t.Error("a failure that opens at once did not")
 		}
@@ -139,7 +156,7 @@ func TestBreakerProbes(t *testing.T) {
 		var states []string
 		b := newTestBreaker(&states)
 		play(t, b, "xxxxx")
-		if _, refused := b.Begin(); refused == nil || !refused.kept {
+		if _, refused := b.Begin(); refused == nil || refused.Error() != failText || !refused.Unsent {
 			t.Fatalf("an open breaker let a call through: %v", refused)
 		}
 		begun := time.Now()
@@ -157,7 +174,7 @@ func TestBreakerProbes(t *testing.T) {
 			t.Error("no second probe after a good one")
 		}
 		play(t, b, ".")
-		if got := strings.Join(states, " "); got != "open half-open closed" {
+		if got := strings.Join(states, " "); got != "closed open half-open closed" {
 			t.Errorf("states %s", got)
 		}
 	})

@@ -1,66 +1,64 @@
 // Package remote is what backends with a store behind a network have in common: connections that notice when the other
-// side is gone, a circuit breaker for each of the store's servers, and a few classes of errors.
+// side is gone, a circuit breaker for each of the store's servers, how long callers wait, what an operation's error says,
+// and what an observer is told. A store adds classes of errors and kinds of events of its own.
 package remote
 
-import (
-	"context"
-	"errors"
-	"io"
-	"net"
-	"os"
-	"strings"
-	"syscall"
-	"unicode"
-)
+import "time"
 
-// Class is a kind of error. There are few, so that it can be a label of metrics.
-type Class string
+// Observer is notified of what a backend does. Its functions are called concurrently and must not block. Each may be nil.
+type Observer struct {
+	// Batch is called after each round trip.
+	Batch func(Batch)
+	// Breaker is called with the state of a server's breaker: closed, when the server becomes known; closed, half-open or
+	// open, when that changes, where a server without a connection is open; and gone, when it is no longer used.
+	Breaker func(node, state string)
+	// Connections is called with the number of connections that are up, when one comes up or goes. It must not call the
+	// backend.
+	Connections func(active int)
+	// Event is called for what an operator should know about. It may be called repeatedly while the condition lasts.
+	Event func(Event)
+}
 
-// The classes of errors of the network. Stores add those of their replies.
+// Filled returns o with functions that do nothing in place of those that are nil.
+func (o Observer) Filled() Observer {
+	if o.Batch == nil {
+		o.Batch = func(Batch) {}
+	}
+	if o.Breaker == nil {
+		o.Breaker = func(string, string) {}
+	}
+	if o.Connections == nil {
+		o.Connections = func(int) {}
+	}
+	if o.Event == nil {
+		o.Event = func(Event) {}
+	}
+	return o
+}
+
+// Batch is what one round trip did, or one use of a connection.
+type Batch struct {
+	Node     string        // the server, as the store names it
+	Ops      int           // operations answered by it
+	Merged   int           // takes and looks that were merged into others: Ops less what was sent
+	Failed   int           // how many of Ops got an error
+	Duration time.Duration // from when the batch was formed to when it was answered
+	Err      *Error        // the worst error of any of Ops; nil if there was none
+}
+
+// EventKind is what an [Event] is about.
+type EventKind string
+
+// The kinds of events that every store has. Stores add their own.
 const (
-	Timeout Class = "timeout" // no answer in time; hits may have been counted
-	Refused Class = "refused" // no connection; nothing was counted
-	Reset   Class = "reset"   // the connection broke; hits may have been counted
-	Other   Class = "other"
+	EventConnectFailed EventKind = "connect_failed" // no connection could be opened; Err says why
+	EventConnected     EventKind = "connected"      // a connection is up
 )
 
-// ClassOf returns the class of an error of a connection, of opening one or of waiting for one.
-func ClassOf(err error) Class {
-	var timeout net.Error
-	var name *net.DNSError
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
-		errors.As(err, &timeout) && timeout.Timeout():
-		return Timeout
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EHOSTUNREACH),
-		errors.Is(err, syscall.ENETUNREACH), errors.As(err, &name):
-		return Refused
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET),
-		errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed):
-		return Reset
-	}
-	return Other
-}
-
-// Clean removes from the text of an error what may have come from a client: everything after a quotation mark. It also
-// removes control characters, and bounds the length.
-func Clean(text string) string {
-	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
-		text = text[:i] + "…"
-	}
-	text = oneLine(text)
-	if len(text) > 200 {
-		text = strings.ToValidUTF8(text[:200], "") + "…"
-	}
-	return text
-}
-
-// oneLine returns text with blanks for control characters.
-func oneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
+// Event is something an operator should know about.
+type Event struct {
+	Kind   EventKind
+	Node   string // the server, or the name under which servers were looked up
+	Detail string // what the kind says it is, else empty
+	Err    error  // why something failed, else nil
 }

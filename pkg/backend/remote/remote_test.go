@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestClassOf(t *testing.T) {
@@ -57,5 +59,58 @@ func TestBackoff(t *testing.T) {
 			}
 		}
 		b.Reset()
+	}
+}
+
+// TestBudget: unless the time-out of operations bounds it, a caller waits until 2 ms before its deadline, or 250 ms
+// without one.
+func TestBudget(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ timeout, deadline, want time.Duration }{
+		{0, 0, 250 * time.Millisecond},
+		{0, 20 * time.Millisecond, 18 * time.Millisecond},
+		{0, 100 * time.Millisecond, 98 * time.Millisecond},
+		{0, time.Minute, time.Minute - margin},
+		{0, 3 * time.Millisecond, time.Millisecond},
+		{0, 2 * time.Millisecond, 0},
+		{50 * time.Millisecond, 0, 50 * time.Millisecond},
+		{50 * time.Millisecond, 20 * time.Millisecond, 18 * time.Millisecond},
+		{50 * time.Millisecond, time.Minute, 50 * time.Millisecond},
+		{time.Second, 0, time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, now := t.Context(), time.Now()
+			if c.deadline > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithDeadline(ctx, now.Add(c.deadline))
+				defer cancel()
+			}
+			if got, enough := Budget(ctx, now, c.timeout); got != c.want || enough != (c.want > 0) {
+				t.Errorf("time-out %v, deadline %v: it waits for %v (enough: %t), want %v", c.timeout, c.deadline, got, enough, c.want)
+			}
+			gone, cancel := context.WithCancel(ctx)
+			cancel()
+			if _, enough := Budget(gone, now, c.timeout); enough {
+				t.Error("a caller that has gone has time enough")
+			}
+		})
+	}
+}
+
+// TestErrorTexts: an error names its store and, if it reached one, the server; it wraps others once.
+func TestErrorTexts(t *testing.T) {
+	t.Parallel()
+	e := store.Wrap("a:1", &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})
+	if got, want := e.Error(), "store a:1: refused: dial: connection refused"; got != want || e.Unsent {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := store.Wrap("b:2", fmt.Errorf("asking: %w", e)); got != e {
+		t.Errorf("wrapped twice it is another error: %v", got)
+	}
+	if got, want := store.Late().Error(), "store: timeout: less than 1 ms is left to ask"; got != want || !store.Late().Unsent {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if n := e.NotSent(); !n.Unsent || e.Unsent || n.Error() != e.Error() {
+		t.Errorf("%+v became %+v", e, n)
 	}
 }

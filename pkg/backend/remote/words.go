@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Reworded returns an error that is err for [errors.Is] and [errors.As], and has a text of its own, which contains
@@ -95,4 +96,27 @@ func handshakeError(err error) error {
 		return Reworded(err, "the server closed the connection during the TLS handshake: does it speak TLS there?")
 	}
 	return err
+}
+
+// Clean removes from the text of an error what may have come from a client: everything after a quotation mark. It also
+// removes control characters, and bounds the length.
+func Clean(text string) string {
+	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
+		text = text[:i] + "…"
+	}
+	text = oneLine(text)
+	if len(text) > 200 {
+		text = strings.ToValidUTF8(text[:200], "") + "…"
+	}
+	return text
+}
+
+// oneLine returns text with blanks for control characters.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }

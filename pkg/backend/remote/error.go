@@ -1,0 +1,113 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// Class is a kind of error. There are few, so that it can be a label of metrics.
+type Class string
+
+// The classes that every store may have. Stores add those of their replies.
+const (
+	Timeout Class = "timeout" // no answer in time; hits may have been counted
+	Refused Class = "refused" // no connection, or no known server; nothing was counted
+	Reset   Class = "reset"   // the connection broke; hits may have been counted
+	OOM     Class = "oom"     // the store has no memory left
+	Other   Class = "other"
+)
+
+// ClassOf returns the class of an error of a connection, of opening one or of waiting for one.
+func ClassOf(err error) Class {
+	var timeout net.Error
+	var name *net.DNSError
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.As(err, &timeout) && timeout.Timeout():
+		return Timeout
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EHOSTUNREACH),
+		errors.Is(err, syscall.ENETUNREACH), errors.As(err, &name):
+		return Refused
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed):
+		return Reset
+	}
+	return Other
+}
+
+// Error is why an operation has no decision. Its text contains no key, value or password.
+type Error struct {
+	Store  Store
+	Class  Class
+	Node   string // the server, as the store names it; empty if the operation reached none
+	Unsent bool   // the operation was not sent, so nothing was counted
+	Text   string
+	Code   string // the first word of an error reply, if the store has such words
+}
+
+// Error says what happened, and where.
+func (e *Error) Error() string {
+	where := string(e.Store)
+	if e.Node != "" {
+		where += " " + e.Node
+	}
+	return where + ": " + string(e.Class) + ": " + e.Text
+}
+
+// Is reports that e matches [backend.ErrUnsent], if it does.
+func (e *Error) Is(target error) bool { return target == backend.ErrUnsent && e.Unsent }
+
+// NotSent returns e, for an operation that was not sent because of it.
+func (e *Error) NotSent() *Error {
+	other := *e
+	other.Unsent = true
+	return &other
+}
+
+// KeptAway returns the error of calls that are kept away because of e.
+func (e *Error) KeptAway() *Error {
+	other := e.NotSent()
+	other.Text = "calls are kept away, because of: " + e.Text
+	return other
+}
+
+// Store is the name of a kind of store, with which the texts of its errors begin. Its methods return such errors.
+type Store string
+
+// Failed returns an error of an operation that may have been sent.
+func (s Store) Failed(class Class, node, text string) *Error {
+	return &Error{Store: s, Class: class, Node: node, Text: text}
+}
+
+// Unsent returns an error of an operation that was not sent.
+func (s Store) Unsent(class Class, node, text string) *Error {
+	return s.Failed(class, node, text).NotSent()
+}
+
+// Wrap returns err if it is an [Error], and otherwise one of its class, with its text for people.
+func (s Store) Wrap(node string, err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	return s.Failed(ClassOf(err), node, Text(err))
+}
+
+// Late returns the error of a call that has not enough time; see [Budget].
+func (s Store) Late() *Error { return s.Unsent(Timeout, "", "less than 1 ms is left to ask") }
+
+// Stopped returns the error of a call that comes when the backend is being closed.
+func (s Store) Stopped() *Error { return s.Unsent(Other, "", "this server is stopping") }
+
+// Unanswered returns the error of an operation whose caller has given up.
+func (s Store) Unanswered(node string) *Error { return s.Failed(Timeout, node, "no answer in time") }
+
+// Slow returns the error that counts against a server on whose answers callers give up; see [TooSlow].
+func (s Store) Slow(node string) *Error {
+	return s.Failed(Timeout, node, "answers come later than callers wait")
+}
