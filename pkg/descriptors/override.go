@@ -15,7 +15,7 @@ var (
 
 // Override returns the limit that results from applying o to the matched rule, if any. Number, unit and multiplier are
 // those of o. The algorithm stays that of the rule, with burst, debt and initial scaled in proportion; so does the
-// calendar, if it has the unit. A log of another window than the rule's has a counter of its own. If there is no rule, or it is unlimited or a list, the result is a fixed window. The
+// calendar, if it has the unit. A log has a counter of its own for each window. If there is no rule, or it is unlimited or a list, the result is a fixed window. The
 // error says why o has to be ignored: it is one of the above, or that of [engine.Limit.Validate] for a number that the
 // algorithm cannot take.
 func (m Match) Override(o Override) (Item, error) {
@@ -32,7 +32,7 @@ func (m Match) Override(o Override) (Item, error) {
 		*l = engine.Limit{CountRefused: true}
 	} else {
 		*l = m.Rule.Limits[0]
-		l.OwnWindow = l.Algorithm == engine.SlidingLog && l.Window != window
+		l.OwnWindow = l.Algorithm == engine.SlidingLog
 		scaleBucket(l, uint64(o.RequestsPerUnit))
 	}
 	l.Hits, l.Window = uint64(o.RequestsPerUnit), window

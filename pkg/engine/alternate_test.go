@@ -186,3 +186,25 @@ func (x *turns) checkHeld(t *rapid.T, limit uint64) {
 		}
 	}
 }
+
+// TestStepsTakeTurns: where one limit's tokens come in steps and another's do not, each moment brings tokens back once.
+func TestStepsTakeTurns(t *testing.T) {
+	const second = engine.Micros(1e6)
+	plain := engine.Limit{Algorithm: engine.TokenBucket, Hits: 10, Window: second, Burst: 10, Initial: 10}
+	stepped, other := plain, plain
+	stepped.FillInterval, other.FillInterval = second, second*9/10
+	for _, l := range []engine.Limits{{stepped, plain}, {stepped, other}, {plain, other}} {
+		c := newCounter(nil, nil)
+		admitted := uint64(0)
+		for i := range 100 {
+			at := enginetest.Start + engine.Micros(i)*second
+			for k, now := range []engine.Micros{at, at + second - 1} {
+				c.limits = l[k : k+1]
+				admitted += c.take(now, engine.Take{Cost: 1, Count: 100}).Admitted
+			}
+		}
+		if most := uint64(10 + 10*(100+1)); admitted > most {
+			t.Errorf("%s and the next admit %d in 100 s, want at most %d", text(l), admitted, most)
+		}
+	}
+}

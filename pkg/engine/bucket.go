@@ -78,16 +78,19 @@ func (r rate) up(a amount) Micros {
 	return span
 }
 
+// mixed marks, in the unit of a queue's fraction, turns that were promised at different rates.
+const mixed = 1 << 63
+
 // bucketView is the state of a bucket as seen at a given time.
 type bucketView struct {
 	rate
 	now   Micros
-	base  Micros // now, or the last time before it at which tokens arrived, if they come in steps
+	as    Micros // up to when hits have come back: now, or the last time before it at which tokens arrived in steps
 	spent amount // or queued
-	end   Micros // from when on the state means nothing; 0 if there is none
+	end   Micros // when the bucket is full, or the last turn of the queue over, for the limit that wrote the state
 	seen  bool   // the key was seen before
 	moved bool   // the state was from the future, and was moved to now
-	mixed bool   // a queue's turns were promised at other rates than this one; the last is over at end
+	mixed bool   // a queue's turns were promised at different rates, or at another than this one
 }
 
 // set fills in v, which is zero. A rate of 0 leaves it zero.
@@ -95,7 +98,7 @@ func (v *bucketView) set(l *Limit, s *State, now Micros) {
 	if l.Hits == 0 {
 		return
 	}
-	v.rate, v.now, v.base, v.seen = l.rate(), now, l.step(now), now < s.expires
+	v.rate, v.now, v.as, v.seen = l.rate(), now, l.step(now), now < s.expires
 	switch {
 	case v.seen:
 		v.read(l, s)
@@ -109,22 +112,23 @@ func (l *Limit) startsLow() bool { return l.Algorithm == TokenBucket && l.Initia
 
 // read fills in what s says.
 func (v *bucketView) read(l *Limit, s *State) {
-	v.end, v.spent = s.expires, amount{s.n, s.part}
-	if s.us != v.us {
-		v.convert(s.us)
+	v.end, v.spent = s.full, amount{s.n, s.part}
+	if us := s.us &^ mixed; us != v.us {
+		v.convert(us)
 	}
 	switch {
 	case s.at > v.now:
-		v.moved = true
+		v.moved, v.as = true, v.now
 		v.end -= s.at - v.now
-	case l.FillInterval > 0:
-		v.spent = v.sub(v.spent, v.in(v.base-l.step(s.at)))
-	case l.Algorithm == LeakyBucket && s.expires-s.at != v.up(v.spent):
-		v.spent = v.sub(v.spent, v.left(v.spent.n, v.now-s.at, s.expires-s.at))
-	default:
-		v.spent = v.sub(v.spent, v.in(v.now-s.at))
+	case v.now >= s.full: // for the limit that wrote it; this one may still remember that it was seen
+		v.spent = amount{}
+	case l.Algorithm == LeakyBucket && (s.us&mixed > 0 || s.full-s.at != v.up(v.spent)):
+		v.spent = v.sub(v.spent, v.left(v.spent.n, v.now-s.at, s.full-s.at))
+	default: // each moment brings hits back once, at the rate of whoever asks after it
+		v.as = max(v.as, s.at)
+		v.spent = v.sub(v.spent, v.in(v.as-s.at))
 	}
-	v.mixed = l.Algorithm == LeakyBucket && v.end-v.now != v.up(v.spent)
+	v.mixed = l.Algorithm == LeakyBucket && (s.us&mixed > 0 || v.end-v.now != v.up(v.spent))
 }
 
 // left returns how many of the hits that leave a queue evenly in the span all have left in a part of it. A queue of over
@@ -186,10 +190,10 @@ func (v *bucketView) full(l *Limit) Micros {
 	if v.mixed {
 		return v.end
 	}
-	return v.atMost(l.stepUp(v.base + v.up(v.spent)))
+	return v.atMost(v.back(l, v.spent))
 }
 
-// atMost returns t or, if that is earlier, the time at which the limit that wrote the state lets go of it.
+// atMost returns t or, if that is earlier, the time at which the bucket is full for the limit that wrote the state.
 func (v *bucketView) atMost(t Micros) Micros {
 	if v.seen {
 		return min(t, v.end)
@@ -197,45 +201,55 @@ func (v *bucketView) atMost(t Micros) Micros {
 	return t
 }
 
-// ahead returns when no more than hits are spent, or fewer than that many and one are queued.
-func (v *bucketView) ahead(l *Limit, hits uint64) Micros {
-	return l.stepUp(v.base + v.up(v.sub(v.spent, amount{n: hits})))
+// back returns when a, of what is spent, will have come back.
+func (v *bucketView) back(l *Limit, a amount) Micros {
+	if a == (amount{}) {
+		return v.now
+	}
+	return l.stepUp(v.as + v.up(a))
 }
 
 // below returns when fewer than that many hits are spent or queued.
-func (v *bucketView) below(hits uint64) Micros {
+func (v *bucketView) below(l *Limit, hits uint64) Micros {
 	if v.spent.n < hits {
-		return v.base
+		return v.now
 	}
 	span, _ := v.floor(v.sub(v.spent, amount{n: hits}))
-	return v.base + span + 1
+	return l.stepUp(v.as + span + 1)
 }
 
 // write stores v in s after hits were spent or given back. A bucket that does not start full has to be remembered for
 // longer than it takes to fill, namely until it has been full for a window: once it is forgotten it would start low
 // again.
 func (v *bucketView) write(l *Limit, s *State) {
-	s.at, s.n, s.part, s.us = v.now, v.spent.n, v.spent.part, v.us
-	s.expires = max(l.stepUp(v.base+v.up(v.spent)), v.now)
+	v.seen, v.end = true, v.back(l, v.spent)
+	s.at, s.n, s.part, s.us = v.as, v.spent.n, v.spent.part, v.us
+	v.keep(l, s)
+}
+
+// keep sets from when on s means nothing.
+func (v *bucketView) keep(l *Limit, s *State) {
+	s.full, s.expires = v.end, v.end
 	if l.startsLow() {
 		s.expires += l.Window
 	}
-	v.seen, v.end = true, s.expires
 }
 
-// queue adds that many requests of cost hits to a queue and stores it in s. Behind turns that were promised at a lower
-// rate they come after the last of them.
+// queue adds that many requests of cost hits to a queue and stores it in s. Behind turns that were promised at other
+// rates they come after the last of them.
 func (v *bucketView) queue(l *Limit, s *State, n, cost uint64) {
 	last := v.end + Micros(n)*v.up(amount{n: cost})
-	late := v.mixed && v.end-v.now > v.up(v.spent)
 	v.spent.n += n * cost
 	v.write(l, s)
-	if v.mixed = late; late {
-		s.expires, v.end = last, last
+	if v.mixed {
+		s.us |= mixed
+		v.end = last
+		v.keep(l, s)
 	}
 }
 
 // move moves s, which is from the future, to now, and leaves what it says as its limit said it.
 func (v *bucketView) move(s *State) {
-	s.at, s.expires = v.now, v.end
+	future := s.at - v.now
+	s.at, s.full, s.expires = v.now, s.full-future, s.expires-future
 }

@@ -115,9 +115,7 @@ func (l *Limit) settleSlots(s *State, a *ask) {
 	q := &s.more.holders
 	if s.at > a.now {
 		copy(q.live(), v.holders)
-		for range v.dead {
-			q.pop()
-		}
+		q.cut(len(v.holders))
 		s.at = a.now
 		return
 	}
@@ -135,7 +133,7 @@ func (v *slotsView) hold(s *State, h holder) {
 	if v.mine >= 0 {
 		mine := v.holders[v.mine]
 		h.n, h.end, h.owner = h.n+mine.n, max(h.end, mine.end), mine.owner
-		q.remove(v.mine)
+		q.delete(v.mine, v.mine+1)
 	} else {
 		h.owner = strings.Clone(h.owner)
 	}

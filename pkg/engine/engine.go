@@ -49,7 +49,7 @@ type Limit struct {
 	Calendar     *Calendar // that a fixed window follows; nil if it follows none
 	CountRefused bool      // refused hits are spent too
 	Listed       bool      // one of several limits of a descriptor; this changes the name of its state and nothing else
-	OwnWindow    bool      // a log of another window than its rule's, in an override; likewise
+	OwnWindow    bool      // a log in an override, which has a state for each window; likewise
 	Precision    uint32    // sub-windows of a sliding window, 1 to 100
 	Hits         uint64    // hits per Window, at most 2^32 − 1; 0 refuses everything
 	Window       Micros    // at most 2^48; with a Calendar, the nominal length, which affects no decision

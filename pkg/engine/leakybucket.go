@@ -36,7 +36,7 @@ func (l *Limit) takeTurns(s *State, a *ask, d *Decision) (refuses bool) {
 	case refuses && (a.cost > l.Burst || v.mixed):
 		d.RetryAfter = d.ResetAfter
 	case refuses:
-		d.RetryAfter = until(v.atMost(v.below(l.Burst-a.cost+1)), a.now)
+		d.RetryAfter = until(v.atMost(v.below(l, l.Burst-a.cost+1)), a.now)
 	}
 	return refuses
 }

@@ -18,10 +18,10 @@ func (q *queue[E]) last() *E { return &q.buf[len(q.buf)-1] }
 
 func (q *queue[E]) push(e E) { q.buf = append(q.buf, e) }
 
-// pop removes the newest element.
-func (q *queue[E]) pop() {
-	clear(q.buf[len(q.buf)-1:])
-	q.buf = q.buf[:len(q.buf)-1]
+// cut removes all but the n oldest elements.
+func (q *queue[E]) cut(n int) {
+	clear(q.buf[q.head+n:])
+	q.buf = q.buf[:q.head+n]
 }
 
 // drop removes the n oldest elements, and frees memory once the queue is far shorter than its capacity.
@@ -47,9 +47,9 @@ func (q *queue[E]) insert(i int, e E) {
 	q.buf = slices.Insert(q.buf, q.head+i, e)
 }
 
-// remove removes the i-th oldest element.
-func (q *queue[E]) remove(i int) {
-	q.buf = slices.Delete(q.buf, q.head+i, q.head+i+1)
+// delete removes the elements from the i-th oldest up to, but not including, the j-th.
+func (q *queue[E]) delete(i, j int) {
+	q.buf = slices.Delete(q.buf, q.head+i, q.head+j)
 }
 
 // filter removes the elements for which keep returns false.

@@ -1,6 +1,9 @@
 package engine
 
-import "time"
+import (
+	"sort"
+	"time"
+)
 
 // A sliding window and a sliding log are the same thing on two clocks: a list of runs, each the hits that share a tick,
 // of which those of the last span ticks count. The ticks of a log are microseconds and its span is the window; the
@@ -11,10 +14,11 @@ import "time"
 // limits take turns, stamps stay for the longest window that was seen, up to as many hits as the largest limit
 // could count.
 
-// run is the hits that share a tick.
+// run is the hits that share a tick. They are the difference between its sum and that of the run before it: so what
+// counts from some run on is known without adding up.
 type run struct {
-	at Micros
-	n  uint64
+	at  Micros
+	sum uint64
 }
 
 // tick returns the tick that contains now.
@@ -43,9 +47,11 @@ func (l *Limit) gone(tick Micros) Micros {
 
 // runsView is the state of a sliding window or log as seen at a given time.
 type runsView struct {
-	tick  Micros
-	runs  []run // the runs that count, the oldest first
-	count uint64
+	tick   Micros
+	first  int    // index of the first run that counts
+	runs   []run  // the runs that count, the oldest first
+	before uint64 // the sum before them
+	count  uint64
 }
 
 func (l *Limit) viewRuns(s *State, now Micros) runsView {
@@ -53,12 +59,28 @@ func (l *Limit) viewRuns(s *State, now Micros) runsView {
 	if now >= s.expires {
 		return v
 	}
-	v.runs, v.count = s.more.runs.live(), s.n
-	for len(v.runs) > 0 && v.tick-v.runs[0].at >= l.span() {
-		v.count -= v.runs[0].n
-		v.runs = v.runs[1:]
-	}
+	all := s.more.runs.live()
+	v.first = sinceTick(all, v.tick-l.span())
+	v.runs, v.before = all[v.first:], s.sumBefore(v.first)
+	v.count = all[len(all)-1].sum - v.before
 	return v
+}
+
+// sinceTick returns the index of the first run after a tick.
+func sinceTick(all []run, tick Micros) int {
+	if all[0].at > tick { // as a rule
+		return 0
+	}
+	return sort.Search(len(all), func(i int) bool { return all[i].at > tick })
+}
+
+// sumBefore returns the sum before the i-th run, of which there is at least one.
+func (s *State) sumBefore(i int) uint64 {
+	q := &s.more.runs
+	if i > 0 {
+		return q.live()[i-1].sum
+	}
+	return q.last().sum - s.n
 }
 
 // left returns how many more hits fit.
@@ -69,13 +91,11 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	if hits == 0 {
 		return 0
 	}
-	for _, r := range v.runs {
-		if hits <= r.n {
-			return l.gone(min(r.at, v.tick))
-		}
-		hits -= r.n
+	i := sort.Search(len(v.runs), func(i int) bool { return v.runs[i].sum-v.before >= hits })
+	if i == len(v.runs) {
+		return 0
 	}
-	return 0
+	return l.gone(min(v.runs[i].at, v.tick))
 }
 
 // settleRuns drops from s what counts for no limit any more, and moves what is from the future to now.
@@ -88,30 +108,28 @@ func (l *Limit) settleRuns(s *State, now Micros) {
 	if l.Algorithm == SlidingLog {
 		span = max(span, s.at)
 	}
-	s.drop(func(r run) bool { return tick-r.at >= span })
-	future := uint64(0)
-	for q.len() > 0 && q.last().at > tick {
-		future += q.last().n
-		q.pop()
-	}
-	if future > 0 {
+	s.drop(sinceTick(q.live(), tick-span))
+	if past := sinceTick(q.live(), tick); past < q.len() {
+		before := s.sumBefore(past)
+		future := q.last().sum - before
+		q.cut(past)
 		s.n -= future
-		l.addRun(s, tick, future)
+		l.addRun(s, run{tick, before + future}, future)
 		return
 	}
 	l.widen(s)
 }
 
-// addRun adds hits, at least one, at a tick that is not before any other in s.
-func (l *Limit) addRun(s *State, tick Micros, hits uint64) {
+// addRun adds hits, at least one, at a tick that is not before any other in s; r.sum is the new sum of all.
+func (l *Limit) addRun(s *State, r run, hits uint64) {
 	if s.more == nil {
 		s.more = new(more)
 	}
 	q := &s.more.runs
-	if q.len() > 0 && q.last().at == tick {
-		q.last().n += hits
+	if q.len() > 0 && q.last().at == r.at {
+		*q.last() = r
 	} else {
-		q.push(run{tick, hits})
+		q.push(r)
 	}
 	s.n += hits
 	l.widen(s)
@@ -119,26 +137,24 @@ func (l *Limit) addRun(s *State, tick Micros, hits uint64) {
 
 // widen keeps what is in s for as long as l needs it, and drops what no limit needs that took from s.
 func (l *Limit) widen(s *State) {
-	last := s.more.runs.last().at
-	s.expires = l.gone(last)
+	last := *s.more.runs.last()
+	s.expires = l.gone(last.at)
 	if l.Algorithm == SlidingLog {
 		s.at, s.part = max(s.at, l.Window), max(s.part, l.Hits)
-		s.expires = last + s.at
-		s.drop(func(r run) bool { return s.n-r.n >= 2*s.part })
+		s.expires = last.at + s.at
+		if enough := 2 * s.part; s.n > enough {
+			all := s.more.runs.live()
+			s.drop(sort.Search(len(all), func(i int) bool { return last.sum-all[i].sum < enough }))
+		}
 	}
 }
 
-// drop drops the oldest runs, up to the first that is not dead.
-func (s *State) drop(dead func(run) bool) {
-	n := 0
-	for _, r := range s.more.runs.live() {
-		if !dead(r) {
-			break
-		}
-		s.n -= r.n
-		n++
+// drop drops the n oldest runs.
+func (s *State) drop(n int) {
+	if n > 0 {
+		s.n -= s.sumBefore(n) - s.sumBefore(0)
+		s.more.runs.drop(n)
 	}
-	s.more.runs.drop(n)
 }
 
 func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
@@ -149,7 +165,7 @@ func (l *Limit) takeRuns(s *State, a *ask, d *Decision) (refuses bool) {
 	d.Left = v.left(l)
 	d.Admitted, refuses = a.judge(a.fit(d.Left))
 	if spent := min(a.spends(d.Admitted, l.CountRefused), left(2*l.Hits, v.count)); spent > 0 { // a count is at most twice the limit
-		l.addRun(s, v.tick, spent)
+		l.addRun(s, run{v.tick, v.before + v.count + spent}, spent)
 		v = l.viewRuns(s, a.now)
 	}
 	d.ResetAfter = l.whole(&v, a.now)
@@ -170,25 +186,34 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns removes the oldest hits, which never admits more than if the hits given back had not been spent. Where a
-// longer window has stamps of its own, those go first.
+// giveRuns removes the oldest hits that count, which never admits more than if the hits given back had not been spent.
 func (l *Limit) giveRuns(s *State, now Micros, hits uint64) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)
-	} else {
-		hits = 0
-	}
-	if hits = min(hits, s.n); hits > 0 {
-		s.n -= hits
-		q := &s.more.runs
-		for ; q.live()[0].n <= hits && s.n > 0; q.drop(1) {
-			hits -= q.live()[0].n
-		}
-		q.live()[0].n -= hits
-		if s.n == 0 {
-			*s = State{}
-		}
 	}
 	v := l.viewRuns(s, now)
+	if hits = min(hits, v.count); hits > 0 {
+		l.remove(s, &v, hits)
+		v = l.viewRuns(s, now)
+	}
 	return Decision{Left: v.left(l), ResetAfter: l.whole(&v, now)}
+}
+
+// remove removes the oldest hits that count from s.
+func (l *Limit) remove(s *State, v *runsView, hits uint64) {
+	if s.n -= hits; s.n == 0 {
+		*s = State{}
+		return
+	}
+	q := &s.more.runs
+	gone := sort.Search(len(v.runs), func(i int) bool { return v.runs[i].sum-v.before > hits })
+	if v.first == 0 {
+		q.drop(gone)
+		return
+	}
+	for i := range v.runs { // what only a longer window counts stays before them
+		v.runs[i].sum -= hits
+	}
+	q.delete(v.first, v.first+gone)
+	l.widen(s)
 }

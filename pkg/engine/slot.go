@@ -18,7 +18,7 @@ const (
 )
 
 // Slot returns the name of the state that l reads and writes. Outside a list, buckets, logs and concurrency limits keep
-// their state when the window's length changes; a log of an override does so only if its window is that of the rule.
+// their state when the window's length changes; a log of an override does not.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
 		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number)<<slotPrecision | Slot(c.zone.id)

@@ -13,8 +13,8 @@ import "time"
 //	sliding_window             n: hits in all of more.runs, each at the number of its sub-window
 //	sliding_log                n: hits in all of more.runs, each at its time; at, part: the longest window and the
 //	                           largest number of hits of the limits that took from it
-//	token_bucket               n + part/us: hits spent as of at
-//	leaky_bucket               n + part/us: hits queued as of at; the last of them has its turn before expires
+//	token_bucket               n + part/us: hits spent as of at; full: when they will have come back
+//	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
 //	concurrency                n: slots in all of more.holders; at: when the newest was taken
 //	a penalty's gate           at: its end; n: how long it lasts
 type State struct {
@@ -22,6 +22,7 @@ type State struct {
 	n       uint64
 	part    uint64
 	us      uint64
+	full    Micros
 	expires Micros // from this time on the state means nothing; 0 only in the zero State
 	more    *more  // what does not fit into the other fields, or nil
 }

@@ -68,9 +68,9 @@ func (v *bucketView) retry(l *Limit, cost uint64) Micros {
 	if cost > l.Burst+l.Debt {
 		return v.full(l)
 	}
-	at := v.ahead(l, l.Burst+l.Debt-cost)
+	at := v.back(l, v.sub(v.spent, amount{n: l.Burst + l.Debt - cost}))
 	if l.Debt > 0 { // first the balance has to rise above 0
-		at = max(at, l.stepUp(v.below(l.Burst)))
+		at = max(at, v.below(l, l.Burst))
 	}
 	return v.atMost(at)
 }
@@ -86,8 +86,8 @@ func (l *Limit) giveTokens(s *State, now Micros, hits uint64) Decision {
 		end := v.end
 		v.spent = v.sub(v.spent, amount{n: hits})
 		v.write(l, s)
-		s.expires = min(s.expires, end)
-		v.end = s.expires
+		v.end = min(v.end, end)
+		v.keep(l, s)
 	}
 	down, _ := v.balance(l)
 	return Decision{Left: uint64(max(down, 0)), ResetAfter: until(v.full(l), now)}

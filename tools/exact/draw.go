@@ -255,14 +255,21 @@ func (d drawer) bucket(l *limit, long bool) {
 	case 2:
 		l.Initial = d.Int64N(l.Burst + 1)
 	case 3:
-		for _, k := range []int64{10, 8, 5, 4, 2} {
-			if step := l.Window / proof.Micros(k); l.Hits%k == 0 && !long {
-				l.Fill = step
-				break
-			}
+		if !long {
+			steps(l)
 		}
 	}
 	hasten(l)
+}
+
+// steps has the tokens of l come in steps, if its number of hits allows.
+func steps(l *limit) {
+	for _, k := range []int64{10, 8, 5, 4, 2} {
+		if l.Hits%k == 0 {
+			l.Fill = l.Window / proof.Micros(k)
+			return
+		}
+	}
 }
 
 // hasten shortens the window of a bucket that would take too long to fill.
@@ -299,6 +306,9 @@ func (d drawer) variant(r *rule, long bool) *rule {
 		l.settle()
 		if was := r.limits[i]; l.Algorithm == proof.TokenBucket && l.Limit != was.Limit { // what does not fit any more
 			l.Initial, l.Fill = l.Burst, 0
+			if !long && d.odds(40) {
+				steps(l)
+			}
 		}
 		hasten(l)
 	}

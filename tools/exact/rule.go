@@ -166,9 +166,8 @@ func (o override) on(r *rule) *proof.Setting {
 			l.Initial = l.Burst
 		}
 	}
-	window := l.Window
 	l.Hits, l.unit, l.multiplier = o.hits, o.unit, 1
 	l.settle()
-	l.OwnWindow = l.Algorithm == proof.SlidingLog && l.Window != window
+	l.OwnWindow = l.Algorithm == proof.SlidingLog
 	return &proof.Setting{Name: o.String(), Limits: []proof.Limit{l.Limit}}
 }

@@ -70,6 +70,8 @@ func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
 	case op.Err != nil || op.Decision.Admitted >= op.Take.Count:
 		return 0
 	case spends(op):
+	case op.Mode == backend.Look && startsLow(op.Limits): // it has not started the bucket, and whoever takes does
+		return 0
 	case (op.Mode == backend.Take || op.Mode == backend.Look) && op.Decision.Admitted == 0: // what a look admits is not spent, so the next look is admitted too
 	default:
 		return 0
@@ -82,6 +84,11 @@ func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
 	default:
 		return 0
 	}
+}
+
+// startsLow reports whether one of l is a bucket that starts with less than its burst when it is first asked.
+func startsLow(l engine.Limits) bool {
+	return slices.ContainsFunc(l, func(l engine.Limit) bool { return l.Algorithm == engine.TokenBucket && l.Initial < l.Burst })
 }
 
 // untilEnd is [UntilEnd].

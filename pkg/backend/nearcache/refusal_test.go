@@ -35,6 +35,22 @@ func TestRefusalLastsASecond(t *testing.T) {
 	})
 }
 
+// A look writes nothing, so what it finds of a bucket that has not been started yet must not keep a take from starting it.
+func TestLookDoesNotStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := bucket(1, 5*second)
+		l.Initial = 0
+		r := newReplica(t, newStore(), nearcache.Config{}, l)
+		r.do(backend.Look, 1, true)
+		r.takes(1, false, true)
+		r.do(backend.Look, 1, false)
+		time.Sleep(4999 * time.Millisecond)
+		r.takes(1, false, true)
+		time.Sleep(time.Millisecond)
+		r.takes(1, true, true)
+	})
+}
+
 // The second, or other period, for which a refusal is remembered begins before the store is asked, and T is the
 // store's.
 func TestRefusalUntilT(t *testing.T) {

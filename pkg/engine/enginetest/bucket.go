@@ -9,10 +9,12 @@ import (
 // bucket is a bucket of tokens, or the queue of a leaky bucket.
 type bucket struct {
 	spent *big.Rat      // hits that were spent, or are queued, at the time last
-	last  engine.Micros // when they were counted
+	last  engine.Micros // up to when what has come back is counted
 	unit  *big.Int      // they were counted in parts of a hit of this size
-	end   engine.Micros // from when on nothing of this matters; a queue's last turn is before it
-	moved bool          // they were counted in the future
+	full  engine.Micros // when the bucket is full, or the last turn of the queue over, for the limit that wrote it
+	until engine.Micros // from when on the key counts as not seen
+	many  bool          // turns of the queue were promised at different rates
+	moved bool          // it was written in the future
 	was   *big.Rat      // if moved: spent, as it was counted
 	of    *big.Int      // and its unit
 }
@@ -22,9 +24,12 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	if l.Hits == 0 {
 		return b
 	}
-	after := bucket{last: now, unit: rateOf(l).Denom(), end: b.end}
+	after := bucket{last: now, unit: rateOf(l).Denom(), full: b.full, until: b.until, many: b.many}
+	if l.FillInterval > 0 {
+		after.last -= now % l.FillInterval
+	}
 	if !seen {
-		after.spent, after.end = new(big.Rat), 0
+		after.spent, after.full, after.until, after.many = new(big.Rat), 0, 0, false
 		if l.Algorithm == engine.TokenBucket {
 			after.spent = rat(l.Burst - l.Initial)
 		}
@@ -36,11 +41,15 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 	}
 	switch after.moved = b.last > now; {
 	case after.moved:
-		after.end -= b.last - now
-		after.was, after.of = b.spent, b.unit
+		after.full -= b.last - now
+		after.until -= b.last - now
+		after.was, after.of, after.last = b.spent, b.unit, now
+	case now >= b.full:
+		after.spent = new(big.Rat)
 	case l.Algorithm == engine.LeakyBucket && after.mixed(l, b.last):
 		after.spent = minusRat(after.spent, after.turned(b.last, now))
 	default:
+		after.last = max(after.last, b.last)
 		after.spent = minusRat(after.spent, came(l, b.last, now))
 	}
 	return after
@@ -48,31 +57,25 @@ func (b bucket) at(l *engine.Limit, now engine.Micros, seen bool) bucket {
 
 // mixed reports whether the turns of a queue were promised at other rates than that of l.
 func (b *bucket) mixed(l *engine.Limit, now engine.Micros) bool {
-	return l.Algorithm == engine.LeakyBucket && l.Hits > 0 && b.end > 0 && ceil(b.wait(l)) != b.end-now
-}
-
-// late reports whether the last of these turns is over later than it would be by the rate of l.
-func (b *bucket) late(l *engine.Limit, now engine.Micros) bool {
-	return b.mixed(l, now) && ceil(b.wait(l)) < b.end-now
+	return l.Algorithm == engine.LeakyBucket && l.Hits > 0 && b.full > 0 && (b.many || ceil(b.wait(l)) != b.full-now)
 }
 
 // turned returns how many of the whole hits that a queue has at one time have left at another, rounded down: they leave
 // evenly until its end. A queue of over 2^48 µs counts as standing still.
 func (b *bucket) turned(from, to engine.Micros) *big.Rat {
-	if b.end-from > 1<<48 {
+	if b.full-from > 1<<48 {
 		return new(big.Rat)
 	}
 	hits := new(big.Rat).SetInt64(floor(b.spent))
-	hits.Mul(hits, big.NewRat(int64(to-from), int64(b.end-from)))
+	hits.Mul(hits, big.NewRat(int64(to-from), int64(b.full-from)))
 	parts := hits.Mul(hits, new(big.Rat).SetInt(b.unit))
 	return new(big.Rat).SetFrac(new(big.Int).Div(parts.Num(), parts.Denom()), b.unit)
 }
 
 // came returns how many hits come back from one time to another.
 func came(l *engine.Limit, from, to engine.Micros) *big.Rat {
-	if l.FillInterval > 0 { // the steps that lie between them
-		from -= from % l.FillInterval
-		to -= to % l.FillInterval
+	if l.FillInterval > 0 { // at the last step between them
+		to = max(from, to-to%l.FillInterval)
 	}
 	hits := new(big.Rat).SetInt64(int64(to - from))
 	return hits.Mul(hits, rateOf(l))
@@ -155,11 +158,11 @@ func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 		return now
 	}
 	if b.mixed(l, now) {
-		return b.end
+		return b.full
 	}
 	whole := b.restored(l, now)
-	if b.end > 0 {
-		whole = min(whole, b.end)
+	if b.full > 0 {
+		whole = min(whole, b.full)
 	}
 	return whole
 }
@@ -168,15 +171,21 @@ func (b *bucket) whole(l *engine.Limit, now engine.Micros) engine.Micros {
 func (b *bucket) restored(l *engine.Limit, now engine.Micros) engine.Micros {
 	most := ceil(b.wait(l)) + l.FillInterval
 	return now + search(most, func(after engine.Micros) bool {
-		return minusRat(b.spent, came(l, now, now+after)).Sign() == 0
+		return minusRat(b.spent, came(l, b.last, now+after)).Sign() == 0
 	})
 }
 
-// keep sets from when on b does not matter, after hits were spent or given back. A bucket that does not start full is remembered
-// for longer than it takes to fill, because once forgotten it would be back at its initial level.
+// keep sets when b is full, and from when on it does not matter, after hits were spent or given back.
 func (b *bucket) keep(l *engine.Limit, now engine.Micros) {
-	b.moved, b.end = false, b.restored(l, now)
+	b.moved = false
+	b.fillsAt(l, b.restored(l, now))
+}
+
+// fillsAt sets when b is full. A bucket that does not start full is remembered for longer than it takes to fill, because
+// once forgotten it would be back at its initial level.
+func (b *bucket) fillsAt(l *engine.Limit, full engine.Micros) {
+	b.full, b.until = full, full
 	if l.Algorithm == engine.TokenBucket && l.Initial < l.Burst {
-		b.end += l.Window
+		b.until += l.Window
 	}
 }

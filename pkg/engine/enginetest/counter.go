@@ -57,7 +57,7 @@ func (m *Model) keep(l *engine.Limit, c *counter, now engine.Micros) {
 		case c.bucket.moved:
 			c.bucket.spent, c.bucket.unit = c.bucket.was, c.bucket.of
 		}
-		c.until = c.bucket.end
+		c.until = c.bucket.until
 	case engine.Concurrency:
 		c.until = c.slots.whole()
 	}
@@ -151,11 +151,12 @@ func (c *counter) spend(l *engine.Limit, now engine.Micros, t engine.Take) (rene
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.hits = c.hits.add(now, t.Cost)
 	case engine.TokenBucket, engine.LeakyBucket:
-		end, late := c.bucket.end, c.bucket.late(l, now)
+		last, mixed := c.bucket.full, c.bucket.mixed(l, now)
 		c.bucket.take(t.Cost)
-		if c.bucket.keep(l, now); late { // behind the last turn that was promised
+		if c.bucket.keep(l, now); mixed { // behind the last turn that was promised
 			alone := bucket{spent: rat(t.Cost)}
-			c.bucket.end = end + ceil(alone.wait(l))
+			c.bucket.fillsAt(l, last+ceil(alone.wait(l)))
+			c.bucket.many = true
 		}
 	case engine.Concurrency:
 		c.slots, renewed = c.slots.take(t.Cost, t.Owner, now, now+l.Window)
@@ -193,10 +194,10 @@ func (c *counter) give(l *engine.Limit, now engine.Micros, t engine.Take, hits u
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.hits = c.hits.give(hits)
 	case engine.TokenBucket:
-		end := c.bucket.end
+		full := c.bucket.full
 		c.bucket.give(hits)
 		c.bucket.keep(l, now)
-		c.bucket.end = min(c.bucket.end, end)
+		c.bucket.fillsAt(l, min(c.bucket.full, full))
 	case engine.LeakyBucket:
 	case engine.Concurrency:
 		c.slots = c.slots.give(hits, t.Owner)

@@ -151,16 +151,18 @@ func addHits(all []hit, now engine.Micros, n uint64) []hit {
 	return append(all, hit{now, n})
 }
 
-// give removes the n oldest hits.
+// give removes the n oldest hits that count.
 func (h hits) give(n uint64) hits {
-	h.all = slices.Clone(h.all)
-	for len(h.all) > 0 && h.all[0].n <= n {
-		n -= h.all[0].n
-		h.all = h.all[1:]
+	older := len(h.all) - len(h.live)
+	live := slices.Clone(h.live)
+	for len(live) > 0 && live[0].n <= n {
+		n -= live[0].n
+		live = live[1:]
 	}
-	if len(h.all) > 0 {
-		h.all[0].n -= n
+	if len(live) > 0 {
+		live[0].n -= n
 	}
+	h.all, h.live = append(slices.Clone(h.all[:older]), live...), live
 	return h
 }
 

@@ -33,7 +33,7 @@ type Limit struct {
 	Fill         Micros   // tokens come in steps of this; 0 means continuously
 	Lease        int64    // the most that a replica leases at a time; 0 means nothing
 	Listed       bool     // one of several limits of a descriptor
-	OwnWindow    bool     // a log of another window than its rule's, in an override
+	OwnWindow    bool     // a log in an override, which has a counter for each window
 }
 
 // Setting is what was in force for a call: one limit, or several that admit together.

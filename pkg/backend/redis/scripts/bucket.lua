@@ -1,8 +1,9 @@
 
 -- Token buckets and leaky buckets. Mirrors pkg/engine/bucket.go, tokenbucket.go and leakybucket.go.
 --
--- state  packed: at, n, part, unit: n + part/unit hits are spent, or queued, as of at; expires: from when on it is
---        irrelevant, and for a queue, when its last turn is over; kept: until when Redis keeps it
+-- state  packed: at, n, part, unit: n + part/unit hits are spent, or queued, as of at; −unit if turns of a queue were
+--        promised at different rates; full: when they will have come back, or the last turn is over; kept: until when
+--        Redis keeps it; and for a bucket that does not start full, expires: until when it counts as seen
 -- limit  us, den: den hits take us µs; den is 0 if the limit is 0
 --        burst: tokens, or places in the queue; most: hits that can be spent at once; debt; initial; step: its
 --        fill_interval; window; flags: leaky, counts (refused hits)
@@ -39,12 +40,6 @@ families[1] = function()
     return us
   end
 
-  -- step_down returns the last time, up to t, at which tokens came.
-  local function step_down(l, t)
-    if l.step > 0 then return t - t % l.step end
-    return t
-  end
-
   -- step_up returns the first time, from t on, at which tokens come.
   local function step_up(l, t)
     local over = l.step > 0 and t % l.step or 0
@@ -52,22 +47,26 @@ families[1] = function()
     return t
   end
 
-  -- at_most returns t or, if that is earlier, the time at which the limit that wrote the state lets go of it.
+  -- at_most returns t or, if that is earlier, the time at which the bucket is full for the limit that wrote the state.
   local function at_most(v, t)
     if v.seen then return math.min(t, v.stop) end
     return t
   end
 
-  local function restored(l, v) return step_up(l, v.base + up(l, v.n, v.part)) end
+  -- back returns when an amount, of what is spent, will have come back.
+  local function back(l, v, n, part)
+    if n == 0 and part == 0 then return now end
+    return step_up(l, v.as + up(l, n, part))
+  end
 
   -- full returns when the bucket is full, or the queue empty.
-  local function full(l, v) return v.mixed and v.stop or at_most(v, restored(l, v)) end
+  local function full(l, v) return v.mixed and v.stop or at_most(v, back(l, v, v.n, v.part)) end
 
   -- below returns when fewer than that many hits are spent or queued.
   local function below(l, v, hits)
-    if v.n < hits then return v.base end
+    if v.n < hits then return now end
     local us = span(l, sub(l, v.n, v.part, hits, 0))
-    return v.base + us + 1
+    return step_up(l, v.as + us + 1)
   end
 
   -- gone returns how many of the hits that leave a queue evenly in the span all have left in a part of it. A queue of over
@@ -81,7 +80,9 @@ families[1] = function()
 
   -- read fills in the view from a state that is still relevant.
   local function read(l, v, at, n, part, unit)
-    if at > now then v.wrote = {n, part, unit} end
+    if at > now then v.wrote = {n, part, unit, v.expires - (at - now)} end
+    local many = unit < 0
+    unit = math.abs(unit)
     if unit ~= l.us and part > 0 then -- rounded up to a fraction over us
       local rest
       part, rest = muldiv(part, l.us, unit)
@@ -89,27 +90,32 @@ families[1] = function()
       if part == l.us then n, part = n + 1, 0 end
     end
     if at > now then
-      v.moved, v.stop = true, v.stop - (at - now)
-    elseif l.leaky and v.stop - at ~= up(l, n, part) then
+      v.moved, v.as, v.stop = true, now, v.stop - (at - now)
+    elseif now >= v.stop then -- for the limit that wrote it; this one may still remember that it was seen
+      n, part = 0, 0
+    elseif l.leaky and (many or v.stop - at ~= up(l, n, part)) then
       n, part = sub(l, n, part, gone(l, n, now - at, v.stop - at))
-    else
-      n, part = sub(l, n, part, muldiv(v.base - step_down(l, at), l.den, l.us))
+    else -- each moment brings hits back once, at the rate of whoever asks after it
+      v.as = math.max(v.as, at)
+      n, part = sub(l, n, part, muldiv(v.as - at, l.den, l.us))
     end
-    v.mixed = l.leaky and v.stop - now ~= up(l, n, part)
+    v.mixed = l.leaky and (many or v.stop - now ~= up(l, n, part))
     v.n, v.part = n, part
   end
 
-  -- In the view n + part/us hits are spent, or queued, as of now, as this limit sees it. It is mixed if turns of a queue
-  -- were promised at other rates than this one; the last is over at view.stop.
+  -- In the view n + part/us hits are spent, or queued, as this limit sees it; what has come back is counted up to
+  -- view.as: now, or the last time before it at which tokens came. It is mixed if turns of a queue were promised at
+  -- different rates, or at another than this one; the last is over at view.stop.
   local function view(l)
-    local v = {base = now, n = 0, part = 0, stop = 0, seen = false, moved = false, mixed = false, kept = 0}
+    local v = {as = now, n = 0, part = 0, stop = 0, seen = false, moved = false, mixed = false, kept = 0}
     if l.den == 0 then return v end
-    v.base = step_down(l, now)
+    if l.step > 0 then v.as = now - now % l.step end
     local state = redis.call('GET', l.key)
     if state then
       local at, n, part, unit
       at, n, part, unit, v.stop, v.kept = struct.unpack('<dddddd', state)
-      v.seen = now < v.stop
+      v.expires = #state > 48 and struct.unpack('<d', state, 49) or v.stop
+      v.seen = now < v.expires
       if v.seen then
         read(l, v, at, n, part, unit)
         return v
@@ -119,12 +125,13 @@ families[1] = function()
     return v
   end
 
-  -- keep makes Redis keep n + part/unit as of now until view.stop and longer, up to twice as long or ten seconds, so that
-  -- most writes need not set an expiry.
-  local function keep(l, v, n, part, unit)
-    local keep = v.stop <= v.kept
-    if not keep then v.kept = v.stop + math.max(v.stop - now, math.min(l.window, 10000000)) end
-    local state = struct.pack('<dddddd', now, n, part, unit, v.stop, v.kept)
+  -- keep makes Redis keep n + part/unit as of view.as until the state expires and longer, up to twice as long or ten
+  -- seconds, so that most writes need not set an expiry.
+  local function keep(l, v, n, part, unit, expires)
+    local keep = expires <= v.kept
+    if not keep then v.kept = expires + math.max(expires - now, math.min(l.window, 10000000)) end
+    local state = struct.pack('<dddddd', v.as, n, part, unit, v.stop, v.kept)
+    if expires > v.stop then state = state .. struct.pack('<d', expires) end
     if keep then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
@@ -133,11 +140,12 @@ families[1] = function()
     v.seen = true
   end
 
-  -- stops returns when the view stops being relevant, after hits were spent or given back.
-  local function stops(l, v)
-    local stop = math.max(restored(l, v), now)
-    if l.initial < l.burst then return stop + l.window end
-    return stop
+  -- write makes Redis keep the view, after hits were spent or given back. A bucket that does not start full is remembered
+  -- until it has been full for a window.
+  local function write(l, v)
+    local expires = v.stop
+    if l.initial < l.burst then expires = expires + l.window end
+    keep(l, v, v.n, v.part, v.mixed and -l.us or l.us, expires)
   end
 
   -- balance returns the tokens in the bucket, rounded down and rounded up.
@@ -167,13 +175,12 @@ families[1] = function()
   local function spend(l, v, admitted)
     local hits = spends(admitted, l.counts)
     if hits == 0 or not l.leaky and v.n >= l.most then return false end
-    v.mixed = v.mixed and v.stop - now > up(l, v.n, v.part)
     v.n = v.n + (l.leaky and hits or math.min(hits, l.most))
     if not l.leaky and v.n >= l.most then v.n, v.part = l.most, 0 end
-    if v.mixed then -- behind turns that were promised at a lower rate
+    if v.mixed then -- behind turns that were promised at other rates
       v.stop = v.stop + admitted * up(l, a.cost, 0)
     else
-      v.stop = stops(l, v)
+      v.stop = back(l, v, v.n, v.part)
     end
     return true
   end
@@ -181,8 +188,8 @@ families[1] = function()
   -- retry_tokens returns when cost would be admitted or, if it never would, when the bucket is full.
   local function retry_tokens(l, v)
     if a.cost > l.burst + l.debt then return full(l, v) end
-    local at = step_up(l, v.base + up(l, sub(l, v.n, v.part, l.burst + l.debt - a.cost, 0)))
-    if l.debt > 0 then at = math.max(at, step_up(l, below(l, v, l.burst))) end -- the balance has to rise above 0
+    local at = back(l, v, sub(l, v.n, v.part, l.burst + l.debt - a.cost, 0))
+    if l.debt > 0 then at = math.max(at, below(l, v, l.burst)) end -- the balance has to rise above 0
     return at_most(v, at)
   end
 
@@ -198,12 +205,12 @@ families[1] = function()
     local admitted, refuses = judge(room(l, v))
     if l.leaky and admitted > 0 then turn = full(l, v) - now end
     if spend(l, v, admitted) then
-      keep(l, v, v.n, v.part, l.us)
+      write(l, v)
     elseif a.write and v.moved then -- what another limit wrote stays as it wrote it
       keep(l, v, unpack(v.wrote))
     elseif a.starts and not v.seen and l.initial < l.burst then
-      v.stop = stops(l, v)
-      keep(l, v, v.n, v.part, l.us)
+      v.stop = back(l, v, v.n, v.part)
+      write(l, v)
     end
     local retry = now
     if refuses then retry = l.leaky and retry_turn(l, v) or retry_tokens(l, v) end
@@ -215,8 +222,8 @@ families[1] = function()
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0} end
     if not l.leaky and v.seen and a.cost > 0 and (v.n > 0 or v.part > 0) then
       v.n, v.part = sub(l, v.n, v.part, a.cost, 0)
-      v.stop = math.min(v.stop, stops(l, v))
-      keep(l, v, v.n, v.part, l.us)
+      v.stop = math.min(v.stop, back(l, v, v.n, v.part))
+      write(l, v)
     end
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}
   end

@@ -16,7 +16,7 @@ if #asked == 34 then
   local at, n, part, unit, expires, kept = now, 0, 0, us, 0, 0
   if state then
     at, n, part, unit, expires, kept = struct.unpack('<dddddd', state)
-    if expires <= now then at, n, part, unit = now, 0, 0, us end
+    if #state > 48 then unit = 0 elseif expires <= now then at, n, part, unit = now, 0, 0, us end
   end
   expires = math.max(expires, now)
   local came = (now - at) * den

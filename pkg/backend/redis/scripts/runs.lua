@@ -196,20 +196,34 @@ families[2] = function()
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
   end
 
-  -- give removes the oldest hits, which never admits more than if the hits had not been spent.
+  -- remove removes the oldest hits of those that count.
+  local function remove(l, v, hits)
+    if hits == v.sum - v.base then
+      redis.call('DEL', l.key)
+      return
+    end
+    local low = find(l, v.first, function(_, _, sum) return sum - v.before > hits end)
+    if v.first > 0 then -- what only a longer window counts stays before them, so that all sums after it change
+      local rest = redis.call('LRANGE', l.key, str(hits < v.used and low or v.first), '-1')
+      redis.call('LTRIM', l.key, '0', str(v.first - 1))
+      for i = 1, hits < v.used and #rest or 0 do
+        local at, n, sum = struct.unpack('<ddd', rest[i])
+        if i == 1 then n = sum - v.before - hits end
+        redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[i], 25))
+      end
+      return
+    end
+    if low > 0 then redis.call('LTRIM', l.key, str(low), '-1') end
+    local state = redis.call('LINDEX', l.key, '0')
+    local at, _, sum = struct.unpack('<ddd', state)
+    redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - v.before - hits, sum) .. string.sub(state, 25))
+  end
+
+  -- give removes the oldest hits that count, which never admits more than if the hits had not been spent.
   local function give(l, v)
     settle(l, v)
-    local given = v.any and math.min(a.cost, v.sum - v.base) or 0
-    if given > 0 and given == v.sum - v.base then
-      redis.call('DEL', l.key)
-      v.used = 0
-    elseif given > 0 then
-      local base = v.base + given
-      local first = find(l, 0, function(_, _, sum) return sum > base end)
-      if first > 0 then redis.call('LTRIM', l.key, str(first), '-1') end
-      local state = redis.call('LINDEX', l.key, '0')
-      local at, _, sum = struct.unpack('<ddd', state)
-      redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - base, sum) .. string.sub(state, 25))
+    if v.any and v.used > 0 and a.cost > 0 then
+      remove(l, v, math.min(a.cost, v.used))
       v = view(l)
     end
     return {0, left(l, v), whole(l, v), 0, 0, 0, 0, 0, 0}
