@@ -1,85 +1,48 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"log/slog"
 	"math"
-	"os"
-	"path/filepath"
 	"runtime/debug"
-	"strconv"
+	"strings"
 	"testing"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-func TestMemoryLimit(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		v2, v1 string // contents; empty is no such file
-		want   int64
-	}{
-		"version 2":              {"536870912\n", "", 483183820},
-		"version 2, none":        {"max\n", "", 0},
-		"version 1":              {"", "1000\n", 900},
-		"version 1, none":        {"", "9223372036854771712\n", 0},
-		"both, the least":        {"2000\n", "1000\n", 900},
-		"both, one without":      {"max\n", "1000\n", 900},
-		"no cgroup":              {"", "", 0},
-		"the largest":            {strconv.Itoa(math.MaxInt), "", 0},
-		"not a whole tenth":      {"1009", "", 908},
-		"nothing":                {"\n", "", 0},
-		"nonsense":               {"lots", "", 0},
-		"negative":               {"-1", "", 0},
-		"larger than a number":   {"99999999999999999999", "", 0},
-		"as large as can be":     {strconv.Itoa(unlimited - 1), "", 4150517416584649112},
-		"a file that is no file": {"dir", "", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := memoryLimit(memoryFilesWith(t, tt.v2, tt.v1)); got != tt.want {
-				t.Errorf("%d, want %d", got, tt.want)
-			}
-		})
-	}
-}
-
-// memoryFilesWith are files like those of cgroups.
-func memoryFilesWith(t *testing.T, v2, v1 string) []string {
-	t.Helper()
-	dir := t.TempDir()
-	files := []string{filepath.Join(dir, "memory.max"), filepath.Join(dir, "memory.limit_in_bytes")}
-	for i, text := range []string{v2, v1} {
-		var err error
-		switch text {
-		case "":
-		case "dir":
-			err = os.Mkdir(files[i], 0o700)
-		default:
-			err = os.WriteFile(files[i], []byte(text), 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	return files
-}
-
-func TestGOMEMLIMITWins(t *testing.T) {
+// The garbage collector gets nine tenths of what the process may use, unless GOMEMLIMIT is set or there is no limit.
+func TestLimitMemory(t *testing.T) {
 	before := debug.SetMemoryLimit(-1)
 	defer debug.SetMemoryLimit(before)
-	files := memoryFilesWith(t, strconv.Itoa(10<<30), "")
-	for _, tt := range []struct {
-		environ []string
-		want    int64
+	none := func(err error) memlimit.Provider { return func() (uint64, error) { return 0, err } }
+	for name, tt := range map[string]struct {
+		environ  []string
+		provider memlimit.Provider
+		want     int64
+		says     string // in the log
 	}{
-		{[]string{"GOMEMLIMIT=1GiB"}, before},
-		{[]string{"GOMEMLIMIT=off"}, before},
-		{[]string{"GOMEMLIMIT="}, 9 << 30},
-		{nil, 9 << 30},
+		"a limit":              {nil, memlimit.Limit(512 << 20), 483183820, "level=INFO"},
+		"a large one":          {nil, memlimit.Limit(10 << 30), 9 << 30, "gomemlimit=9663676416"},
+		"the largest":          {nil, memlimit.Limit(math.MaxUint64), math.MaxInt64, "level=INFO"},
+		"GOMEMLIMIT":           {[]string{"GOMEMLIMIT=1GiB"}, memlimit.Limit(10 << 30), before, ""},
+		"GOMEMLIMIT, off":      {[]string{"GOMEMLIMIT=off"}, memlimit.Limit(10 << 30), before, ""},
+		"GOMEMLIMIT, empty":    {[]string{"GOMEMLIMIT="}, memlimit.Limit(10 << 30), 9 << 30, "level=INFO"},
+		"no limit":             {nil, none(memlimit.ErrNoLimit), before, ""},
+		"no cgroup":            {nil, none(memlimit.ErrNoCgroup), before, ""},
+		"no cgroups here":      {nil, none(memlimit.ErrCgroupsNotSupported), before, ""},
+		"a limit out of reach": {nil, none(errors.New("open memory.max: permission denied")), before, "level=WARN"},
 	} {
 		debug.SetMemoryLimit(before)
+		var log bytes.Buffer
 		p := &program{environ: tt.environ}
-		p.limitMemory(slog.New(slog.DiscardHandler), files)
+		p.limitMemory(slog.New(slog.NewTextHandler(&log, nil)), tt.provider)
 		if got := debug.SetMemoryLimit(-1); got != tt.want {
-			t.Errorf("%q: the limit is %d, want %d", tt.environ, got, tt.want)
+			t.Errorf("%s: the limit is %d, want %d", name, got, tt.want)
+		}
+		if !strings.Contains(log.String(), tt.says) || tt.says == "" && log.Len() > 0 {
+			t.Errorf("%s: the log is %q, want %q in it", name, &log, tt.says)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
@@ -52,7 +53,7 @@ func (p *program) serve(ctx context.Context) error {
 	if p.env("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	p.limitMemory(log, memoryFiles())
+	p.limitMemory(log, memlimit.FromCgroup)
 	server, err := newServer(ctx, s, log)
 	if err != nil {
 		return err
