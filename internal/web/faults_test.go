@@ -157,7 +157,7 @@ func TestH02_Defaults(t *testing.T) {
 	}
 }
 
-// Any content type is accepted, only POST is allowed, and a request of ambiguous length is refused.
+// Any content type is accepted, and only POST is allowed.
 func TestH05_Methods(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	for _, method := range []string{"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "FOO"} {
@@ -172,44 +172,50 @@ func TestH05_Methods(t *testing.T) {
 	}
 }
 
+// Where a proxy in front of us could see another end of a request than net/http does, no second request ever comes out of
+// it, whichever of the two is right.
 func TestH05_Smuggling(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	const (
 		post   = "POST /json HTTP/1.1\nHost: x\n"
+		old    = "POST /json HTTP/1.0\nConnection: keep-alive\n"
+		chunks = "Transfer-Encoding: chunked\n"
 		second = "GET /healthcheck HTTP/1.1\nHost: x\n\n"
+		inside = "26\n" + second + "\n0\n\n" // second as a chunk; the line before it has 4 bytes
 	)
 	for _, tt := range []struct {
 		name, send string
 		want       []int
 	}{
 		{"one length", post + "Content-Length: 2\n\n{}" + second, []int{200, 200}},
-		{"chunked", post + "Transfer-Encoding: chunked\n\n2\n{}\n0\n\n", []int{200}},
-		{"chunked ends the connection", post + "Transfer-Encoding: chunked\n\n2\n{}\n0\n\n" + second, []int{200}},
-		{"length and chunked", post + "Content-Length: 2\nTransfer-Encoding: chunked\n\n0\n\n" + second, []int{400}},
-		{"chunked and length", post + "Transfer-Encoding: chunked\nContent-Length: 2\n\n0\n\n" + second, []int{400}},
-		{"the same, spelled oddly", post + "transfer-ENCODING: chunked\ncontent-length:2\n\n0\n\n" + second, []int{400}},
-		{"two lengths", post + "Content-Length: 2\nContent-Length: 3\n\n{}" + second, []int{400}},
-		{"one length twice", post + "Content-Length: 2\nContent-Length: 2\n\n{}" + second, []int{400}},
+		{"one length twice", post + "Content-Length: 2\nContent-Length: 2\n\n{}" + second, []int{200, 200}},
+		{"two lengths", post + "Content-Length: 2\nContent-Length: 40\n\n{}" + second, []int{400}},
+		{"two lengths, the longer first", post + "Content-Length: 40\nContent-Length: 2\n\n{}" + second, []int{400}},
+		{"one length in two spellings", post + "Content-Length: 2\nContent-Length: 02\n\n{}" + second, []int{400}},
 		{"a list of lengths", post + "Content-Length: 2, 2\n\n{}" + second, []int{400}},
 		{"a signed length", post + "Content-Length: +2\n\n{}" + second, []int{400}},
-		{"another coding", post + "Transfer-Encoding: gzip, chunked\n\n0\n\n" + second, []int{501}},
 		{"space before the colon", post + "Content-Length : 2\n\n{}" + second, []int{400}},
-		{"the second of two", post + "Content-Length: 2\n\n{}" + post + "Content-Length: 2\nTransfer-Encoding: chunked\n\n0\n\n" + second, nil},
-		{"old protocol", "POST /json HTTP/1.0\nConnection: keep-alive\nContent-Length: 2\nTransfer-Encoding: chunked\n\n{}" + second, []int{400}},
+		{"chunked", post + chunks + "\n2\n{}\n0\n\n", []int{200}},
+		{"chunked ends the connection", post + chunks + "\n2\n{}\n0\n\n" + second, []int{200}},
+		{"chunked, unread", "POST /nowhere HTTP/1.1\nHost: x\n" + chunks + "\n2\n{}\n0\n\n" + second, []int{404}},
+		{"a length beyond the chunks", post + "Content-Length: 43\n" + chunks + "\n0\n\n" + second, []int{200}},
+		{"the same, turned around", post + chunks + "Content-Length: 43\n\n0\n\n" + second, []int{200}},
+		{"the same, spelled oddly", post + "transfer-ENCODING: chunked\ncontent-length:43\n\n0\n\n" + second, []int{200}},
+		{"the same, in the second of two", post + "Content-Length: 2\n\n{}" + post + "Content-Length: 43\n" + chunks + "\n0\n\n" + second, []int{200, 200}},
+		{"chunks beyond the length", post + "Content-Length: 4\n" + chunks + "\n" + inside, []int{200}},
+		{"chunks that are none", post + "Content-Length: 2\n" + chunks + "\n{}" + second, []int{400}},
+		{"chunked twice", post + chunks + chunks + "\n0\n\n" + second, []int{501}},
+		{"another coding", post + "Transfer-Encoding: gzip, chunked\n\n0\n\n" + second, []int{501}},
+		{"old protocol", old + "Content-Length: 2\n\n{}" + second, []int{200}},
+		{"old protocol, chunks beyond the length", old + "Content-Length: 4\n" + chunks + "\n" + inside, []int{200}},
+		{"old protocol, chunks and no length", "GET /healthcheck HTTP/1.0\nConnection: keep-alive\n" + chunks + "\n" + second, []int{200}},
 		{"expectations", post + "Expect: 200-ok\nContent-Length: 2\n\n{}", []int{417}},
 		{"continue", post + "Expect: 100-continue\nContent-Length: 2\n\n{}", []int{100, 200}},
 		{"no host", "POST /json HTTP/1.1\nContent-Length: 2\n\n{}", []int{400}},
 		{"options of the server", "OPTIONS * HTTP/1.1\nHost: x\n\n", []int{404}},
 		{"HTTP/2", "PRI * HTTP/2.0\n\nSM\n\n", []int{404}},
 	} {
-		got := raw(t, addr, tt.send, 3)
-		if tt.want == nil { // how far the first request gets depends on the packets
-			if len(got) == 0 || got[len(got)-1] != 400 || len(got) > 2 {
-				t.Errorf("%s: answers %v; want 400 to end them, at the second at the latest", tt.name, got)
-			}
-			continue
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
+		if diff := cmp.Diff(tt.want, raw(t, addr, tt.send, 3)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}

@@ -59,9 +59,9 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 	protocols.SetHTTP1(true)
 	return &Server{
 		name: name,
-		ln:   framedListener{ln},
+		ln:   ln,
 		http: &http.Server{
-			Handler:                      unambiguous(h),
+			Handler:                      withoutSmuggling(h),
 			DisableGeneralOptionsHandler: true,
 			ReadHeaderTimeout:            limits.ReadHeader,
 			ReadTimeout:                  limits.Read,
@@ -69,11 +69,22 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 			IdleTimeout:                  limits.Idle,
 			MaxHeaderBytes:               maxHead - headSlack,
 			Protocols:                    protocols,
-			ConnContext:                  withFraming,
 			ErrorLog:                     slog.NewLogLogger(log.With("listener", name).Handler(), slog.LevelWarn),
 		},
 		grace: limits.Grace,
 	}
+}
+
+// withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
+// does, so that its rest is never taken for another request (request smuggling). net/http refuses lengths that differ,
+// but where there is a transfer coding too it drops the length, and in HTTP/1.0 the coding, before a handler sees them.
+func withoutSmuggling(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
+			w.Header().Set("Connection", "close")
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // String returns the server's name.

@@ -3,9 +3,9 @@
 //
 // Status codes, bodies and paths are those of envoyproxy/ratelimit, on which its users' probes and scripts rely. This
 // package is stricter where envoyproxy/ratelimit sets no bounds: bodies, heads and times are bounded, a target is
-// answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), a request with two
-// lengths is refused, and profiles are only for callers on the same machine. The contents of pages come from functions
-// that are passed in, so this package does not depend on counters, rules or backends.
+// answered only if it is spelled exactly as defined (nothing is cleaned, decoded or redirected), nothing follows a
+// request whose end is in doubt, and profiles are only for callers on the same machine. The contents of pages come from
+// functions that are passed in, so this package does not depend on counters, rules or backends.
 package web
 
 import (
