@@ -39,7 +39,7 @@ const plainText = "text/plain; charset=utf-8"
 
 // DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers with a loopback
 // address; others get 403. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
-// if the target is not a plain path. No page changes anything, and nothing is registered on [http.DefaultServeMux].
+// if the target is not a plain path. No page changes anything.
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
 }

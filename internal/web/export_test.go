@@ -13,7 +13,7 @@ func LimitsOf(s *Server) Limits {
 // DebugHandlerWith is DebugHandler with profiles of at most longest.
 func DebugHandlerWith(d Debug, longest time.Duration) http.Handler { return debugHandler(d, longest) }
 
-// LongestProfile returns how long a profile runs at most, and how long if seconds is the parameter of a request.
-func LongestProfile(seconds string) (time.Duration, error) {
-	return (&profiler{longest: longestProfile}).duration(seconds, time.Second)
+// ProfileSeconds returns the seconds that the handler of a profile gets if a request asks for that many.
+func ProfileSeconds(name, asked string) (string, error) {
+	return (&profiler{longest: longestProfile}).seconds(name, asked)
 }

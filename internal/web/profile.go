@@ -1,14 +1,11 @@
 package web
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
+	"math"
 	"net/http"
-	"runtime"
-	"runtime/pprof"
-	"runtime/trace"
+	"net/http/pprof"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,11 +15,11 @@ import (
 // pprofRoot is the path under which `go tool pprof` looks for profiles.
 const pprofRoot = "/debug/pprof/"
 
-// longestProfile is the maximum duration of CPU profiles and execution traces.
+// longestProfile is the maximum duration of whatever is recorded over time.
 const longestProfile = 60 * time.Second
 
-// profiler serves profiles of this process. It replaces net/http/pprof, which registers itself on the process's default
-// mux as soon as it is imported, and sets no limit to the duration of a profile.
+// profiler serves profiles of this process by the handlers of net/http/pprof, and bounds how long, and how many at a
+// time, are recorded. Importing that package also registers them on [http.DefaultServeMux], which nothing here serves.
 type profiler struct {
 	longest time.Duration
 	running sync.Mutex // held while a profile over time runs; only one may run at a time
@@ -30,66 +27,39 @@ type profiler struct {
 
 // ServeHTTP answers with the list of profiles, or with one of them.
 func (p *profiler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch name := strings.TrimPrefix(target(r), pprofRoot); name {
-	case "":
-		text(w, http.StatusOK, profileList())
-	case "profile":
-		p.record(w, r, recording{"profile", 30 * time.Second, pprof.StartCPUProfile, pprof.StopCPUProfile})
-	case "trace":
-		p.record(w, r, recording{"trace", time.Second, trace.Start, trace.Stop})
-	default:
-		snapshot(w, r, name)
-	}
-}
-
-func profileList() string {
-	var b strings.Builder
-	for _, p := range pprof.Profiles() {
-		fmt.Fprintf(&b, "%s%s: %d\n", pprofRoot, p.Name(), p.Count())
-	}
-	fmt.Fprintf(&b, "%sprofile: ?seconds=30, at most 60, one at a time\n", pprofRoot)
-	fmt.Fprintf(&b, "%strace: ?seconds=1, at most 60, one at a time\n", pprofRoot)
-	return b.String()
-}
-
-// snapshot answers with the current state of the named profile, as text if ?debug is above 0. If ?gc is above 0, a heap
-// profile is taken after a garbage collection.
-func snapshot(w http.ResponseWriter, r *http.Request, name string) {
-	p := pprof.Lookup(name)
-	if p == nil {
-		http.Error(w, "no such profile: "+pprofRoot+" lists those that there are", http.StatusNotFound)
+	name := strings.TrimPrefix(target(r), pprofRoot)
+	h := profile(name)
+	r.Form = r.URL.Query() // so that the handlers do not look for parameters in the body
+	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+	if name != "profile" && name != "trace" && !r.Form.Has("seconds") {
+		h.ServeHTTP(w, r)
 		return
 	}
-	level, _ := strconv.Atoi(r.FormValue("debug")) // anything but a number means 0
-	if collect, _ := strconv.Atoi(r.FormValue("gc")); name == "heap" && collect > 0 {
-		runtime.GC()
+	p.record(w, r, name, h)
+}
+
+// profile returns the handler of a profile.
+func profile(name string) http.Handler {
+	switch name {
+	case "":
+		return http.HandlerFunc(pprof.Index)
+	case "cmdline":
+		return http.HandlerFunc(pprof.Cmdline)
+	case "profile":
+		return http.HandlerFunc(pprof.Profile)
+	case "symbol":
+		return http.HandlerFunc(pprof.Symbol)
+	case "trace":
+		return http.HandlerFunc(pprof.Trace)
+	default:
+		return pprof.Handler(name)
 	}
-	if level > 0 {
-		w.Header().Set("Content-Type", plainText)
-	} else {
-		attach(w, name)
-	}
-	_ = p.WriteTo(w, level) // fails only if the client has gone
 }
 
-func attach(w http.ResponseWriter, name string) {
-	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("Content-Disposition", `attachment; filename="`+name+`"`)
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-}
-
-// recording is a kind of profile over time.
-type recording struct {
-	name  string
-	usual time.Duration // the duration if a request does not give one
-	start func(io.Writer) error
-	stop  func()
-}
-
-// record runs a recording for as long as r asks, at most p.longest, or until the client disconnects. If another one is
+// record has h record for as long as r asks, at most p.longest, or until the client disconnects. If another recording is
 // running, it answers 409.
-func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording) {
-	d, err := p.duration(r.FormValue("seconds"), rec.usual)
+func (p *profiler) record(w http.ResponseWriter, r *http.Request, name string, h http.Handler) {
+	seconds, err := p.seconds(name, r.Form.Get("seconds"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -99,35 +69,27 @@ func (p *profiler) record(w http.ResponseWriter, r *http.Request, rec recording)
 		return
 	}
 	defer p.running.Unlock()
-	// The server's time-outs are meant for pages, and passing the read deadline would also end the request's context.
-	rc, until := http.NewResponseController(w), time.Now().Add(d+30*time.Second)
-	if err := errors.Join(rc.SetReadDeadline(until), rc.SetWriteDeadline(until)); err != nil {
+	// h moves the write deadline. The read deadline is meant for bodies, and passing it would end the request's context.
+	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(p.longest + 30*time.Second)); err != nil {
 		http.Error(w, "cannot keep the connection for so long: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
-	attach(w, rec.name)
-	if err := rec.start(w); err != nil {
-		w.Header().Del("Content-Disposition")
-		http.Error(w, "cannot start: "+err.Error(), http.StatusConflict)
-		return
-	}
-	defer rec.stop()
-	ctx, cancel := context.WithTimeout(r.Context(), d)
-	defer cancel()
-	<-ctx.Done()
+	r.Form.Set("seconds", seconds)
+	h.ServeHTTP(w, r)
 }
 
-// duration returns how long to record for the parameter seconds of a request, or usual if that is empty.
-func (p *profiler) duration(seconds string, usual time.Duration) (time.Duration, error) {
-	if seconds == "" {
-		return min(usual, p.longest), nil
+// seconds returns how long to record for what a request asked: at most p.longest, and but for traces in whole seconds,
+// which is all that net/http/pprof takes. Empty leaves it to net/http/pprof: 30 for a profile, 1 for a trace.
+func (p *profiler) seconds(name, asked string) (string, error) {
+	if asked == "" {
+		return "", nil
 	}
-	s, err := strconv.ParseFloat(seconds, 64)
+	s, err := strconv.ParseFloat(asked, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) || !(s > 0) { // NaN is not above 0 either
-		return 0, fmt.Errorf("seconds=%q: want a number above 0; at most %g are taken", seconds, p.longest.Seconds())
+		return "", fmt.Errorf("seconds=%q: want a number above 0; at most %g are taken", asked, p.longest.Seconds())
 	}
-	if s >= p.longest.Seconds() {
-		return p.longest, nil
+	if name != "trace" {
+		s = math.Ceil(s)
 	}
-	return time.Duration(s * float64(time.Second)), nil
+	return strconv.FormatFloat(min(s, p.longest.Seconds()), 'f', -1, 64), nil
 }
