@@ -7,8 +7,8 @@
 // sends at most a thousand per flush and method, with a resolution of microseconds, each with the number of requests
 // that it represents (@rate).
 //
-// DogStatsD is the same protocol with its own syntax for tags, so there is one writer for both. Datadog's client is not
-// used: it expects to be called for each event, or aggregates events in its own way, while here the sums already exist.
+// DogStatsD is the same protocol with its own syntax for tags, so there is one writer for both. Why it is no library's,
+// docs/design.md says in section 10.
 package statsd
 
 import (
