@@ -50,7 +50,7 @@ var allowed = map[string]row{
 	"internal/limiter":                    {ours: []string{"internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/rls":                        {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
 	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
-	"internal/web":                        {ours: []string{"internal/admin", "internal/rls"}, third: []string{protobuf}},
+	"internal/web":                        {},
 	"internal/certs":                      {},
 	"internal/certs/certstest":            {},
 	"internal/nettest":                    {},

@@ -25,6 +25,8 @@ const (
 // JSON answers a RateLimitRequest in protobuf's JSON, in which unknown fields are rejected. The status is 200 if the
 // request passes and 429 if it is over a limit. As in the reference it is 400 if body is not a request, or one that
 // cannot be decided because there is no domain, no descriptor or no rules. It is 503 if the store fails or ctx ends.
+//
+// It is here, and not with the other pages in internal/web, so that web needs to know neither messages nor their errors.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
 	var request ratelimitv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
