@@ -118,8 +118,8 @@ proto: ## generate Go from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into README.md
-	$(GO) generate ./internal/settings
+docs: ## write what is generated into README.md and docs/metrics.md
+	$(GO) generate ./internal/settings ./internal/stats
 
 .PHONY: image
 image: ## build the container image IMAGE

@@ -45,9 +45,9 @@ func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *set
 		component:  h.Add("rules", false, ""),
 		optional:   c.Rules.ForceStart && !c.Rules.HealthyWithOne,
 		oneAtLeast: c.Rules.HealthyWithOne,
-		successes:  r.Counter("ratelimit.service.config_load_success"),
-		failures:   r.Counter("ratelimit.service.config_load_error"),
-		warn:       r.Counter("ratelimitd.config_load_warnings_total"),
+		successes:  r.Counter(stats.ConfigLoadSuccess),
+		failures:   r.Counter(stats.ConfigLoadError),
+		warn:       r.Counter(stats.ConfigLoadWarningsTotal),
 		loads:      newLoads(r, l.Rules),
 	}
 	s.reason.Store(new(string(waiting)))
@@ -55,8 +55,8 @@ func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *set
 	if s.optional {
 		s.component.Degrade("")
 	}
-	r.Gauge("ratelimitd.config_loaded_timestamp_seconds", func() float64 { return float64(s.since.Load()) })
-	r.Gauge("ratelimitd.config_age_seconds", func() float64 { return s.age().Seconds() })
+	r.Gauge(stats.ConfigLoadedTimestamp, func() float64 { return float64(s.since.Load()) })
+	r.Gauge(stats.ConfigAge, func() float64 { return s.age().Seconds() })
 	return s
 }
 

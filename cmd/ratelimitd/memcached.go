@@ -76,10 +76,13 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 	o := &memcachedObserver{
 		storeObserver: newStoreObserver("memcached", s, log, r, h),
 		commands:      make(map[memcached.Command]*stats.Counter),
-		requested:     r.Counter("ratelimit.memcache.keys_requested"),
-		found:         r.Counter("ratelimit.memcache.keys_found"),
+		requested:     r.Counter(stats.MemcacheKeysRequested),
+		found:         r.Counter(stats.MemcacheKeysFound),
 	}
 	o.events(memcached.EventLookupFailed, memcached.EventServersChanged)
+	metrics := map[memcached.CommandName]stats.Metric{
+		memcached.CommandMultiGet: stats.MemcacheMultiget, memcached.CommandIncrement: stats.MemcacheIncrement, memcached.CommandAdd: stats.MemcacheAdd,
+	}
 	for _, c := range []memcached.Command{
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeSuccess},
 		{Name: memcached.CommandMultiGet, Code: memcached.CodeError},
@@ -90,7 +93,7 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 		{Name: memcached.CommandAdd, Code: memcached.CodeNotStored},
 		{Name: memcached.CommandAdd, Code: memcached.CodeError},
 	} {
-		o.commands[c] = r.Counter("ratelimit.memcache."+string(c.Name), "code", string(c.Code))
+		o.commands[c] = r.Counter(metrics[c.Name], string(c.Code))
 	}
 	return o
 }

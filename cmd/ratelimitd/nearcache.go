@@ -52,15 +52,19 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 	near := nearcache.New(b, nearCacheConfig(s))
 	r.Source(func(v *stats.Values) {
 		now := near.Stats()
-		v.Gauge("ratelimitd.near_cache.entries", float64(now.Entries))
-		v.Gauge("ratelimitd.near_cache.held", float64(now.Held))
-		for name, sum := range map[string]uint64{
-			"hits": now.Hits, "refusals": now.Refusals, "evictions": now.Evictions,
-			"leased": now.Leased, "spent": now.Spent, "returned": now.Returned, "full": now.Full,
-			"ended": now.Ended, "reset": now.Reset, "failed": now.Failed, "unspent": now.Unspent,
-		} {
-			v.Counter("ratelimitd.near_cache."+name+"_total", sum)
-		}
+		v.Gauge(stats.NearCacheEntries, float64(now.Entries))
+		v.Gauge(stats.NearCacheHeld, float64(now.Held))
+		v.Counter(stats.NearCacheHitsTotal, now.Hits)
+		v.Counter(stats.NearCacheRefusalsTotal, now.Refusals)
+		v.Counter(stats.NearCacheEvictionsTotal, now.Evictions)
+		v.Counter(stats.NearCacheLeasedTotal, now.Leased)
+		v.Counter(stats.NearCacheSpentTotal, now.Spent)
+		v.Counter(stats.NearCacheReturnedTotal, now.Returned)
+		v.Counter(stats.NearCacheFullTotal, now.Full)
+		v.Counter(stats.NearCacheEndedTotal, now.Ended)
+		v.Counter(stats.NearCacheResetTotal, now.Reset)
+		v.Counter(stats.NearCacheFailedTotal, now.Failed)
+		v.Counter(stats.NearCacheUnspentTotal, now.Unspent)
 	})
 	if s.Backend.LocalCache > 0 {
 		localCacheGauges(r, near)
@@ -71,15 +75,15 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 // localCacheGauges registers the gauges that envoyproxy/ratelimit has for its local cache, except the average access
 // time, which would mean nothing here.
 func localCacheGauges(r *stats.Registry, near *nearcache.Backend) {
-	for name, value := range map[string]func(*nearcache.Stats) uint64{
-		"hitCount":      func(s *nearcache.Stats) uint64 { return s.Refusals },
-		"missCount":     func(s *nearcache.Stats) uint64 { return s.Misses },
-		"lookupCount":   func(s *nearcache.Stats) uint64 { return s.Refusals + s.Misses },
-		"entryCount":    func(s *nearcache.Stats) uint64 { return uint64(s.Remembered) },
-		"evacuateCount": func(s *nearcache.Stats) uint64 { return s.Forgotten },
-		"expiredCount":  func(s *nearcache.Stats) uint64 { return s.Expired },
+	for metric, value := range map[stats.Metric]func(*nearcache.Stats) uint64{
+		stats.LocalCacheHitCount:      func(s *nearcache.Stats) uint64 { return s.Refusals },
+		stats.LocalCacheMissCount:     func(s *nearcache.Stats) uint64 { return s.Misses },
+		stats.LocalCacheLookupCount:   func(s *nearcache.Stats) uint64 { return s.Refusals + s.Misses },
+		stats.LocalCacheEntryCount:    func(s *nearcache.Stats) uint64 { return uint64(s.Remembered) },
+		stats.LocalCacheEvacuateCount: func(s *nearcache.Stats) uint64 { return s.Forgotten },
+		stats.LocalCacheExpiredCount:  func(s *nearcache.Stats) uint64 { return s.Expired },
 	} {
-		r.Gauge("ratelimit.localcache."+name, func() float64 {
+		r.Gauge(metric, func() float64 {
 			now := near.Stats()
 			return float64(value(&now))
 		})

@@ -14,16 +14,13 @@ import (
 // redisObserver counts and logs what Redis does, and reports it to health.
 type redisObserver struct{ *storeObserver }
 
-// evictedTotal counts the keys that a node has evicted.
-const evictedTotal = "ratelimitd.backend_evicted_keys_total"
-
 // newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
 	o := redisObserver{newStoreObserver("redis", s, log, r, h)}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
 	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged)
-	o.perNode = []string{evictedTotal}
+	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
 	o.follows = s.Redis.HealthActive && !o.answers
 	return o
 }
@@ -43,7 +40,7 @@ func (o redisObserver) evicted(node string, keys int64) {
 	if keys <= 0 {
 		return
 	}
-	o.registry.Counter(evictedTotal, "node", node).Add(uint64(keys))
+	o.registry.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
 	if omitted, due := o.due("evicted " + node); due {
 		o.log.Warn("redis has thrown out keys for want of memory: a counter among them begins anew", "node", node, "keys", keys, "omitted", omitted)
 	}

@@ -30,7 +30,7 @@ func (v *server) takeRules(c configwatch.Config) {
 	}
 	c.Empty = true // a control plane sends no rules once the last policy is deleted
 	client := xds.New(v.log, v.xdsConfig(), configwatch.New(v.log, c))
-	v.registry.Gauge("ratelimitd.xds_connected", func() float64 {
+	v.registry.Gauge(stats.XDSConnected, func() float64 {
 		if client.Connected() {
 			return 1
 		}
@@ -85,7 +85,7 @@ func (v *server) xdsConfig() xds.Config {
 
 // xdsEvent returns the counter of an event.
 func (v *server) xdsEvent(e xds.Event) *stats.Counter {
-	return v.registry.Counter("ratelimitd.xds_events_total", "event", string(e))
+	return v.registry.Counter(stats.XDSEventsTotal, string(e))
 }
 
 // trimmed returns a map without blanks around its names and values, which come from lists with a space after the comma.

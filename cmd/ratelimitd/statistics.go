@@ -36,7 +36,7 @@ func newRegistry(s *settings.Settings) *stats.Registry {
 		if slices.Contains([]string{
 			"asg", "az", "backend", "canary", "envoyservice", "facet", "host", "period", "project", "region", "shard", "source", "window",
 		}, t.Name) {
-			r.Counter("reserved_tag").Add(1) // the reference's warning if a tag of this name is added
+			r.Counter(stats.ReservedTag).Add(1) // the reference's warning if a tag of this name is added
 		}
 	}
 	return r
@@ -45,13 +45,13 @@ func newRegistry(s *settings.Settings) *stats.Registry {
 // fromTheStart shows what alerts look at from the start, at 0, under names of ours. Under the reference's names, which are
 // what its dashboards know, these series begin with the first event, as there, and increase() misses that.
 func fromTheStart(r *stats.Registry) func(*stats.Values) {
-	loads := r.Counter("ratelimit.service.config_load_error")
-	store := r.Counter("ratelimit.service.call.should_rate_limit.redis_error")
-	service := r.Counter("ratelimit.service.call.should_rate_limit.service_error")
+	loads := r.Counter(stats.ConfigLoadError)
+	store := r.Counter(stats.ShouldRateLimitError, "redis_error")
+	service := r.Counter(stats.ShouldRateLimitError, "service_error")
 	return func(v *stats.Values) {
-		v.Counter("ratelimitd.config_load_errors_total", loads.Load())
-		v.Counter("ratelimitd.call_errors_total", store.Load(), "err_type", "redis_error")
-		v.Counter("ratelimitd.call_errors_total", service.Load(), "err_type", "service_error")
+		v.Counter(stats.ConfigLoadErrorsTotal, loads.Load())
+		v.Counter(stats.CallErrorsTotal, store.Load(), "redis_error")
+		v.Counter(stats.CallErrorsTotal, service.Load(), "service_error")
 	}
 }
 
@@ -131,10 +131,13 @@ func mogrifiers(all []settings.Mogrifier) ([]statsd.Mogrifier, error) {
 func redisPools(b *redis.Backend) func(*stats.Values) {
 	return func(v *stats.Values) {
 		for i, p := range b.Pools() {
-			name := [...]string{"ratelimit.redis_pool.", "ratelimit.redis_per_second_pool."}[i]
-			v.Gauge(name+"cx_active", float64(p.Opened-p.Closed))
-			v.Counter(name+"cx_total", p.Opened)
-			v.Counter(name+"cx_local_close", p.Closed)
+			active, opened, closed := stats.RedisPoolActive, stats.RedisPoolTotal, stats.RedisPoolLocalClose
+			if i > 0 {
+				active, opened, closed = stats.RedisPerSecondPoolActive, stats.RedisPerSecondPoolTotal, stats.RedisPerSecondPoolLocalClose
+			}
+			v.Gauge(active, float64(p.Opened-p.Closed))
+			v.Counter(opened, p.Opened)
+			v.Counter(closed, p.Closed)
 		}
 	}
 }
@@ -146,13 +149,13 @@ type loads struct {
 
 // newLoads returns loads that count in r. The number of files is that of rules, which may be nil at first.
 func newLoads(r *stats.Registry, rules func() *descriptors.Set) loads {
-	r.Gauge("runtime.num_values", func() float64 {
+	r.Gauge(stats.RuntimeNumValues, func() float64 {
 		if set := rules(); set != nil {
 			return float64(len(set.Files()))
 		}
 		return 0
 	})
-	return loads{attempts: r.Counter("runtime.load_attempts"), failures: r.Counter("runtime.load_failures")}
+	return loads{attempts: r.Counter(stats.RuntimeLoadAttempts), failures: r.Counter(stats.RuntimeLoadFailures)}
 }
 
 func (l *loads) loaded() { l.attempts.Add(1) }

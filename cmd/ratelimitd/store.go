@@ -40,8 +40,8 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 	local := memory.New(memory.Config{MaxKeys: s.Backend.MemoryMaxKeys})
 	r.Source(func(v *stats.Values) {
 		now := local.Stats()
-		v.Gauge("ratelimitd.memory.keys", float64(now.Keys))
-		v.Counter("ratelimitd.memory.forced_out_total", now.ForcedOut)
+		v.Gauge(stats.MemoryKeys, float64(now.Keys))
+		v.Counter(stats.MemoryForcedOutTotal, now.ForcedOut)
 	})
 	if s.Backend.Type == "memory" {
 		return &store{Backend: tracedStore(t, local, s.Backend.Type), local: local, what: "memory: counters live in this process only, and end with it"}, nil

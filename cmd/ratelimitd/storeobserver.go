@@ -42,11 +42,11 @@ type storeObserver struct {
 	calls, ops, merged *stats.Counter
 	latency, size      *stats.Histogram
 	errors             map[remote.Class]*stats.Counter
-	perNode            []string      // counters that every node has from the start, at 0
-	connections        atomic.Int64  // that are up
-	nodes              sync.Map      // of *nodeState by name
-	tried              chan struct{} // closed once there has been a connection, or connecting has failed
-	once               sync.Once     // for tried
+	perNode            []stats.Metric // counters that every node has from the start, at 0
+	connections        atomic.Int64   // that are up
+	nodes              sync.Map       // of *nodeState by name
+	tried              chan struct{}  // closed once there has been a connection, or connecting has failed
+	once               sync.Once      // for tried
 
 	mu        sync.Mutex
 	connected bool // there has been a connection that could be used
@@ -69,8 +69,6 @@ type said struct {
 	omitted int
 }
 
-const eventsTotal = "ratelimitd.backend_events_total"
-
 const noConnectionYet = "there was no connection yet"
 
 // newStoreObserver adds a store to the metrics and to health. The store is unhealthy until its first connection, unless
@@ -87,14 +85,14 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 		denied:    make(map[string]string),
 		said:      make(map[string]said),
 		tried:     make(chan struct{}),
-		calls:     r.Counter("ratelimitd.backend_calls_total"),
-		ops:       r.Counter("ratelimitd.backend_ops_total"),
-		merged:    r.Counter("ratelimitd.backend_merged_takes_total"),
-		latency:   r.Histogram("ratelimitd.backend_call_seconds", .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
-		size:      r.Histogram("ratelimitd.backend_batch_size", 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+		calls:     r.Counter(stats.BackendCallsTotal),
+		ops:       r.Counter(stats.BackendOpsTotal),
+		merged:    r.Counter(stats.BackendMergedTakesTotal),
+		latency:   r.Histogram(stats.BackendCallSeconds, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
+		size:      r.Histogram(stats.BackendBatchSize, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
 		errors:    make(map[remote.Class]*stats.Counter),
 	}
-	r.Gauge("ratelimitd.backend_connections", func() float64 { return float64(o.connections.Load()) })
+	r.Gauge(stats.BackendConnections, func() float64 { return float64(o.connections.Load()) })
 	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)
 	o.events(remote.EventConnectFailed, remote.EventConnected)
 	o.assess()
@@ -104,14 +102,14 @@ func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *st
 // classes makes the counters of the store's errors by class.
 func (o *storeObserver) classes(all ...remote.Class) {
 	for _, class := range all {
-		o.errors[class] = o.registry.Counter("ratelimitd.backend_errors_total", "class", string(class))
+		o.errors[class] = o.registry.Counter(stats.BackendErrorsTotal, string(class))
 	}
 }
 
 // events makes the counters of events, so that they are there, at 0, before anything happens.
 func (o *storeObserver) events(kinds ...remote.EventKind) {
 	for _, kind := range kinds {
-		o.registry.Counter(eventsTotal, "event", string(kind))
+		o.registry.Counter(stats.BackendEventsTotal, string(kind))
 	}
 }
 
@@ -171,12 +169,12 @@ func (o *storeObserver) node(name string) *nodeState {
 		return known.(*nodeState)
 	}
 	for _, metric := range o.perNode {
-		o.registry.Counter(metric, "node", name)
+		o.registry.Counter(metric, name)
 	}
-	known, there := o.nodes.LoadOrStore(name, &nodeState{opened: o.registry.Counter("ratelimitd.backend_breaker_opened_total", "node", name)})
+	known, there := o.nodes.LoadOrStore(name, &nodeState{opened: o.registry.Counter(stats.BackendBreakerOpenedTotal, name)})
 	n := known.(*nodeState)
 	if !there {
-		o.registry.Gauge("ratelimitd.backend_breaker_state", func() float64 { return float64(n.state.Load()) }, "node", name)
+		o.registry.Gauge(stats.BackendBreakerState, func() float64 { return float64(n.state.Load()) }, name)
 	}
 	return n
 }
@@ -298,7 +296,7 @@ func (o *storeObserver) permit(node string) {
 
 // event counts e, and reports whether to log it, and with which attributes.
 func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
-	o.registry.Counter(eventsTotal, "event", string(e.Kind)).Add(1)
+	o.registry.Counter(stats.BackendEventsTotal, string(e.Kind)).Add(1)
 	omitted, due := o.due(fmt.Sprint(e.Kind, e.Node, e.Detail))
 	if !due {
 		return nil, false

@@ -17,7 +17,7 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 	if !s.GRPC.UseTLS {
 		return nil, nil //nolint:nilnil // plain text
 	}
-	attempts, failures := r.Counter("certs.load_attempts"), r.Counter("certs.load_failures")
+	attempts, failures := r.Counter(stats.CertsLoadAttempts), r.Counter(stats.CertsLoadFailures)
 	c := certs.Config{
 		Cert:     s.GRPC.Cert,
 		Key:      s.GRPC.Key,
@@ -43,8 +43,8 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 	if c.ClientCA != "" {
 		files++
 	}
-	r.Gauge("certs.num_values", func() float64 { return files })
-	r.Gauge("ratelimitd.certificate_not_after_timestamp_seconds", func() float64 { return float64(v.NotAfter().Unix()) })
+	r.Gauge(stats.CertsNumValues, func() float64 { return files })
+	r.Gauge(stats.CertificateNotAfter, func() float64 { return float64(v.NotAfter().Unix()) })
 	return v, nil
 }
 
@@ -59,7 +59,7 @@ func (v *server) serverTLS() *tls.Config {
 // handshakeFailed counts clients that could not connect. Anybody can cause a failure, so they are logged only if asked
 // for.
 func (v *server) handshakeFailed() func(peer net.Addr, err error) {
-	failed := v.registry.Counter("ratelimitd.tls_handshake_errors_total")
+	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
 	return func(peer net.Addr, err error) {
 		failed.Add(1)
 		v.log.Debug("a TLS handshake failed", "peer", peer.String(), "error", err)

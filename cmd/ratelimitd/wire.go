@@ -123,8 +123,8 @@ func (v *server) serviceConfig() (rls.Config, error) {
 	if err != nil {
 		return rls.Config{}, err
 	}
-	panics := v.registry.Counter("ratelimitd.panics_total")
-	bad := v.registry.Counter("ratelimit.service.call.should_rate_limit.service_error")
+	panics := v.registry.Counter(stats.PanicsTotal)
+	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
 		Body: body,
 		Headers: rls.Headers{

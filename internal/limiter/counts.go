@@ -62,10 +62,10 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		stop:           c.StopWhenOver,
 		localCache:     c.LocalCache,
 		onFailure:      c.OnFailure,
-		serviceErrors:  r.Counter("ratelimit.service.call.should_rate_limit.service_error"),
-		backendErrors:  r.Counter("ratelimit.service.call.should_rate_limit.redis_error"),
-		globalShadow:   r.Counter("ratelimit.service.global_shadow_mode"),
-		giveBackErrors: r.Counter("ratelimitd.give_back_errors_total"),
+		serviceErrors:  r.Counter(stats.ShouldRateLimitError, "service_error"),
+		backendErrors:  r.Counter(stats.ShouldRateLimitError, "redis_error"),
+		globalShadow:   r.Counter(stats.GlobalShadowMode),
+		giveBackErrors: r.Counter(stats.GiveBackErrorsTotal),
 		rules:          make(map[string]*ruleCounts),
 		known:          make(map[string]*domain),
 	}
@@ -124,8 +124,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		k, ok := c.known[d.Name]
 		if !ok {
 			k = &domain{
-				notAllowed: c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "not_allowed"),
-				invalid:    c.registry.Counter("ratelimitd.override_ignored_total", "domain", d.Name, "reason", "invalid"),
+				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
+				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
 			}
 			k.overrides.bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			c.known[d.Name] = k
@@ -149,7 +149,7 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 }
 
 func (c *counts) domainNotFound(name string) *stats.Counter {
-	return c.registry.Counter("ratelimit.service.rate_limit." + stats.NewKey(name).Text + ".domain_not_found")
+	return c.registry.Counter(stats.DomainNotFound, stats.NewKey(name).Text)
 }
 
 // before counts what is asked for, before the backend is called.

@@ -137,7 +137,7 @@ func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors
 func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *stats.Counter {
 	n := known[policy].Load()
 	if n == nil {
-		n = c.registry.Counter("ratelimitd.backend_fallback_total", "rule", rule, "policy", policy.String())
+		n = c.registry.Counter(stats.BackendFallbackTotal, policy.String(), rule)
 		known[policy].Store(n)
 	}
 	return n

@@ -99,10 +99,10 @@ func TestG4UnknownDomainsAreBounded(t *testing.T) {
 	if n, _ := f.series(t); n != 101 {
 		t.Errorf("there are %d series, want those of 100 domains and one for all others", n)
 	}
-	if n := f.stats.Counter("ratelimit.service.rate_limit.__other__.domain_not_found").Load(); n != 99_902 {
+	if n := f.stats.Counter(stats.DomainNotFound, stats.Other).Load(); n != 99_902 {
 		t.Errorf("%d requests are for other domains, want 99902", n)
 	}
-	if n := f.stats.Counter("ratelimit.service.rate_limit.d7.domain_not_found").Load(); n != 1 {
+	if n := f.stats.Counter(stats.DomainNotFound, "d7").Load(); n != 1 {
 		t.Errorf("%d requests are for d7, want 1", n)
 	}
 }
@@ -287,7 +287,7 @@ func TestGiveBackThatFails(t *testing.T) {
 	if err := l.Decide(t.Context(), ask, &v); err != nil || !v.Over {
 		t.Fatalf("over %v, error %v", v.Over, err)
 	}
-	if n := r.Counter("ratelimitd.give_back_errors_total").Load(); n != 1 {
+	if n := r.Counter(stats.GiveBackErrorsTotal).Load(); n != 1 {
 		t.Errorf("%d failures are counted, want 1", n)
 	}
 	if b.calls != 3 {

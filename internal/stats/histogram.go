@@ -12,21 +12,21 @@ type Histogram struct{ h prometheus.Histogram }
 // Observe counts a value.
 func (h *Histogram) Observe(v float64) { h.h.Observe(v) }
 
-// Histogram returns the histogram with a name in statsd form, whose buckets end at bounds. The same name always gives
-// the same histogram.
-func (r *Registry) Histogram(name string, bounds ...float64) *Histogram {
+// Histogram returns the histogram of a metric, whose buckets end at bounds. The same metric always gives the same
+// histogram.
+func (r *Registry) Histogram(m Metric, bounds ...float64) *Histogram {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known, ok := r.histograms[name]; ok {
+	if known, ok := r.histograms[m]; ok {
 		return known
 	}
 	h := &Histogram{prometheus.NewHistogram(prometheus.HistogramOpts{Name: "any", Buckets: bounds})} // it gets its name when it is read
-	r.histograms[name] = h
+	r.histograms[m] = h
 	return h
 }
 
-// allHistograms returns the histograms by name.
-func (r *Registry) allHistograms() map[string]*Histogram {
+// allHistograms returns the histograms by metric.
+func (r *Registry) allHistograms() map[Metric]*Histogram {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return maps.Clone(r.histograms)

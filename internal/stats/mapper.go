@@ -60,29 +60,33 @@ func LoadMapper(file string) (*Mapper, error) {
 func (m *Mapper) collect(r *Registry, extra []Label, e *exposition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := &tally{Mapper: m, exposition: e, extra: extra, kinds: make(map[string]mapper.MetricType), now: time.Now()}
+	t := &tally{Mapper: m, exposition: e, extra: extra, kinds: make(map[string]mapper.MetricType), helps: make(map[string]string), now: time.Now()}
 	now := r.read()
 	for _, c := range now.rules {
-		ruleStats(c, func(before, after string, n uint64) {
+		ruleStats(c, func(m Metric, n uint64) {
 			if n > 0 {
-				t.count(before+c.Key.Text+after, nil, n)
+				t.count(&r.rows[m], r.rows[m].named(c.Key.Text), nil, n)
 			}
 		})
 	}
 	for _, s := range now.counters {
 		if shown(s) {
-			t.count(s.name, s.labels, s.value)
+			t.count(s.row, s.name, s.tags, s.value)
 		}
 	}
 	methods := *r.calls.Load()
+	requests, times := &r.rows[TotalRequests], &r.rows[ResponseTime]
 	for method, c := range methods {
-		t.count(requestsName(method), nil, c.count())
+		t.count(requests, requests.named(method), nil, c.count())
 	}
 	for _, s := range now.gauges {
 		t.gauge(s)
 	}
 	for method, c := range methods {
-		t.observe(timeName(method), c)
+		t.observe(times, times.named(method), c)
+	}
+	for name, text := range t.helps {
+		t.help[name] = cmp.Or(t.help[name], text)
 	}
 }
 
@@ -92,24 +96,25 @@ type tally struct {
 	*exposition
 	extra []Label
 	kinds map[string]mapper.MetricType // by name; a series whose name already has another kind is omitted
+	helps map[string]string            // by name, for those to which no mapping gives one
 	now   time.Time
 }
 
-func (t *tally) count(name string, labels []Label, n uint64) {
-	d, id, ok := t.find(mapper.MetricTypeCounter, name, labels)
+func (t *tally) count(r *Row, name string, labels []Label, n uint64) {
+	d, id, ok := t.find(mapper.MetricTypeCounter, r, name, labels)
 	if v := scaled(d, float64(n)); ok && v >= 0 && t.alive(d, id, v) {
 		t.counts[id] += v
 	}
 }
 
 func (t *tally) gauge(s *series[float64]) {
-	if d, id, ok := t.find(mapper.MetricTypeGauge, s.name, s.labels); ok {
+	if d, id, ok := t.find(mapper.MetricTypeGauge, s.row, s.name, s.tags); ok {
 		t.gauges[id] += scaled(d, s.value)
 	}
 }
 
-func (t *tally) observe(name string, c *calls) {
-	d, id, ok := t.find(mapper.MetricTypeObserver, name, nil)
+func (t *tally) observe(r *Row, name string, c *calls) {
+	d, id, ok := t.find(mapper.MetricTypeObserver, r, name, nil)
 	if !ok || !t.alive(d, id, float64(c.count())) {
 		return
 	}
@@ -128,7 +133,7 @@ func (t *tally) observe(name string, c *calls) {
 }
 
 // find returns what the mappings make of a series; ok is false if it is not to be shown.
-func (t *tally) find(kind mapper.MetricType, name string, labels []Label) (d *mapped, id identity, ok bool) {
+func (t *tally) find(kind mapper.MetricType, r *Row, name string, labels []Label) (d *mapped, id identity, ok bool) {
 	all := slices.Concat(labels, t.extra)
 	SortLabels(all)
 	full := TagName(name, all)
@@ -147,6 +152,9 @@ func (t *tally) find(kind mapper.MetricType, name string, labels []Label) (d *ma
 	t.kinds[d.name] = kind
 	if d.mapping.HelpText != "" && t.help[d.name] == "" {
 		t.help[d.name] = d.mapping.HelpText
+	}
+	if known, ok := t.helps[d.name]; !ok || r.Help < known { // of several metrics always the same one
+		t.helps[d.name] = r.Help
 	}
 	return d, identify(d.name, d.with(labels)...), true
 }

@@ -59,7 +59,7 @@ mappings:
 - match: ratelimit_server.*.total_requests
   name: calls
   match_metric_type: counter
-- match: ratelimitd.keys
+- match: ratelimitd.memory.keys
   name: calls
 - match: 'ratelimitd\.override_ignored_total.*__reason=(.*)'
   match_type: regex
@@ -88,7 +88,7 @@ func TestMapper(t *testing.T) {
 		`ratelimit_service_rate_limit_shop_a_b_1_c_shadow_mode{zone="eu"} 1`,
 		`ratelimit_service_rate_limit_shop_a_b_1_c_total_hits{zone="eu"} 1`,
 		`ratelimit_service_rate_limit_shop_a_b_1_d_total_hits{zone="eu"} 10`,
-		`ratelimitd_old{x="y",zone="eu"} 2`,
+		`ratelimitd_backend_breaker_state{node="y",zone="eu"} 2`,
 		`ratelimitd_panics_total{zone="eu"} 0`,
 		`ratelimitd_unlimited_hits_shop_free{zone="eu"} 6`,
 		`took_seconds_bucket{method="ShouldRateLimit",zone="eu",le="+Inf"} 2`,
@@ -102,8 +102,16 @@ func TestMapper(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
-	if _, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m}); !strings.Contains(all, "# HELP hits Asked for.\n# TYPE hits counter\n") {
-		t.Error("the help of the mapping is not shown")
+	_, all := scrapeWith(t, filled(), PrometheusConfig{Mapper: m})
+	for _, help := range []string{
+		"# HELP hits Asked for.\n# TYPE hits counter\n", // of the mapping
+		"# HELP limit_near Hits within the limit, but above NEAR_LIMIT_RATIO of it.\n",
+		"# HELP limit_over Hits over the limit that were refused from memory, without", // the first of several in alphabetical order
+		"# HELP ratelimitd_panics_total Calls that ended in a panic, which is a bug; the log has the stack.\n",
+	} {
+		if !strings.Contains(all, help) {
+			t.Errorf("the help lacks %q in\n%s", help, all)
+		}
 	}
 }
 
@@ -204,14 +212,14 @@ func TestMappedSummary(t *testing.T) {
 
 func TestMappedTTL(t *testing.T) {
 	t.Parallel()
-	m, err := LoadMapper(mapping(t, "defaults: {ttl: 1m}\nmappings: [{match: kept, name: kept, ttl: 1h}]"))
+	m, err := LoadMapper(mapping(t, "defaults: {ttl: 1m}\nmappings: [{match: certs.load_attempts, name: kept, ttl: 1h}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
-		r.Counter("kept").Add(1)
-		r.Counter("gone").Add(1)
+		r.Counter(CertsLoadAttempts).Add(1)
+		r.Counter(CertsLoadFailures).Add(1)
 		shown := func() int {
 			e := newExposition(nil)
 			m.collect(r, nil, e)
@@ -224,7 +232,7 @@ func TestMappedTTL(t *testing.T) {
 		if n := shown(); n != 1 {
 			t.Errorf("%d series after a minute, want 1", n)
 		}
-		r.Counter("gone").Add(1)
+		r.Counter(CertsLoadFailures).Add(1)
 		if n := shown(); n != 2 {
 			t.Errorf("%d series after it counts again, want 2", n)
 		}
@@ -238,14 +246,14 @@ func TestExtraLabels(t *testing.T) {
 	r := New()
 	r.Rule(NewKey("d", "k")).TotalHits.Add(1)
 	r.ObserveCall("M", 1)
-	r.Histogram("ratelimitd.h", 1).Observe(1)
+	r.Histogram(BackendBatchSize, 1).Observe(1)
 	got := mappedLines(t, r, PrometheusConfig{Labels: []Label{
 		{"a-b", "1"}, {"a.b", "2"}, {"domain", "x"}, {"le", "y"}, {"none", ""}, {"utf", "\xff"},
 	}})
 	for _, want := range []string{
 		`ratelimit_service_rate_limit_total_hits{a_b="1",domain="d",exported_a_b="2",exported_domain="x",exported_le="y",key1="k",utf="` + "\uFFFD" + `"} 1`,
 		`ratelimit_service_total_requests{a_b="1",domain="x",exported_a_b="2",exported_le="y",grpc_method="M",utf="` + "\uFFFD" + `"} 1`,
-		`ratelimitd_h_bucket{a_b="1",domain="x",exported_a_b="2",exported_le="y",utf="` + "\uFFFD" + `",le="1"} 1`,
+		`ratelimitd_backend_batch_size_bucket{a_b="1",domain="x",exported_a_b="2",exported_le="y",utf="` + "\uFFFD" + `",le="1"} 1`,
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("no line %s in\n%s", want, strings.Join(got, "\n"))

@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"cmp"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,41 +11,19 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Names of series, in the forms of Prometheus and of statsd.
-const (
-	rulePrefix = "ratelimit_service_rate_limit_"
-	ruleStatsd = "ratelimit.service.rate_limit."
-
-	unlimitedMetric = "ratelimitd_unlimited_hits_total"
-	unlimitedStatsd = "ratelimitd.unlimited_hits."
-
-	errorPrefix = "ratelimit.service.call.should_rate_limit."
-	errorMetric = "ratelimit_service_should_rate_limit_error"
-
-	requestsMetric = "ratelimit_service_total_requests"
-	timeMetric     = "ratelimit_service_response_time_seconds"
-
-	help = "Counted since this process started."
-)
-
-// requestsName and timeName return the reference's names for the number of calls of a gRPC method and for their times.
-func requestsName(method string) string { return "ratelimit_server." + method + ".total_requests" }
-
-func timeName(method string) string { return "ratelimit_server." + method + ".response_time" }
-
 // ruleValues is the number of values that ruleStats yields.
 const ruleValues = 8
 
-// ruleStats yields the counters of a rule, each with the parts of its name in statsd form before and after the key.
-func ruleStats(c *Rule, yield func(before, after string, value uint64)) {
-	yield(ruleStatsd, ".total_hits", c.TotalHits.Load())
-	yield(ruleStatsd, ".over_limit", c.OverLimit.Load())
-	yield(ruleStatsd, ".near_limit", c.NearLimit.Load())
-	yield(ruleStatsd, ".within_limit", c.WithinLimit.Load())
-	yield(ruleStatsd, ".over_limit_with_local_cache", c.OverLimitWithLocalCache.Load())
-	yield(ruleStatsd, ".shadow_mode", c.ShadowMode.Load())
-	yield(ruleStatsd, ".total_negative_hits", c.TotalNegativeHits.Load())
-	yield(unlimitedStatsd, "", c.UnlimitedHits.Load())
+// ruleStats yields the counters of a rule.
+func ruleStats(c *Rule, yield func(m Metric, value uint64)) {
+	yield(TotalHits, c.TotalHits.Load())
+	yield(OverLimit, c.OverLimit.Load())
+	yield(NearLimit, c.NearLimit.Load())
+	yield(WithinLimit, c.WithinLimit.Load())
+	yield(OverLimitWithLocalCache, c.OverLimitWithLocalCache.Load())
+	yield(ShadowMode, c.ShadowMode.Load())
+	yield(TotalNegativeHits, c.TotalNegativeHits.Load())
+	yield(UnlimitedHits, c.UnlimitedHits.Load())
 }
 
 // PrometheusConfig says how a registry is shown to Prometheus. The zero value shows it as the reference does.
@@ -81,10 +58,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	} else {
 		c.r.collect(s)
 	}
-	for name, h := range c.r.allHistograms() {
+	for metric, h := range c.r.allHistograms() {
 		var m dto.Metric
 		if h.h.Write(&m) == nil { // it never fails
-			s.histograms[identify(metricName(name))] = m.GetHistogram()
+			row := &c.r.rows[metric]
+			s.histograms[s.of(row, row.Name)] = m.GetHistogram()
 		}
 	}
 	s.send(out)
@@ -94,25 +72,22 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 func (r *Registry) collect(s *exposition) {
 	now := r.read()
 	for _, c := range now.rules {
-		s.addRule(c)
+		s.addRule(r.rows, c)
 	}
 	for _, n := range now.counters {
 		if !shown(n) {
 			continue
 		}
-		name, labels := metricName(n.name), n.labels
-		if kind, ok := strings.CutPrefix(n.name, errorPrefix); ok {
-			name, labels = errorMetric, []Label{{"err_type", kind}}
-		}
-		s.count(float64(n.value), name, labels...)
+		s.counts[s.of(n.row, n.shownAs(), n.labels...)] += float64(n.value)
 	}
 	for _, g := range now.gauges {
-		s.gauges[identify(metricName(g.name), g.labels...)] += g.value
+		s.gauges[s.of(g.row, g.shownAs(), g.labels...)] += g.value
 	}
+	requests, times := &r.rows[TotalRequests], &r.rows[ResponseTime]
 	for method, calls := range *r.calls.Load() {
 		l := Label{"grpc_method", method}
-		s.count(float64(calls.count()), requestsMetric, l)
-		s.histograms[identify(timeMetric, l)] = calls.histogram()
+		s.counts[s.of(requests, requests.Name, l)] += float64(calls.count())
+		s.histograms[s.of(times, times.Name, l)] = calls.histogram()
 	}
 }
 
@@ -148,7 +123,7 @@ type exposition struct {
 	gauges     map[identity]float64
 	histograms map[identity]*dto.Histogram
 	summaries  map[identity]*dto.Summary
-	help       map[string]string // by metric name; the others have the usual text
+	help       map[string]string // by metric name
 }
 
 func newExposition(labels []Label) *exposition {
@@ -162,23 +137,19 @@ func newExposition(labels []Label) *exposition {
 	}
 }
 
-// count adds to a counter.
-func (s *exposition) count(value float64, name string, labels ...Label) {
-	s.counts[identify(name, labels...)] += value
+// of identifies a metric that is shown under a name, and notes its help.
+func (s *exposition) of(r *Row, name string, labels ...Label) identity {
+	s.help[name] = r.Help
+	return identify(name, labels...)
 }
 
 // addRule adds the counters of a rule. Those that are 0 are not shown, because there are many.
-func (s *exposition) addRule(c *Rule) {
+func (s *exposition) addRule(rows *[metricCount]Row, c *Rule) {
 	labels := []Label{{"domain", c.Key.Domain}, {"key1", c.Key.Key1}, {"key2", c.Key.Key2}}
-	ruleStats(c, func(before, after string, value uint64) {
-		if value == 0 {
-			return
+	ruleStats(c, func(m Metric, value uint64) {
+		if value > 0 {
+			s.counts[s.of(&rows[m], rows[m].Name, labels...)] += float64(value)
 		}
-		name := unlimitedMetric
-		if before == ruleStatsd {
-			name = rulePrefix + after[1:]
-		}
-		s.count(float64(value), name, labels...)
 	})
 }
 
@@ -198,14 +169,14 @@ func (s *exposition) send(out chan<- prometheus.Metric) {
 }
 
 // metric adds the labels to a value.
-func (s *exposition) metric(k identity, value *dto.Metric) *metric {
+func (s *exposition) metric(k identity, value *dto.Metric) *scraped {
 	var pairs []*dto.LabelPair
 	parts := strings.Split(k.joined, "\x00")
 	for i := 0; i+1 < len(parts); i += 2 {
 		pairs = append(pairs, &dto.LabelPair{Name: new(parts[i]), Value: new(parts[i+1])})
 	}
 	value.Label = withLabels(pairs, s.labels)
-	return &metric{prometheus.NewDesc(k.name, cmp.Or(s.help[k.name], help), nil, nil), value}
+	return &scraped{prometheus.NewDesc(k.name, s.help[k.name], nil, nil), value}
 }
 
 // withLabels adds labels to those of a series. If the series has a label of that name, or the name has a meaning for
@@ -229,15 +200,15 @@ func withLabels(pairs []*dto.LabelPair, labels []Label) []*dto.LabelPair {
 	return pairs
 }
 
-// metric is a value that was read.
-type metric struct {
+// scraped is a value that was read.
+type scraped struct {
 	desc  *prometheus.Desc
 	value *dto.Metric
 }
 
-func (m *metric) Desc() *prometheus.Desc { return m.desc }
+func (m *scraped) Desc() *prometheus.Desc { return m.desc }
 
-func (m *metric) Write(out *dto.Metric) error {
+func (m *scraped) Write(out *dto.Metric) error {
 	out.Label, out.Counter, out.Gauge = m.value.Label, m.value.Counter, m.value.Gauge
 	out.Histogram, out.Summary = m.value.Histogram, m.value.Summary
 	return nil

@@ -69,8 +69,8 @@ func TestPrometheus(t *testing.T) {
 		`ratelimit_service_response_time_seconds_sum{grpc_method="ShouldRateLimit"} 0.023`,
 		`ratelimit_service_should_rate_limit_error{err_type="redis_error"} 3`,
 		`ratelimit_service_total_requests{grpc_method="ShouldRateLimit"} 2`,
-		`ratelimitd_keys 1.5`,
-		`ratelimitd_old{x="y"} 2`,
+		`ratelimitd_backend_breaker_state{node="y"} 2`,
+		`ratelimitd_memory_keys 1.5`,
 		`ratelimitd_override_ignored_total{domain="my.domain",reason="invalid"} 1`,
 		`ratelimitd_panics_total 0`, // before the first one
 		`ratelimitd_unlimited_hits_total{domain="shop",key1="free"} 6`,

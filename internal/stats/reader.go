@@ -58,13 +58,13 @@ func (d *Reader) Read(yield func(Sample) bool) {
 	for _, s := range now.counters {
 		if n := s.value - min(s.value, d.counters[s.id]); n > 0 {
 			d.counters[s.id] = s.value
-			if !yield(Sample{Kind: Count, Name: s.name, Labels: s.labels, N: n}) {
+			if !yield(Sample{Kind: Count, Name: s.name, Labels: s.tags, N: n}) {
 				return
 			}
 		}
 	}
 	for _, s := range now.gauges {
-		if !yield(Sample{Kind: Gauge, Name: s.name, Labels: s.labels, Value: s.value, N: 1}) {
+		if !yield(Sample{Kind: Gauge, Name: s.name, Labels: s.tags, Value: s.value, N: 1}) {
 			return
 		}
 	}
@@ -96,12 +96,12 @@ func (d *Reader) readRule(c *Rule, yield func(Sample) bool) (more bool) {
 	}
 	i := 0
 	more = true
-	ruleStats(c, func(before, after string, now uint64) {
+	ruleStats(c, func(m Metric, now uint64) {
 		told := &seen[i]
 		i++
 		if n := now - min(now, *told); n > 0 && more {
 			*told = now
-			more = yield(Sample{Kind: Count, Name: before + c.Key.Text + after, N: n})
+			more = yield(Sample{Kind: Count, Name: d.registry.rows[m].named(c.Key.Text), N: n})
 		}
 	})
 	return more
@@ -125,9 +125,10 @@ func (d *Reader) readCalls(method string, c *calls) {
 		return
 	}
 	*seen = now
-	d.rest = append(d.rest, Sample{Kind: Count, Name: requestsName(method), N: total})
+	d.rest = append(d.rest, Sample{Kind: Count, Name: d.registry.rows[TotalRequests].named(method), N: total})
 	from, to := c.ends()
+	name := d.registry.rows[ResponseTime].named(method)
 	for i, n := range spread(fresh[:], maxTimings) {
-		d.rest = append(d.rest, Sample{Kind: Timing, Name: timeName(method), Value: (from[i] + to[i]) / 2 * c.unit.milliseconds, N: n})
+		d.rest = append(d.rest, Sample{Kind: Timing, Name: name, Value: (from[i] + to[i]) / 2 * c.unit.milliseconds, N: n})
 	}
 }

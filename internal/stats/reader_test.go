@@ -34,7 +34,7 @@ func TestReaderTellsEachCountOnce(t *testing.T) {
 			case 1:
 				r.Rule(NewKey("d", "a")).TotalHits.Add(n)
 			case 2:
-				r.Counter("c").Add(n)
+				r.Counter(GiveBackErrorsTotal).Add(n)
 			case 3:
 				for range n {
 					r.ObserveCall("m", float64(n)/1000)
@@ -45,14 +45,14 @@ func TestReaderTellsEachCountOnce(t *testing.T) {
 			}
 		}
 		for c := range maps.Values(r.rules) {
-			ruleStats(c, func(before, after string, n uint64) {
+			ruleStats(c, func(m Metric, n uint64) {
 				if n > 0 {
-					want[before+c.Key.Text+after] = n
+					want[r.rows[m].named(c.Key.Text)] = n
 				}
 			})
 		}
-		if n := r.Counter("c").Load(); n > 0 {
-			want["c"] = n
+		if n := r.Counter(GiveBackErrorsTotal).Load(); n > 0 {
+			want["ratelimitd.give_back_errors_total"] = n
 		}
 		for method, c := range *r.calls.Load() {
 			want["ratelimit_server."+method+".total_requests"] = c.count()

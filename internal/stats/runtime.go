@@ -37,27 +37,27 @@ func Runtime() func(*Values) {
 func tellRuntime(v *Values, read map[string]float64) {
 	inUse := read["/memory/classes/heap/objects:bytes"] + read["/memory/classes/heap/unused:bytes"]
 	idle := read["/memory/classes/heap/free:bytes"] + read["/memory/classes/heap/released:bytes"]
-	v.Gauge("ratelimit.go.alloc", read["/memory/classes/heap/objects:bytes"])
-	v.Gauge("ratelimit.go.sys", read["/memory/classes/total:bytes"])
-	v.Gauge("ratelimit.go.heapAlloc", read["/memory/classes/heap/objects:bytes"])
-	v.Gauge("ratelimit.go.heapSys", inUse+idle)
-	v.Gauge("ratelimit.go.heapIdle", idle)
-	v.Gauge("ratelimit.go.heapInuse", inUse)
-	v.Gauge("ratelimit.go.heapReleased", read["/memory/classes/heap/released:bytes"])
-	v.Gauge("ratelimit.go.heapObjects", read["/gc/heap/objects:objects"])
-	v.Gauge("ratelimit.go.nextGC", read["/gc/heap/goal:bytes"])
-	v.Gauge("ratelimit.go.numGoroutine", read["/sched/goroutines:goroutines"])
+	v.Gauge(GoAlloc, read["/memory/classes/heap/objects:bytes"])
+	v.Gauge(GoSys, read["/memory/classes/total:bytes"])
+	v.Gauge(GoHeapAlloc, read["/memory/classes/heap/objects:bytes"])
+	v.Gauge(GoHeapSys, inUse+idle)
+	v.Gauge(GoHeapIdle, idle)
+	v.Gauge(GoHeapInuse, inUse)
+	v.Gauge(GoHeapReleased, read["/memory/classes/heap/released:bytes"])
+	v.Gauge(GoHeapObjects, read["/gc/heap/objects:objects"])
+	v.Gauge(GoNextGC, read["/gc/heap/goal:bytes"])
+	v.Gauge(GoNumGoroutine, read["/sched/goroutines:goroutines"])
 	if all := read["/cpu/classes/total:cpu-seconds"]; all > 0 {
-		v.Gauge("ratelimit.go.gcCPUPercent", float64(int(100*read["/cpu/classes/gc/total:cpu-seconds"]/all)))
+		v.Gauge(GoGCCPUPercent, float64(int(100*read["/cpu/classes/gc/total:cpu-seconds"]/all)))
 	}
-	v.Counter("ratelimit.go.totalAlloc", uint64(read["/gc/heap/allocs:bytes"]))
-	v.Counter("ratelimit.go.mallocs", uint64(read["/gc/heap/allocs:objects"]))
-	v.Counter("ratelimit.go.frees", uint64(read["/gc/heap/frees:objects"]))
+	v.Counter(GoTotalAlloc, uint64(read["/gc/heap/allocs:bytes"]))
+	v.Counter(GoMallocs, uint64(read["/gc/heap/allocs:objects"]))
+	v.Counter(GoFrees, uint64(read["/gc/heap/frees:objects"]))
 	var gc debug.GCStats
 	debug.ReadGCStats(&gc)
 	if gc.NumGC > 0 {
-		v.Gauge("ratelimit.go.lastGC", float64(gc.LastGC.UnixNano()))
+		v.Gauge(GoLastGC, float64(gc.LastGC.UnixNano()))
 	}
-	v.Counter("ratelimit.go.pauseTotalNs", uint64(gc.PauseTotal))
-	v.Counter("ratelimit.go.numGC", uint64(gc.NumGC))
+	v.Counter(GoPauseTotal, uint64(gc.PauseTotal))
+	v.Counter(GoNumGC, uint64(gc.NumGC))
 }

@@ -1,9 +1,10 @@
 // Package stats is a registry of counters. Code that counts holds a pointer to an atomic and adds to it; sinks read the
 // atomics whenever they like, so counting never waits for reporting.
 //
-// A counter is identified by the name that envoyproxy/ratelimit gives it, in statsd form; those of rules are kept by
-// [Key], which remembers where the levels of the name begin, so that dots in a value never shift a label. Nothing is
-// ever removed: code that makes keys from what clients send has to bound them.
+// What there is to count is in one table, table.go: a counter is identified by its [Metric] and the values of its labels.
+// Names are envoyproxy/ratelimit's, in statsd form, where it has the metric. Counters of rules are kept by [Key], which
+// remembers where the levels of the name begin, so that dots in a value never shift a label. Nothing is ever removed: code
+// that makes keys from what clients send has to bound them.
 package stats
 
 import (
@@ -11,7 +12,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 )
@@ -53,21 +53,14 @@ type Rule struct {
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.
 type Registry struct {
 	unit       unit // of the response times
+	rows       *[metricCount]Row
 	mu         sync.RWMutex
 	rules      map[Key]*Rule
 	counters   map[string]*series[*Counter]
 	gauges     map[string]*series[func() float64]
 	sources    []func(*Values)
-	histograms map[string]*Histogram
+	histograms map[Metric]*Histogram
 	calls      atomic.Pointer[map[string]*calls] // by gRPC method; copied when one is added
-}
-
-// series is a name in statsd form, with labels.
-type series[T any] struct {
-	name   string
-	labels []Label
-	id     string // unique
-	value  T
 }
 
 // Label is a name and a value that distinguish series of the same name. Statsd calls it a tag.
@@ -83,10 +76,11 @@ func NewMilliseconds() *Registry { return newRegistry(inMilliseconds()) }
 func newRegistry(u unit) *Registry {
 	r := &Registry{
 		unit:       u,
+		rows:       rows(),
 		rules:      make(map[Key]*Rule),
 		counters:   make(map[string]*series[*Counter]),
 		gauges:     make(map[string]*series[func() float64]),
-		histograms: make(map[string]*Histogram),
+		histograms: make(map[Metric]*Histogram),
 	}
 	r.calls.Store(&map[string]*calls{})
 	return r
@@ -104,14 +98,13 @@ func (r *Registry) Rule(k Key) *Rule {
 	return c
 }
 
-// Counter returns the counter with a name in statsd form, such as ratelimit.service.config_load_success, and labels
-// given as name, value, name, value. The same arguments always give the same pointer. Prometheus sees it from then on,
-// at 0, so that the first event is an increase; but those below ratelimit.service, as with envoyproxy/ratelimit, once
-// they have counted something.
-func (r *Registry) Counter(name string, labels ...string) *Counter {
+// Counter returns the counter of a metric, whose labels have the given values, in the order of its row. The same arguments
+// always give the same pointer. Prometheus sees it from then on, at 0, so that the first event is an increase; but those
+// below ratelimit.service, as with envoyproxy/ratelimit, once they have counted something.
+func (r *Registry) Counter(m Metric, values ...string) *Counter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := newSeries(name, labels, new(Counter))
+	s := newSeries(&r.rows[m], values, new(Counter))
 	if known, ok := r.counters[s.id]; ok {
 		return known.value
 	}
@@ -119,29 +112,30 @@ func (r *Registry) Counter(name string, labels ...string) *Counter {
 	return s.value
 }
 
-// Gauge registers a value that is read whenever a sink wants it. A second one with the same name and labels replaces
-// the first.
-func (r *Registry) Gauge(name string, read func() float64, labels ...string) {
+// Gauge registers a value that is read whenever a sink wants it. A second one of the same metric and with the same values
+// of its labels replaces the first.
+func (r *Registry) Gauge(m Metric, read func() float64, values ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := newSeries(name, labels, read)
+	s := newSeries(&r.rows[m], values, read)
 	r.gauges[s.id] = s
 }
 
-// Values receives the values of a source. Names are in statsd form.
+// Values receives the values of a source.
 type Values struct {
+	rows     *[metricCount]Row
 	counters []*series[uint64]
 	gauges   []*series[float64]
 }
 
-// Counter reports a sum since the start of the process. Labels are given as name, value, name, value.
-func (v *Values) Counter(name string, sum uint64, labels ...string) {
-	v.counters = append(v.counters, newSeries(name, labels, sum))
+// Counter reports a sum since the start of the process.
+func (v *Values) Counter(m Metric, sum uint64, values ...string) {
+	v.counters = append(v.counters, newSeries(&v.rows[m], values, sum))
 }
 
 // Gauge reports a current value.
-func (v *Values) Gauge(name string, value float64) {
-	v.gauges = append(v.gauges, newSeries(name, nil, value))
+func (v *Values) Gauge(m Metric, value float64) {
+	v.gauges = append(v.gauges, newSeries(&v.rows[m], nil, value))
 }
 
 // Source registers a function that is called each time a sink reads. It is for values that are cheap to get together,
@@ -154,25 +148,7 @@ func (r *Registry) Source(read func(*Values)) {
 
 // BuildInfo registers the gauge ratelimitd_build_info, whose labels give the version.
 func (r *Registry) BuildInfo(version string) {
-	r.Gauge("ratelimitd.build_info", func() float64 { return 1 }, "goversion", runtime.Version(), "version", version)
-}
-
-// newSeries pairs up the labels, of which an odd last one gets an empty value, and sorts them by name.
-func newSeries[T any](name string, labels []string, value T) *series[T] {
-	s := &series[T]{name: name, value: value}
-	for pair := range slices.Chunk(labels, 2) {
-		l := Label{Name: pair[0]}
-		if len(pair) == 2 {
-			l.Value = pair[1]
-		}
-		s.labels = append(s.labels, l)
-	}
-	SortLabels(s.labels)
-	s.id = name
-	for _, l := range s.labels {
-		s.id += strconv.Quote(l.Name) + strconv.Quote(l.Value)
-	}
-	return s
+	r.Gauge(BuildInfo, func() float64 { return 1 }, runtime.Version(), version)
 }
 
 // SortLabels sorts labels by name.
@@ -195,12 +171,12 @@ func (r *Registry) read() reading {
 	sources := slices.Clone(r.sources)
 	r.mu.RUnlock()
 	for _, s := range counters {
-		now.counters = append(now.counters, &series[uint64]{s.name, s.labels, s.id, s.value.Load()})
+		now.counters = append(now.counters, reread(s, s.value.Load()))
 	}
 	for _, s := range gauges {
-		now.gauges = append(now.gauges, &series[float64]{s.name, s.labels, s.id, s.value()})
+		now.gauges = append(now.gauges, reread(s, s.value()))
 	}
-	var v Values
+	v := Values{rows: r.rows}
 	for _, read := range sources {
 		read(&v)
 	}

@@ -39,7 +39,7 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 		wg.Go(func() {
 			for i := range 1000 {
 				r.Rule(NewKey("d", fmt.Sprint(i%10))).TotalHits.Add(1)
-				r.Counter("c", "i", fmt.Sprint(i%10)).Add(1)
+				r.Counter(XDSEventsTotal, fmt.Sprint(i%10)).Add(1)
 				r.ObserveCall(fmt.Sprint("m", i%10), 0.001)
 			}
 		})
@@ -49,7 +49,7 @@ func TestCounterOfManyGoroutines(t *testing.T) {
 		if n := r.Rule(NewKey("d", fmt.Sprint(i))).TotalHits.Load(); n != 800 {
 			t.Errorf("rule %d counts %d hits, want 800", i, n)
 		}
-		if n := r.Counter("c", "i", fmt.Sprint(i)).Load(); n != 800 {
+		if n := r.Counter(XDSEventsTotal, fmt.Sprint(i)).Load(); n != 800 {
 			t.Errorf("counter %d is at %d, want 800", i, n)
 		}
 		if n := (*r.calls.Load())[fmt.Sprint("m", i)].count(); n != 800 {
@@ -86,10 +86,11 @@ func TestSameCounter(t *testing.T) {
 	if again := r.Rule(NewKey("d", "a")); first != again {
 		t.Error("one key has two rules")
 	}
-	if r.Counter("c", "a", "1", "b", "2") != r.Counter("c", "b", "2", "a", "1") {
-		t.Error("the order of labels makes another counter")
+	ignored := r.Counter(OverrideIgnoredTotal, "1", "2")
+	if again := r.Counter(OverrideIgnoredTotal, "1", "2"); ignored != again {
+		t.Error("the same values have two counters")
 	}
-	if r.Counter("c", "a", "1.2") == r.Counter("c", "a", "1_2") {
+	if r.Counter(XDSEventsTotal, "1.2") == r.Counter(XDSEventsTotal, "1_2") {
 		t.Error("two values of a label have one counter")
 	}
 }
@@ -125,16 +126,16 @@ func filled() *Registry {
 	r.Rule(NewKey("shop", "bad_\xff")).TotalHits.Add(1)
 	r.Rule(NewKey("shop", "bad_\xfe")).TotalHits.Add(1)
 	r.Rule(NewKey("shop", "never"))
-	r.Counter("ratelimit.service.config_load_success").Add(2)
-	r.Counter("ratelimit.service.config_load_error")
-	r.Counter("ratelimit.service.call.should_rate_limit.redis_error").Add(3)
-	r.Counter("ratelimit.service.rate_limit.no-where.domain_not_found").Add(1)
-	r.Counter("ratelimit.service.rate_limit.no.where.domain_not_found").Add(1)
-	r.Counter("ratelimitd.override_ignored_total", "reason", "invalid", "domain", "my.domain").Add(1)
-	r.Counter("ratelimitd.panics_total")
-	r.Gauge("ratelimitd.keys", func() float64 { return 1.5 })
-	r.Gauge("ratelimitd.old", func() float64 { return 1 }, "x", "y")
-	r.Gauge("ratelimitd.old", func() float64 { return 2 }, "x", "y")
+	r.Counter(ConfigLoadSuccess).Add(2)
+	r.Counter(ConfigLoadError)
+	r.Counter(ShouldRateLimitError, "redis_error").Add(3)
+	r.Counter(DomainNotFound, "no-where").Add(1)
+	r.Counter(DomainNotFound, "no.where").Add(1)
+	r.Counter(OverrideIgnoredTotal, "my.domain", "invalid").Add(1)
+	r.Counter(PanicsTotal)
+	r.Gauge(MemoryKeys, func() float64 { return 1.5 })
+	r.Gauge(BackendBreakerState, func() float64 { return 1 }, "y")
+	r.Gauge(BackendBreakerState, func() float64 { return 2 }, "y")
 	r.ObserveCall("ShouldRateLimit", 0.003)
 	r.ObserveCall("ShouldRateLimit", 0.02)
 	return r
@@ -159,8 +160,8 @@ ratelimit.service.rate_limit.shop.user.over_limit: 2
 ratelimit.service.rate_limit.shop.user.total_hits: 5
 ratelimit.service.rate_limit.shop.user.within_limit: 3
 ratelimit_server.ShouldRateLimit.total_requests: 2
-ratelimitd.keys: 1.5
-ratelimitd.old.__x=y: 2
+ratelimitd.backend_breaker_state.__node=y: 2
+ratelimitd.memory.keys: 1.5
 ratelimitd.override_ignored_total.__domain=my_domain.__reason=invalid: 1
 ratelimitd.panics_total: 0
 ratelimitd.unlimited_hits.shop.free: 6

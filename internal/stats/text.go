@@ -14,24 +14,24 @@ func (r *Registry) WriteText(w io.Writer) error {
 	now := r.read()
 	counts := make(map[string]uint64)
 	for _, c := range now.rules {
-		ruleStats(c, func(before, after string, value uint64) {
+		ruleStats(c, func(m Metric, value uint64) {
 			if value > 0 {
-				counts[OneLine(before+c.Key.Text+after)] += value
+				counts[OneLine(r.rows[m].named(c.Key.Text))] += value
 			}
 		})
 	}
 	for _, s := range now.counters {
-		counts[OneLine(TagName(s.name, s.labels))] += s.value
+		counts[OneLine(TagName(s.name, s.tags))] += s.value
 	}
 	for method, calls := range *r.calls.Load() {
-		counts[OneLine(requestsName(method))] += calls.count()
+		counts[OneLine(r.rows[TotalRequests].named(method))] += calls.count()
 	}
 	lines := make(map[string]string, len(counts)+len(now.gauges))
 	for name, n := range counts {
 		lines[name] = strconv.FormatUint(n, 10)
 	}
 	for _, s := range now.gauges {
-		lines[OneLine(TagName(s.name, s.labels))] = strconv.FormatFloat(s.value, 'f', -1, 64)
+		lines[OneLine(TagName(s.name, s.tags))] = strconv.FormatFloat(s.value, 'f', -1, 64)
 	}
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(lines)) {

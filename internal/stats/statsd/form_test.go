@@ -32,7 +32,7 @@ func TestDogStatsD(t *testing.T) {
 		Mogrifiers: []Mogrifier{
 			mogrifier(t, `^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)\.(.*)$`, "ratelimit.$4", stats.Label{Name: "domain", Value: "$1"}, stats.Label{Name: "key", Value: "$2/$3"}),
 			mogrifier(t, `service`, "never.$0"), // applies only if the first does not match
-			mogrifier(t, `^ratelimit\.half$`, "cut:|in\ntwo", stats.Label{Name: "cut", Value: "a,b|c"}),
+			mogrifier(t, `^ratelimit\.localcache\.entryCount$`, "cut:|in\ntwo", stats.Label{Name: "cut", Value: "a,b|c"}),
 		},
 	})
 	tags := "|#service:rl,version:1.2.3,env:x,zone:a_b"
@@ -41,7 +41,7 @@ func TestDogStatsD(t *testing.T) {
 		"never.service:1|c" + tags,
 		"ratelimit.go.numGC:9|c" + tags,
 		"ratelimit.go.numGoroutine:8|g" + tags,
-		"ratelimit.less:0|g" + tags,
+		"ratelimit.localcache.hitCount:0|g" + tags,
 		"ratelimit.near_limit:1|c" + tags + ",domain:shop,key:user_u1/path",
 		"ratelimit.over_limit:2|c" + tags + ",domain:shop,key:user_u1/path",
 		"ratelimit.redis_pool.cx_active:2|g" + tags,

@@ -190,15 +190,15 @@ func counted() *stats.Registry {
 	r.Rule(stats.NewKey("shop", "free")).UnlimitedHits.Add(7)
 	r.Rule(stats.NewKey("shop", "never"))
 	r.Rule(stats.NewKey("my.shop", "ip_10.0.0.1", "x:1|c")).ShadowMode.Add(1)
-	r.Counter("ratelimit.service.config_load_success").Add(1)
-	r.Counter("ratelimit.service.config_load_error")
-	r.Counter("ratelimitd.override_ignored_total", "reason", "invalid", "domain", "my.domain").Add(4)
-	r.Gauge("ratelimit.redis_pool.cx_active", func() float64 { return 2 })
-	r.Gauge("ratelimit.half", func() float64 { return 0.5 })
-	r.Gauge("ratelimit.less", func() float64 { return -1 })
+	r.Counter(stats.ConfigLoadSuccess).Add(1)
+	r.Counter(stats.ConfigLoadError)
+	r.Counter(stats.OverrideIgnoredTotal, "my.domain", "invalid").Add(4)
+	r.Gauge(stats.RedisPoolActive, func() float64 { return 2 })
+	r.Gauge(stats.LocalCacheEntryCount, func() float64 { return 0.5 })
+	r.Gauge(stats.LocalCacheHitCount, func() float64 { return -1 })
 	r.Source(func(v *stats.Values) {
-		v.Counter("ratelimit.go.numGC", 9)
-		v.Gauge("ratelimit.go.numGoroutine", 8)
+		v.Counter(stats.GoNumGC, 9)
+		v.Gauge(stats.GoNumGoroutine, 8)
 	})
 	r.ObserveCall("ShouldRateLimit", 0.0125)
 	return r
@@ -209,8 +209,8 @@ func want(tag string) []string {
 	return []string{
 		"ratelimit.go.numGC" + tag + ":9|c",
 		"ratelimit.go.numGoroutine" + tag + ":8|g",
-		"ratelimit.half" + tag + ":0.5|g",
-		"ratelimit.less" + tag + ":0|g",
+		"ratelimit.localcache.entryCount" + tag + ":0.5|g",
+		"ratelimit.localcache.hitCount" + tag + ":0|g",
 		"ratelimit.redis_pool.cx_active" + tag + ":2|g",
 		"ratelimit.service.config_load_success" + tag + ":1|c",
 		"ratelimit.service.rate_limit.my.shop.ip_10_0_0_1.x_1_c.shadow_mode" + tag + ":1|c",
@@ -291,7 +291,7 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 			got := l.lines()[15:]
 			slices.Sort(got)
 			if d := cmp.Diff([]string{
-				"ratelimit.go.numGoroutine:8|g", "ratelimit.half:0.5|g", "ratelimit.less:0|g", "ratelimit.redis_pool.cx_active:2|g",
+				"ratelimit.go.numGoroutine:8|g", "ratelimit.localcache.entryCount:0.5|g", "ratelimit.localcache.hitCount:0|g", "ratelimit.redis_pool.cx_active:2|g",
 				"ratelimit.service.rate_limit.shop.user_u1.path.total_hits:3|c",
 			}, got); d != "" {
 				t.Errorf("the last flush (-want +got):\n%s", d)
@@ -320,14 +320,14 @@ func TestReconnect(t *testing.T) {
 	t.Parallel()
 	address := filepath.Join(t.TempDir(), "s") // a socket, because a port could be taken in the meantime, even by the dialer itself
 	r := stats.New()
-	n := r.Counter("n")
+	n := r.Counter(stats.PanicsTotal)
 	n.Add(1)
 	var log buffer
 	run(t, r, &log, Config{Network: "unix", Address: address, Interval: time.Millisecond, Retry: time.Millisecond})
 	eventually(t, "a line that nobody listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
 	n.Add(10)
 	l := listenStream(t, "unix", address)
-	eventually(t, "both counts", func() bool { return sum(l.lines(), "n") == 11 })
+	eventually(t, "both counts", func() bool { return sum(l.lines(), "ratelimitd.panics_total") == 11 })
 	l.close()
 	opened := l.opened
 	eventually(t, "the end of the connection", func() bool { // a closed connection is noticed even if there is nothing to send
@@ -335,7 +335,7 @@ func TestReconnect(t *testing.T) {
 		defer ln.close()
 		eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
 		n.Add(100)
-		eventually(t, "what came on top", func() bool { return sum(ln.lines(), "n") == 100 })
+		eventually(t, "what came on top", func() bool { return sum(ln.lines(), "ratelimitd.panics_total") == 100 })
 		return true
 	})
 	if opened != 1 {
@@ -356,7 +356,7 @@ func TestNobodyListens(t *testing.T) {
 			stop := run(t, r, &log, Config{Network: network, Address: nobody, Interval: time.Millisecond, Retry: time.Millisecond})
 			eventually(t, "a line in the log", func() bool { return strings.Contains(log.String(), "USE_STATSD=false") })
 			for range 100 {
-				r.Counter("n").Add(1)
+				r.Counter(stats.PanicsTotal).Add(1)
 				time.Sleep(time.Millisecond)
 			}
 			if took := stop(); took > patience {
@@ -438,7 +438,7 @@ func TestG8NoInjection(t *testing.T) {
 		r := stats.New()
 		for _, v := range []string{"a\nb:1|c", "\r\nx:9|g", "\u2028y:1|c", "a|@0.1|#t:v,u", "\x00\x1b[31m", "a:b|c", "\xff\n\xfe"} {
 			r.Rule(stats.NewKey("evil", "k_"+v)).TotalHits.Add(1)
-			r.Counter("evil.label", "domain", v).Add(1)
+			r.Counter(stats.XDSEventsTotal, v).Add(1)
 		}
 		stop := run(t, r, t.Output(), Config{Network: "tcp", Address: l.address, Interval: time.Hour, Dog: dog})
 		eventually(t, "the lines", func() bool { return len(l.lines()) >= 14 })
@@ -446,7 +446,7 @@ func TestG8NoInjection(t *testing.T) {
 		for _, line := range l.lines() {
 			name, value, _ := strings.Cut(line, ":")
 			value, tags, _ := strings.Cut(value, "|#")
-			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name, ".total_hits") || strings.HasPrefix(name, "evil.label")
+			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name, ".total_hits") || strings.HasPrefix(name, "ratelimitd.xds_events_total")
 			if !prefix || value != "1|c" || strings.ContainsAny(line, "\x00\x1b\r\u2028") || strings.Count(tags, ",") > 0 {
 				t.Errorf("bad line %q", line)
 			}
