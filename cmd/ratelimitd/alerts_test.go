@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/server"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -208,7 +211,7 @@ func redisDies(t *testing.T) []string {
 		}
 		d.until("the connections are gone", func() bool { return d.metric("ratelimitd_backend_connections") == 0 })
 		d.until("the breaker is shown as open", func() bool {
-			return d.metric(fmt.Sprintf("ratelimitd_backend_breaker_state{node=%q}", db.Addr())) == float64(breakerOpen)
+			return d.metric(fmt.Sprintf("ratelimitd_backend_breaker_state{node=%q}", db.Addr())) == 2 // open
 		})
 		d.until("a call fails", func() bool { return asked(t, client) == "Unavailable" })
 	})
@@ -316,20 +319,31 @@ func storePanics(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(endlessRules))
-	v := inProcess(t, "RUNTIME_ROOT="+dir, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "USE_STATSD=false")
-	v.store.Backend = panicking{v.store.Backend}
+	s, _, err := settings.Parse([]string{
+		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
+		"DRAIN_DELAY=0s", "RUNTIME_ROOT=" + dir, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "USE_STATSD=false",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{t: t}
+	v, err := server.New(t.Context(), s, server.Config{
+		Log: slog.New(slog.DiscardHandler), Stdout: &d.stdout, Store: func(b backend.Backend) backend.Backend { return panicking{b} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- v.run(ctx) }()
+	go func() { ended <- v.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	d := &daemon{t: t, at: map[string]string{
-		"GRPC": v.listeners.grpc.Addr().String(), "HTTP": v.listeners.http.Addr().String(), "DEBUG": v.listeners.debug.Addr().String(),
-	}}
+	d.until("it serves", func() bool { return strings.Contains(d.stdout.String(), "\ndebug ") })
+	d.at = addresses(d.stdout.String())
 	client := d.client()
 	return minutes(d, 1, func(int) {
 		if got := asked(t, client); got != "Internal" {

@@ -95,19 +95,11 @@ func summarize(dir string, set *descriptors.Set, files []descriptors.Source, pro
 		}
 	}
 	if set == nil {
-		return "", fmt.Errorf("%s: %s in %s", dir, count(len(problems)-warnings, "error"), count(len(files), "file"))
+		return "", fmt.Errorf("%s: %s in %s", dir, descriptors.CountText(len(problems)-warnings, "error"), descriptors.CountText(len(files), "file"))
 	}
 	rules := 0
 	for range set.Rules() {
 		rules++
 	}
-	return fmt.Sprintf("%s: ok, %s in %s, %s\n", dir, count(rules, "rule"), count(len(files), "file"), count(warnings, "warning")), nil
-}
-
-// count returns n things in words.
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return fmt.Sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/server"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -87,13 +89,15 @@ func (p *program) referenceKeys() bool {
 
 // storeCheck returns a function that finds what the store does not support in rules; nil if it supports everything.
 func (p *program) storeCheck() func(*descriptors.Set) descriptors.Problems {
+	var s settings.Settings
+	s.Backend.Type = "redis"
 	switch {
 	case p.onMemcached():
-		return onlyFixedWindows(inMemcached)
+		s.Backend.Type = "memcache"
 	case p.referenceKeys():
-		return onlyFixedWindows(inReference)
+		s.Redis.KeyFormat = "reference"
 	}
-	return nil
+	return server.Unsupported(&s)
 }
 
 // overridden reports whether the limit that d brings along is used.

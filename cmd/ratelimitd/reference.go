@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"google.golang.org/grpc"
 
+	"github.com/ratelimitd/ratelimitd/internal/server"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 )
@@ -234,7 +235,7 @@ func (a *referenceAsk) tracing(ctx context.Context, p *program) (options []grpc.
 	if a.protocol == "" {
 		return nil, func() {}, nil
 	}
-	t, err := tracing.New(ctx, tracing.Config{Service: "RateLimitClient", Protocol: a.protocol, Rate: 1, Log: newLogger(p.stderr, settings.Settings{})})
+	t, err := tracing.New(ctx, tracing.Config{Service: "RateLimitClient", Protocol: a.protocol, Rate: 1, Log: server.NewLogger(p.stderr, settings.Settings{})})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/server"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
@@ -42,28 +44,29 @@ func (p *program) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	log := newLogger(p.stderr, s)
+	log := server.NewLogger(p.stderr, s)
 	for _, notice := range notices {
 		log.Warn("note on a setting", "notice", notice)
-	}
-	if s.Backend.Assumed {
-		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",
-			"socket", s.Redis.URL, "hint", assumedHint)
 	}
 	if p.env("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
-	server, err := newServer(ctx, s, log)
+	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release()})
 	if err != nil {
 		return err
 	}
-	server.announce(p)
-	return server.run(ctx)
+	return untilSignal(ctx, v)
 }
 
-// assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
-const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memory tries this without one; BACKEND_TYPE=redis keeps the default, and this line away"
+// command returns the name under which this program takes commands: started as ratelimit it takes none, but is
+// installed next to it as ratelimitd too.
+func (p *program) command() string {
+	if dir, base := filepath.Split(p.name); base == referenceServer {
+		return dir + "ratelimitd"
+	}
+	return p.name
+}
 
 // gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests produce mostly garbage, so the
 // collector's share of the CPU falls as this number rises: with 100,000 keys in memory a request took 12.9 µs with 100
@@ -71,9 +74,9 @@ const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memor
 // five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
 const gcPercent = 400
 
-// run runs the tasks until SIGINT, SIGTERM or ctx ends them. A second signal ends the process at once. SIGHUP reloads
-// the rules.
-func (s *server) run(ctx context.Context) error {
+// untilSignal runs v until SIGINT, SIGTERM or ctx ends it. A second signal ends the process at once. SIGHUP reloads the
+// rules.
+func untilSignal(ctx context.Context, v *server.Server) error {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	ends, again := make(chan os.Signal, 2), make(chan os.Signal, 1)
@@ -95,17 +98,13 @@ func (s *server) run(ctx context.Context) error {
 				default:
 				}
 			case <-again:
-				s.watcher.Reload()
+				v.Reload()
 			case <-done:
 				return
 			}
 		}
 	}()
-	err := s.tasks.Run(ctx)
-	if closeErr := s.store.Close(); err == nil {
-		err = closeErr
-	}
-	return err
+	return v.Run(ctx)
 }
 
 // raise sends sig to this process, which no longer handles it and so ends.

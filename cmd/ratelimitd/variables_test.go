@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -19,17 +18,14 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
-	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
-	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 var without = flag.String("without", "", "play the scripts of TestVariables as if they did not set this variable; that must fail where they show it")
@@ -133,15 +129,19 @@ func TestEveryVariableIsShown(t *testing.T) {
 	}
 }
 
-// goTests are the tests of this package, each with the text of its file.
+// goTests are the tests of this package and of the server, each with the text of its file.
 func goTests(t *testing.T) map[string]string {
 	t.Helper()
-	files, err := filepath.Glob("*_test.go")
+	commands, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := filepath.Glob("../../internal/server/*_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tests := map[string]string{}
-	for _, file := range files {
+	for _, file := range append(commands, servers...) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -229,52 +229,6 @@ func dnsCommand(t *testing.T, ts *testscript.TestScript, args []string) {
 func mainWithDNS() {
 	net.DefaultResolver = memcachedtest.Resolver(os.Getenv("DNS"))
 	main()
-}
-
-// elsewhere is a listener to which all seem to come from another machine.
-type elsewhere struct{ net.Listener }
-
-func (l elsewhere) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	return stranger{c}, err
-}
-
-type stranger struct{ net.Conn }
-
-func (stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5} }
-
-// TestAdminToken: on another machine, the admin API answers callers that know the token of ADMIN_TOKEN_FILE.
-func TestAdminToken(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		env, token string
-		want       codes.Code
-	}{
-		{"ADMIN_TOKEN_FILE=", "sesame", codes.PermissionDenied},
-		{"ADMIN_TOKEN_FILE=" + file, "guess", codes.Unauthenticated},
-		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // which is the answer while there are no rules,
-	} {
-		v := inProcess(t, "ADMIN=true", tt.env)
-		v.listeners.grpc = elsewhere{v.listeners.grpc}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- v.run(ctx) }()
-		conn, err := grpc.NewClient(v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = adminv1.NewAdminServiceClient(conn).ListRules(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+tt.token), &adminv1.ListRulesRequest{})
-		if got := status.Code(err); got != tt.want {
-			t.Errorf("%s, token %s: %v, want %v", tt.env, tt.token, err, tt.want)
-		}
-		cancel()
-		if err := errors.Join(conn.Close(), <-ended); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 // seen is what a control plane was told by those who asked it.

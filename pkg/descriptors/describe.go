@@ -102,6 +102,14 @@ func limitFacts(l *engine.Limit) (out []fact) {
 // spanText is [SpanText] of a time of the engine.
 func spanText(m engine.Micros) string { return SpanText(time.Duration(m) * time.Microsecond) }
 
+// CountText returns n things in words.
+func CountText(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // SpanText returns a span of time as rules spell it, and as everything that people read does: 1m30s, 500ms, and 1h, for
 // which Go has 1h0m0s.
 func SpanText(d time.Duration) string {

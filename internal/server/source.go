@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // rulesSource provides rules, from files or from a control plane.
@@ -20,7 +21,7 @@ type rulesSource interface {
 }
 
 // takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
-func (v *server) takeRules(c configwatch.Config) {
+func (v *Server) takeRules(c configwatch.Config) {
 	if !v.overXDS() {
 		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, configwatch.New(v.log, c))
 		return
@@ -40,14 +41,14 @@ func (v *server) takeRules(c configwatch.Config) {
 }
 
 // overXDS reports whether rules come from a control plane.
-func (v *server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
+func (v *Server) overXDS() bool { return strings.HasPrefix(v.settings.Rules.Source, "GRPC_XDS_") }
 
 // origin returns in words where n sources of rules come from.
-func (v *server) origin(sources int) string {
+func (v *Server) origin(sources int) string {
 	if v.overXDS() {
-		return fmt.Sprintf("%s of the control plane at %s", count(sources, "resource"), v.settings.XDS.Server)
+		return fmt.Sprintf("%s of the control plane at %s", descriptors.CountText(sources, "resource"), v.settings.XDS.Server)
 	}
-	return fmt.Sprintf("%s in %s", count(sources, "file"), layout(&v.settings).Dir())
+	return fmt.Sprintf("%s in %s", descriptors.CountText(sources, "file"), layout(&v.settings).Dir())
 }
 
 func layout(s *settings.Settings) file.Layout {
@@ -60,7 +61,7 @@ func layout(s *settings.Settings) file.Layout {
 	}
 }
 
-func (v *server) xdsConfig() xds.Config {
+func (v *Server) xdsConfig() xds.Config {
 	s := &v.settings.XDS
 	return xds.Config{
 		Server:       s.Server,
@@ -84,7 +85,7 @@ func (v *server) xdsConfig() xds.Config {
 }
 
 // xdsEvent returns the counter of an event.
-func (v *server) xdsEvent(e xds.Event) *stats.Counter {
+func (v *Server) xdsEvent(e xds.Event) *stats.Counter {
 	return v.registry.Counter(stats.XDSEventsTotal, string(e))
 }
 

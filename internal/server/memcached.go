@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry
 		tried:          o.tried,
 		away:           o.away,
 		notReady:       o.notReady,
-		check:          onlyFixedWindows(inMemcached),
+		check:          Unsupported(s),
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
 	}, nil
 }

@@ -1,51 +1,52 @@
-package main
+package server
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net"
-	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// announce adds the task that says, once the rules are loaded, what is served and where: to people on stdout, or as one
-// line of the log if that is JSON.
-func (v *server) announce(p *program) {
-	v.tasks.Add(task.Func{Name: "announcing", Do: func(ctx context.Context) error {
-		select {
-		case <-v.watcher.First(): // however long that takes
-		case <-ctx.Done():
-			return nil
-		}
-		v.awaitStore(ctx)
-		if v.settings.Log.Format == "json" {
-			attrs := []any{
-				"version", version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
-				"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String(),
-			}
-			if why := v.away(); why != "" {
-				attrs = append(attrs, "away", why)
-			}
-			v.log.WarnContext(ctx, "serving", attrs...)
-		} else {
-			p.printf("%s", v.banner(p.command()))
-		}
-		<-ctx.Done()
+// announce says, once the rules are loaded, what is served and where: to people on stdout, or as one line of the log if
+// that is JSON. It returns when ctx ends.
+func (v *Server) announce(ctx context.Context) error {
+	select {
+	case <-v.watcher.First(): // however long that takes
+	case <-ctx.Done():
 		return nil
-	}})
+	}
+	v.awaitStore(ctx)
+	if v.settings.Log.Format == "json" {
+		attrs := []any{
+			"version", v.version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
+			"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String(),
+		}
+		if why := v.away(); why != "" {
+			attrs = append(attrs, "away", why)
+		}
+		v.log.WarnContext(ctx, "serving", attrs...)
+	} else {
+		_, _ = io.WriteString(v.config.Stdout, v.banner()) // what cannot be printed can be told nobody
+	}
+	<-ctx.Done()
+	return nil
 }
+
+// version returns the release and the version of Go.
+func (v *Server) version() string { return v.config.Release + " " + runtime.Version() }
 
 // storeKnown is how long, at most, the announcement waits until it is known whether the store is there.
 const storeKnown = 5 * time.Second
 
 // awaitStore waits until the store is connected, or has failed to connect.
-func (v *server) awaitStore(ctx context.Context) {
+func (v *Server) awaitStore(ctx context.Context) {
 	if v.store.tried == nil {
 		return
 	}
@@ -58,30 +59,21 @@ func (v *server) awaitStore(ctx context.Context) {
 	}
 }
 
-// command returns the name under which this program takes commands: started as ratelimit it takes none, but is
-// installed next to it as ratelimitd too.
-func (p *program) command() string {
-	if dir, base := filepath.Split(p.name); base == "ratelimit" {
-		return dir + "ratelimitd"
-	}
-	return p.name
-}
-
 // away returns why the store has no connection, or "" if it has one or needs none.
-func (v *server) away() string {
+func (v *Server) away() string {
 	if v.store.away == nil {
 		return ""
 	}
 	return v.store.away()
 }
 
-// banner returns what people are told at the start. name is the name under which the program takes commands.
-func (v *server) banner(name string) string {
+// banner returns what people are told at the start.
+func (v *Server) banner() string {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(&b, "%-8s "+format+"\n", append([]any{what}, args...)...)
 	}
-	fmt.Fprintf(&b, "ratelimitd %s\n", version())
+	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
 	if why := v.away(); why != "" {
 		line("", "away: %s; until there is one, on_failure decides (%s, where a rule says nothing else)", why, strings.ToLower(v.settings.Backend.OnFailure))
@@ -94,7 +86,7 @@ func (v *server) banner(name string) string {
 		for range set.Rules() {
 			rules++
 		}
-		line("rules", "%s from %s", count(rules, "rule"), v.origin(len(set.Files())))
+		line("rules", "%s from %s", descriptors.CountText(rules, "rule"), v.origin(len(set.Files())))
 	}
 	line("gRPC", "%s", v.listeners.grpc.Addr())
 	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
@@ -103,21 +95,21 @@ func (v *server) banner(name string) string {
 		line("metrics", "%s  %s", v.listeners.prometheus.Addr(), v.settings.Stats.PrometheusPath)
 	}
 	if set != nil {
-		b.WriteString(v.paste(set, name))
+		b.WriteString(v.paste(set))
 	}
 	return b.String()
 }
 
 // paste returns two calls to try, each of which matches a rule of the set.
-func (v *server) paste(set *descriptors.Set, name string) string {
+func (v *Server) paste(set *descriptors.Set) string {
 	domain, entries := example(set)
 	if entries == nil {
 		return ""
 	}
 	var pairs, objects []string
 	for _, e := range entries {
-		pairs = append(pairs, e.key+"="+e.value)
-		objects = append(objects, fmt.Sprintf(`{"key":%q,"value":%q}`, e.key, e.value))
+		pairs = append(pairs, fmt.Sprintf("%s=%s", e.Key, e.Value))
+		objects = append(objects, fmt.Sprintf(`{"key":%q,"value":%q}`, e.Key, e.Value))
 	}
 	addr := ""
 	if at := v.listeners.grpc.Addr(); at.Network() == "unix" {
@@ -134,7 +126,7 @@ func (v *server) paste(set *descriptors.Set, name string) string {
 	return fmt.Sprintf("\nTry, as often as you like:\n"+
 		`  curl -s http://%s/json -d '{"domain":%q,"descriptors":[{"entries":[%s]}]}'`+"\n"+
 		"  %s call %s%s %s\n",
-		reachable(v.listeners.http.Addr()), domain, strings.Join(objects, ","), name, addr, domain, strings.Join(pairs, ","))
+		reachable(v.listeners.http.Addr()), domain, strings.Join(objects, ","), v.config.Command, addr, domain, strings.Join(pairs, ","))
 }
 
 // reachable returns an address at which this machine can reach a listener on at.
@@ -152,7 +144,7 @@ func reachable(at net.Addr) string {
 
 // example returns a descriptor that matches a rule of the set: the first one for which a descriptor can be made from
 // the path. A path joins keys and values ambiguously, so candidates are tried.
-func example(set *descriptors.Set) (domain string, entries []entry) {
+func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) {
 	for d := range set.Domains() {
 		for r := range set.Rules() {
 			path, ok := strings.CutPrefix(r.Path, d.Name+".")
@@ -178,10 +170,9 @@ func plainWord(s string) string {
 }
 
 // guess finds entries for the remaining levels of a path, after those already found, that lead to r.
-func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []entry) []entry {
+func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []descriptors.Entry) []descriptors.Entry {
 	if len(levels) == 0 {
-		try := descriptor{entries: found}
-		if d.Match(try.keys()).Rule == r {
+		if d.Match(found).Rule == r {
 			return found
 		}
 		return nil
@@ -192,7 +183,7 @@ func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []
 		if i < len(level) {
 			value = strings.ReplaceAll(level[i+1:], "*", "x")
 		}
-		e := entry{level[:i], cmp.Or(value, "ann")}
+		e := descriptors.Entry{Key: []byte(level[:i]), Value: []byte(cmp.Or(value, "ann"))}
 		if all := guess(d, r, levels[1:], append(slices.Clip(found), e)); all != nil {
 			return all
 		}

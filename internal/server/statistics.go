@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"errors"
@@ -24,12 +24,12 @@ type statistics struct {
 }
 
 // newRegistry returns the registry, with the metrics of the process itself.
-func newRegistry(s *settings.Settings) *stats.Registry {
+func newRegistry(s *settings.Settings, release string) *stats.Registry {
 	r := stats.New()
 	if s.Stats.Milliseconds {
 		r = stats.NewMilliseconds()
 	}
-	r.BuildInfo(release())
+	r.BuildInfo(release)
 	r.Source(stats.Runtime())
 	r.Source(fromTheStart(r))
 	for _, t := range extraTags(s) {

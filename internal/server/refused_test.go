@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ func refusal(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Ve
 func refusedLogAt(w io.Writer, now *time.Time, values bool) *refusedLog {
 	var s settings.Settings
 	s.Log.Level, s.Log.Format = settings.Level(slog.LevelWarn), "json"
-	return &refusedLog{log: newLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
+	return &refusedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
 }
 
 func TestRefusalsAreSampled(t *testing.T) {
@@ -101,7 +101,7 @@ func TestRefusedValues(t *testing.T) {
 
 func TestRefusalsFromMany(t *testing.T) {
 	t.Parallel()
-	var b buffer
+	var b strings.Builder // the handler writes one line at a time
 	now := time.Unix(1_800_000_000, 0)
 	l := refusedLogAt(&b, &now, false)
 	var all sync.WaitGroup
@@ -122,13 +122,13 @@ func TestRefusalsFromMany(t *testing.T) {
 func TestRefusalsBelowTheLevelCostNothing(t *testing.T) {
 	var s settings.Settings
 	s.Log.Level, s.Log.Refused = settings.Level(slog.LevelError), true
-	tell := refusals(&s, newLogger(io.Discard, s))
+	tell := refusals(&s, NewLogger(io.Discard, s))
 	r, v := refusal("shop.user")
 	if n := testing.AllocsPerRun(100, func() { tell(r, v) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 	s.Log.Refused = false
-	if refusals(&s, newLogger(io.Discard, s)) != nil {
+	if refusals(&s, NewLogger(io.Discard, s)) != nil {
 		t.Error("LOG_REFUSED=false is told of refusals")
 	}
 }
@@ -157,7 +157,7 @@ func TestLevelNames(t *testing.T) {
 				t.Fatal(err)
 			}
 			var b strings.Builder
-			log := newLogger(&b, s)
+			log := NewLogger(&b, s)
 			log.Log(t.Context(), slog.Level(s.Log.Level)-1, "below")
 			log.Log(t.Context(), slog.Level(s.Log.Level), "at it")
 			begin, end := "time=", " level="+want+` msg="at it"`

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"bufio"
@@ -11,11 +11,18 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
+// patience is how long tests wait for what must happen at once.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 // inProcess is a server in this process that has opened its ports but runs nothing yet.
-func inProcess(t *testing.T, env ...string) *server {
+func inProcess(t *testing.T, env ...string) *Server {
 	t.Helper()
 	s, _, err := settings.Parse(append([]string{
 		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
@@ -24,7 +31,7 @@ func inProcess(t *testing.T, env ...string) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := newServer(t.Context(), s, slog.New(slog.DiscardHandler))
+	v, err := New(t.Context(), s, Config{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +49,7 @@ func TestStopsWhileItStarts(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				stop := time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
 				begin := time.Now()
-				if err := v.run(ctx); err != nil {
+				if err := v.Run(ctx); err != nil {
 					t.Errorf("told to stop after %d × 0.1 ms: %v", i, err)
 				}
 				if took := time.Since(begin); took > 10*time.Second {
@@ -61,7 +68,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- v.run(ctx) }()
+	go func() { ended <- v.Run(ctx) }()
 	c, err := net.Dial("tcp", v.listeners.http.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +87,10 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	cancel()
-	if !eventually(func() bool { return refuses(v.listeners.http.Addr()) }) {
-		t.Error("the listener stays open")
+	for begin := time.Now(); !refuses(v.listeners.http.Addr()); time.Sleep(time.Millisecond) {
+		if time.Since(begin) > patience {
+			t.Fatal("the listener stays open")
+		}
 	}
 	if _, err := io.WriteString(c, body); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"context"
@@ -138,7 +138,7 @@ func firstLine(err error) string {
 }
 
 // notReady returns why no request can be decided now, for /readyz.
-func (v *server) notReady() []string {
+func (v *Server) notReady() []string {
 	var reasons []string
 	if v.limiter.Rules() == nil {
 		reasons = append(reasons, "rules: "+v.rules.why())
@@ -162,7 +162,7 @@ const draining = "sigterm"
 // drain waits until the server has to stop, makes it report that it is unhealthy, and lets it serve on for a while so
 // that clients can move to other servers. If it was never healthy, because there were no rules or no store yet, no
 // client has to move.
-func (v *server) drain(ctx context.Context) error {
+func (v *Server) drain(ctx context.Context) error {
 	<-ctx.Done()
 	v.sigterm.Set(false, "the server is stopping")
 	var delay time.Duration
@@ -175,7 +175,7 @@ func (v *server) drain(ctx context.Context) error {
 }
 
 // serveGRPC serves until ctx ends, and then lets running calls finish.
-func (v *server) serveGRPC(ctx context.Context) error {
+func (v *Server) serveGRPC(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- v.grpc.Serve(v.listeners.grpc) }()
 	select {
@@ -193,14 +193,14 @@ func (v *server) serveGRPC(ctx context.Context) error {
 }
 
 // afterRules is t, started once the rules have been loaded for the first time, or loading has failed or takes too long.
-func (v *server) afterRules(t task.Task) task.Func {
+func (v *Server) afterRules(t task.Task) task.Func {
 	return task.Func{Name: t.String(), Do: func(ctx context.Context) error {
 		v.awaitRules(ctx)
 		return t.Run(ctx)
 	}}
 }
 
-func (v *server) awaitRules(ctx context.Context) {
+func (v *Server) awaitRules(ctx context.Context) {
 	enough := time.NewTimer(firstRules)
 	defer enough.Stop()
 	ready := []<-chan struct{}{v.watcher.First()}

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"io"
@@ -8,9 +8,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// newLogger returns a logger as configured, with the reference's names: levels in lower case and, in JSON, @timestamp
+// NewLogger returns a logger as configured, with the reference's names: levels in lower case and, in JSON, @timestamp
 // and @message.
-func newLogger(w io.Writer, s settings.Settings) *slog.Logger {
+func NewLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	asJSON := s.Log.Format == "json"
 	o := &slog.HandlerOptions{Level: slog.Level(s.Log.Level), ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) > 0 {

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"crypto/tls"
@@ -49,7 +49,7 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 }
 
 // serverTLS returns the TLS configuration of the gRPC listener; nil means plain text.
-func (v *server) serverTLS() *tls.Config {
+func (v *Server) serverTLS() *tls.Config {
 	if v.certs == nil {
 		return nil
 	}
@@ -58,7 +58,7 @@ func (v *server) serverTLS() *tls.Config {
 
 // handshakeFailed counts clients that could not connect. Anybody can cause a failure, so they are logged only if asked
 // for.
-func (v *server) handshakeFailed() func(peer net.Addr, err error) {
+func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
 	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
 	return func(peer net.Addr, err error) {
 		failed.Add(1)

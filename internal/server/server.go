@@ -1,4 +1,6 @@
-package main
+// Package server is the daemon: it builds the parts that serve from the settings, runs them, and stops them in order. The
+// process itself (signals, the garbage collector, the exit code) is left to the command.
+package server
 
 import (
 	"context"
@@ -19,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/internal/web"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -28,9 +31,21 @@ const (
 	stopBound = 30 * time.Second // all of it
 )
 
-// server is everything that serves.
-type server struct {
+// Config is what a server is told beside its settings.
+type Config struct {
+	Log     *slog.Logger // required
+	Stdout  io.Writer    // where people are told what is served, once it is; nil tells nobody
+	Command string       // the name under which this program takes commands, for what people are told to try
+	Release string       // of this program, for people and for metrics
+
+	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
+	Store func(backend.Backend) backend.Backend
+}
+
+// Server is everything that serves.
+type Server struct {
 	settings settings.Settings
+	config   Config
 	log      *slog.Logger
 	registry *stats.Registry
 	statistics
@@ -49,9 +64,10 @@ type server struct {
 	tasks     *task.Group
 }
 
-// newServer builds the server, dependencies first, and opens its ports. Nothing runs yet.
-func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*server, error) {
-	v := &server{settings: s, log: log, registry: newRegistry(&s), health: task.NewHealth()}
+// New builds the server, dependencies first, and opens its ports. Nothing runs yet.
+func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
+	log := c.Log
+	v := &Server{settings: s, config: c, log: log, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -62,6 +78,9 @@ func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*ser
 	}
 	if v.store, err = newStore(&s, log, v.registry, v.health, v.tracing); err != nil {
 		return nil, err
+	}
+	if c.Store != nil {
+		v.store.Backend = c.Store(v.store.Backend)
 	}
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		OnFailure:       defaultOnFailure(&s),
@@ -117,7 +136,19 @@ func newServer(ctx context.Context, s settings.Settings, log *slog.Logger) (*ser
 	return v, nil
 }
 
-func (v *server) serviceConfig() (rls.Config, error) {
+// Run serves until ctx ends, or something fails for good. It can be called once.
+func (v *Server) Run(ctx context.Context) error {
+	err := v.tasks.Run(ctx)
+	if closeErr := v.store.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// Reload takes the rules again from where they come from. It does not wait for them.
+func (v *Server) Reload() { v.watcher.Reload() }
+
+func (v *Server) serviceConfig() (rls.Config, error) {
 	s := &v.settings
 	body, err := answerBody(s)
 	if err != nil {
@@ -150,7 +181,7 @@ func (v *server) serviceConfig() (rls.Config, error) {
 }
 
 // group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.
-func (v *server) group() *task.Group {
+func (v *Server) group() *task.Group {
 	g := task.NewGroup(v.log, v.settings.DrainDelay+stopBound)
 	if v.tracing != nil {
 		g.Add(v.tracing) // stops last, so that it gets the spans of all others
@@ -178,10 +209,13 @@ func (v *server) group() *task.Group {
 		v.afterRules(task.Func{Name: "gRPC", Do: v.serveGRPC}),
 		task.Func{Name: "draining", Do: v.drain},
 	)
+	if v.config.Stdout != nil {
+		g.Add(task.Func{Name: "announcing", Do: v.announce})
+	}
 	return g
 }
 
-func (v *server) debugPages() web.Debug {
+func (v *Server) debugPages() web.Debug {
 	d := web.Debug{
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },
@@ -196,7 +230,7 @@ func (v *server) debugPages() web.Debug {
 	return d
 }
 
-func (v *server) mainPages() web.Main {
+func (v *Server) mainPages() web.Main {
 	return web.Main{
 		JSON:    v.service.JSON,
 		Healthy: v.health.OK,

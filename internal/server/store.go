@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"fmt"
@@ -17,6 +17,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
+
+// assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
+const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memory tries this without one; BACKEND_TYPE=redis keeps the default, and this line away"
 
 // store is where counters live.
 type store struct {
@@ -78,10 +81,11 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		notReady: o.notReady,
 	}
 	if s.Backend.Assumed {
+		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",
+			"socket", s.Redis.URL, "hint", assumedHint)
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}
-	if c.KeyFormat == redis.ReferenceKeys {
-		check := onlyFixedWindows(inReference)
+	if check := Unsupported(s); check != nil {
 		v.check, v.referenceNames = func(set *descriptors.Set) descriptors.Problems {
 			var names []string
 			for d := range set.Domains() {
@@ -92,6 +96,18 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		}, true
 	}
 	return v, nil
+}
+
+// Unsupported returns a function that finds what the store of these settings does not support in rules; nil if it
+// supports everything.
+func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
+	switch {
+	case s.Backend.Type == "memcache":
+		return onlyFixedWindows(inMemcached)
+	case s.Backend.Type == "redis" && s.Redis.KeyFormat != "":
+		return onlyFixedWindows(inReference)
+	}
+	return nil
 }
 
 // Why a store keeps only fixed windows, and what to do about it.

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func tracedStore(t *tracing.Tracer, b backend.Backend, kind string) backend.Back
 }
 
 // newService returns the service that answers ShouldRateLimit.
-func (v *server) newService() (*rls.Service, error) {
+func (v *Server) newService() (*rls.Service, error) {
 	c, err := v.serviceConfig()
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (v *server) newService() (*rls.Service, error) {
 }
 
 // mainHandler returns the handler of the main HTTP listener.
-func (v *server) mainHandler() http.Handler {
+func (v *Server) mainHandler() http.Handler {
 	pages := v.mainPages()
 	if v.tracing == nil {
 		return web.MainHandler(pages)

@@ -1,0 +1,42 @@
+package server
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// A descriptor derived from a path leads back to its rule, or none is shown.
+func TestExample(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		rules, domain string
+		want          []descriptors.Entry
+	}{
+		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "ann")}},
+		{"domain: d.e\ndescriptors:\n- {key: a_b, value: c_d, rate_limit: {unit: day, requests_per_unit: 1}}", "d.e", []descriptors.Entry{entry("a_b", "c_d")}},
+		{"domain: d\ndescriptors:\n- key: a\n  value: /x*\n  descriptors:\n  - {key: b, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "/xx"), entry("b", "ann")}},
+		{ // dots cannot be told from levels, so another rule is shown
+			"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}",
+			"d",
+			[]descriptors.Entry{entry("b", "ann")},
+		},
+		{"domain: d\ndescriptors:\n- {key: \"a'b\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
+		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}", "", nil},
+	} {
+		set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(tt.rules)}}, descriptors.Options{})
+		if err != nil {
+			t.Fatalf("%s: %v", tt.rules, err)
+		}
+		domain, got := example(set)
+		if d := cmp.Diff(tt.want, got); domain != tt.domain || d != "" {
+			t.Errorf("%s\nin %q (-want +got):\n%s", tt.rules, domain, d)
+		}
+	}
+}
+
+func entry(key, value string) descriptors.Entry {
+	return descriptors.Entry{Key: []byte(key), Value: []byte(value)}
+}
