@@ -80,6 +80,8 @@ func hostPort(text, port string) (string, error) {
 		return "", errors.New("it has a blank in it")
 	case strings.Contains(text, "/"):
 		return "", fmt.Errorf("it has something behind %s, where gRPC has nothing", text[:strings.Index(text, "/")])
+	case port == "" && !strings.Contains(text, ":"):
+		return "", errors.New("it has no port")
 	case net.ParseIP(strings.Trim(text, "[]")) != nil:
 		return net.JoinHostPort(strings.Trim(text, "[]"), port), nil
 	case !strings.Contains(text, ":"):

@@ -63,7 +63,7 @@ under that name, it prints what that program prints and exits as that does.`,
 		},
 	}
 	f.add(p, cmd)
-	a.add(p, cmd, &f.client)
+	a.add(cmd, &f.client)
 	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that says nothing else; 0 stands for 1")
 	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
 	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that brings none itself, such as 10/minute")
@@ -80,7 +80,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	conn, err := f.connect(p)
+	conn, err := f.connect()
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -33,6 +33,9 @@ type client struct {
 	tls       bool
 	tokenFile string
 
+	home  string // where a server with the same environment serves gRPC to this machine
+	port  string // its port; empty if wrong says why that is not known
+	wrong error  // with the variables that say where it serves
 	https bool   // the address is a URL that asks for TLS
 	token string // of tokenFile
 	seen  sighting
@@ -40,34 +43,42 @@ type client struct {
 
 // add adds the flags to a command.
 func (c *client) add(p *program, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.addr, "addr", p.defaultAddr(), "gRPC address of the server: a host, host:port, a URL or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
+	c.findHome(p)
+	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
 	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to show, where the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
 	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", p.env("ADMIN_TOKEN_FILE"), "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
 }
 
-// defaultAddr returns where a server with the same environment serves gRPC to this machine.
-func (p *program) defaultAddr() string {
-	if path := p.env("GRPC_UDS"); path != "" {
-		return "unix:" + path
+// findHome reads the variables that say where a server with the same environment is, and the file of its token.
+func (c *client) findHome(p *program) {
+	var s settings.Settings
+	s, c.wrong = settings.Only(p.environ, "GRPC_PORT", "GRPC_UDS")
+	c.home = net.JoinHostPort("127.0.0.1", s.GRPC.Port)
+	if c.port = s.GRPC.Port; c.wrong != nil {
+		c.port = ""
 	}
-	return net.JoinHostPort("127.0.0.1", p.defaultPort())
+	if s.GRPC.UDS != "" {
+		c.home = "unix:" + s.GRPC.UDS
+	}
+	s, _ = settings.Only(p.environ, "ADMIN_TOKEN_FILE") // takes any text
+	c.tokenFile = s.Admin.TokenFile
 }
-
-// defaultPort returns the gRPC port of a server with the same environment.
-func (p *program) defaultPort() string { return cmp.Or(p.env("GRPC_PORT"), "8081") }
 
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
-func (c *client) connect(p *program) (*grpc.ClientConn, error) {
+func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: takes a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
-	at, err := parseAddress(c.addr, p.defaultPort())
+	if c.wrong != nil && c.addr == c.home {
+		return nil, c.wrong
+	}
+	at, err := parseAddress(c.addr, c.port)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(c.wrong, err)
 	}
 	if c.token, err = readToken(c.tokenFile); err != nil {
 		return nil, err

@@ -75,7 +75,7 @@ func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 	if err != nil {
 		return err
 	}
-	conn, err := c.connect(p)
+	conn, err := c.connect()
 	if err != nil {
 		return err
 	}

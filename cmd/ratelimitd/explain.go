@@ -7,6 +7,7 @@ import (
 )
 
 func (p *program) explainCommand() *cobra.Command {
+	var flags ruleFlags
 	cmd := &cobra.Command{
 		Use:   "explain --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Tell which rule a descriptor meets, step by step, and with which limit",
@@ -20,15 +21,15 @@ counter. It asks no server and counts nothing.
   ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 	}
-	p.eachDescriptor(cmd, func(domain *descriptors.Domain, d *descriptor) error {
-		p.explain(domain, d)
+	p.eachDescriptor(cmd, &flags, func(domain *descriptors.Domain, d *descriptor) error {
+		p.explain(&flags, domain, d)
 		return nil
 	})
 	return cmd
 }
 
 // explain prints how d is matched in a domain.
-func (p *program) explain(domain *descriptors.Domain, d *descriptor) {
+func (p *program) explain(flags *ruleFlags, domain *descriptors.Domain, d *descriptor) {
 	keys := d.keys()
 	p.printf("%s %s\n", domain.Name, d.text)
 	for _, step := range domain.Explain(keys) {
@@ -41,7 +42,7 @@ func (p *program) explain(domain *descriptors.Domain, d *descriptor) {
 	match := domain.Match(keys)
 	overridden := d.limit != nil && p.explainOverride(domain, match, *d.limit)
 	if overridden || match.Rule != nil && !match.Rule.Unlimited {
-		p.printf("  counter %s\n", p.counterKey(domain, d))
+		p.printf("  counter %s\n", flags.counterKey(domain, d))
 	}
 }
 

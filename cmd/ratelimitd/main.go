@@ -61,7 +61,8 @@ type program struct {
 	stdout, stderr io.Writer
 }
 
-// env returns the value of a variable, or "" if it is not set.
+// env returns the value of a variable that Go itself reads, or "" if it is not set. All others are read by
+// [settings.Parse] and [settings.Only].
 func (p *program) env(name string) string {
 	for _, pair := range p.environ {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {

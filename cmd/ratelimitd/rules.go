@@ -3,11 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/server"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -15,31 +16,21 @@ import (
 type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
+	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
 }
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
-	f.check = p.storeCheck()
-	for _, flag := range []struct {
-		value                 *bool
-		name, variable, usage string
-	}{
-		{&f.merge, "merge", "MERGE_DOMAIN_CONFIG", "several files may hold descriptors of one domain"},
-		{&f.strict, "strict", "RULES_STRICT", "warnings are errors"},
-		{&f.months, "calendar-months", "USE_CALENDAR_MONTH_RATE_LIMIT", "months are those of the calendar, in UTC"},
-		{&f.ignoreDotFiles, "ignore-dotfiles", "RUNTIME_IGNOREDOTFILES", "pass over files whose names begin with a dot"},
-	} {
-		on := false
-		if v := p.env(flag.variable); v != "" {
-			var err error
-			if on, err = strconv.ParseBool(v); err != nil {
-				return fmt.Errorf("%s=%q: takes true or false", flag.variable, v)
-			}
-		}
-		cmd.Flags().BoolVar(flag.value, flag.name, on, flag.usage+" ($"+flag.variable+")")
-	}
-	return nil
+	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
+		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX")
+	f.store, f.check = s, server.Unsupported(&s)
+	flags := cmd.Flags()
+	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
+	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "warnings are errors ($RULES_STRICT)")
+	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "months are those of the calendar, in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
+	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "pass over files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
+	return err
 }
 
 // load reads the rules in a directory, or in one file. The set is nil if they have an error.
@@ -79,11 +70,8 @@ func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, 
 
 // eachDescriptor has cmd, whose arguments are a domain and descriptors, read the rules that its flag --config names, and
 // do something with each of the descriptors.
-func (p *program) eachDescriptor(cmd *cobra.Command, do func(*descriptors.Domain, *descriptor) error) {
-	var (
-		flags ruleFlags
-		dir   string
-	)
+func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*descriptors.Domain, *descriptor) error) {
+	var dir string
 	flagsErr := flags.add(p, cmd)
 	cmd.Flags().StringVar(&dir, "config", "", "directory, or file, of the rules (required)")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {

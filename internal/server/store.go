@@ -11,6 +11,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -108,6 +109,23 @@ func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Proble
 		return onlyFixedWindows(inReference)
 	}
 	return nil
+}
+
+// CounterKey returns the name at now of the counter that op asks for, in the store of these settings. Where counters are
+// in memory it is that which Redis would have.
+func CounterKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
+	if s.Backend.Type == "memcache" {
+		c := memcached.Config{KeyPrefix: s.Backend.KeyPrefix}
+		if s.Memcache.KeyFormat != "" {
+			c.KeyFormat = memcached.ReferenceKeys
+		}
+		return c.Key(op, now)
+	}
+	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix}
+	if s.Redis.KeyFormat != "" {
+		c.KeyFormat = redis.ReferenceKeys
+	}
+	return c.Key(op, now)
 }
 
 // Why a store keeps only fixed windows, and what to do about it.

@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -221,27 +223,56 @@ func (l *Level) UnmarshalText(name []byte) error {
 // Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say what is
 // accepted and has no effect, or another one than it says, each in a sentence for the log. The error has everything that is wrong, one line each.
 func Parse(environ []string) (s Settings, notices []string, err error) {
+	given := givenIn(environ)
+	values, notices, problems := lookUp(given)
+	problems = append(problems, relations(given, values)...)
+	if len(problems) > 0 {
+		return Settings{}, nil, errors.Join(problems...)
+	}
+	if s, err = typed(values); err != nil {
+		return Settings{}, nil, err
+	}
+	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
+	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
+	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
+	return s, append(notices, s.withoutTLS()...), nil
+}
+
+// Only reads the named variables as [Parse] does, for a command that needs no others; those have their defaults. Each is
+// checked on its own: whether a server could start with all of them is not asked. The error has everything that is wrong
+// with them, one line each, and then all have their defaults.
+func Only(environ []string, names ...string) (Settings, error) {
+	given := givenIn(environ)
+	maps.DeleteFunc(given, func(name, _ string) bool { return !slices.Contains(names, name) })
+	values, _, problems := lookUp(given)
+	problems = append(problems, checkType(values["BACKEND_TYPE"])...)
+	if len(problems) > 0 {
+		values, _, _ = lookUp(nil)
+	}
+	s, err := typed(values)
+	return s, errors.Join(append(problems, err)...)
+}
+
+// givenIn returns the variables of an environment that are set, and not to nothing.
+func givenIn(environ []string) map[string]string {
 	given := map[string]string{}
 	for _, pair := range environ {
 		if name, value, _ := strings.Cut(pair, "="); value != "" {
 			given[name] = value
 		}
 	}
-	values, notices, problems := lookUp(given)
-	problems = append(problems, relations(given, values)...)
-	if len(problems) > 0 {
-		return Settings{}, nil, errors.Join(problems...)
-	}
+	return given
+}
+
+// typed returns values, which have been checked, as settings.
+func typed(values map[string]string) (s Settings, err error) {
 	err = env.ParseWithOptions(&s, env.Options{Environment: values, FuncMap: map[reflect.Type]env.ParserFunc{
 		reflect.TypeFor[int](): func(v string) (any, error) { return parseInt(v) },
 	}})
 	if err != nil {
-		return Settings{}, nil, fmt.Errorf("reading the environment: %w", err)
+		return Settings{}, fmt.Errorf("reading the environment: %w", err)
 	}
-	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
-	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
-	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
-	return s, append(notices, s.withoutTLS()...), nil
+	return s, nil
 }
 
 // lookUp fills in the defaults, and checks each variable on its own.
@@ -333,12 +364,17 @@ func checkTLS(given map[string]string) []error {
 
 // checkBackend returns why counters cannot be kept where BACKEND_TYPE says.
 func checkBackend(given map[string]string, v string) []error {
-	switch v {
-	case memory, redis:
-		return nil
-	case memcache:
+	if v == memcache {
 		return checkMemcache(given)
-	default:
-		return []error{wrong("BACKEND_TYPE", v, "memory, redis or memcache")}
 	}
+	return checkType(v)
+}
+
+// checkType returns what is wrong with the value of BACKEND_TYPE.
+func checkType(v string) []error {
+	switch v {
+	case memory, redis, memcache:
+		return nil
+	}
+	return []error{wrong("BACKEND_TYPE", v, "memory, redis or memcache")}
 }

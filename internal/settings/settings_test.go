@@ -223,6 +223,34 @@ func TestBackend(t *testing.T) {
 	}
 }
 
+// TestOnly: what was not asked for has its default and is not looked at, and nothing has to go together.
+func TestOnly(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		environ, names, want string // the type of the store, the format of memcached's keys, and the port
+		wrong                string
+	}{
+		{"", "BACKEND_TYPE", "redis  8081", ""},
+		{"BACKEND_TYPE=Memcache MEMCACHE_KEY_FORMAT=Reference GRPC_PORT=x", "BACKEND_TYPE MEMCACHE_KEY_FORMAT", "memcache Reference 8081", ""},
+		{"BACKEND_TYPE=memcache MEMCACHE_KEY_FORMAT=reference GRPC_PORT=9", "BACKEND_TYPE GRPC_PORT", "memcache  9", ""},
+		{"BACKEND_TYPE=redis MEMCACHE_KEY_FORMAT=other", "BACKEND_TYPE MEMCACHE_KEY_FORMAT", "redis  8081", ""},
+		{"BACKEND_TYPE=etcd", "GRPC_PORT", "redis  8081", ""},
+		{
+			"BACKEND_TYPE=etcd GRPC_PORT=x", "BACKEND_TYPE GRPC_PORT", "redis  8081",
+			`GRPC_PORT="x": takes a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": takes memory, redis or memcache`,
+		},
+	} {
+		s, err := Only(strings.Fields(tt.environ), strings.Fields(tt.names)...)
+		wrong := ""
+		if err != nil {
+			wrong = err.Error()
+		}
+		if got := s.Backend.Type + " " + s.Memcache.KeyFormat + " " + s.GRPC.Port; got != tt.want || wrong != tt.wrong {
+			t.Errorf("%s, of which %s: %s, %q; want %s, %q", tt.environ, tt.names, got, wrong, tt.want, tt.wrong)
+		}
+	}
+}
+
 // If nothing is set, or nothing that says where Redis is, the reference's default is used, with a notice unless
 // BACKEND_TYPE is set.
 func TestBackendAssumed(t *testing.T) {

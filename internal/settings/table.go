@@ -145,7 +145,7 @@ func backends() []variable {
 		{"NEAR_CACHE_REFUSAL", "1s", duration, honoured, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
 		{"NEAR_CACHE_LEASES", "true", boolean, honoured, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
 		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, honoured, shared, "how much longer than they count counters are kept, at most; less than 0 is 0"},
-		{"CACHE_KEY_PREFIX", "", text, honoured, shared, "prefix of the names of counters in a store"},
+		{"CACHE_KEY_PREFIX", "", text, honoured, "", "prefix of the names of counters in a store"},
 	}
 }
 
