@@ -10,12 +10,36 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// newMemcachedStore returns the store for BACKEND_TYPE=memcache.
-func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+// inMemcached says why there are only fixed windows, and what to do about it.
+const inMemcached = " cannot be counted in memcached, which takes one fixed_window per descriptor; leave this out, or set BACKEND_TYPE=redis"
+
+func memcachedFixedWindows(*settings.Settings) string { return inMemcached }
+
+// memcachedNear leases nothing, because unspent hits could not be given back.
+func memcachedNear(s *settings.Settings) (leases bool, timeout time.Duration) {
+	return false, s.Memcache.OpTimeout
+}
+
+func memcachedKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
+	c := memcached.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: memcachedKeyFormat(s)}
+	return c.Key(op, now)
+}
+
+func memcachedKeyFormat(s *settings.Settings) memcached.KeyFormat {
+	if s.Memcache.KeyFormat == "" {
+		return memcached.OurKeys
+	}
+	return memcached.ReferenceKeys
+}
+
+// openMemcached returns the store for BACKEND_TYPE=memcache.
+func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
 	c, err := memcachedConfig(s)
 	if err != nil {
 		return nil, err
@@ -27,7 +51,7 @@ func newMemcachedStore(s *settings.Settings, log *slog.Logger, r *stats.Registry
 		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
 	}
 	return &store{
-		Backend:        newNearCache(s, r, tracedStore(t, o.counted(b), s.Backend.Type)),
+		Backend:        newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"})),
 		name:           o.name,
 		task:           task.Func{Name: "memcached", Do: b.Run},
 		what:           "memcached: counters are shared by all replicas that use it",
@@ -48,9 +72,7 @@ func memcachedConfig(s *settings.Settings) (memcached.Config, error) {
 		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
 		MaxIdleConns:     m.MaxIdleConns,
 		OpTimeout:        m.OpTimeout,
-	}
-	if m.KeyFormat != "" {
-		c.KeyFormat = memcached.ReferenceKeys
+		KeyFormat:        memcachedKeyFormat(s),
 	}
 	for _, server := range m.Servers {
 		c.Servers = append(c.Servers, strings.TrimSpace(server))

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"time"
-
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -13,11 +11,9 @@ import (
 // envoyproxy/ratelimit's local cache, in which a refusal lasts until its window ends; the size does not matter here,
 // since NEAR_CACHE_KEYS is the bound, or its default where it is 0: that turns off what envoyproxy/ratelimit does not have.
 func nearCacheConfig(s *settings.Settings) nearcache.Config {
+	leases, timeout := backendTypes()[s.Backend.Type].near(s)
 	c := nearcache.Config{
-		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: storeTimeout(s),
-		// Servers of envoyproxy/ratelimit would take leased hits for spent ones; and over memcached unspent hits are
-		// not given back.
-		NoLeases: !s.NearCache.Leases || s.Redis.KeyFormat != "" || s.Backend.Type == "memcache",
+		Keys: s.NearCache.Keys, Refusal: s.NearCache.Refusal, Budget: timeout, NoLeases: !s.NearCache.Leases || !leases,
 	}
 	if c.Keys == 0 {
 		c.Keys, c.NoLeases = -1, true
@@ -29,21 +25,6 @@ func nearCacheConfig(s *settings.Settings) nearcache.Config {
 		c.Refusal = -1
 	}
 	return c
-}
-
-// storeTimeout returns how long a call of the store may take by its settings, of two Redis the slower one's; 0 means for
-// as long as the caller waits.
-func storeTimeout(s *settings.Settings) time.Duration {
-	main, second := s.Redis.OpTimeout, s.RedisPerSecond.OpTimeout
-	switch {
-	case s.Backend.Type == "memcache":
-		return s.Memcache.OpTimeout
-	case !s.RedisPerSecond.On:
-		return main
-	case main == 0 || second == 0:
-		return 0
-	}
-	return max(main, second)
 }
 
 // newNearCache puts a near cache in front of a store that is a round trip away. In front of counters in this process it

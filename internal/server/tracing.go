@@ -41,17 +41,11 @@ func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*t
 	return t, nil
 }
 
-// tracedStore wraps b in spans if tracing is on. It sits between what answers from memory and the store.
-func tracedStore(t *tracing.Tracer, b backend.Backend, kind string) backend.Backend {
+// tracedStore wraps b in spans if tracing is on, with the reference's names where it has such a store. It sits between what
+// answers from memory and the store.
+func tracedStore(t *tracing.Tracer, b backend.Backend, names tracing.Store) backend.Backend {
 	if t == nil {
 		return b
-	}
-	names := tracing.Store{Span: "Memory Execution", Length: "operations length"}
-	switch kind { // the first two have the reference's names
-	case "redis":
-		names = tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}
-	case "memcache":
-		names = tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}
 	}
 	return t.Backend(b, names)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 )
@@ -18,7 +19,7 @@ func TestNoTracingIsNothing(t *testing.T) {
 		t.Fatalf("%v, %v; want nothing", tracer, err)
 	}
 	store := memory.New(memory.Config{})
-	if got := tracedStore(tracer, store, "memory"); got != backend.Backend(store) {
+	if got := tracedStore(tracer, store, tracing.Store{}); got != backend.Backend(store) {
 		t.Errorf("the store is a %T", got)
 	}
 }

@@ -13,7 +13,7 @@ func (v *variable) instead(value string) (used, notice string) {
 	says := func(what string) string { return fmt.Sprintf("%s=%s %s", v.name, value, what) }
 	switch v.name {
 	case "BACKEND_TYPE":
-		return word(value, memory, redis, memcache), ""
+		return word(value, BackendTypes()...), ""
 	case "CONFIG_TYPE":
 		return word(value, "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"), ""
 	case "LOG_FORMAT":

@@ -277,7 +277,7 @@ func typed(values map[string]string) (s Settings, err error) {
 
 // lookUp fills in the defaults, and checks each variable on its own.
 func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
-	chosen := word(cmp.Or(given["BACKEND_TYPE"], redis), memory, redis, memcache)
+	chosen := word(cmp.Or(given["BACKEND_TYPE"], redis), BackendTypes()...)
 	values = map[string]string{}
 	for _, v := range variables() {
 		values[v.name] = v.def
@@ -372,9 +372,9 @@ func checkBackend(given map[string]string, v string) []error {
 
 // checkType returns what is wrong with the value of BACKEND_TYPE.
 func checkType(v string) []error {
-	switch v {
-	case memory, redis, memcache:
-		return nil
+	if types := BackendTypes(); !slices.Contains(types, v) {
+		last := len(types) - 1
+		return []error{wrong("BACKEND_TYPE", v, strings.Join(types[:last], ", ")+" or "+types[last])}
 	}
-	return []error{wrong("BACKEND_TYPE", v, "memory, redis or memcache")}
+	return nil
 }

@@ -17,6 +17,9 @@ const (
 	shared   = "redis or memcache"
 )
 
+// BackendTypes returns the values of BACKEND_TYPE.
+func BackendTypes() []string { return []string{memory, redis, memcache} }
+
 // variable is a row of the table of variables.
 type variable struct {
 	name    string

@@ -1,0 +1,153 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
+const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memory tries this without one; BACKEND_TYPE=redis keeps the default, and this line away"
+
+// inReference says why there are only fixed windows under the reference's names, and what to do about it.
+const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
+	"unset that variable, or leave this out until all servers are ratelimitd"
+
+func redisFixedWindows(s *settings.Settings) string {
+	if s.Redis.KeyFormat == "" {
+		return ""
+	}
+	return inReference
+}
+
+// redisNear leases nothing under the reference's names, whose servers would take leased hits for spent ones. Of two Redis
+// the slower one's timeout counts.
+func redisNear(s *settings.Settings) (leases bool, timeout time.Duration) {
+	timeout = s.Redis.OpTimeout
+	if second := s.RedisPerSecond.OpTimeout; s.RedisPerSecond.On && timeout > 0 {
+		if timeout = max(timeout, second); second == 0 {
+			timeout = 0
+		}
+	}
+	return s.Redis.KeyFormat == "", timeout
+}
+
+func redisKey(s *settings.Settings, op *backend.Op, now engine.Micros) string {
+	c := redis.Config{KeyPrefix: s.Backend.KeyPrefix, KeyFormat: redisKeyFormat(s)}
+	return c.Key(op, now)
+}
+
+func redisKeyFormat(s *settings.Settings) redis.KeyFormat {
+	if s.Redis.KeyFormat == "" {
+		return redis.OurKeys
+	}
+	return redis.ReferenceKeys
+}
+
+// openRedis returns the store for BACKEND_TYPE=redis.
+func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+	c, err := redisConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	o := newRedisObserver(s, log, r, h)
+	c.Observer, c.Evicted = o.observer(), o.evicted
+	b, err := redis.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
+	}
+	r.Source(redisPools(b))
+	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
+	v := &store{
+		Backend:  near,
+		near:     near,
+		name:     o.name,
+		task:     task.Func{Name: "redis", Do: b.Run},
+		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
+		tried:    o.tried,
+		away:     o.away,
+		notReady: o.notReady,
+	}
+	if s.Backend.Assumed {
+		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",
+			"socket", s.Redis.URL, "hint", assumedHint)
+		v.what = "redis at " + c.URL + ", by default: " + assumedHint
+	}
+	if check := Unsupported(s); check != nil {
+		v.check, v.referenceNames = func(set *descriptors.Set) descriptors.Problems {
+			var names []string
+			for d := range set.Domains() {
+				names = append(names, d.Name)
+			}
+			b.SetDomains(names)
+			return check(set)
+		}, true
+	}
+	return v, nil
+}
+
+func redisConfig(s *settings.Settings) (redis.Config, error) {
+	r, p := &s.Redis, &s.RedisPerSecond
+	files := remote.TLSFiles{CA: r.CA, Cert: r.Cert, Key: r.Key, SkipHostname: r.SkipHostname}
+	if r.OverTLS() || p.OverTLS() {
+		if _, err := files.Load(); err != nil {
+			return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
+		}
+	}
+	c := redis.Config{
+		Type:             redisType(r.Type),
+		Network:          strings.ToLower(r.Socket),
+		URL:              r.URL,
+		Auth:             r.Auth,
+		AuthFile:         r.AuthFile,
+		SentinelAuth:     r.SentinelAuth,
+		KeyPrefix:        s.Backend.KeyPrefix,
+		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
+		PoolSize:         r.PoolSize,
+		OpTimeout:        r.OpTimeout,
+		DialTimeout:      r.DialTimeout,
+		KeyFormat:        redisKeyFormat(s),
+	}
+	if r.OverTLS() {
+		c.TLS = files.Load
+	}
+	if !p.On {
+		return c, nil
+	}
+	c.PerSecond = &redis.Config{
+		Type:         redisType(p.Type),
+		Network:      strings.ToLower(p.Socket),
+		URL:          p.URL,
+		Auth:         p.Auth,
+		AuthFile:     p.AuthFile,
+		SentinelAuth: p.SentinelAuth,
+		PoolSize:     p.PoolSize,
+		OpTimeout:    p.OpTimeout,
+		DialTimeout:  p.DialTimeout,
+	}
+	if p.OverTLS() {
+		c.PerSecond.TLS = files.Load
+	}
+	return c, nil
+}
+
+func redisType(name string) redis.Type {
+	switch strings.ToLower(name) {
+	case "sentinel":
+		return redis.Sentinel
+	case "cluster":
+		return redis.Cluster
+	}
+	return redis.Single
+}
