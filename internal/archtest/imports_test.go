@@ -70,10 +70,11 @@ var allowed = map[string]row{
 	"proto/ratelimitd/config/v1":          {third: []string{protobuf}},
 	"examples":                            {},
 	"examples/client":                     {third: []string{grpc, envoy}},
+	"internal/storehealth":                {ours: []string{"internal/task"}},
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/limiter", "internal/rls", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/task",
+			"internal/limiter", "internal/rls", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task",
 			"internal/tracing", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},

@@ -55,9 +55,9 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 		name:           o.name,
 		task:           task.Func{Name: "memcached", Do: b.Run},
 		what:           "memcached: counters are shared by all replicas that use it",
-		tried:          o.tried,
-		away:           o.away,
-		notReady:       o.notReady,
+		tried:          o.health.Tried(),
+		away:           o.health.Away,
+		notReady:       o.health.NotReady,
 		check:          Unsupported(s),
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
 	}, nil
@@ -96,7 +96,7 @@ type memcachedObserver struct {
 
 func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) *memcachedObserver {
 	o := &memcachedObserver{
-		storeObserver: newStoreObserver("memcached", s, log, r, h),
+		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false)),
 		commands:      make(map[memcached.Command]*stats.Counter),
 		requested:     r.Counter(stats.MemcacheKeysRequested),
 		found:         r.Counter(stats.MemcacheKeysFound),
@@ -121,7 +121,7 @@ func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Regis
 }
 
 func (o *memcachedObserver) observer() remote.Observer {
-	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Event: o.event}
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
 func (o *memcachedObserver) batch(b remote.Batch) {
@@ -141,7 +141,7 @@ func (o *memcachedObserver) command(c memcached.Command) {
 // event logs and counts what an operator should know about.
 func (o *memcachedObserver) event(e remote.Event) {
 	if e.Kind == remote.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
-		o.connectFailed(e.Err)
+		o.health.ConnectFailed(e.Err)
 	}
 	attrs, due := o.storeObserver.event(e)
 	if !due {

@@ -75,9 +75,9 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		name:     o.name,
 		task:     task.Func{Name: "redis", Do: b.Run},
 		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
-		tried:    o.tried,
-		away:     o.away,
-		notReady: o.notReady,
+		tried:    o.health.Tried(),
+		away:     o.health.Away,
+		notReady: o.health.NotReady,
 	}
 	if s.Backend.Assumed {
 		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",

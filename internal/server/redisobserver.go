@@ -17,16 +17,15 @@ type redisObserver struct{ *storeObserver }
 // newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
-	o := redisObserver{newStoreObserver("redis", s, log, r, h)}
+	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive))}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
 	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged)
 	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
-	o.follows = s.Redis.HealthActive && !o.answers
 	return o
 }
 
 func (o redisObserver) observer() remote.Observer {
-	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.connection, Event: o.event}
+	return remote.Observer{Batch: o.batch, Breaker: o.breaker, Connections: o.health.Connected, Event: o.event}
 }
 
 func (o redisObserver) batch(b remote.Batch) {
@@ -50,11 +49,11 @@ func (o redisObserver) evicted(node string, keys int64) {
 func (o redisObserver) event(e remote.Event) {
 	switch e.Kind {
 	case remote.EventConnectFailed:
-		o.connectFailed(e.Err)
+		o.health.ConnectFailed(e.Err)
 	case redis.EventDenied:
-		o.deny(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
+		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
 	case redis.EventPermitted:
-		o.permit(e.Node)
+		o.health.Permitted(e.Node)
 	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
 	}
 	attrs, due := o.storeObserver.event(e)

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -30,37 +29,28 @@ const (
 	breakerOpen
 )
 
-// storeObserver counts and logs what a store behind a network does, and reports it to health.
+// storeObserver counts and logs what a store behind a network does, and tells health of it.
 type storeObserver struct {
-	name      string // of the store, for people
-	log       *slog.Logger
-	registry  *stats.Registry
-	component *task.Component
-	follows   bool // health depends on connections even after the first one
-	answers   bool // health does not depend on the store, because the server can answer without it
+	name     string // of the store, for people
+	log      *slog.Logger
+	registry *stats.Registry
+	health   *storehealth.Store
 
 	calls, ops, merged *stats.Counter
 	latency, size      *stats.Histogram
 	errors             map[remote.Class]*stats.Counter
 	perNode            []stats.Metric // counters that every node has from the start, at 0
-	connections        atomic.Int64   // that are up
 	nodes              sync.Map       // of *nodeState by name
-	tried              chan struct{}  // closed once there has been a connection, or connecting has failed
-	once               sync.Once      // for tried
 
-	mu        sync.Mutex
-	connected bool // there has been a connection that could be used
-	failure   string
-	denied    map[string]string // by node: why its connections cannot be used, although they are up
-	said      map[string]said
+	mu   sync.Mutex
+	said map[string]said
 }
 
-// nodeState is what is known of a node's breaker.
+// nodeState is what is shown of a node's breaker.
 type nodeState struct {
 	state  atomic.Int32
 	opened *stats.Counter
-	gone   atomic.Bool // it is no longer asked
-	told   bool        // the log has said that it is open; guarded by storeObserver.mu
+	told   bool // the log has said that it is open; guarded by storeObserver.mu
 }
 
 // said is when something was last logged, and how often it has been omitted since.
@@ -69,33 +59,31 @@ type said struct {
 	omitted int
 }
 
-const noConnectionYet = "there was no connection yet"
+// healthOf adds a store to health, which does not depend on it where DEFAULT_ON_FAILURE answers without it. Otherwise
+// follows says whether health depends on connections even after the first one.
+func healthOf(name string, s *settings.Settings, h *task.Health, follows bool) *storehealth.Store {
+	optional := !strings.EqualFold(cmp.Or(s.Backend.OnFailure, "error"), "error")
+	return storehealth.New(name, h, storehealth.Policy{Optional: optional, Follows: follows})
+}
 
-// newStoreObserver adds a store to the metrics and to health. The store is unhealthy until its first connection, unless
-// DEFAULT_ON_FAILURE answers without it.
-func newStoreObserver(name string, s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) *storeObserver {
-	answers := !strings.EqualFold(cmp.Or(s.Backend.OnFailure, "error"), "error")
+// newStoreObserver adds a store to the metrics.
+func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, health *storehealth.Store) *storeObserver {
 	o := &storeObserver{
-		name:      name,
-		log:       log,
-		registry:  r,
-		component: h.Add(name, false, noConnectionYet),
-		answers:   answers,
-		failure:   noConnectionYet,
-		denied:    make(map[string]string),
-		said:      make(map[string]said),
-		tried:     make(chan struct{}),
-		calls:     r.Counter(stats.BackendCallsTotal),
-		ops:       r.Counter(stats.BackendOpsTotal),
-		merged:    r.Counter(stats.BackendMergedTakesTotal),
-		latency:   r.Histogram(stats.BackendCallSeconds, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
-		size:      r.Histogram(stats.BackendBatchSize, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-		errors:    make(map[remote.Class]*stats.Counter),
+		name:     name,
+		log:      log,
+		registry: r,
+		health:   health,
+		said:     make(map[string]said),
+		calls:    r.Counter(stats.BackendCallsTotal),
+		ops:      r.Counter(stats.BackendOpsTotal),
+		merged:   r.Counter(stats.BackendMergedTakesTotal),
+		latency:  r.Histogram(stats.BackendCallSeconds, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1),
+		size:     r.Histogram(stats.BackendBatchSize, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+		errors:   make(map[remote.Class]*stats.Counter),
 	}
-	r.Gauge(stats.BackendConnections, func() float64 { return float64(o.connections.Load()) })
+	r.Gauge(stats.BackendConnections, func() float64 { return float64(health.Connections()) })
 	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)
 	o.events(remote.EventConnectFailed, remote.EventConnected)
-	o.assess()
 	return o
 }
 
@@ -168,6 +156,7 @@ func (o *storeObserver) node(name string) *nodeState {
 	if known, ok := o.nodes.Load(name); ok {
 		return known.(*nodeState)
 	}
+	o.health.Node(name)
 	for _, metric := range o.perNode {
 		o.registry.Counter(metric, name)
 	}
@@ -187,14 +176,12 @@ func (o *storeObserver) breaker(name, state string) {
 	now := map[string]int32{
 		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
 	}[state]
-	n.gone.Store(state == remote.Gone)
-	if state == remote.Gone {
-		o.permit(name)
-	}
 	n.state.Store(now)
-	o.mu.Lock()
-	o.assess()
-	o.mu.Unlock()
+	if state == remote.Gone {
+		o.health.Gone(name)
+	} else {
+		o.health.Breaker(name, now == breakerClosed)
+	}
 	if now == breakerOpen {
 		n.opened.Add(1)
 		if omitted, due := o.due("breaker " + name); due {
@@ -215,85 +202,6 @@ func (o *storeObserver) tell(n *nodeState, open bool) (before bool) {
 	return before
 }
 
-// connection follows the number of connections that are up.
-func (o *storeObserver) connection(active int) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.connections.Store(int64(active))
-	switch {
-	case active > 0:
-		o.once.Do(func() { close(o.tried) })
-	case o.connected:
-		o.failure = "there is no connection"
-	}
-	o.assess()
-}
-
-// assess tells health whether the store works. o.mu must be held, or o be known to nobody yet.
-func (o *storeObserver) assess() {
-	usable := o.connections.Load() > 0 && len(o.denied) == 0
-	why := cmp.Or(o.refusal(), o.failure)
-	if usable {
-		o.connected, why = true, o.faulty()
-	}
-	switch {
-	case why == "":
-		o.component.Set(true, "")
-	case o.answers || o.connected && (usable || !o.follows):
-		o.component.Degrade(why)
-	default:
-		o.component.Set(false, why)
-	}
-}
-
-// refusal returns why the connections to the first node of which that is known cannot be used, or "". o.mu must be held.
-func (o *storeObserver) refusal() string {
-	for _, node := range slices.Sorted(maps.Keys(o.denied)) {
-		return o.denied[node]
-	}
-	return ""
-}
-
-// faulty returns which nodes are kept from being asked, in words, or "" if there is none.
-func (o *storeObserver) faulty() string {
-	_, shut := o.reachable()
-	if len(shut) == 0 {
-		return ""
-	}
-	slices.Sort(shut)
-	return "no answer in time, or at all, from " + strings.Join(shut, ", ")
-}
-
-// reachable returns the number of nodes that are in use, and the names of those whose breakers are not closed.
-func (o *storeObserver) reachable() (nodes int, shut []string) {
-	o.nodes.Range(func(name, known any) bool {
-		if n := known.(*nodeState); !n.gone.Load() {
-			nodes++
-			if n.state.Load() != breakerClosed {
-				shut = append(shut, name.(string))
-			}
-		}
-		return true
-	})
-	return nodes, shut
-}
-
-// deny notes why connections to a node cannot be used, although they are up.
-func (o *storeObserver) deny(node, why string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.denied[node] = why
-	o.assess()
-}
-
-// permit notes that they can be.
-func (o *storeObserver) permit(node string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.denied, node)
-	o.assess()
-}
-
 // event counts e, and reports whether to log it, and with which attributes.
 func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
 	o.registry.Counter(stats.BackendEventsTotal, string(e.Kind)).Add(1)
@@ -309,18 +217,6 @@ func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
 		attrs = append(attrs, "error", e.Err)
 	}
 	return attrs, true
-}
-
-// connectFailed notes why there is no connection, for health.
-func (o *storeObserver) connectFailed(err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.once.Do(func() { close(o.tried) })
-	if o.connections.Load() > 0 || err == nil {
-		return
-	}
-	o.failure = "there is no connection: " + err.Error()
-	o.assess()
 }
 
 // mostSaid bounds what due remembers; there are few names of nodes.
@@ -343,39 +239,4 @@ func (o *storeObserver) due(what string) (omitted int, due bool) {
 	}
 	o.said[what] = said{at: now}
 	return before.omitted, true
-}
-
-// away returns why there is no connection, or "" if there is one.
-func (o *storeObserver) away() string {
-	if o.connections.Load() > 0 {
-		return ""
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.failure
-}
-
-// notReady returns why requests that need the store cannot be decided now, or "" if they can, or DEFAULT_ON_FAILURE
-// answers without it.
-func (o *storeObserver) notReady() string {
-	if o.answers {
-		return ""
-	}
-	if why := o.away(); why != "" {
-		return why
-	}
-	if why := o.whyDenied(); why != "" {
-		return why
-	}
-	if nodes, shut := o.reachable(); nodes > 0 && len(shut) == nodes {
-		return o.faulty()
-	}
-	return ""
-}
-
-// whyDenied returns why connections cannot be used although they are up, or "".
-func (o *storeObserver) whyDenied() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.refusal()
 }

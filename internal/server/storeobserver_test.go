@@ -31,9 +31,9 @@ func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buff
 func TestBreakerInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, log, h := observed(nil)
-		o.connection(2)
+		o.health.Connected(2)
 		o.batch(remote.Batch{Node: "a:1", Ops: 1})
-		if why := o.notReady(); why != "" {
+		if why := o.health.NotReady(); why != "" {
 			t.Errorf("not ready while Redis is well: %s", why)
 		}
 		for range 60 { // 15 s
@@ -41,7 +41,7 @@ func TestBreakerInTheLog(t *testing.T) {
 			time.Sleep(250 * time.Millisecond)
 			o.breaker("a:1", "half-open")
 		}
-		if o.notReady() == "" {
+		if o.health.NotReady() == "" {
 			t.Error("ready though the breaker of the only node is open")
 		}
 		if c := h.Components()[0]; !h.OK() || !c.Degraded || !strings.Contains(c.LastError, "a:1") {
@@ -51,7 +51,7 @@ func TestBreakerInTheLog(t *testing.T) {
 		if c := h.Components()[0]; !c.OK {
 			t.Errorf("after the breaker has closed redis is %+v", c)
 		}
-		if why := o.notReady(); why != "" {
+		if why := o.health.NotReady(); why != "" {
 			t.Errorf("not ready after the breaker has closed: %s", why)
 		}
 		if open, closed := strings.Count(log.String(), "does not answer"), strings.Count(log.String(), "answers again"); open != 2 || closed != 1 {
@@ -68,21 +68,21 @@ func TestBreakerInTheLog(t *testing.T) {
 func TestNodeGone(t *testing.T) {
 	t.Parallel()
 	o, log, _ := observed(nil)
-	o.connection(2)
+	o.health.Connected(2)
 	state := func(node string) int32 { return o.node(node).state.Load() }
 	for _, node := range []string{"a:1", "b:1"} {
 		o.breaker(node, "closed")
 		o.breaker(node, "open")
 	}
-	if o.notReady() == "" || state("a:1") != breakerOpen {
+	if o.health.NotReady() == "" || state("a:1") != breakerOpen {
 		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %d", state("a:1"))
 	}
 	o.breaker("a:1", "gone")
-	if o.notReady() == "" || state("a:1") != breakerClosed {
+	if o.health.NotReady() == "" || state("a:1") != breakerClosed {
 		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %d", state("a:1"))
 	}
 	o.breaker("a:1", "closed")
-	if why := o.notReady(); why != "" {
+	if why := o.health.NotReady(); why != "" {
 		t.Errorf("not ready though a node is back: %s", why)
 	}
 	if strings.Contains(log.String(), "answers again") {
@@ -114,8 +114,8 @@ func TestHealthOfRedis(t *testing.T) {
 		o, _, h := observed(tt.change)
 		for i, step := range []func(){
 			func() {},
-			func() { o.connection(1) },
-			func() { o.connection(0) },
+			func() { o.health.Connected(1) },
+			func() { o.health.Connected(0) },
 			func() {
 				o.event(remote.Event{Kind: remote.EventConnectFailed, Node: "a:1", Err: errors.New("no route")})
 			},
@@ -127,8 +127,8 @@ func TestHealthOfRedis(t *testing.T) {
 			if c := h.Components()[0]; c.OK != (i == 1) || c.Degraded != (tt.want[i] && i != 1) {
 				t.Errorf("%s, step %d: redis is shown as %+v", tt.name, i, c)
 			}
-			if got := o.notReady() == ""; got != tt.ready[i] {
-				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.notReady(), tt.ready[i])
+			if got := o.health.NotReady() == ""; got != tt.ready[i] {
+				t.Errorf("%s, step %d: ready is %v (%s), want %v", tt.name, i, got, o.health.NotReady(), tt.ready[i])
 			}
 		}
 		if last := h.Components()[0].LastError; !strings.Contains(last, "no route") {

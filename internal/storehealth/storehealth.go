@@ -1,0 +1,208 @@
+// Package storehealth works out from what is seen of a store behind a network whether requests can be decided with it.
+//
+// It is a state machine. What is seen: how many connections are up, why connecting has failed, which nodes the store has,
+// whose breakers are not closed, and which nodes have connections that are up and cannot be used. What follows: the state
+// of the store's component of health, whether the server is ready, and why not, in words.
+//
+// A store is usable while it has a connection and no node refuses its connections; with breakers that are not closed it is
+// usable but degraded. Health fails until it has been usable once, and after that only where [Policy] says so.
+package storehealth
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ratelimitd/ratelimitd/internal/task"
+)
+
+// Policy says what health and readiness make of a store that cannot be used.
+type Policy struct {
+	Follows  bool // health fails whenever there is no connection, and not only before the first one
+	Optional bool // neither fails, because the server answers without the store
+}
+
+// Store is what is known of a store. It is safe for concurrent use.
+type Store struct {
+	policy    Policy
+	component *task.Component
+	tried     chan struct{} // closed once there has been a connection, or connecting has failed
+	once      sync.Once     // for tried
+
+	mu          sync.Mutex
+	connections int
+	worked      bool   // it has been usable
+	failure     string // why there is no connection; the last reason if there is one
+	nodes       map[string]breaker
+	denied      map[string]string // by node: why its connections cannot be used, although they are up
+}
+
+// breaker is what is known of a node's breaker.
+type breaker uint8
+
+const (
+	closed breaker = iota
+	shut           // open, or half open
+	gone           // the node is no longer in use
+)
+
+const noConnectionYet = "there was no connection yet"
+
+// New returns a store to which there was no connection yet, and adds it to health.
+func New(name string, h *task.Health, p Policy) *Store {
+	s := &Store{
+		policy:    p,
+		component: h.Add(name, false, noConnectionYet),
+		tried:     make(chan struct{}),
+		failure:   noConnectionYet,
+		nodes:     make(map[string]breaker),
+		denied:    make(map[string]string),
+	}
+	s.change(func() {})
+	return s
+}
+
+// change makes a change, and tells health what follows.
+func (s *Store) change(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do()
+	usable := s.connections > 0 && len(s.denied) == 0
+	why := cmp.Or(s.refusal(), s.failure)
+	if usable {
+		s.worked, why = true, s.silence()
+	}
+	switch {
+	case why == "":
+		s.component.Set(true, "")
+	case s.policy.Optional || s.worked && (usable || !s.policy.Follows):
+		s.component.Degrade(why)
+	default:
+		s.component.Set(false, why)
+	}
+}
+
+// Connected notes how many connections are up.
+func (s *Store) Connected(active int) {
+	if active > 0 {
+		s.once.Do(func() { close(s.tried) })
+	}
+	s.change(func() {
+		if s.connections = active; active <= 0 && s.worked {
+			s.failure = "there is no connection"
+		}
+	})
+}
+
+// ConnectFailed notes why a connection could not be made; nil is no reason.
+func (s *Store) ConnectFailed(err error) {
+	s.once.Do(func() { close(s.tried) })
+	if err == nil {
+		return
+	}
+	s.change(func() {
+		if s.connections == 0 {
+			s.failure = "there is no connection: " + err.Error()
+		}
+	})
+}
+
+// Node notes that there is a node, whose breaker is closed unless something else is known of it.
+func (s *Store) Node(node string) {
+	s.change(func() {
+		if _, known := s.nodes[node]; !known {
+			s.nodes[node] = closed
+		}
+	})
+}
+
+// Breaker notes whether the breaker of a node is closed. The node is in use.
+func (s *Store) Breaker(node string, isClosed bool) {
+	s.change(func() {
+		if s.nodes[node] = shut; isClosed {
+			s.nodes[node] = closed
+		}
+	})
+}
+
+// Gone notes that a node is no longer in use.
+func (s *Store) Gone(node string) {
+	s.change(func() {
+		s.nodes[node] = gone
+		delete(s.denied, node)
+	})
+}
+
+// Denied notes why connections to a node cannot be used, although they are up.
+func (s *Store) Denied(node, why string) { s.change(func() { s.denied[node] = why }) }
+
+// Permitted notes that they can be.
+func (s *Store) Permitted(node string) { s.change(func() { delete(s.denied, node) }) }
+
+// Tried returns a channel that is closed once there has been a connection, or connecting has failed.
+func (s *Store) Tried() <-chan struct{} { return s.tried }
+
+// Connections returns how many connections are up.
+func (s *Store) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.connections
+}
+
+// Away returns why there is no connection, or "" if there is one.
+func (s *Store) Away() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away()
+}
+
+// NotReady returns why requests that need the store cannot be decided now, or "" if they can, or need not.
+func (s *Store) NotReady() string {
+	if s.policy.Optional {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if why := cmp.Or(s.away(), s.refusal()); why != "" {
+		return why
+	}
+	for _, b := range s.nodes {
+		if b == closed {
+			return ""
+		}
+	}
+	return s.silence()
+}
+
+// away is [Store.Away]. s.mu must be held.
+func (s *Store) away() string {
+	if s.connections > 0 {
+		return ""
+	}
+	return s.failure
+}
+
+// refusal returns why the connections to the first node of which that is known cannot be used, or "". s.mu must be held.
+func (s *Store) refusal() string {
+	for _, node := range slices.Sorted(maps.Keys(s.denied)) {
+		return s.denied[node]
+	}
+	return ""
+}
+
+// silence returns which nodes are kept from being asked, in words, or "" if there is none. s.mu must be held.
+func (s *Store) silence() string {
+	var silent []string
+	for node, b := range s.nodes {
+		if b == shut {
+			silent = append(silent, node)
+		}
+	}
+	if silent == nil {
+		return ""
+	}
+	slices.Sort(silent)
+	return "no answer in time, or at all, from " + strings.Join(silent, ", ")
+}
