@@ -62,7 +62,7 @@ var allowed = map[string]row{
 	"internal/tracing/tracingtest":        {third: []string{"go.opentelemetry.io/proto/otlp", grpc, protobuf}},
 	"internal/stats":                      {third: []string{"github.com/prometheus"}},
 	"internal/stats/statsd":               {ours: []string{"internal/stats"}, third: []string{"golang.org/x/sys/unix"}},
-	"internal/settings":                   {third: []string{"github.com/caarlos0/env/v11"}},
+	"internal/settings":                   {},
 	"internal/task":                       {},
 	"internal/archtest":                   {},
 	"internal/imagetest":                  {},

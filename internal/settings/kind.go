@@ -204,6 +204,20 @@ func checkPairs(v string) error {
 	return nil
 }
 
+// pairsOf returns the pairs in a value of this kind, which has been checked.
+func (k kind) pairsOf(v string) map[string]string {
+	separator := ":"
+	if k == assignments {
+		separator = "="
+	}
+	all := map[string]string{}
+	for pair := range strings.SplitSeq(v, ",") {
+		key, value, _ := strings.Cut(pair, separator)
+		all[key] = value
+	}
+	return all
+}
+
 // checkHeader accepts what HTTP allows as the name of a header.
 func checkHeader(v string) error {
 	for _, c := range []byte(v) {

@@ -8,7 +8,7 @@ import (
 // Markdown returns the table of variables, as it is in the README.
 func Markdown() string {
 	var b strings.Builder
-	for _, s := range sections() {
+	for _, s := range sections(new(Settings)) {
 		fmt.Fprintf(&b, "**%s**\n\n| Variable | Default | Meaning |\n| --- | --- | --- |\n", s.title)
 		for _, v := range s.rows {
 			def := "–"
@@ -24,8 +24,8 @@ func Markdown() string {
 
 // remark returns what the reader of the table has to know about a variable that has no effect.
 func (v variable) remark() string {
-	if v.state == honoured {
-		return ""
+	if _, inert := v.to.(state); inert {
+		return " (accepted, no effect)"
 	}
-	return " (accepted, no effect)"
+	return ""
 }

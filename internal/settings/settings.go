@@ -1,8 +1,8 @@
 // Package settings turns the environment into typed values, once, at the start.
 //
 // One table, in table.go, lists every variable that envoyproxy/ratelimit reads, and our own, each with its default,
-// what it accepts and what this release does with it. The table in the README is generated from it. A variable that is
-// set but empty counts as not set. All errors are reported at once, each with the variable, its value and what it
+// what it accepts, and the field of [Settings] that takes its value or why there is none. The table in the README is
+// generated from it. A variable that is set but empty counts as not set. All errors are reported at once, each with the variable, its value and what it
 // accepts.
 package settings
 
@@ -12,12 +12,9 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/caarlos0/env/v11"
 )
 
 //go:generate go test -run ^TestREADME$ . -update
@@ -25,176 +22,176 @@ import (
 // Settings are the values of the variables that are honoured. Defaults are filled in.
 type Settings struct {
 	GRPC struct {
-		Host       string        `env:"GRPC_HOST"`
-		Port       string        `env:"GRPC_PORT"`
-		UDS        string        `env:"GRPC_UDS"`
-		MaxAge     time.Duration `env:"GRPC_MAX_CONNECTION_AGE"`
-		Grace      time.Duration `env:"GRPC_MAX_CONNECTION_AGE_GRACE"`
-		Reflection bool          `env:"GRPC_REFLECTION"`
-		UseTLS     bool          `env:"GRPC_SERVER_USE_TLS"`
-		Cert       string        `env:"GRPC_SERVER_TLS_CERT"`
-		Key        string        `env:"GRPC_SERVER_TLS_KEY"`
-		MinTLS     string        `env:"GRPC_SERVER_TLS_MIN_VERSION"`
-		ClientCA   string        `env:"GRPC_CLIENT_TLS_CACERT"`
-		ClientSANs []string      `env:"GRPC_CLIENT_TLS_SAN"`
+		Host       string
+		Port       string
+		UDS        string
+		MaxAge     time.Duration
+		Grace      time.Duration
+		Reflection bool
+		UseTLS     bool
+		Cert       string
+		Key        string
+		MinTLS     string
+		ClientCA   string
+		ClientSANs []string
 	}
 	HTTP struct {
-		Host string `env:"HOST"`
-		Port string `env:"PORT"`
+		Host string
+		Port string
 	}
 	Debug struct {
-		Host string `env:"DEBUG_HOST"`
-		Port string `env:"DEBUG_PORT"`
+		Host string
+		Port string
 	}
 	Rules struct {
-		Source         string `env:"CONFIG_TYPE"`
-		Root           string `env:"RUNTIME_ROOT"`
-		Subdirectory   string `env:"RUNTIME_SUBDIRECTORY"`
-		AppDirectory   string `env:"RUNTIME_APPDIRECTORY"`
-		IgnoreDotFiles bool   `env:"RUNTIME_IGNOREDOTFILES"`
-		WatchRoot      bool   `env:"RUNTIME_WATCH_ROOT"`
-		MergeDomains   bool   `env:"MERGE_DOMAIN_CONFIG"`
-		Strict         bool   `env:"RULES_STRICT"`
-		ForceStart     bool   `env:"FORCE_START_WITHOUT_INITIAL_CONFIG"`
-		HealthyWithOne bool   `env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED"`
+		Source         string
+		Root           string
+		Subdirectory   string
+		AppDirectory   string
+		IgnoreDotFiles bool
+		WatchRoot      bool
+		MergeDomains   bool
+		Strict         bool
+		ForceStart     bool
+		HealthyWithOne bool
 	}
 	XDS    XDS
 	Decide struct {
-		Shadow         bool    `env:"SHADOW_MODE"`
-		Quota          bool    `env:"QUOTA_MODE"`
-		StopWhenOver   bool    `env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT"`
-		NearLimitRatio float32 `env:"NEAR_LIMIT_RATIO"`
-		CalendarMonths bool    `env:"USE_CALENDAR_MONTH_RATE_LIMIT"`
+		Shadow         bool
+		Quota          bool
+		StopWhenOver   bool
+		NearLimitRatio float32
+		CalendarMonths bool
 	}
 	Answer struct {
-		Headers          bool   `env:"LIMIT_RESPONSE_HEADERS_ENABLED"`
-		LimitHeader      string `env:"LIMIT_LIMIT_HEADER"`
-		RemainingHeader  string `env:"LIMIT_REMAINING_HEADER"`
-		ResetHeader      string `env:"LIMIT_RESET_HEADER"`
-		RetryAfterHeader string `env:"LIMIT_RETRY_AFTER_HEADER"`
-		RuleHeader       string `env:"LIMIT_RULE_HEADER"`
-		Body             string `env:"LIMIT_BODY"`
-		DynamicMetadata  bool   `env:"RESPONSE_DYNAMIC_METADATA"`
-		DecisionMetadata bool   `env:"DECISION_METADATA"`
+		Headers          bool
+		LimitHeader      string
+		RemainingHeader  string
+		ResetHeader      string
+		RetryAfterHeader string
+		RuleHeader       string
+		Body             string
+		DynamicMetadata  bool
+		DecisionMetadata bool
 	}
 	Backend struct {
-		Type          string `env:"BACKEND_TYPE"`
-		MemoryMaxKeys int    `env:"MEMORY_MAX_KEYS"`
-		LocalCache    int    `env:"LOCAL_CACHE_SIZE_IN_BYTES"` // 0 is off
-		OnFailure     string `env:"DEFAULT_ON_FAILURE"`
-		KeyPrefix     string `env:"CACHE_KEY_PREFIX"`
-		JitterSeconds int    `env:"EXPIRATION_JITTER_MAX_SECONDS"`
-		Assumed       bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
+		Type          string
+		MemoryMaxKeys int
+		LocalCache    int // 0 is off
+		OnFailure     string
+		KeyPrefix     string
+		JitterSeconds int
+		Assumed       bool // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
 	}
 	NearCache struct {
-		Keys    int           `env:"NEAR_CACHE_KEYS"`    // 0 is off
-		Refusal time.Duration `env:"NEAR_CACHE_REFUSAL"` // 0 is off
-		Leases  bool          `env:"NEAR_CACHE_LEASES"`
+		Keys    int           // 0 is off
+		Refusal time.Duration // 0 is off
+		Leases  bool
 	}
 	Redis          Redis
 	RedisPerSecond RedisPerSecond
 	Memcache       Memcache
 	Admin          struct {
-		On        bool   `env:"ADMIN"`
-		TokenFile string `env:"ADMIN_TOKEN_FILE"`
+		On        bool
+		TokenFile string
 	}
-	DrainDelay time.Duration `env:"DRAIN_DELAY"`
+	DrainDelay time.Duration
 	Log        struct {
-		Level         Level  `env:"LOG_LEVEL"`
-		Format        string `env:"LOG_FORMAT"`
-		Refused       bool   `env:"LOG_REFUSED"`
-		RefusedValues bool   `env:"LOG_REFUSED_VALUES"`
+		Level         Level
+		Format        string
+		Refused       bool
+		RefusedValues bool
 	}
 	Tracing struct {
-		On        bool    `env:"TRACING_ENABLED"`
-		Service   string  `env:"TRACING_SERVICE_NAME"`
-		Namespace string  `env:"TRACING_SERVICE_NAMESPACE"`
-		Instance  string  `env:"TRACING_SERVICE_INSTANCE_ID"`
-		Protocol  string  `env:"TRACING_EXPORTER_PROTOCOL"`
-		Rate      float64 `env:"TRACING_SAMPLING_RATE"`
-		Values    bool    `env:"TRACING_VALUES"`
+		On        bool
+		Service   string
+		Namespace string
+		Instance  string
+		Protocol  string
+		Rate      float64
+		Values    bool
 	}
 	Stats struct {
-		Disable          bool          `env:"DISABLE_STATS"`
-		MaxSeries        int           `env:"METRIC_MAX_SERIES"`
-		Statsd           bool          `env:"USE_STATSD"` // at most one of Statsd, DogStatsd and Prometheus is on, unless Disable is
-		DogStatsd        bool          `env:"USE_DOG_STATSD"`
-		StatsdHost       string        `env:"STATSD_HOST"`
-		StatsdPort       string        `env:"STATSD_PORT"`
-		StatsdProtocol   string        `env:"STATSD_PROTOCOL"`
-		MogrifierNames   []string      `env:"USE_DOG_STATSD_MOGRIFIERS"`
-		Mogrifiers       []Mogrifier   // one for each of the names, in their order
-		FlushInterval    time.Duration `env:"STATS_FLUSH_INTERVAL"`
-		Prometheus       bool          `env:"USE_PROMETHEUS"`
-		PrometheusAddr   string        `env:"PROMETHEUS_ADDR"`
-		PrometheusPath   string        `env:"PROMETHEUS_PATH"`
-		PrometheusMapper string        `env:"PROMETHEUS_MAPPER_YAML"`
-		Milliseconds     bool          `env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS"`
+		Disable          bool
+		MaxSeries        int
+		Statsd           bool // at most one of Statsd, DogStatsd and Prometheus is on, unless Disable is
+		DogStatsd        bool
+		StatsdHost       string
+		StatsdPort       string
+		StatsdProtocol   string
+		MogrifierNames   []string
+		Mogrifiers       []Mogrifier // one for each of the names, in their order
+		FlushInterval    time.Duration
+		Prometheus       bool
+		PrometheusAddr   string
+		PrometheusPath   string
+		PrometheusMapper string
+		Milliseconds     bool
 
-		ExtraTags map[string]string `env:"EXTRA_TAGS"`
+		ExtraTags map[string]string
 		Datadog   Datadog
 	}
 }
 
 // Datadog holds what Datadog's client reads: tags for everything that is sent to DogStatsD.
 type Datadog struct {
-	EntityID string `env:"DD_ENTITY_ID"`
-	Env      string `env:"DD_ENV"`
-	Service  string `env:"DD_SERVICE"`
-	Version  string `env:"DD_VERSION"`
+	EntityID string
+	Env      string
+	Service  string
+	Version  string
 }
 
 // Redis says where the counters are in Redis.
 type Redis struct {
-	Type         string        `env:"REDIS_TYPE"`
-	Socket       string        `env:"REDIS_SOCKET_TYPE"`
-	URL          string        `env:"REDIS_URL"`
-	Auth         string        `env:"REDIS_AUTH"`
-	AuthFile     string        `env:"REDIS_AUTH_FILE"`
-	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH"`
-	TLS          bool          `env:"REDIS_TLS"`
-	PoolSize     int           `env:"REDIS_POOL_SIZE"`
-	DialTimeout  time.Duration `env:"REDIS_TIMEOUT"`
-	OpTimeout    time.Duration `env:"REDIS_OP_TIMEOUT"`
+	Type         string
+	Socket       string
+	URL          string
+	Auth         string
+	AuthFile     string
+	SentinelAuth string
+	TLS          bool
+	PoolSize     int
+	DialTimeout  time.Duration
+	OpTimeout    time.Duration
 
 	// The following also applies to the Redis for limits per second.
 
-	Cert         string `env:"REDIS_TLS_CLIENT_CERT"`
-	Key          string `env:"REDIS_TLS_CLIENT_KEY"`
-	CA           string `env:"REDIS_TLS_CACERT"`
-	SkipHostname bool   `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"`
-	KeyFormat    string `env:"REDIS_KEY_FORMAT"`
-	HealthActive bool   `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION"`
+	Cert         string
+	Key          string
+	CA           string
+	SkipHostname bool
+	KeyFormat    string
+	HealthActive bool
 }
 
 // RedisPerSecond says where the counters of limits per second are, if they have a Redis of their own.
 type RedisPerSecond struct {
-	On           bool          `env:"REDIS_PERSECOND"`
-	Type         string        `env:"REDIS_PERSECOND_TYPE"`
-	Socket       string        `env:"REDIS_PERSECOND_SOCKET_TYPE"`
-	URL          string        `env:"REDIS_PERSECOND_URL"`
-	Auth         string        `env:"REDIS_PERSECOND_AUTH"`
-	AuthFile     string        `env:"REDIS_PERSECOND_AUTH_FILE"`
-	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH"`
-	TLS          bool          `env:"REDIS_PERSECOND_TLS"`
-	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE"`
-	DialTimeout  time.Duration `env:"REDIS_PERSECOND_TIMEOUT"`
-	OpTimeout    time.Duration `env:"REDIS_PERSECOND_OP_TIMEOUT"`
+	On           bool
+	Type         string
+	Socket       string
+	URL          string
+	Auth         string
+	AuthFile     string
+	SentinelAuth string
+	TLS          bool
+	PoolSize     int
+	DialTimeout  time.Duration
+	OpTimeout    time.Duration
 }
 
 // Memcache says where the counters are in memcached.
 type Memcache struct {
-	Servers      []string      `env:"MEMCACHE_HOST_PORT"`
-	SRV          string        `env:"MEMCACHE_SRV"`
-	SRVRefresh   time.Duration `env:"MEMCACHE_SRV_REFRESH"`
-	MaxIdleConns int           `env:"MEMCACHE_MAX_IDLE_CONNS"`
-	OpTimeout    time.Duration `env:"MEMCACHE_OP_TIMEOUT"`
-	KeyFormat    string        `env:"MEMCACHE_KEY_FORMAT"`
-	TLS          bool          `env:"MEMCACHE_TLS"`
-	Cert         string        `env:"MEMCACHE_TLS_CLIENT_CERT"`
-	Key          string        `env:"MEMCACHE_TLS_CLIENT_KEY"`
-	CA           string        `env:"MEMCACHE_TLS_CACERT"`
-	SkipHostname bool          `env:"MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION"`
+	Servers      []string
+	SRV          string
+	SRVRefresh   time.Duration
+	MaxIdleConns int
+	OpTimeout    time.Duration
+	KeyFormat    string
+	TLS          bool
+	Cert         string
+	Key          string
+	CA           string
+	SkipHostname bool
 }
 
 // Level is how much is logged, under the reference's names. Panic and fatal log only errors, since there is nothing
@@ -266,11 +263,12 @@ func givenIn(environ []string) map[string]string {
 
 // typed returns values, which have been checked, as settings.
 func typed(values map[string]string) (s Settings, err error) {
-	err = env.ParseWithOptions(&s, env.Options{Environment: values, FuncMap: map[reflect.Type]env.ParserFunc{
-		reflect.TypeFor[int](): func(v string) (any, error) { return parseInt(v) },
-	}})
-	if err != nil {
-		return Settings{}, fmt.Errorf("reading the environment: %w", err)
+	for _, v := range variables(&s) {
+		if value := values[v.name]; value != "" {
+			if err := v.set(value); err != nil {
+				return Settings{}, fmt.Errorf("reading %s: %w", v.name, err)
+			}
+		}
 	}
 	return s, nil
 }
@@ -279,7 +277,7 @@ func typed(values map[string]string) (s Settings, err error) {
 func lookUp(given map[string]string) (values map[string]string, notices []string, problems []error) {
 	chosen := word(cmp.Or(given["BACKEND_TYPE"], redis), BackendTypes()...)
 	values = map[string]string{}
-	for _, v := range variables() {
+	for _, v := range variables(new(Settings)) {
 		values[v.name] = v.def
 		value, set := given[v.name]
 		if !set || !v.of(chosen) {
@@ -296,7 +294,7 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 			problems = append(problems, fmt.Errorf("%s takes %s", v.name, v.kind.takes()))
 		case v.kind.check(value) != nil:
 			problems = append(problems, wrong(v.name, value, v.kind.takes()))
-		case v.state == tuning:
+		case v.to == tuning:
 			notices = append(notices, fmt.Sprintf("%s=%s has no effect: this server needs no such tuning", v.name, value))
 		}
 	}

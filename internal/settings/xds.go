@@ -9,22 +9,22 @@ import (
 
 // XDS says from which control plane rules come, if Rules.Source says that they do.
 type XDS struct {
-	NodeID         string            `env:"CONFIG_GRPC_XDS_NODE_ID"`
-	NodeMetadata   map[string]string `env:"CONFIG_GRPC_XDS_NODE_METADATA"                 envKeyValSeparator:"="`
-	Server         string            `env:"CONFIG_GRPC_XDS_SERVER_URL"`
-	FirstWait      time.Duration     `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL"`
-	Headers        map[string]string `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS"     envKeyValSeparator:":"`
-	TLS            bool              `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS"`
-	Cert           string            `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT"`
-	Key            string            `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY"`
-	CA             string            `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT"`
-	SAN            string            `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN"`
-	BackoffInitial time.Duration     `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"`
-	BackoffMax     time.Duration     `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL"`
-	BackoffFactor  float64           `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR"`
-	BackoffJitter  bool              `env:"XDS_CLIENT_BACKOFF_JITTER"`
-	MaxMessage     int               `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"` // bytes; 0 if not set
-	KeepOnEmpty    bool              `env:"XDS_KEEP_ON_EMPTY"`
+	NodeID         string
+	NodeMetadata   map[string]string
+	Server         string
+	FirstWait      time.Duration
+	Headers        map[string]string
+	TLS            bool
+	Cert           string
+	Key            string
+	CA             string
+	SAN            string
+	BackoffInitial time.Duration
+	BackoffMax     time.Duration
+	BackoffFactor  float64
+	BackoffJitter  bool
+	MaxMessage     int // bytes; 0 if not set
+	KeepOnEmpty    bool
 }
 
 // checkXDS returns which settings of the control plane do not go together.
