@@ -19,7 +19,7 @@ type redisObserver struct{ *storeObserver }
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
 	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive))}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
-	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged)
+	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventDenied, redis.EventLimited, redis.EventPermitted)
 	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
 	return o
 }
