@@ -105,8 +105,11 @@ func (p *program) helpCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, rest, err := cmd.Root().Find(args)
-			if err != nil || len(rest) > 0 {
+			switch {
+			case err != nil || found == cmd.Root() && len(rest) > 0:
 				return noCommand(cmd.Root(), args)
+			case len(rest) > 0:
+				return fmt.Errorf("%s takes one command, but got %q after %q: see %s --help", cmd.CommandPath(), rest[0], found.Name(), found.CommandPath())
 			}
 			found.InitDefaultHelpFlag()
 			return found.Help()
