@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -18,7 +19,7 @@ type address struct {
 // addressTakes says what --addr takes.
 const addressTakes = "takes a host, host:port, http://host:port, https://host:port or unix:PATH"
 
-// parseAddress reads the value of --addr. A host without a port has the given one.
+// parseAddress reads the value of --addr. A host without a port has the given one, which is that of GRPC_PORT, or empty.
 func parseAddress(text, port string) (address, error) {
 	a, err := readAddress(text, port)
 	if err != nil {
@@ -80,22 +81,46 @@ func hostPort(text, port string) (string, error) {
 		return "", errors.New("it has a blank in it")
 	case strings.Contains(text, "/"):
 		return "", fmt.Errorf("it has something behind %s, where gRPC has nothing", text[:strings.Index(text, "/")])
-	case port == "" && !strings.Contains(text, ":"):
-		return "", errors.New("it has no port")
-	case net.ParseIP(strings.Trim(text, "[]")) != nil:
-		return net.JoinHostPort(strings.Trim(text, "[]"), port), nil
+	case isIP(text):
+		return withPort(text, port)
+	case strings.ContainsAny(text, "[]"):
+		ip, own, closed := strings.Cut(strings.TrimPrefix(text, "["), "]")
+		switch {
+		case text[0] != '[' || !closed || !isIP(ip) || own != "" && own[0] != ':':
+			return "", errors.New("its brackets do not enclose an IPv6 address, as in [::1]:8081")
+		case own == "":
+			return withPort(ip, port)
+		}
 	case !strings.Contains(text, ":"):
-		return net.JoinHostPort(text, port), nil
+		return withPort(text, port)
 	}
 	host, own, err := net.SplitHostPort(text)
 	if err != nil {
 		return "", errors.New("it has more than one colon, so an IPv6 address, if it is one, goes into brackets, as in [::1]:8081")
 	}
-	if n, err := strconv.ParseUint(own, 10, 16); err != nil || n == 0 {
+	if !isPort(own) {
 		return "", fmt.Errorf("its port %q is no number from 1 to 65535", own)
 	}
 	if host == "" {
 		host = "127.0.0.1"
 	}
 	return net.JoinHostPort(host, own), nil
+}
+
+// isIP reports whether text is an IP address, which may have a zone, as in fe80::1%eth0.
+func isIP(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
+}
+
+func withPort(host, port string) (string, error) {
+	if port == "" {
+		return "", errors.New("it has no port")
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func isPort(text string) bool {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return err == nil && n > 0
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -90,7 +91,7 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	}
 	target := c.addr
 	if !strings.HasPrefix(target, "unix:") {
-		target = "passthrough:///" + target // so that it is looked up by what dials, which says what is wrong with it
+		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}))
 	if err != nil {
