@@ -53,7 +53,13 @@ func parseDescriptor(arg string) (descriptor, error) {
 		}
 		d.entries = append(d.entries, entry{unescape(key), unescape(value)})
 	}
+	given := make(map[string]bool)
 	for _, option := range parts[1:] {
+		name, _, _ := strings.Cut(option, "=")
+		if given[name] {
+			return d, fmt.Errorf("%q: %s is given twice, and may be given once", option, name)
+		}
+		given[name] = true
 		if err := d.option(option); err != nil {
 			return d, err
 		}
