@@ -76,8 +76,12 @@ func ofReply(node, text string) *remote.Error {
 		return e
 	}
 	e.Class = remote.Other
-	if strings.HasPrefix(text, "ERR max number of clients") {
+	switch {
+	case strings.HasPrefix(text, "ERR max number of clients"):
 		e.Class = remote.Refused
+		return e
+	case strings.HasPrefix(text, "ERR This instance has cluster support disabled"):
+		e.Text = "the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, has to be single"
 		return e
 	}
 	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not

@@ -2,12 +2,24 @@ package redis
 
 import (
 	"errors"
+	"net"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
+
+// unreached says in words that addr has no IP address of the kind that the configuration asks for; other errors stay as
+// they are.
+func (p *pool) unreached(addr string, err error) error {
+	kind := map[string]string{"tcp4": "IPv4", "tcp6": "IPv6"}[p.target.network]
+	if _, ok := errors.AsType[*net.AddrError](err); !ok || kind == "" {
+		return err
+	}
+	host, _, _ := net.SplitHostPort(addr)
+	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" asks for: tcp takes both kinds")
+}
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
 func (p *pool) greeted(err error) error {

@@ -83,7 +83,7 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	defer cancel()
 	conn, err := p.dialer.Dial(ctx, p.target.network, addr)
 	if err != nil {
-		return nil, err
+		return nil, p.unreached(addr, err)
 	}
 	user, password, err := p.config.credentials(p.target.auth)
 	if err != nil {

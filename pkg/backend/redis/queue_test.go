@@ -398,6 +398,7 @@ func TestClasses(t *testing.T) {
 		{reply("NOPERM No permissions to access a key"), "redis n: noauth: NOPERM: the user may not use the key of a counter"},
 		{reply("ERR The user executing the script can't run this command or subcommand script: abc"), "redis n: noauth: NOPERM: the user may not do what it has to"},
 		{reply("NOSCRIPT No matching script."), "noscript"},
+		{reply("ERR This instance has cluster support disabled"), "redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, has to be single"},
 		{reply("ERR unknown command `EVALSHA`, with args beginning with: `secret`"), "redis n: other: ERR unknown command …"},
 		{reply("ERR max number of clients reached"), "refused"},
 		{errors.New("line\nbreak"), "redis n: other: line break"},
