@@ -18,8 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/status"
-
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 )
 
@@ -183,7 +181,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) lost(err error, wait time.Duration) {
 	c.config.Hooks.Event(EventDisconnected)
 	c.config.Hooks.Current(false)
-	text := status.Convert(err).Message()
+	text := words(err)
 	if errors.Is(err, errReload) {
 		c.log.Info("asking the control plane for everything", "server", c.config.Server)
 	} else {
