@@ -3,6 +3,7 @@ package manifests_test
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -108,6 +109,10 @@ rules:
     domain: a
     descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]
   b.yaml: "domain: b\n"
+  c.yaml: "  domain: c\n  descriptors: []\n"
+  d.yaml: "\n# \"d\": a comment\n\n  domain: d \n\n"
+  e.yaml: "domain: e\ndescriptors: [{key: k, value: \"{{ \t }}\"}]"
+  "no": ""
 nodeSelector: {disk: fast}
 tolerations: [{key: dedicated, operator: Exists}]
 affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}
@@ -137,8 +142,16 @@ podAnnotations: {a: b}
 			t.Errorf("%s=%q, want %q", name, got, want)
 		}
 	}
-	if len(o.rules.Data) != 2 || o.rules.Data["b.yaml"] != "domain: b\n" || !strings.HasPrefix(o.rules.Data["a.yaml"], "domain: a\ndescriptors:") {
-		t.Errorf("rules: %q", o.rules.Data)
+	rules := map[string]string{
+		"a.yaml": "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n",
+		"b.yaml": "domain: b\n",
+		"c.yaml": "  domain: c\n  descriptors: []\n",
+		"d.yaml": "\n# \"d\": a comment\n\n  domain: d \n\n",
+		"e.yaml": "domain: e\ndescriptors: [{key: k, value: \"{{ \t }}\"}]",
+		"no":     "",
+	}
+	if !maps.Equal(o.rules.Data, rules) {
+		t.Errorf("rules: %q, want what the values have: %q", o.rules.Data, rules)
 	}
 	pod := o.deployment.Spec.Template
 	if pod.Spec.NodeSelector["disk"] != "fast" || pod.Spec.Tolerations[0].Key != "dedicated" || pod.Spec.Affinity.PodAntiAffinity == nil || pod.Annotations["a"] != "b" {
