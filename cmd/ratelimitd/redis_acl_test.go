@@ -38,14 +38,15 @@ descriptors:
 )
 
 // aclLines returns the permissions in the ACL SETUSER lines of a document, without the user's name, state and password.
+// Each is one line, so that it can be pasted into redis-cli.
 func aclLines(t *testing.T, file string) (lines []string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(repository, file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^ *ACL SETUSER limiter (?:on >SECRET )?(.*\n +.*)$`).FindAllStringSubmatch(string(raw), -1) {
-		lines = append(lines, strings.Join(strings.Fields(m[1]), " "))
+	for _, m := range regexp.MustCompile(`(?m)^ *ACL SETUSER limiter (?:on >SECRET )?(.*)$`).FindAllStringSubmatch(string(raw), -1) {
+		lines = append(lines, m[1])
 	}
 	return lines
 }
