@@ -50,7 +50,7 @@ func TestDeployments(t *testing.T) {
 		{"url_not_of_a_socket", Config{URL: "redis://:word@" + plain.Addr(), Network: "unix"}, remote.TLSFiles{}, ""},
 		{"no_socket", Config{URL: plain.Dir() + "/other.sock", Network: "unix"}, remote.TLSFiles{}, "refused: "},
 		{"tcp4", Config{URL: plain.Addr(), Network: "tcp4", Auth: "word"}, remote.TLSFiles{}, ""},
-		{"tcp6", Config{URL: plain.Addr(), Network: "tcp6", Auth: "word"}, remote.TLSFiles{}, "no suitable address"},
+		{"tcp6", Config{URL: plain.Addr(), Network: "tcp6", Auth: "word"}, remote.TLSFiles{}, "has no IPv6 address"},
 		{"unix_url", Config{URL: "unix://app:sec%3Aret@" + plain.Dir() + "/redis.sock?db=2"}, remote.TLSFiles{}, ""},
 		{"url", Config{URL: "redis://app:sec%3Aret@" + plain.Addr() + "/3"}, remote.TLSFiles{}, ""},
 		{"url_password", Config{URL: "redis://:word@" + plain.Addr()}, remote.TLSFiles{}, ""},
