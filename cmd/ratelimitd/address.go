@@ -113,9 +113,11 @@ func isIP(text string) bool {
 	return err == nil
 }
 
+var errNoPort = errors.New("it has no port")
+
 func withPort(host, port string) (string, error) {
 	if port == "" {
-		return "", errors.New("it has no port")
+		return "", errNoPort
 	}
 	return net.JoinHostPort(host, port), nil
 }

@@ -56,17 +56,20 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 
 // findHome reads the variables that say where a server with the same environment is, and the file of its token.
 func (c *client) findHome(p *program) {
-	var s settings.Settings
-	s, c.wrong = settings.Only(p.environ, "GRPC_PORT", "GRPC_UDS")
-	c.home = net.JoinHostPort("127.0.0.1", s.GRPC.Port)
-	if c.port = s.GRPC.Port; c.wrong != nil {
+	port, err := settings.Only(p.environ, "GRPC_PORT")
+	c.port, c.wrong = port.GRPC.Port, err
+	c.home = net.JoinHostPort("127.0.0.1", c.port)
+	if err == nil && !isPort(c.port) {
+		c.wrong = fmt.Errorf("GRPC_PORT=%q names no port, but leaves the choice to the server: --addr says where it is", c.port)
+	}
+	if c.wrong != nil {
 		c.port = ""
 	}
+	s, _ := settings.Only(p.environ, "GRPC_UDS", "ADMIN_TOKEN_FILE") // which take any text
+	c.tokenFile = s.Admin.TokenFile
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
-	s, _ = settings.Only(p.environ, "ADMIN_TOKEN_FILE") // takes any text
-	c.tokenFile = s.Admin.TokenFile
 }
 
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
@@ -74,12 +77,15 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: takes a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
-	if c.wrong != nil && c.addr == c.home {
+	if c.wrong != nil && c.addr == c.home && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong
 	}
 	at, err := parseAddress(c.addr, c.port)
+	if errors.Is(err, errNoPort) {
+		return nil, c.wrong // which says why there is no port for it
+	}
 	if err != nil {
-		return nil, errors.Join(c.wrong, err)
+		return nil, err
 	}
 	if c.token, err = readToken(c.tokenFile); err != nil {
 		return nil, err
