@@ -13,6 +13,7 @@ import (
 const (
 	maxOwed  = 10_000                 // keys; each outage leaves a batch per writer
 	oweAgain = 100 * time.Millisecond // after an attempt that failed
+	oweLate  = 500 * time.Millisecond // for so long a key that is not there may still come
 )
 
 // owed holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
@@ -20,8 +21,14 @@ const (
 // harmless however often it happens. It is safe for concurrent use; a nil one owes nothing.
 type owed struct {
 	mu   sync.Mutex
-	keys map[string]any // the seconds for which they are to be kept
-	next time.Time      // when to try again
+	keys map[string]debt
+	next time.Time // when to try again
+}
+
+// debt is an EXPIRE that is owed.
+type debt struct {
+	seconds any       // for which the key is to be kept
+	since   time.Time // when the connection was cut
 }
 
 // note notes what units that have been sent owe.
@@ -32,25 +39,32 @@ func (o *owed) note(units []*unit) {
 	for _, u := range units {
 		if len(u.sent) == 2 && !refused(u.sent[0]) && !final(u.sent[1]) {
 			o.mu.Lock()
-			o.add(u.sent[1])
+			o.add(u.sent[1], time.Now())
 			o.mu.Unlock()
 		}
 	}
 }
 
 // add adds an EXPIRE. o.mu must be held.
-func (o *owed) add(expire redis.Cmder) {
+func (o *owed) add(expire redis.Cmder, since time.Time) {
 	key, _ := expire.Args()[1].(string)
 	if o.keys == nil {
-		o.keys = map[string]any{}
+		o.keys = map[string]debt{}
 	}
 	if len(o.keys) < maxOwed {
-		o.keys[key] = expire.Args()[2]
+		o.keys[key] = debt{expire.Args()[2], since}
 	}
 }
 
+// owing is an EXPIRE on its way, and since when it is owed.
+type owing struct {
+	redis.Cmder
+
+	since time.Time
+}
+
 // take returns what is owed, if it is time to send it, as commands that the caller must pass to back.
-func (o *owed) take() (all []redis.Cmder) {
+func (o *owed) take() (all []owing) {
 	if o == nil {
 		return nil
 	}
@@ -59,8 +73,8 @@ func (o *owed) take() (all []redis.Cmder) {
 	if len(o.keys) == 0 || time.Now().Before(o.next) {
 		return nil
 	}
-	for key, seconds := range o.keys {
-		all = append(all, newCommand("expire", key, seconds))
+	for key, d := range o.keys {
+		all = append(all, owing{newCommand("expire", key, d.seconds), d.since})
 		delete(o.keys, key)
 		if len(all) == maxCommands {
 			break
@@ -69,13 +83,15 @@ func (o *owed) take() (all []redis.Cmder) {
 	return all
 }
 
-// back takes back what was sent in vain, for later.
-func (o *owed) back(all []redis.Cmder) {
+// back takes back what was sent in vain, for later. A key that is not there may still come: what a server has received
+// over a connection that was cut it may carry out after what comes over the next one.
+func (o *owed) back(all []owing) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, c := range all {
-		if !final(c) {
-			o.add(c)
+		missing := c.Err() == nil && c.Cmder.(*command).Val() == int64(0)
+		if !final(c.Cmder) || missing && time.Since(c.since) < oweLate {
+			o.add(c.Cmder, c.since)
 			o.next = time.Now().Add(oweAgain)
 		}
 	}
@@ -105,14 +121,18 @@ func final(c redis.Cmder) bool {
 func (w *writer) settle(ctx context.Context) {
 	p := w.node.pool
 	for all := p.owed.take(); len(all) > 0; all = p.owed.take() { //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+		commands := make([]redis.Cmder, len(all))
+		for i := range all {
+			commands[i] = all[i].Cmder
+		}
 		bounded, cancel := context.WithTimeout(ctx, p.opTimeout())
 		switch {
 		case p.cluster != nil: // by now the keys may be on other nodes
 			pipe := p.cluster.client.Pipeline()
-			_ = pipe.BatchProcess(bounded, all...) // only collects
-			_, _ = pipe.Exec(bounded)              // each command has its own error
+			_ = pipe.BatchProcess(bounded, commands...) // only collects
+			_, _ = pipe.Exec(bounded)                   // each command has its own error
 		case w.link == nil:
-		case w.exec(bounded, all) != nil:
+		case w.exec(bounded, commands) != nil:
 			w.hangUp()
 		}
 		cancel()
@@ -120,16 +140,18 @@ func (w *writer) settle(ctx context.Context) {
 	}
 }
 
-// settleLast sends what is owed at the end, once, over a new connection if need be.
+// settleLast sends what is owed at the end, over a new connection if need be, for as long as a key may still come.
 func (w *writer) settleLast(ctx context.Context) {
 	o := w.node.pool.owed
-	if o == nil || !o.hurry() {
+	if o == nil {
 		return
 	}
-	if w.link == nil && w.node.pool.cluster == nil {
-		_ = w.open(ctx) // nothing more can be done
+	for begun := time.Now(); o.hurry() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
+		if w.link == nil && w.node.pool.cluster == nil {
+			_ = w.open(ctx) // nothing more can be done
+		}
+		w.settle(ctx)
 	}
-	w.settle(ctx)
 }
 
 // hurry makes it time to send what is owed, and reports whether that is anything.
