@@ -51,7 +51,7 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 		unlimited = unlimited || r.Unlimited
 		shadow = shadow || r.Shadow
 	}
-	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+	for a := range engine.Algorithms() {
 		if !seen[a] {
 			t.Errorf("no rule of %v", a)
 		}

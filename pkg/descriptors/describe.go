@@ -85,7 +85,7 @@ func limitFacts(l *engine.Limit) (out []fact) {
 		add(kwInitial, strconv.FormatUint(l.Initial, 10))
 	}
 	if l.Align == engine.AlignFirst {
-		add(kwAlign, l.Align.String())
+		add(kwAlign, engine.ParamAlign.Text(l))
 	}
 	if l.Calendar != nil {
 		add(kwCalendar, "true")

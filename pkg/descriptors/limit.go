@@ -152,11 +152,11 @@ func (c *compiler) align(t text, l *engine.Limit, path string) {
 	if !t.at.present() || t.broken {
 		return
 	}
-	align, err := engine.ParseAlign(t.s)
-	if err != nil {
-		c.fail(t.at, path, "unknown align '%s': want clock or first", shorten(t.s))
+	v, ok := engine.ParamAlign.Word(t.s)
+	if !ok {
+		c.fail(t.at, path, "unknown align '%s': want %s", shorten(t.s), engine.ParamAlign.Accepts())
 	}
-	l.Align = align
+	engine.ParamAlign.Set(l, v)
 }
 
 // or returns the number, or the default d if it is absent.
@@ -192,24 +192,16 @@ func algorithmList(all []engine.Algorithm) string {
 	return strings.Join(names, ", ")
 }
 
-// validate reports everything that the engine finds wrong with a limit. The engine reports one field at a time, so each
-// one is put right in turn to find the next.
+// validate reports everything that the engine finds wrong with a limit.
 func (c *compiler) validate(raw *rawLimit, e *rawEngine, l engine.Limit, path string) bool {
-	for tries := 0; ; tries++ {
-		err := l.Validate()
-		if err == nil {
-			return tries == 0
-		}
-		where := raw.at
-		var field *engine.FieldError
-		if errors.As(err, &field) {
-			where = raw.where(e, field.Field)
-		}
-		c.fail(where, path, "%v", err)
-		if field == nil || !mend(&l, field.Field) {
-			return false
-		}
+	var errs engine.FieldErrors
+	if !errors.As(l.Validate(), &errs) {
+		return true
 	}
+	for _, err := range errs {
+		c.fail(raw.where(e, err.Field), path, "%v", err)
+	}
+	return false
 }
 
 // where returns the place of a key of a limit, or of the limit itself if the key is absent.
@@ -220,27 +212,4 @@ func (l *rawLimit) where(e *rawEngine, field string) mark {
 		}
 	}
 	return l.at
-}
-
-// mend gives a wrong field a valid value. It returns false if the field already had that value, so that nothing is
-// mended twice.
-func mend(l *engine.Limit, field string) bool {
-	before := *l
-	switch field {
-	case kwRequestsPerUnit:
-		l.Hits = 1
-	case kwPrecision:
-		l.Precision = 1
-	case kwBurst:
-		l.Burst, l.Initial = max(l.Hits, 1), min(l.Initial, max(l.Hits, 1))
-	case kwDebt:
-		l.Debt = 0
-	case kwInitial:
-		l.Initial = 0
-	case kwFillInterval:
-		l.FillInterval = 0
-	case kwCountRefused:
-		l.CountRefused = false
-	}
-	return !l.Equal(before)
 }

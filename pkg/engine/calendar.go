@@ -155,6 +155,14 @@ func (c *Calendar) Every() uint32 { return c.every }
 // Zone returns the zone that c belongs to.
 func (c *Calendar) Zone() *Zone { return c.zone }
 
+// slot returns the part of a [Slot] that names c, 0 if c is nil.
+func (c *Calendar) slot() uint64 {
+	if c == nil {
+		return 0
+	}
+	return c.number<<slotPrecision | c.zone.id
+}
+
 // Location returns the time zone that c follows.
 func (c *Calendar) Location() *time.Location { return c.zone.location }
 

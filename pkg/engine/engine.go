@@ -19,19 +19,6 @@ type Micros int64
 // to it. It is 2^53 − 1, up to which a double holds every integer exactly, so that Lua counts the same way.
 const MaxHits = 1<<53 - 1
 
-// Algorithm says how a limit counts.
-type Algorithm uint8
-
-// The algorithms. The project's README says when to choose which.
-const (
-	FixedWindow   Algorithm = iota // counts hits in consecutive windows
-	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows
-	SlidingLog                     // remembers the time of each hit
-	TokenBucket                    // a bucket of Burst tokens that refills at the limit's rate
-	LeakyBucket                    // a queue of Burst places that empties at the limit's rate
-	Concurrency                    // counts slots held at the same time
-)
-
 // Align says when a fixed window begins.
 type Align uint8
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 )
 
 // Bounds of a limit's numbers.
@@ -42,88 +44,165 @@ func (l Limit) Equal(m Limit) bool {
 	return l == m
 }
 
+// Hash returns a number that equal limits share, prepared or not, and that other limits hardly ever share.
+func (l *Limit) Hash() uint64 {
+	const odd = 0x9e3779b97f4a7c15
+	h := uint64(l.Algorithm) | flag(l.Listed)<<8 | flag(l.OwnWindow)<<9
+	h = bits.RotateLeft64((h^l.Hits)*odd, 29)
+	h = bits.RotateLeft64((h^uint64(l.Window))*odd, 29)
+	for _, v := range l.values() {
+		h = bits.RotateLeft64((h^v)*odd, 29)
+	}
+	return h
+}
+
 // FieldError describes what is wrong with one field of a [Limit] or a [Penalty].
 type FieldError struct {
-	Field string // its key in the rules, such as burst
-	Text  string // what is wrong, and what would be accepted
+	Field  string // its key in the rules, such as burst
+	Beside string // the key of another field, if the first is wrong only beside that one's value
+	Text   string // what is wrong, and what would be accepted
 }
 
 // Error returns the field and the text, such as "burst is 0; it takes 1 to 4294967295".
 func (e *FieldError) Error() string { return e.Field + " " + e.Text }
 
-func wrong(field, format string, args ...any) error {
+func wrong(field, format string, args ...any) *FieldError {
 	return &FieldError{Field: field, Text: fmt.Sprintf(format, args...)}
 }
 
-// Validate returns nil if l is valid, or else a [*FieldError] that names the field and what would be accepted.
-func (l Limit) Validate() error {
-	if err := l.checkMeaning(); err != nil {
-		return err
+// FieldErrors is everything that is wrong with a [Limit]. It has no error that only follows from another one.
+type FieldErrors []*FieldError
+
+// Error returns the errors, separated by semicolons.
+func (e FieldErrors) Error() string {
+	texts := make([]string, len(e))
+	for i := range e {
+		texts[i] = e[i].Error()
 	}
-	if err := l.checkNumbers(); err != nil {
-		return err
-	}
-	if err := l.checkRefused(); err != nil {
-		return err
-	}
-	return l.checkBucket()
+	return strings.Join(texts, "; ")
 }
 
-// checkMeaning rejects fields that the algorithm does not use.
-func (l *Limit) checkMeaning() error {
-	a := l.Algorithm
-	if a > Concurrency {
-		return wrong("algorithm", "is not known; it takes %s", names(FixedWindow, Concurrency))
+// Unwrap returns the errors.
+func (e FieldErrors) Unwrap() []error {
+	all := make([]error, len(e))
+	for i := range e {
+		all[i] = e[i]
 	}
-	for _, f := range [...]struct {
-		field string
-		given bool
-		means bool
-		where string
-	}{
-		{"calendar", l.Calendar != nil, a == FixedWindow, "fixed_window"},
-		{"align", l.Align != AlignClock, a == FixedWindow, "fixed_window"},
-		{"precision", l.Precision != 0, a == SlidingWindow, "sliding_window"},
-		{"burst", l.Burst != 0, a == TokenBucket || a == LeakyBucket, "token_bucket and leaky_bucket"},
-		{"debt", l.Debt != 0, a == TokenBucket, "token_bucket"},
-		{"initial", l.Initial != 0, a == TokenBucket, "token_bucket"},
-		{"fill_interval", l.FillInterval != 0, a == TokenBucket, "token_bucket"},
-	} {
-		if f.given && !f.means {
-			return wrong(f.field, "means nothing under %s; it belongs to %s", a, f.where)
+	return all
+}
+
+// add adds an error unless it is nil.
+func (e *FieldErrors) add(err *FieldError) {
+	if err != nil {
+		e.insert(err)
+	}
+}
+
+// insert adds an error, unless it is about a field that is wrong already or wrong only beside such a field: then it may
+// follow from the other error.
+func (e *FieldErrors) insert(err *FieldError) {
+	if !e.about(err.Field) && !e.about(err.Beside) {
+		*e = append(*e, err)
+	}
+}
+
+// about reports whether one of the errors is about a field.
+func (e FieldErrors) about(field string) bool {
+	return slices.ContainsFunc(e, func(err *FieldError) bool { return err.Field == field })
+}
+
+// Validate returns nil if l is valid, or else [FieldErrors], which name every wrong field and what it takes.
+func (l Limit) Validate() error {
+	if int(l.Algorithm) >= len(algorithms) {
+		return FieldErrors{wrong("algorithm", "is not known; it takes %s", list(slices.Collect(Algorithms()), "or"))}
+	}
+	var errs FieldErrors
+	errs.add(l.checkHits())
+	errs.add(l.checkWindow())
+	taker := takers(1) << l.Algorithm
+	for i, v := range l.values() {
+		row := &parameters[i]
+		if row.takers&taker == 0 && v == 0 || row.takers&taker != 0 && row.least <= v && v <= row.most {
+			continue
 		}
+		errs.add(Parameter(i).check(&l, v))
+	}
+	errs.add(l.checkPrecision())
+	errs.add(l.checkRefused())
+	errs.add(l.checkAlign())
+	errs.add(l.checkInitial())
+	if l.Algorithm.Family() == FamilyBucket && l.Hits > 0 && l.Window > 0 {
+		errs.add(l.checkFilling())
+		errs.add(l.checkSteps())
+	}
+	if len(errs) > 0 {
+		return errs
 	}
 	return nil
 }
 
-// checkNumbers checks the fields that every limit has, and those of sliding windows.
-func (l *Limit) checkNumbers() error {
-	switch {
-	case l.Align > AlignFirst:
-		return wrong("align", "is not known; it takes clock or first")
-	case l.Align != AlignClock && l.Calendar != nil:
-		return wrong("align", "is %s, and the windows of a calendar begin when it says; it takes clock there", l.Align)
+func (l *Limit) checkHits() *FieldError {
+	switch most := l.Algorithm.row().mostHits; {
 	case l.Hits > maxNumber:
 		return wrong("requests_per_unit", "is %d; it takes 0 to %d", l.Hits, uint64(maxNumber))
-	case l.Hits > maxStamps && (l.Algorithm == SlidingLog || l.Algorithm == Concurrency):
-		return wrong("requests_per_unit", "is %d; %s takes 0 to %d", l.Hits, l.Algorithm, maxStamps)
-	case l.Window < 1 || l.Window > maxWindow:
+	case l.Hits > most:
+		return wrong("requests_per_unit", "is %d; %s takes 0 to %d", l.Hits, l.Algorithm, most)
+	}
+	return nil
+}
+
+func (l *Limit) checkWindow() *FieldError {
+	if l.Window < 1 || l.Window > maxWindow {
 		return wrong("unit_multiplier", "makes a window of %d µs; it takes from 1 µs to 2^48 µs (8.9 years)", l.Window)
-	case l.Algorithm == SlidingWindow && (l.Precision < 1 || l.Precision > maxPrecision):
-		return wrong("precision", "is %d; it takes 1 to %d", l.Precision, maxPrecision)
-	case Micros(l.Precision) > l.Window:
+	}
+	return nil
+}
+
+// check returns what is wrong with the value v of l, or nil. What a parameter is without its key is right whatever its
+// bounds say: a bucket of no hits has no burst.
+func (p Parameter) check(l *Limit, v uint64) *FieldError {
+	switch row := &parameters[p]; {
+	case !p.TakenBy(l.Algorithm) && v != 0:
+		return wrong(row.key, "means nothing under %s; it belongs to %s", l.Algorithm, list(p.Takers(), "and"))
+	case !p.TakenBy(l.Algorithm) || v == p.Usual(l):
+		return nil
+	case row.kind == KindTime:
+		return wrong(row.key, "is %d µs; it takes from 1 µs to 2^48 µs (8.9 years), or 0 for none", Micros(v))
+	case row.kind == KindWord:
+		return wrong(row.key, "is not known; it takes %s", p.Accepts())
+	default:
+		return wrong(row.key, "is %d; it takes %s", v, p.Accepts())
+	}
+}
+
+// checkPrecision checks that no sub-window is shorter than a microsecond.
+func (l *Limit) checkPrecision() *FieldError {
+	if Micros(l.Precision) > l.Window && l.Window > 0 {
 		return wrong("precision", "is %d; a window of %d µs has at most as many sub-windows", l.Precision, l.Window)
 	}
 	return nil
 }
 
+func (l *Limit) checkInitial() *FieldError {
+	if l.Initial <= l.Burst {
+		return nil
+	}
+	e := wrong("initial", "is %d; it takes 0 to the burst, which is %d", l.Initial, l.Burst)
+	e.Beside = "burst"
+	return e
+}
+
+func (l *Limit) checkAlign() *FieldError {
+	if l.Align != AlignClock && l.Calendar != nil {
+		return wrong("align", "is %s, and the windows of a calendar begin when it says; it takes clock there", ParamAlign.Text(l))
+	}
+	return nil
+}
+
 // checkRefused checks that refused hits are counted only where they may be.
-func (l *Limit) checkRefused() error {
+func (l *Limit) checkRefused() *FieldError {
 	switch {
 	case !l.CountRefused:
-		return nil
-	case l.Algorithm == LeakyBucket || l.Algorithm == Concurrency:
-		return wrong("count_refused", "means nothing under %s; it takes false there", l.Algorithm)
 	case l.Listed:
 		return wrong("count_refused", "means nothing in rate_limits, whose refused hits never count; it takes false there")
 	case l.Debt > 0:
@@ -132,29 +211,25 @@ func (l *Limit) checkRefused() error {
 	return nil
 }
 
-// checkBucket checks the numbers of a bucket.
-func (l *Limit) checkBucket() error {
-	if l.Algorithm != TokenBucket && l.Algorithm != LeakyBucket {
-		return nil
-	}
-	switch {
-	case l.Burst > maxNumber || l.Burst == 0 && l.Hits > 0:
-		return wrong("burst", "is %d; it takes 1 to %d", l.Burst, uint64(maxNumber))
-	case l.Debt > maxNumber:
-		return wrong("debt", "is %d; it takes 0 to %d", l.Debt, uint64(maxNumber))
-	case l.Initial > l.Burst:
-		return wrong("initial", "is %d; it takes 0 to the burst, which is %d", l.Initial, l.Burst)
-	case l.FillInterval < 0 || l.FillInterval > maxWindow:
-		return wrong("fill_interval", "is %d µs; it takes from 1 µs to 2^48 µs (8.9 years), or 0 for none", l.FillInterval)
-	case l.Hits == 0:
+// checkFilling checks that a bucket fills in time.
+func (l *Limit) checkFilling() *FieldError {
+	if l.Debt > maxNumber {
 		return nil
 	}
 	most := l.most()
 	if l.Algorithm == LeakyBucket {
 		most++ // a place that is partly free accepts a hit
 	}
-	if !l.fills(most) {
-		return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it takes less", l.Burst, l.Hits, l.Window)
+	if l.fills(most) {
+		return nil
+	}
+	return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it takes less", l.Burst, l.Hits, l.Window)
+}
+
+// checkSteps checks that the tokens of each step are whole.
+func (l *Limit) checkSteps() *FieldError {
+	if l.FillInterval == 0 {
+		return nil
 	}
 	w := uint64(l.Window)
 	if _, rest := muldiv(l.Hits%w, uint64(l.FillInterval)%w, w); rest != 0 {
@@ -174,7 +249,7 @@ func (l *Limit) fills(hits uint64) bool {
 	return us < maxFill
 }
 
-// Validate returns the error of the first limit that is not valid. It also rejects two limits of one algorithm and
+// Validate returns the errors of the first limit that is not valid. It also rejects two limits of one algorithm and
 // window, which would share a state.
 func (l Limits) Validate() error {
 	for i := range l {

@@ -149,13 +149,8 @@ func TestSlot(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+	for a := range engine.Algorithms() {
 		if got, err := engine.ParseAlgorithm(a.String()); got != a || err != nil {
-			t.Errorf("%v parses as %v, %v", a, got, err)
-		}
-	}
-	for a := engine.AlignClock; a <= engine.AlignFirst; a++ {
-		if got, err := engine.ParseAlign(a.String()); got != a || err != nil {
 			t.Errorf("%v parses as %v, %v", a, got, err)
 		}
 	}

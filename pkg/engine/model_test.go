@@ -76,7 +76,7 @@ func (c *counter) sweep(now engine.Micros) {
 
 // TestModel plays random calls against the engine and its twin, with limits that change and a clock that jumps.
 func TestModel(t *testing.T) {
-	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+	for a := range engine.Algorithms() {
 		t.Run(a.String(), rapid.MakeCheck(func(t *rapid.T) {
 			compare(t, engine.Limits{enginetest.LimitOf(a).Draw(t, "limit")}, nil)
 		}))
@@ -158,7 +158,7 @@ func text(l engine.Limits) string {
 			s += fmt.Sprintf("\n\tcalendar of %s, unit %d, %d of them,", c.Location(), c.Unit(), c.Every())
 		}
 		s += fmt.Sprintf("\n\t%s %d/%dµs burst %d debt %d initial %d step %d precision %d align %s count_refused %t",
-			x.Algorithm, x.Hits, x.Window, x.Burst, x.Debt, x.Initial, x.FillInterval, x.Precision, x.Align, x.CountRefused)
+			x.Algorithm, x.Hits, x.Window, x.Burst, x.Debt, x.Initial, x.FillInterval, x.Precision, engine.ParamAlign.Text(&x), x.CountRefused)
 	}
 	return s
 }

@@ -7,32 +7,10 @@ import (
 
 // String returns the algorithm's name in the rules, such as fixed_window.
 func (a Algorithm) String() string {
-	switch a {
-	case FixedWindow:
-		return "fixed_window"
-	case SlidingWindow:
-		return "sliding_window"
-	case SlidingLog:
-		return "sliding_log"
-	case TokenBucket:
-		return "token_bucket"
-	case LeakyBucket:
-		return "leaky_bucket"
-	case Concurrency:
-		return "concurrency"
+	if name := a.row().name; name != "" {
+		return name
 	}
 	return fmt.Sprintf("algorithm(%d)", uint8(a))
-}
-
-// String returns the alignment's name in the rules: clock or first.
-func (a Align) String() string {
-	switch a {
-	case AlignClock:
-		return "clock"
-	case AlignFirst:
-		return "first"
-	}
-	return fmt.Sprintf("align(%d)", uint8(a))
 }
 
 // String returns the trigger's name in the rules: exceeded or reached.
@@ -47,10 +25,9 @@ func (t Trigger) String() string {
 }
 
 // ParseAlgorithm returns the algorithm with that name. The error lists the known names.
-func ParseAlgorithm(name string) (Algorithm, error) { return parse(name, FixedWindow, Concurrency) }
-
-// ParseAlign returns the alignment with that name. The error lists the known names.
-func ParseAlign(name string) (Align, error) { return parse(name, AlignClock, AlignFirst) }
+func ParseAlgorithm(name string) (Algorithm, error) {
+	return parse(name, 0, Algorithm(len(algorithms)-1))
+}
 
 // ParseTrigger returns the trigger with that name. The error lists the known names.
 func ParseTrigger(name string) (Trigger, error) { return parse(name, OnExceeded, OnReached) }
@@ -62,24 +39,26 @@ type named interface {
 }
 
 func parse[T named](name string, first, last T) (T, error) {
+	var all []T
 	for v := first; v <= last; v++ {
 		if v.String() == name {
 			return v, nil
 		}
+		all = append(all, v)
 	}
-	return first, fmt.Errorf("%q is not known; it takes %s", name, names(first, last))
+	return first, fmt.Errorf("%q is not known; it takes %s", name, list(all, "or"))
 }
 
-// names lists the names from first to last: a, b or c.
-func names[T named](first, last T) string {
+// list lists names: a, b or c.
+func list[T fmt.Stringer](all []T, last string) string {
 	var b strings.Builder
-	for v := first; v <= last; v++ {
-		switch v {
-		case first:
-		case last:
-			b.WriteString(" or ")
-		default:
+	for i, v := range all {
+		switch {
+		case i == 0:
+		case i < len(all)-1:
 			b.WriteString(", ")
+		default:
+			b.WriteString(" " + last + " ")
 		}
 		b.WriteString(v.String())
 	}

@@ -25,7 +25,7 @@ type Penalty struct {
 	Escalate uint32 // factor by which a repetition lasts longer than the one before; 1 keeps the length
 }
 
-// Validate returns nil if p is valid, or else a [*FieldError], as [Limit.Validate] does.
+// Validate returns nil if p is valid, or else a [*FieldError], that names the first wrong field.
 func (p *Penalty) Validate() error {
 	switch {
 	case p.For < 1 || p.For > maxWindow:

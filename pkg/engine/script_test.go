@@ -198,44 +198,54 @@ func (s *script) limit() engine.Limit {
 	if err != nil {
 		s.fatalf("%v", err)
 	}
-	l := engine.Limit{Algorithm: a, Hits: s.number(), CountRefused: a == engine.FixedWindow}
+	l := engine.Limit{Algorithm: a, Hits: s.number()}
 	s.expect("per")
 	period := strings.Join(s.words[:min(2, len(s.words))], " ")
 	l.Window = s.window()
-	if a == engine.TokenBucket || a == engine.LeakyBucket {
-		l.Burst = l.Hits
-	}
-	if a == engine.SlidingWindow {
-		l.Precision = 10
-	}
-	initial := false
+	given := map[string]engine.Limit{} // a limit with nothing but the parameter of that name
 	for len(s.words) > 0 {
-		switch word := s.next(); word {
-		case "precision":
-			l.Precision = uint32(s.number())
-		case "burst":
-			l.Burst = s.number()
-		case "debt":
-			l.Debt = s.number()
-		case "initial":
-			l.Initial, initial = s.number(), true
-		case "fill_interval":
-			l.FillInterval = s.span()
-		case "align":
-			if l.Align, err = engine.ParseAlign(s.next()); err != nil {
-				s.fatalf("%v", err)
-			}
-		case "calendar":
-			l.Calendar = s.calendar(period)
-		case "count_refused":
-			l.CountRefused = s.next() == "true"
-		default:
-			s.fatalf("%q is no option", word)
+		word := s.next()
+		given[word] = s.option(word, period)
+	}
+	for p := range engine.Parameters() {
+		switch with, ok := given[p.String()]; {
+		case ok && p == engine.ParamCalendar:
+			l.Calendar = with.Calendar
+		case ok:
+			p.Set(&l, p.Get(&with))
+		case p.TakenBy(a):
+			p.Set(&l, p.Usual(&l))
 		}
 	}
-	if a == engine.TokenBucket && !initial {
-		l.Initial = l.Burst
+	return l
+}
+
+// option reads the value of a parameter. What a window is was said before.
+func (s *script) option(word, period string) (l engine.Limit) {
+	if word == "calendar" {
+		l.Calendar = s.calendar(period)
+		return l
 	}
+	for p := range engine.Parameters() {
+		if p.String() != word {
+			continue
+		}
+		switch p.Kind() {
+		case engine.KindNumber:
+			p.Set(&l, s.number())
+		case engine.KindTime:
+			p.Set(&l, uint64(s.span()))
+		case engine.KindFlag, engine.KindWord:
+			v, ok := p.Word(s.next())
+			if !ok {
+				s.fatalf("%s takes %s", p, p.Accepts())
+			}
+			p.Set(&l, v)
+		case engine.KindZone:
+		}
+		return l
+	}
+	s.fatalf("%q is no option", word)
 	return l
 }
 

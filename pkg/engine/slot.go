@@ -21,10 +21,10 @@ const (
 // their state when the window's length changes; a log of an override does not.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
-		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number)<<slotPrecision | Slot(c.zone.id)
+		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.slot())
 	}
 	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
-	if l.Listed || l.OwnWindow || l.Algorithm == FixedWindow || l.Algorithm == SlidingWindow {
+	if l.Listed || l.OwnWindow || l.Algorithm.row().perWindow {
 		s |= Slot(l.Window)
 	}
 	return s
@@ -37,11 +37,7 @@ func (s Slot) String() string {
 	if s == GateSlot {
 		return "p"
 	}
-	letter := byte('x')
-	if a := s >> slotAlgorithm; a <= Slot(Concurrency) {
-		letter = "fwsbqh"[a]
-	}
-	buf := append(make([]byte, 0, 24), letter)
+	buf := append(make([]byte, 0, 24), Algorithm(s>>slotAlgorithm).row().letter)
 	if kind, ok := s.calendar(); ok {
 		buf = append(buf, kind.name...)
 		if zone := s & (1<<slotPrecision - 1); zone != 0 {

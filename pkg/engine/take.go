@@ -168,67 +168,6 @@ func (l Limits) Reset(s []*State, now Micros) Decision {
 	return d
 }
 
-// take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
-// and reports whether it is l that refuses some of Count, rather than another limit of a list.
-func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
-	switch l.Algorithm {
-	case FixedWindow:
-		return l.takeFixed(s, a, d)
-	case SlidingWindow, SlidingLog:
-		return l.takeRuns(s, a, d)
-	case TokenBucket:
-		return l.takeTokens(s, a, d)
-	case LeakyBucket:
-		return l.takeTurns(s, a, d)
-	case Concurrency:
-		return l.takeSlots(s, a, d)
-	}
-	return true
-}
-
-// room returns how many of the takes that a wants l alone would admit.
-func (l *Limit) room(s *State, a *ask) uint64 {
-	switch l.Algorithm {
-	case FixedWindow:
-		var v fixedView
-		v.set(l, s, a.now)
-		return v.room(l, a)
-	case SlidingWindow, SlidingLog:
-		v := l.viewRuns(s, a.now)
-		return a.fit(v.left(l))
-	case TokenBucket:
-		var v bucketView
-		v.set(l, s, a.now)
-		return v.tokens(l, a)
-	case LeakyBucket:
-		var v bucketView
-		v.set(l, s, a.now)
-		return a.fit(v.places(l))
-	case Concurrency:
-		v := l.viewSlots(s, a)
-		return v.room(l, a)
-	}
-	return 0
-}
-
-// give gives hits back to l. The time and the owner are in a; window is the start of the window they were spent in, or
-// 0.
-func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
-	switch l.Algorithm {
-	case FixedWindow:
-		return l.giveFixed(s, a.now, hits, window)
-	case SlidingWindow, SlidingLog:
-		return l.giveRuns(s, a.now, hits)
-	case TokenBucket:
-		return l.giveTokens(s, a.now, hits)
-	case LeakyBucket:
-		return l.giveTurns(s, a.now)
-	case Concurrency:
-		return l.giveSlots(s, a, hits)
-	}
-	return Decision{}
-}
-
 // left returns what remains of limit after used, at least 0.
 func left(limit, used uint64) uint64 {
 	if used >= limit {

@@ -19,7 +19,7 @@ func testRandom(t *testing.T, h Harness) {
 		t.Run("clock", func(t *testing.T) { checkRandom(t, s, h, rulesOfTheClock) })
 		return
 	}
-	for a := engine.FixedWindow; a <= engine.Concurrency; a++ {
+	for a := range engine.Algorithms() {
 		t.Run(a.String(), func(t *testing.T) { checkRandom(t, s, h, rulesOf(a)) })
 	}
 	t.Run("lists", func(t *testing.T) { checkRandom(t, s, h, rulesOfAny) })

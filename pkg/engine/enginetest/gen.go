@@ -1,6 +1,8 @@
 package enginetest
 
 import (
+	"slices"
+
 	"pgregory.net/rapid"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -18,9 +20,7 @@ const Start = 20_720 * day
 // Limit draws a limit that is valid on its own, outside a list.
 func Limit() *rapid.Generator[engine.Limit] {
 	return rapid.Custom(func(t *rapid.T) engine.Limit {
-		algorithm := rapid.SampledFrom([]engine.Algorithm{
-			engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.TokenBucket, engine.LeakyBucket, engine.Concurrency,
-		}).Draw(t, "algorithm")
+		algorithm := rapid.SampledFrom(slices.Collect(engine.Algorithms())).Draw(t, "algorithm")
 		return LimitOf(algorithm).Draw(t, "limit")
 	})
 }

@@ -1,0 +1,175 @@
+package engine
+
+import "iter"
+
+// Algorithm says how a limit counts.
+type Algorithm uint8
+
+// The algorithms. The project's README says when to choose which. Their numbers are part of [Slot] and never change.
+const (
+	FixedWindow   Algorithm = iota // counts hits in consecutive windows
+	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows
+	SlidingLog                     // remembers the time of each hit
+	TokenBucket                    // a bucket of Burst tokens that refills at the limit's rate
+	LeakyBucket                    // a queue of Burst places that empties at the limit's rate
+	Concurrency                    // counts slots held at the same time
+)
+
+// Family is a shape of [State]. Algorithms of one family keep the same fields of it.
+type Family uint8
+
+// The families.
+const (
+	FamilyWindow Family = iota // a count and the start of its window
+	FamilyRuns                 // hits, each at its time or at the number of its sub-window
+	FamilyBucket               // what is spent or queued, as of when
+	FamilySlots                // a record for each take
+)
+
+// algorithm is a row of the table of algorithms: what everybody but its own file has to know about it.
+type algorithm struct {
+	name       string // in the rules
+	letter     byte   // with which names of slots begin; never changes
+	family     Family
+	perWindow  bool   // the window's length is part of the slot's name, even outside a list
+	mostHits   uint64 // the largest requests_per_unit
+	refused    bool   // refused hits count unless the rule says otherwise
+	leased     bool   // hits may be fetched in advance
+	remembered bool   // a refusal holds until the time that it gives, so it may be remembered
+	queued     bool   // who is admitted has to wait for a turn
+	held       bool   // hits are held, and may have a holder
+}
+
+// algorithms has a row for each algorithm.
+//
+//nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
+var algorithms = [...]algorithm{
+	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, refused: true, leased: true, remembered: true},
+	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true},
+	SlidingLog:    {name: "sliding_log", letter: 's', family: FamilyRuns, mostHits: maxStamps, remembered: true},
+	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true},
+	LeakyBucket:   {name: "leaky_bucket", letter: 'q', family: FamilyBucket, mostHits: maxNumber, remembered: true, queued: true},
+	Concurrency:   {name: "concurrency", letter: 'h', family: FamilySlots, mostHits: maxStamps, held: true},
+}
+
+// row returns the row of a, which has no name if a is no algorithm.
+func (a Algorithm) row() *algorithm {
+	if int(a) < len(algorithms) {
+		return &algorithms[a]
+	}
+	return &algorithm{letter: 'x'}
+}
+
+// Algorithms yields all algorithms.
+func Algorithms() iter.Seq[Algorithm] {
+	return func(yield func(Algorithm) bool) {
+		for a := range algorithms {
+			if !yield(Algorithm(a)) {
+				return
+			}
+		}
+	}
+}
+
+// Family returns the shape of the state that a keeps.
+func (a Algorithm) Family() Family { return a.row().family }
+
+// Queues reports whether admitted hits have to wait for their turn, so that takes of several requests cannot be merged.
+func (a Algorithm) Queues() bool { return a.row().queued }
+
+// Holds reports whether hits are slots that are held for a time, and may have an owner.
+func (a Algorithm) Holds() bool { return a.row().held }
+
+// Remembered reports whether a refusal holds until the time that it gives, unless hits are given back.
+func (a Algorithm) Remembered() bool { return a.row().remembered }
+
+// Capacity returns how many hits a counter that was not used has left.
+func (l *Limit) Capacity() uint64 {
+	if l.Algorithm.row().family == FamilyBucket {
+		return l.Burst
+	}
+	return l.Hits
+}
+
+// MaxCost returns the largest cost that is ever admitted, 0 if none is.
+func (l *Limit) MaxCost() uint64 {
+	if l.Hits == 0 {
+		return 0
+	}
+	return l.Capacity() + l.Debt
+}
+
+// Unleased returns what forbids that hits of l are fetched in advance: rate_limits, the key of a parameter, or the name
+// of the algorithm. It returns "" if nothing does.
+func (l *Limit) Unleased() string {
+	switch a := l.Algorithm.row(); {
+	case l.Listed:
+		return "rate_limits"
+	case l.Debt > 0:
+		return "debt"
+	case !a.leased:
+		return a.name
+	}
+	return ""
+}
+
+// take decides a on l alone, admits no more than a.most, and writes s if a.write is set. It fills in d, which is zero,
+// and reports whether it is l that refuses some of Count, rather than another limit of a list.
+func (l *Limit) take(s *State, a *ask, d *Decision) (refuses bool) {
+	switch l.Algorithm {
+	case FixedWindow:
+		return l.takeFixed(s, a, d)
+	case SlidingWindow, SlidingLog:
+		return l.takeRuns(s, a, d)
+	case TokenBucket:
+		return l.takeTokens(s, a, d)
+	case LeakyBucket:
+		return l.takeTurns(s, a, d)
+	case Concurrency:
+		return l.takeSlots(s, a, d)
+	}
+	return true
+}
+
+// room returns how many of the takes that a wants l alone would admit.
+func (l *Limit) room(s *State, a *ask) uint64 {
+	switch l.Algorithm {
+	case FixedWindow:
+		var v fixedView
+		v.set(l, s, a.now)
+		return v.room(l, a)
+	case SlidingWindow, SlidingLog:
+		v := l.viewRuns(s, a.now)
+		return a.fit(v.left(l))
+	case TokenBucket:
+		var v bucketView
+		v.set(l, s, a.now)
+		return v.tokens(l, a)
+	case LeakyBucket:
+		var v bucketView
+		v.set(l, s, a.now)
+		return a.fit(v.places(l))
+	case Concurrency:
+		v := l.viewSlots(s, a)
+		return v.room(l, a)
+	}
+	return 0
+}
+
+// give gives hits back to l. The time and the owner are in a; window is the start of the window they were spent in, or
+// 0.
+func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
+	switch l.Algorithm {
+	case FixedWindow:
+		return l.giveFixed(s, a.now, hits, window)
+	case SlidingWindow, SlidingLog:
+		return l.giveRuns(s, a.now, hits)
+	case TokenBucket:
+		return l.giveTokens(s, a.now, hits)
+	case LeakyBucket:
+		return l.giveTurns(s, a.now)
+	case Concurrency:
+		return l.giveSlots(s, a, hits)
+	}
+	return Decision{}
+}

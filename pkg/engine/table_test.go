@@ -1,0 +1,161 @@
+package engine_test
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// valid returns a valid limit of an algorithm with the values of a rule without further keys.
+func valid(a engine.Algorithm) engine.Limit {
+	l := engine.Limit{Algorithm: a, Hits: 100, Window: 60 * second}
+	for p := range engine.Parameters() {
+		if p.TakenBy(a) {
+			p.Set(&l, p.Usual(&l))
+		}
+	}
+	return l
+}
+
+// Each field of a limit is in the table, or is one that every limit has; it makes another limit, with another hash.
+func TestFieldsAreInTheTable(t *testing.T) {
+	calendar := engine.NewZone(time.UTC).Calendar(engine.CalendarDay, 1)
+	every := []string{"Algorithm", "Listed", "OwnWindow", "Hits", "Window"}
+	for f := range reflect.TypeFor[engine.Limit]().Fields() {
+		if !f.IsExported() {
+			continue
+		}
+		found := false
+		for a := range engine.Algorithms() {
+			l := valid(a)
+			changed := l
+			switch v := reflect.ValueOf(&changed).Elem().FieldByIndex(f.Index); {
+			case f.Type == reflect.TypeOf(calendar):
+				changed.Calendar = calendar
+			case v.Kind() == reflect.Bool:
+				v.SetBool(!v.Bool())
+			case v.CanInt():
+				v.SetInt(v.Int() + 1)
+			default:
+				v.SetUint(v.Uint() + 1)
+			}
+			if l.Equal(changed) {
+				t.Errorf("%s: limits of %s that differ in it are equal", f.Name, a)
+			}
+			for p := range engine.Parameters() {
+				if p.Get(&l) == p.Get(&changed) || !p.TakenBy(a) {
+					continue
+				}
+				found = true
+				if l.Hash() == changed.Hash() {
+					t.Errorf("%s: limits of %s that differ in it have one hash", f.Name, a)
+				}
+			}
+		}
+		if of := strings.Contains(strings.Join(every, " "), f.Name); found == of {
+			t.Errorf("%s is in the table of parameters: %t; every limit has it: %t", f.Name, found, of)
+		}
+	}
+}
+
+func TestHash(t *testing.T) {
+	seen := map[uint64]engine.Limit{}
+	for a := range engine.Algorithms() {
+		for _, change := range []func(l *engine.Limit){
+			func(*engine.Limit) {},
+			func(l *engine.Limit) { l.Hits++ },
+			func(l *engine.Limit) { l.Window++ },
+			func(l *engine.Limit) { l.Listed = true },
+			func(l *engine.Limit) { l.OwnWindow = true },
+		} {
+			l := valid(a)
+			change(&l)
+			h := l.Hash()
+			if other, taken := seen[h]; taken {
+				t.Errorf("%+v and %+v have one hash", l, other)
+			}
+			if p := l.Prepared(); p.Hash() != h {
+				t.Errorf("%+v has another hash when it is prepared", l)
+			}
+			seen[h] = l
+		}
+	}
+}
+
+// Without further keys a limit is valid, and what a parameter is set to can be got again where it means something.
+func TestParameters(t *testing.T) {
+	for a := range engine.Algorithms() {
+		l := valid(a)
+		if err := l.Validate(); err != nil {
+			t.Errorf("%s without further keys: %v", a, err)
+		}
+		for p := range engine.Parameters() {
+			if p == engine.ParamCalendar || p == engine.ParamTimezone {
+				continue
+			}
+			changed := l
+			p.Set(&changed, 1)
+			if got := p.Get(&changed); got != 1 {
+				t.Errorf("%s is set to 1, and is %d", p, got)
+			}
+			var f *engine.FieldError
+			if err := changed.Validate(); !p.TakenBy(a) && (!errors.As(err, &f) || f.Field != p.String()) {
+				t.Errorf("%s under %s: %v", p, a, err)
+			}
+		}
+	}
+}
+
+// All that is wrong is reported, but nothing that only follows from something else.
+func TestValidateReportsEverything(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit engine.Limit
+		want  []string
+	}{
+		"a bucket":        {bucket(func(l *engine.Limit) { l.Burst, l.Debt, l.FillInterval, l.Precision = 0, 1<<32, 1, 5 }), []string{"burst", "precision", "debt", "fill_interval"}},
+		"a log":           {limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Hits, l.Align, l.CountRefused, l.Listed = 1<<20, 1, true, true }), []string{"requests_per_unit", "align", "count_refused"}},
+		"a sub-window":    {limitOf(engine.SlidingWindow, func(l *engine.Limit) { l.Window, l.Precision = 0, 101 }), []string{"unit_multiplier", "precision"}},
+		"burst, initial":  {bucket(func(l *engine.Limit) { l.Burst, l.Initial = 0, 6 }), []string{"burst"}},
+		"debt over a lot": {bucket(func(l *engine.Limit) { l.Debt, l.Initial = 1<<63, 21 }), []string{"debt", "initial"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all engine.FieldErrors
+			if err := c.limit.Validate(); !errors.As(err, &all) {
+				t.Fatalf("got %v", err)
+			}
+			var got []string
+			for _, e := range all {
+				got = append(got, e.Field)
+			}
+			if d := cmp.Diff(c.want, got); d != "" {
+				t.Errorf("fields (-want +got):\n%s%v", d, all)
+			}
+		})
+	}
+}
+
+// What the table says of algorithms fits what their engines do.
+func TestTraits(t *testing.T) {
+	for a := range engine.Algorithms() {
+		l := valid(a)
+		var s engine.State
+		states := []*engine.State{&s}
+		if left := (engine.Limits{l}).Look(states, midnight, engine.Take{Cost: 1, Count: 1}).Left; left != l.Capacity() {
+			t.Errorf("%s: a new counter has %d left, want its capacity, %d", a, left, l.Capacity())
+		}
+		most := engine.Limits{l}.Look(states, midnight, engine.Take{Cost: l.MaxCost(), Count: 1})
+		more := engine.Limits{l}.Look(states, midnight, engine.Take{Cost: l.MaxCost() + 1, Count: 1})
+		if most.Admitted != 1 || more.Admitted != 0 {
+			t.Errorf("%s admits its largest cost: %d, and one more: %d", a, most.Admitted, more.Admitted)
+		}
+		if d := (engine.Limits{l}).Take(states, midnight, engine.Take{Cost: 2, Count: 2}); a.Queues() != (d.Wait > 0 || (engine.Limits{l}).Take(states, midnight, engine.Take{Cost: 1, Count: 1}).Wait > 0) {
+			t.Errorf("%s queues: %t, and the wait is %v", a, a.Queues(), d.Wait)
+		}
+	}
+}
