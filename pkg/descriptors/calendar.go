@@ -49,43 +49,50 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 }
 
 // calendar makes the windows of an item follow the calendar that the file, or else USE_CALENDAR_MONTH_RATE_LIMIT, asks for.
-func (c *compiler) calendar(e *rawEngine, item *Item, path string) {
+func (c *compiler) calendar(raw *rawLimit, item *Item, path string) {
 	l := &item.Limit
-	on := e.calendar.on
-	if e.timezone.at.present() && !on {
-		c.fail(e.timezone.at, path, "timezone means nothing without calendar: true")
+	if !engine.ParamCalendar.TakenBy(l.Algorithm) {
+		return // reported already, if a calendar was asked for
+	}
+	asked, zone := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
+	on := asked != nil && asked.n != 0
+	if zone != nil && !on && (asked == nil || !asked.broken) {
+		c.fail(zone.at, path, "timezone means nothing without calendar: true")
 	}
 	switch {
-	case l.Algorithm != engine.FixedWindow: // already reported, if a calendar was asked for
 	case on:
-		c.askedCalendar(e, item, path)
-	case !e.calendar.at.present() && l.Align == engine.AlignClock && item.Unit == Month:
+		c.askedCalendar(raw, item, path)
+	case asked == nil && l.Align == engine.AlignClock && item.Unit == Month:
 		l.Calendar = item.Unit.calendarOf(c.domain.months, item.Multiplier)
 	}
 }
 
-func (c *compiler) askedCalendar(e *rawEngine, item *Item, path string) {
+func (c *compiler) askedCalendar(raw *rawLimit, item *Item, path string) {
+	asked, named := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
 	name := "UTC"
-	if e.timezone.at.present() {
-		name = e.timezone.s
+	if named != nil {
+		name = named.s
 	}
 	unit := strings.ToLower(item.Unit.String())
 	_, known := item.Unit.calendarUnit()
 	zone := c.zones.zone(name)
 	calendar := item.Unit.calendarOf(zone, item.Multiplier)
 	switch {
-	case e.align.s == "first":
-		c.fail(e.calendar.at, path, "calendar: true beside align: first: windows begin by the calendar or with a hit; leave out one of them")
+	case item.Limit.Align != engine.AlignClock:
+		c.fail(asked.at, path, "calendar: true beside align: first: windows begin by the calendar or with a hit; leave out one of them")
 	case !known:
-		c.fail(e.calendar.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
-	case zone == nil && !e.timezone.broken:
-		c.fail(e.timezone.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", shorten(name))
-	case zone != nil && calendar == nil && item.Unit == Month:
-		c.fail(e.multiplier.at, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
-	case zone != nil && calendar == nil:
-		c.fail(e.multiplier.at, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
+		c.fail(asked.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
+	case zone == nil:
+		if !named.broken {
+			c.fail(named.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", shorten(name))
+		}
+	case calendar == nil && item.Unit == Month:
+		c.fail(raw.own(kwUnitMultiplier).at, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)
+	case calendar == nil:
+		c.fail(raw.own(kwUnitMultiplier).at, path, "unit_multiplier %d with calendar: true: want 1 for the unit %s", item.Multiplier, unit)
+	default:
+		item.Limit.Calendar = calendar
 	}
-	item.Limit.Calendar = calendar
 }
 
 // overriddenCalendar returns the calendar of an override of l: for a rule with the key calendar, that of the rule's

@@ -2,7 +2,6 @@ package descriptors
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -14,7 +13,7 @@ import (
 func (i Item) String() string {
 	l := &i.Limit
 	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
-	if l.Algorithm == engine.Concurrency {
+	if l.Algorithm.Holds() {
 		words[0] = fmt.Sprintf("%d at a time, each for up to %s", i.RequestsPerUnit, spanText(l.Window))
 	}
 	if l.Algorithm != engine.FixedWindow {
@@ -67,34 +66,18 @@ func (f fact) String() string {
 
 // limitFacts returns the keys of a limit that do not have their default value, except number, window and algorithm.
 func limitFacts(l *engine.Limit) (out []fact) {
-	add := func(k, value string) { out = append(out, fact{k, value}) }
-	bucket := l.Algorithm == engine.TokenBucket || l.Algorithm == engine.LeakyBucket
-	if bucket && l.Burst != l.Hits {
-		add(kwBurst, strconv.FormatUint(l.Burst, 10))
+	if l.Window == 0 { // of an unlimited rule
+		return nil
 	}
-	if l.Algorithm == engine.SlidingWindow && l.Precision != defaultPrecision {
-		add(kwPrecision, strconv.FormatUint(uint64(l.Precision), 10))
-	}
-	if l.Debt > 0 {
-		add(kwDebt, strconv.FormatUint(l.Debt, 10))
-	}
-	if l.FillInterval > 0 {
-		add(kwFillInterval, spanText(l.FillInterval))
-	}
-	if l.Algorithm == engine.TokenBucket && l.Initial != l.Burst {
-		add(kwInitial, strconv.FormatUint(l.Initial, 10))
-	}
-	if l.Align == engine.AlignFirst {
-		add(kwAlign, engine.ParamAlign.Text(l))
-	}
-	if l.Calendar != nil {
-		add(kwCalendar, "true")
-		if zone := l.Calendar.Location().String(); zone != "UTC" {
-			add(kwTimezone, zone)
+	for p := range engine.Parameters() {
+		if !p.TakenBy(l.Algorithm) || p.Get(l) == p.Usual(l) {
+			continue
 		}
-	}
-	if l.Window > 0 && l.CountRefused != (l.Algorithm == engine.FixedWindow && !l.Listed) {
-		add(kwCountRefused, strconv.FormatBool(l.CountRefused))
+		f := fact{p.String(), p.Text(l)}
+		if p.Kind() == engine.KindTime {
+			f.value = spanText(engine.Micros(p.Get(l)))
+		}
+		out = append(out, f)
 	}
 	return out
 }
@@ -190,7 +173,7 @@ func (r *Rule) facts() (out []fact) {
 
 func penaltyText(p *engine.Penalty) string {
 	text := spanText(p.For) + " once " + p.On.String()
-	if p.Escalate > defaultEscalate {
+	if p.Escalate > usualEscalate {
 		text += fmt.Sprintf(", %d times as long each time, up to %s", p.Escalate, spanText(p.Max))
 	}
 	return text

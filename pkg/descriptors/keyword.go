@@ -1,6 +1,11 @@
 package descriptors
 
-import "strings"
+import (
+	"iter"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
 
 // The keys of envoyproxy/ratelimit.
 const (
@@ -29,15 +34,6 @@ const (
 	kwRateLimits         = "rate_limits"
 	kwAlgorithm          = "algorithm"
 	kwUnitMultiplier     = "unit_multiplier"
-	kwBurst              = "burst"
-	kwPrecision          = "precision"
-	kwDebt               = "debt"
-	kwFillInterval       = "fill_interval"
-	kwInitial            = "initial"
-	kwAlign              = "align"
-	kwCalendar           = "calendar"
-	kwTimezone           = "timezone"
-	kwCountRefused       = "count_refused"
 	kwOnFailure          = "on_failure"
 	kwPenalty            = "penalty"
 	kwHolder             = "holder"
@@ -93,17 +89,11 @@ func keywords() []keyword {
 		{name: kwCharge, where: inRoot},
 		{name: kwAllowLimitOverride, where: inRoot},
 		{name: kwRateLimits, where: inDescriptor},
-		{name: kwAlgorithm, where: inLimit | inItem},
-		{name: kwUnitMultiplier, where: inLimit | inItem},
-		{name: kwBurst, where: inLimit | inItem},
-		{name: kwPrecision, where: inLimit | inItem},
-		{name: kwDebt, where: inLimit | inItem},
-		{name: kwFillInterval, where: inLimit | inItem},
-		{name: kwInitial, where: inLimit | inItem},
-		{name: kwAlign, where: inLimit | inItem},
-		{name: kwCalendar, where: inLimit | inItem},
-		{name: kwTimezone, where: inLimit | inItem},
-		{name: kwCountRefused, where: inLimit | inItem},
+	}
+	for k := range OwnKeys() {
+		table = append(table, keyword{name: k, where: inLimit | inItem})
+	}
+	table = append(table, []keyword{
 		{name: kwOnFailure, where: inLimit | inDescriptor},
 		{name: kwPenalty, where: inLimit | inDescriptor},
 		{name: kwHolder, where: inLimit | inDescriptor},
@@ -112,7 +102,7 @@ func keywords() []keyword {
 		{name: kwOn, where: inPenalty},
 		{name: kwEscalate, where: inPenalty},
 		{name: kwMax, where: inPenalty},
-	}
+	}...)
 	for i := range table {
 		table[i].index = i
 		if table[i].ofReference {
@@ -120,6 +110,21 @@ func keywords() []keyword {
 		}
 	}
 	return table
+}
+
+// OwnKeys yields the keys of a limit that envoyproxy/ratelimit does not have: algorithm, unit_multiplier, and the
+// parameters of the algorithms.
+func OwnKeys() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if !yield(kwAlgorithm) || !yield(kwUnitMultiplier) {
+			return
+		}
+		for p := range engine.Parameters() {
+			if !yield(p.String()) {
+				return
+			}
+		}
+	}
 }
 
 // keywordSet is a set of keywords, by their index.

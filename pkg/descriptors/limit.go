@@ -8,44 +8,43 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Defaults of keys.
-const (
-	defaultPrecision = 10
-	defaultEscalate  = 1
-)
+// ownKey is one of our own keys of a limit, and its value.
+type ownKey struct {
+	k string
+	value
+}
 
-const algorithmNames = "fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket or concurrency"
+// value is what a key is given: a text, or the number that stands for a number or a flag.
+type value struct {
+	text
 
-// written is one of our own keys that is present in a file, and where.
+	n uint64
+}
+
+// own returns one of our own keys of a limit, or nil if it is absent.
+func (l *rawLimit) own(k string) *ownKey {
+	if i := slices.IndexFunc(l.owns, func(o ownKey) bool { return o.k == k }); i >= 0 {
+		return &l.owns[i]
+	}
+	return nil
+}
+
+// written is a key of a descriptor that is present in a file, and where.
 type written struct {
 	k  string
 	at mark
 }
 
-func present(all ...written) (out []written) {
-	for _, w := range all {
+// written lists the keys that are present.
+func (p *rawPolicy) written() (out []written) {
+	for _, w := range []written{
+		{kwOnFailure, p.onFailure.at}, {kwPenalty, p.penaltyAt}, {kwHolder, p.holder.at}, {kwLease, p.lease.at},
+	} {
 		if w.at.present() {
 			out = append(out, w)
 		}
 	}
 	return out
-}
-
-// written lists the keys that are present.
-func (p *rawPolicy) written() []written {
-	return present(
-		written{kwOnFailure, p.onFailure.at}, written{kwPenalty, p.penaltyAt},
-		written{kwHolder, p.holder.at}, written{kwLease, p.lease.at},
-	)
-}
-
-func (e *rawEngine) written() []written {
-	return present(
-		written{kwAlgorithm, e.algorithm.at}, written{kwUnitMultiplier, e.multiplier.at}, written{kwBurst, e.burst.at},
-		written{kwPrecision, e.precision.at}, written{kwDebt, e.debt.at}, written{kwFillInterval, e.fillInterval.at},
-		written{kwInitial, e.initial.at}, written{kwAlign, e.align.at}, written{kwCalendar, e.calendar.at}, written{kwTimezone, e.timezone.at},
-		written{kwCountRefused, e.countRefused.at},
-	)
 }
 
 // item checks one limit. If ok is false the item's Limit must not be used.
@@ -68,27 +67,33 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item Item, ok bo
 		return item, false
 	}
 	item.Unit = unit
-	e := l.engine
-	if e == nil {
-		e = &rawEngine{}
-	}
-	if e.multiplier.at.present() {
-		item.Multiplier = uint32(e.multiplier.n)
+	multiplier := l.own(kwUnitMultiplier)
+	if multiplier != nil && !multiplier.broken {
+		item.Multiplier = uint32(multiplier.n)
 	}
 	window := unit.window(item.Multiplier)
 	if window == 0 {
-		c.fail(e.multiplier.at, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, maxWindow/unit.Length(), strings.ToLower(unit.String()))
+		c.fail(multiplier.at, path, "unit_multiplier %d: want 1 to %d for the unit %s", item.Multiplier, maxWindow/unit.Length(), strings.ToLower(unit.String()))
 		return item, false
 	}
 	item.Limit = engine.Limit{Hits: l.requests.n, Window: window, Listed: listed}
-	before := len(c.problems)
-	ok = c.engine(e, &item.Limit, path)
-	c.calendar(e, &item, path)
-	if ok = ok && len(c.problems) == before; ok {
-		ok = c.validate(l, e, item.Limit, path)
-		item.Limit = item.Limit.Prepared()
+	before := c.failures
+	known := c.algorithm(l, &item.Limit, path)
+	for p := range engine.Parameters() {
+		own := l.own(p.String())
+		if known && p.TakenBy(item.Limit.Algorithm) {
+			p.Set(&item.Limit, p.Usual(&item.Limit))
+		}
+		if own != nil && (!known || c.means(own, p, &item.Limit, path)) {
+			c.parameter(own, p, &item.Limit, path)
+		}
 	}
-	return item, ok
+	c.calendar(l, &item, path)
+	if known {
+		c.validate(l, &item.Limit, path)
+	}
+	item.Limit = item.Limit.Prepared()
+	return item, c.failures == before
 }
 
 func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
@@ -100,88 +105,36 @@ func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 	case l.unit.s != "":
 		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", shorten(l.unit.s))
 	}
-	if l.engine != nil {
-		for _, w := range l.engine.written() {
-			c.fail(w.at, path, "%s means nothing when unlimited", w.k)
-		}
+	for _, o := range l.owns {
+		c.fail(o.at, path, "%s means nothing when unlimited", o.k)
 	}
 }
 
-// engine fills in what the algorithm needs. It returns false if it has reported anything.
-func (c *compiler) engine(e *rawEngine, l *engine.Limit, path string) bool {
-	before := len(c.problems)
-	a := engine.FixedWindow
-	if e.algorithm.at.present() {
-		var err error
-		if a, err = engine.ParseAlgorithm(e.algorithm.s); err != nil {
-			if !e.algorithm.broken {
-				c.fail(e.algorithm.at, path, "unknown algorithm '%s': want %s", shorten(e.algorithm.s), algorithmNames)
-			}
-			return false
-		}
+// algorithm reads the algorithm. It returns false if that is not known.
+func (c *compiler) algorithm(l *rawLimit, limit *engine.Limit, path string) bool {
+	own := l.own(kwAlgorithm)
+	if own == nil {
+		return true
 	}
-	l.Algorithm = a
-	for _, w := range e.written() {
-		if takers := takers(w.k); takers != nil && !slices.Contains(takers, a) {
-			c.fail(w.at, path, "%s means nothing under %s: it belongs to %s", w.k, a.String(), algorithmList(takers))
-		}
+	a, err := engine.ParseAlgorithm(own.s)
+	if err != nil && !own.broken {
+		c.fail(own.at, path, "unknown algorithm '%s': want %s", shorten(own.s), engine.AlgorithmNames())
 	}
-	l.CountRefused = a == engine.FixedWindow && !l.Listed
-	if e.countRefused.at.present() {
-		if l.Listed {
-			c.fail(e.countRefused.at, path, "count_refused means nothing in rate_limits: all limits of a list admit together, and what is refused is not counted")
-		}
-		l.CountRefused = e.countRefused.on
-	}
-	if a == engine.SlidingWindow {
-		l.Precision = uint32(e.precision.or(defaultPrecision))
-	}
-	if a == engine.TokenBucket || a == engine.LeakyBucket {
-		l.Burst = e.burst.or(l.Hits)
-	}
-	if a == engine.TokenBucket {
-		l.Debt = e.debt.n
-		l.Initial = e.initial.or(l.Burst)
-		l.FillInterval = c.duration(kwFillInterval, e.fillInterval, path)
-	}
-	c.align(e.align, l, path)
-	return len(c.problems) == before
+	limit.Algorithm = a
+	return err == nil && !own.broken
 }
 
-func (c *compiler) align(t text, l *engine.Limit, path string) {
-	if !t.at.present() || t.broken {
-		return
+// means reports whether a parameter means something for a limit, and reports an error if not.
+func (c *compiler) means(own *ownKey, p engine.Parameter, l *engine.Limit, path string) bool {
+	if !p.TakenBy(l.Algorithm) {
+		c.fail(own.at, path, "%s means nothing under %s: it belongs to %s", p, l.Algorithm, algorithmList(p.Takers()))
+		return false
 	}
-	v, ok := engine.ParamAlign.Word(t.s)
-	if !ok {
-		c.fail(t.at, path, "unknown align '%s': want %s", shorten(t.s), engine.ParamAlign.Accepts())
+	if l.Listed && p.Single() {
+		c.fail(own.at, path, "%s means nothing in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
+		return false
 	}
-	engine.ParamAlign.Set(l, v)
-}
-
-// or returns the number, or the default d if it is absent.
-func (n number) or(d uint64) uint64 {
-	if n.at.present() {
-		return n.n
-	}
-	return d
-}
-
-// takers returns the algorithms that use a key; nil means all of them.
-func takers(k string) []engine.Algorithm {
-	switch k {
-	case kwBurst:
-		return []engine.Algorithm{engine.TokenBucket, engine.LeakyBucket}
-	case kwPrecision:
-		return []engine.Algorithm{engine.SlidingWindow}
-	case kwDebt, kwFillInterval, kwInitial:
-		return []engine.Algorithm{engine.TokenBucket}
-	case kwAlign, kwCalendar, kwTimezone:
-		return []engine.Algorithm{engine.FixedWindow}
-	case kwCountRefused:
-		return []engine.Algorithm{engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.TokenBucket}
-	}
-	return nil
+	return true
 }
 
 func algorithmList(all []engine.Algorithm) string {
@@ -192,24 +145,51 @@ func algorithmList(all []engine.Algorithm) string {
 	return strings.Join(names, ", ")
 }
 
-// validate reports everything that the engine finds wrong with a limit.
-func (c *compiler) validate(raw *rawLimit, e *rawEngine, l engine.Limit, path string) bool {
+// parameter sets a parameter, except those that make a calendar. A value that the parameter does not take is broken.
+func (c *compiler) parameter(own *ownKey, p engine.Parameter, l *engine.Limit, path string) {
+	if own.broken {
+		return
+	}
+	v := own.n
+	switch p.Kind() {
+	case engine.KindTime:
+		span := c.duration(own.k, own.text, path)
+		v, own.broken = uint64(span), span == 0
+	case engine.KindWord:
+		word, ok := p.Word(own.s)
+		if !ok {
+			c.fail(own.at, path, "unknown %s '%s': want %s", p, shorten(own.s), p.Accepts())
+		}
+		v, own.broken = word, !ok
+	case engine.KindNumber, engine.KindFlag, engine.KindZone:
+	}
+	if !own.broken {
+		p.Set(l, v)
+	}
+}
+
+// validate reports everything that the engine finds wrong with a limit, except what follows from a value that could not
+// be read, as that has been reported.
+func (c *compiler) validate(raw *rawLimit, l *engine.Limit, path string) {
 	var errs engine.FieldErrors
-	if !errors.As(l.Validate(), &errs) {
-		return true
+	if !raw.requests.at.present() && c.misread || !errors.As(l.Validate(), &errs) {
+		return
 	}
+	broken := func(k string) bool { o := raw.own(k); return o != nil && o.broken }
 	for _, err := range errs {
-		c.fail(raw.where(e, err.Field), path, "%v", err)
+		if !broken(err.Field) && !broken(err.Beside) {
+			c.fail(raw.where(err.Field), path, "%v", err)
+		}
 	}
-	return false
 }
 
 // where returns the place of a key of a limit, or of the limit itself if the key is absent.
-func (l *rawLimit) where(e *rawEngine, field string) mark {
-	for _, w := range append(e.written(), written{kwRequestsPerUnit, l.requests.at}) {
-		if w.k == field && w.at.present() {
-			return w.at
-		}
+func (l *rawLimit) where(k string) mark {
+	if o := l.own(k); o != nil {
+		return o.at
+	}
+	if k == kwRequestsPerUnit && l.requests.at.present() {
+		return l.requests.at
 	}
 	return l.at
 }

@@ -269,7 +269,7 @@ func (c *compiler) single(d *rawDescriptor, r *Rule) {
 	l := d.limit
 	item, ok := c.item(l, r.Path, false)
 	r.Items = []Item{item}
-	r.saysCalendar = l.engine != nil && l.engine.calendar.at.present()
+	r.saysCalendar = l.own(engine.ParamCalendar.String()) != nil
 	switch {
 	case l.unlimited.on:
 		r.Unlimited = true

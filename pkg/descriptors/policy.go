@@ -10,6 +10,8 @@ import (
 
 // Bounds and defaults of the keys that belong to a descriptor as a whole; longestTime is 2^48 µs in whole hours.
 const (
+	usualEscalate = 1
+
 	minLease    = 2 // a single hit is not worth a lease
 	maxLease    = 1_000_000
 	defaultMax  = 24 * 3600 * second // of a penalty that escalates, unless its first one is longer
@@ -125,9 +127,13 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 	before := len(c.problems)
 	raw := &p.penalty
+	escalate := raw.escalate
+	if !escalate.at.present() {
+		escalate.n = usualEscalate
+	}
 	out := engine.Penalty{
 		For:      c.duration(kwFor, raw.duration, r.Path),
-		Escalate: uint32(raw.escalate.or(defaultEscalate)),
+		Escalate: uint32(escalate.n),
 		Max:      c.duration(kwMax, raw.max, r.Path),
 	}
 	if raw.on.at.present() && !raw.on.broken {

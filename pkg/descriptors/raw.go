@@ -1,6 +1,12 @@
 package descriptors
 
-import "gopkg.in/yaml.v3"
+import (
+	"slices"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
 
 // The raw structs hold what a file says and where it says it, before anything but types is checked. A zero mark means
 // that the key is absent. broken means that an error about the value has already been reported.
@@ -50,15 +56,8 @@ type rawLimit struct {
 	unlimited flag
 	name      text
 	replaces  []text
-	engine    *rawEngine
+	owns      []ownKey   // our own keys of a limit, each once
 	policy    *rawPolicy // inside rate_limit
-}
-
-// rawEngine holds our own keys of a limit.
-type rawEngine struct {
-	algorithm, align, timezone, fillInterval    text
-	multiplier, burst, precision, debt, initial number
-	calendar, countRefused                      flag
 }
 
 // rawPolicy holds our own keys of a descriptor.
@@ -219,39 +218,48 @@ func (r *reader) limit(n *yaml.Node, where place, l *rawLimit) {
 		case kwOnFailure, kwPenalty, kwHolder, kwLease:
 			l.policy = r.policy(l.policy, k, v)
 		default:
-			if l.engine == nil {
-				l.engine = new(rawEngine)
-			}
-			r.engineKey(l.engine, k, v)
+			r.own(l, k, v)
 		}
 	})
 }
 
-func (r *reader) engineKey(e *rawEngine, k string, v *yaml.Node) {
-	switch k {
-	case kwAlgorithm:
-		e.algorithm = r.text(k, v)
-	case kwAlign:
-		e.align = r.text(k, v)
-	case kwCalendar:
-		e.calendar = r.flag(k, v)
-	case kwTimezone:
-		e.timezone = r.text(k, v)
-	case kwFillInterval:
-		e.fillInterval = r.text(k, v)
-	case kwUnitMultiplier:
-		e.multiplier = r.number(k, v)
-	case kwBurst:
-		e.burst = r.number(k, v)
-	case kwPrecision:
-		e.precision = r.number(k, v)
-	case kwDebt:
-		e.debt = r.number(k, v)
-	case kwInitial:
-		e.initial = r.number(k, v)
-	case kwCountRefused:
-		e.countRefused = r.flag(k, v)
+// own reads one of our own keys of a limit, of which the last one counts. A number or a flag that is null is absent.
+func (r *reader) own(l *rawLimit, k string, v *yaml.Node) {
+	l.owns = slices.DeleteFunc(l.owns, func(o ownKey) bool { return o.k == k })
+	own := ownKey{k: k}
+	before := r.failures
+	switch kindOf(k) {
+	case engine.KindNumber:
+		n := r.number(k, v)
+		own.n, own.at = n.n, n.at
+	case engine.KindFlag:
+		f := r.flag(k, v)
+		own.at = f.at
+		if f.on {
+			own.n = 1
+		}
+	case engine.KindTime, engine.KindWord, engine.KindZone:
+		own.text = r.text(k, v)
 	}
+	if r.failures > before {
+		own.at, own.broken = at(v), true
+	}
+	if own.at.present() {
+		l.owns = append(l.owns, own)
+	}
+}
+
+// kindOf returns what one of our own keys of a limit takes.
+func kindOf(k string) engine.Kind {
+	for p := range engine.Parameters() {
+		if p.String() == k {
+			return p.Kind()
+		}
+	}
+	if k == kwUnitMultiplier {
+		return engine.KindNumber
+	}
+	return engine.KindWord // algorithm
 }
 
 func (r *reader) replaces(n *yaml.Node) []text {

@@ -34,9 +34,8 @@ type TreeLimit struct {
 	Replaces        []string
 	Policy          TreePolicy // inside rate_limit
 
-	Algorithm, Align, FillInterval, Timezone        string
-	UnitMultiplier, Burst, Precision, Debt, Initial *uint32
-	Calendar, CountRefused                          *bool
+	// Our own keys, such as burst, each with a uint32, a bool or a string.
+	Own map[string]any
 }
 
 // TreePolicy is the keys of a [Tree] that belong to a descriptor as a whole.
@@ -122,19 +121,22 @@ func (l *TreeLimit) raw() *rawLimit {
 	for _, name := range l.Replaces {
 		out.replaces = append(out.replaces, text{s: name, at: somewhere()})
 	}
-	e := rawEngine{
-		algorithm: given(l.Algorithm), align: given(l.Align), fillInterval: given(l.FillInterval), timezone: given(l.Timezone),
-		multiplier: counted(l.UnitMultiplier), burst: counted(l.Burst), precision: counted(l.Precision),
-		debt: counted(l.Debt), initial: counted(l.Initial),
-	}
-	if l.Calendar != nil {
-		e.calendar = flag{on: *l.Calendar, at: somewhere()}
-	}
-	if l.CountRefused != nil {
-		e.countRefused = flag{on: *l.CountRefused, at: somewhere()}
-	}
-	if len(e.written()) > 0 {
-		out.engine = &e
+	for k := range OwnKeys() {
+		own := ownKey{k: k}
+		switch v := l.Own[k].(type) {
+		case uint32:
+			own.n, own.at = uint64(v), somewhere()
+		case bool:
+			own.at = somewhere()
+			if v {
+				own.n = 1
+			}
+		case string:
+			own.text = given(v)
+		}
+		if own.at.present() {
+			out.owns = append(out.owns, own)
+		}
 	}
 	return out
 }

@@ -27,7 +27,7 @@ func TestTreeIsCheckedAsAFile(t *testing.T) {
 		{Key: "e", Policy: descriptors.TreePolicy{Lease: "off"}},
 		{Key: "f", ShareThreshold: true, ShadowMode: true},
 		{Key: "g", RateLimit: &descriptors.TreeLimit{
-			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Burst: new(uint32(3)), CountRefused: new(true),
+			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Own: map[string]any{"burst": uint32(3), "count_refused": true},
 			Policy: descriptors.TreePolicy{OnFailure: "maybe", Penalty: &descriptors.TreePenalty{Max: "1h"}},
 		}},
 	}})

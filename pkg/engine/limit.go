@@ -114,7 +114,7 @@ func (e FieldErrors) about(field string) bool {
 // Validate returns nil if l is valid, or else [FieldErrors], which name every wrong field and what it takes.
 func (l Limit) Validate() error {
 	if int(l.Algorithm) >= len(algorithms) {
-		return FieldErrors{wrong("algorithm", "is not known; it takes %s", list(slices.Collect(Algorithms()), "or"))}
+		return FieldErrors{wrong("algorithm", "is not known; it takes %s", AlgorithmNames())}
 	}
 	var errs FieldErrors
 	errs.add(l.checkHits())

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -23,6 +24,9 @@ func (t Trigger) String() string {
 	}
 	return fmt.Sprintf("trigger(%d)", uint8(t))
 }
+
+// AlgorithmNames lists the names of all algorithms: a, b or c.
+func AlgorithmNames() string { return list(slices.Collect(Algorithms()), "or") }
 
 // ParseAlgorithm returns the algorithm with that name. The error lists the known names.
 func ParseAlgorithm(name string) (Algorithm, error) {

@@ -3,6 +3,7 @@ package xds
 import (
 	"strconv"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -15,17 +16,17 @@ func convert(m *configv1.RateLimitConfig) *descriptors.Tree {
 		Domain:             m.GetDomain(),
 		Charge:             m.GetCharge(),
 		AllowLimitOverride: m.AllowLimitOverride,
-		Descriptors:        convertNodes(m.GetDescriptors()),
+		Descriptors:        convertNodes(m.GetDescriptors(), ownFields()),
 	}
 }
 
-func convertNodes(all []*configv1.RateLimitDescriptor) []descriptors.TreeNode {
+func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldDescriptor) []descriptors.TreeNode {
 	out := make([]descriptors.TreeNode, len(all))
 	for i, m := range all {
 		n := &out[i]
 		*n = descriptors.TreeNode{
 			Key: m.GetKey(), Value: m.GetValue(),
-			Descriptors:    convertNodes(m.GetDescriptors()),
+			Descriptors:    convertNodes(m.GetDescriptors(), own),
 			Policy:         convertPolicy(m),
 			ShadowMode:     m.GetShadowMode(),
 			QuotaMode:      m.GetQuotaMode(),
@@ -34,11 +35,11 @@ func convertNodes(all []*configv1.RateLimitDescriptor) []descriptors.TreeNode {
 			ShareThreshold: m.GetShareThreshold(),
 		}
 		if m.GetRateLimit() != nil {
-			l := convertLimit(m.GetRateLimit())
+			l := convertLimit(m.GetRateLimit(), own)
 			n.RateLimit = &l
 		}
 		for _, item := range m.GetRateLimits() {
-			n.RateLimits = append(n.RateLimits, convertLimit(item))
+			n.RateLimits = append(n.RateLimits, convertLimit(item, own))
 		}
 		if m.GetMetadata() != nil {
 			n.Metadata = convertStruct(m.GetMetadata())
@@ -47,21 +48,43 @@ func convertNodes(all []*configv1.RateLimitDescriptor) []descriptors.TreeNode {
 	return out
 }
 
-func convertLimit(m *configv1.RateLimitPolicy) descriptors.TreeLimit {
+func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescriptor) descriptors.TreeLimit {
 	l := descriptors.TreeLimit{
 		Unit:            unitText(m),
 		RequestsPerUnit: m.GetRequestsPerUnit(),
 		Unlimited:       m.GetUnlimited(),
 		Name:            m.GetName(),
 		Policy:          convertPolicy(m),
-		Algorithm:       m.GetAlgorithm(), Align: m.GetAlign(), FillInterval: m.GetFillInterval(),
-		UnitMultiplier: m.UnitMultiplier, Burst: m.Burst, Precision: m.Precision, Debt: m.Debt, Initial: m.Initial,
-		CountRefused: m.CountRefused, Calendar: m.Calendar, Timezone: m.GetTimezone(),
+		Own:             convertOwn(m.ProtoReflect(), own),
 	}
 	for _, r := range m.GetReplaces() {
 		l.Replaces = append(l.Replaces, r.GetName())
 	}
 	return l
+}
+
+// ownFields returns the fields of a limit that have our own keys, by whose names they are called.
+func ownFields() (own []protoreflect.FieldDescriptor) {
+	fields := (&configv1.RateLimitPolicy{}).ProtoReflect().Descriptor().Fields()
+	for k := range descriptors.OwnKeys() {
+		if f := fields.ByName(protoreflect.Name(k)); f != nil {
+			own = append(own, f)
+		}
+	}
+	return own
+}
+
+func convertOwn(m protoreflect.Message, fields []protoreflect.FieldDescriptor) (own map[string]any) {
+	for _, f := range fields {
+		if !m.Has(f) {
+			continue
+		}
+		if own == nil {
+			own = map[string]any{}
+		}
+		own[string(f.Name())] = m.Get(f).Interface()
+	}
+	return own
 }
 
 // unitText returns the unit as files spell it; an invalid one is spelled such that it is refused.
