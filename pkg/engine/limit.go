@@ -50,8 +50,10 @@ func (l *Limit) Hash() uint64 {
 	h := uint64(l.Algorithm) | flag(l.Listed)<<8 | flag(l.OwnWindow)<<9
 	h = bits.RotateLeft64((h^l.Hits)*odd, 29)
 	h = bits.RotateLeft64((h^uint64(l.Window))*odd, 29)
-	for _, v := range l.values() {
-		h = bits.RotateLeft64((h^v)*odd, 29)
+	for i, v := range l.values() {
+		if v != 0 {
+			h = bits.RotateLeft64((h^v)*(odd+2*uint64(i)), 29)
+		}
 	}
 	return h
 }

@@ -109,7 +109,7 @@ func leasable(op *backend.Op) uint64 {
 		return 0
 	}
 	l := &op.Limits[0]
-	if l.Listed || l.Debt > 0 || l.Algorithm != engine.FixedWindow && l.Algorithm != engine.TokenBucket {
+	if l.Unleased() != "" {
 		return 0
 	}
 	return most(l, op.Lease)

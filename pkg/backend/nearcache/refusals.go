@@ -77,26 +77,7 @@ func ruleOf(op *backend.Op) uint32 {
 	h := uint64(len(op.Limits))
 	add := func(n uint64) { h = bits.RotateLeft64((h^n)*odd, 29) }
 	for i := range op.Limits {
-		l := &op.Limits[i]
-		kind := uint64(l.Algorithm) | uint64(l.Align)<<8 | uint64(l.Precision)<<16
-		if l.CountRefused {
-			kind |= 1 << 48
-		}
-		if l.Listed {
-			kind |= 1 << 49
-		}
-		if l.OwnWindow {
-			kind |= 1 << 50
-		}
-		add(kind)
-		add(l.Hits)
-		add(uint64(l.Window))
-		if l.Calendar != nil {
-			add(uint64(l.Slot()))
-		}
-		add(l.Burst)
-		add(l.Debt<<32 ^ l.Initial)
-		add(uint64(l.FillInterval))
+		add(op.Limits[i].Hash())
 	}
 	if p := op.Penalty; p != nil {
 		add(uint64(p.For))
