@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -151,56 +152,46 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 
 func limitMessage(i *descriptors.Item) *adminv1.Limit {
 	m := &adminv1.Limit{
-		Algorithm:       algorithmMessage(i.Limit.Algorithm),
+		Algorithm:       adminv1.Algorithm(adminv1.Algorithm_value["ALGORITHM_"+strings.ToUpper(i.Limit.Algorithm.String())]),
 		RequestsPerUnit: i.RequestsPerUnit,
 		Unit:            adminv1.Unit(i.Unit),
 		UnitMultiplier:  max(i.Multiplier, 1),
 		Name:            valid(i.Name),
 		Window:          span(i.Limit.Window),
-		Burst:           i.Limit.Burst,
-		Debt:            i.Limit.Debt,
-		Precision:       i.Limit.Precision,
-		CountRefused:    i.Limit.CountRefused,
 		Text:            i.InFull(),
 	}
 	for _, name := range i.Replaces {
 		m.Replaces = append(m.Replaces, valid(name))
 	}
-	if i.Limit.FillInterval > 0 {
-		m.FillInterval = span(i.Limit.FillInterval)
-	}
-	switch i.Limit.Algorithm {
-	case engine.FixedWindow:
-		m.Align = adminv1.Align_ALIGN_CLOCK
-		if i.Limit.Align == engine.AlignFirst {
-			m.Align = adminv1.Align_ALIGN_FIRST
-		}
-		if c := i.Limit.Calendar; c != nil {
-			m.Calendar, m.Timezone = true, c.Location().String()
-		}
-	case engine.TokenBucket:
-		m.Initial = &i.Limit.Initial
-	case engine.SlidingWindow, engine.SlidingLog, engine.LeakyBucket, engine.Concurrency:
-	}
+	setParameters(m.ProtoReflect(), &i.Limit)
 	return m
 }
 
-func algorithmMessage(a engine.Algorithm) adminv1.Algorithm {
-	switch a {
-	case engine.FixedWindow:
-		return adminv1.Algorithm_ALGORITHM_FIXED_WINDOW
-	case engine.SlidingWindow:
-		return adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW
-	case engine.SlidingLog:
-		return adminv1.Algorithm_ALGORITHM_SLIDING_LOG
-	case engine.TokenBucket:
-		return adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET
-	case engine.LeakyBucket:
-		return adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET
-	case engine.Concurrency:
-		return adminv1.Algorithm_ALGORITHM_CONCURRENCY
+// setParameters sets the fields of a limit's message that have the keys of parameters. What means nothing under the
+// limit's algorithm stays unset.
+func setParameters(m protoreflect.Message, l *engine.Limit) {
+	fields := m.Descriptor().Fields()
+	for p := range engine.Parameters() {
+		f, v := fields.ByName(protoreflect.Name(p.String())), p.Get(l)
+		if f == nil || !p.TakenBy(l.Algorithm) {
+			continue
+		}
+		switch {
+		case p.Kind() == engine.KindFlag:
+			m.Set(f, protoreflect.ValueOfBool(v != 0))
+		case p.Kind() == engine.KindWord:
+			name := strings.ToUpper(string(f.Enum().Name()) + "_" + p.Text(l))
+			m.Set(f, protoreflect.ValueOfEnum(f.Enum().Values().ByName(protoreflect.Name(name)).Number()))
+		case p.Kind() == engine.KindTime && v != 0:
+			m.Set(f, protoreflect.ValueOfMessage(span(engine.Micros(v)).ProtoReflect()))
+		case p.Kind() == engine.KindZone && l.Calendar != nil:
+			m.Set(f, protoreflect.ValueOfString(p.Text(l)))
+		case p.Kind() == engine.KindNumber && f.Kind() == protoreflect.Uint32Kind:
+			m.Set(f, protoreflect.ValueOfUint32(uint32(v)))
+		case p.Kind() == engine.KindNumber:
+			m.Set(f, protoreflect.ValueOfUint64(v))
+		}
 	}
-	return adminv1.Algorithm_ALGORITHM_UNSPECIFIED
 }
 
 func onFailureMessage(f descriptors.OnFailure) adminv1.OnFailure {
