@@ -48,7 +48,7 @@ var allowed = map[string]row{
 	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/proctest"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
 	"pkg/backend/redis/redistest":         {ours: []string{"internal/proctest"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"internal/limiter":                    {ours: []string{"internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
-	"internal/rls":                        {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
+	"internal/rls":                        {ours: []string{"internal/limiter", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
 	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
 	"internal/web":                        {},
 	"internal/certs":                      {},

@@ -6,7 +6,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Bounds on series that depend on requests, in addition to [Config.MetricMaxSeries].
@@ -193,7 +192,7 @@ func (c *counts) after(p *scratch) {
 func (c *counts) outcome(t *part, op *backend.Op) {
 	d := &op.Decision
 	limit := &t.limits[d.Strictest]
-	most := capacity(limit)
+	most := limit.Capacity()
 	near := c.near(most)
 	left := min(d.Left, most)
 	used, hits, n := most-left, t.hits, t.counts
@@ -236,14 +235,4 @@ func (c *counts) near(limit uint64) uint64 {
 		return uint64(n)
 	}
 	return limit
-}
-
-// capacity returns the number of hits that an unused counter has left.
-func capacity(l *engine.Limit) uint64 {
-	switch l.Algorithm {
-	case engine.TokenBucket, engine.LeakyBucket:
-		return l.Burst
-	case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
-	}
-	return l.Hits
 }

@@ -77,7 +77,7 @@ func (l *Limiter) policy(t *part) descriptors.OnFailure {
 
 // allowed returns the decision on an op that its policy allows: as if nothing had been spent yet.
 func allowed(op *backend.Op) engine.Decision {
-	return engine.Decision{Admitted: max(1, op.Take.Count), Left: capacity(&op.Limits[0])}
+	return engine.Decision{Admitted: max(1, op.Take.Count), Left: op.Limits[0].Capacity()}
 }
 
 // denied returns the decision on an op that its policy denies. Giving back is never refused; the hits are lost.

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // appendHeaders appends response_headers_to_add.
@@ -89,12 +88,12 @@ func headerText(s string) string {
 	return s
 }
 
-// longestWait returns how long the request has to wait for its turn in every leaky bucket that admitted it; found is
+// longestWait returns how long the request has to wait for its turn in every queue that admitted it; found is
 // false if none did.
 func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if st.Item != nil && st.Item.Limit.Algorithm == engine.LeakyBucket && !st.Over && st.Decision.Admitted > 0 {
+		if st.Item != nil && st.Item.Limit.Algorithm.Queues() && !st.Over && st.Decision.Admitted > 0 {
 			wait, found = max(wait, st.Decision.Wait), true
 		}
 	}

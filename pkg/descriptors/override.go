@@ -2,7 +2,6 @@ package descriptors
 
 import (
 	"errors"
-	"math/bits"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -33,40 +32,11 @@ func (m Match) Override(o Override) (Item, error) {
 	} else {
 		*l = m.Rule.Limits[0]
 		l.OwnWindow = l.Algorithm == engine.SlidingLog
-		scaleBucket(l, uint64(o.RequestsPerUnit))
 	}
-	l.Hits, l.Window = uint64(o.RequestsPerUnit), window
+	l.Rescale(uint64(o.RequestsPerUnit), window)
 	l.Calendar = m.overriddenCalendar(l, o)
 	if err := l.Validate(); err != nil {
 		return Item{}, err
 	}
 	return item, nil
-}
-
-// scaleBucket scales what a bucket holds as its number of hits changes to hits.
-func scaleBucket(l *engine.Limit, hits uint64) {
-	full := l.Algorithm == engine.TokenBucket && l.Initial == l.Burst // stays so even if the burst is too small to scale
-	switch {
-	case l.Algorithm != engine.TokenBucket && l.Algorithm != engine.LeakyBucket:
-	case l.Hits == 0: // there is nothing to scale from
-		l.Burst = hits
-		l.Initial = min(l.Initial, hits)
-	default:
-		l.Burst = max(inProportion(l.Burst, hits, l.Hits), 1)
-		l.Initial = min(inProportion(l.Initial, hits, l.Hits), l.Burst)
-		l.Debt = inProportion(l.Debt, hits, l.Hits)
-	}
-	if full {
-		l.Initial = l.Burst
-	}
-}
-
-// inProportion returns n·to/from, rounded down and at most engine.MaxHits.
-func inProportion(n, to, from uint64) uint64 {
-	hi, lo := bits.Mul64(n, to)
-	if hi >= from {
-		return engine.MaxHits
-	}
-	q, _ := bits.Div64(hi, lo, from)
-	return min(q, engine.MaxHits)
 }

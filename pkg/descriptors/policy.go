@@ -108,7 +108,7 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 	if !t.at.present() || t.broken {
 		return
 	}
-	held := func(l engine.Limit) bool { return l.Algorithm == engine.Concurrency }
+	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
 	if len(r.Limits) > 0 && !slices.ContainsFunc(r.Limits, held) {
 		c.fail(t.at, r.Path, "holder means nothing under %s: it belongs to concurrency", r.Limits[0].Algorithm.String())
 		return
@@ -199,15 +199,19 @@ func (r *Rule) unleased() string {
 	switch {
 	case r.Penalty != nil:
 		return "beside a penalty"
-	case len(r.Items) > 1 || len(r.Limits) == 1 && r.Limits[0].Listed:
+	case len(r.Items) > 1:
 		return "beside rate_limits"
 	case len(r.Limits) == 0:
-	case r.Limits[0].Debt > 0:
-		return "beside debt"
-	case r.Limits[0].Algorithm != engine.FixedWindow && r.Limits[0].Algorithm != engine.TokenBucket:
-		return "under " + r.Limits[0].Algorithm.String()
+		return ""
 	}
-	return ""
+	switch why := r.Limits[0].Unleased(); why {
+	case "":
+		return ""
+	case r.Limits[0].Algorithm.String():
+		return "under " + why
+	default:
+		return "beside " + why
+	}
 }
 
 // duration reads a positive time in whole microseconds, as Go spells it. It returns 0 if there is none, or after an

@@ -34,6 +34,40 @@ func (l Limit) Prepared() Limit {
 	return l
 }
 
+// Rescale gives l another number and window, as a request does that brings its own. What a bucket holds changes in
+// proportion to the number. A log whose window changes becomes a counter of its own.
+func (l *Limit) Rescale(hits uint64, window Micros) {
+	a := l.Algorithm.row()
+	l.OwnWindow = a.family == FamilyRuns && !a.perWindow && l.Window != window
+	if a.family == FamilyBucket {
+		full := l.startsFull() // it stays so even if the burst is too small to scale
+		if l.Hits == 0 {       // there is nothing to scale from
+			l.Burst, l.Initial = hits, min(l.Initial, hits)
+		} else {
+			l.Burst = max(inProportion(l.Burst, hits, l.Hits), 1)
+			l.Initial = min(inProportion(l.Initial, hits, l.Hits), l.Burst)
+			l.Debt = inProportion(l.Debt, hits, l.Hits)
+		}
+		if full {
+			l.Initial = l.Burst
+		}
+	}
+	l.Hits, l.Window = hits, window
+}
+
+// startsFull reports whether l is a bucket that starts with its burst.
+func (l *Limit) startsFull() bool { return ParamInitial.TakenBy(l.Algorithm) && l.Initial == l.Burst }
+
+// inProportion returns n·to/from, rounded down and at most MaxHits.
+func inProportion(n, to, from uint64) uint64 {
+	hi, lo := bits.Mul64(n, to)
+	if hi >= from {
+		return MaxHits
+	}
+	q, _ := bits.Div64(hi, lo, from)
+	return min(q, MaxHits)
+}
+
 // Equal reports whether l and m are the same limit, prepared or not.
 func (l Limit) Equal(m Limit) bool {
 	if !l.Calendar.same(m.Calendar) {

@@ -26,7 +26,7 @@ func testConcurrent(t *testing.T, h Harness) {
 		}
 		name := l.Algorithm.String()
 		t.Run("Ladder/"+name, func(t *testing.T) { testLadder(t, s, l, h.Takes) })
-		if l.Algorithm != engine.LeakyBucket { // the takes of a leaky bucket are not merged
+		if !l.Algorithm.Queues() { // the takes of a queue are not merged
 			t.Run("Merged/"+name, func(t *testing.T) { testMerged(t, s, l, h.Takes) })
 		}
 	}

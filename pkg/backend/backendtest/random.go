@@ -185,7 +185,7 @@ func (g *sequence) window(t *rapid.T) int64 {
 // merges reports whether several requests may be merged into one take.
 func merges(op *backend.Op) bool {
 	for _, l := range op.Limits {
-		if l.Algorithm == engine.LeakyBucket {
+		if l.Algorithm.Queues() {
 			return false
 		}
 	}
@@ -194,7 +194,5 @@ func merges(op *backend.Op) bool {
 
 // leases reports whether a take may ask for hits in advance.
 func leases(op *backend.Op) bool {
-	l := op.Limits[0]
-	return op.Mode == backend.Take && op.Penalty == nil && len(op.Limits) == 1 && l.Debt == 0 &&
-		(l.Algorithm == engine.FixedWindow || l.Algorithm == engine.TokenBucket)
+	return op.Mode == backend.Take && op.Penalty == nil && len(op.Limits) == 1 && op.Limits[0].Unleased() == ""
 }

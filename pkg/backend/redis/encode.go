@@ -164,14 +164,14 @@ const (
 
 // familyOf returns the family that keeps the state of l.
 func familyOf(l *engine.Limit) family {
-	switch l.Algorithm {
-	case engine.TokenBucket, engine.LeakyBucket:
+	switch l.Algorithm.Family() {
+	case engine.FamilyBucket:
 		return familyBucket
-	case engine.SlidingWindow, engine.SlidingLog:
+	case engine.FamilyRuns:
 		return familyRuns
-	case engine.Concurrency:
+	case engine.FamilySlots:
 		return familySlots
-	case engine.FixedWindow:
+	case engine.FamilyWindow:
 		if l.Calendar != nil {
 			return familyCalendar
 		}
@@ -221,8 +221,8 @@ func (p *packed) quick(op *backend.Op, slack uint64) bool {
 	if op.Mode != backend.Take || t.Cost == 0 || t.Cost > math.MaxInt32 || t.Extra != 0 || l.Hits == 0 || slack > math.MaxUint32 {
 		return false
 	}
-	switch l.Algorithm {
-	case engine.FixedWindow:
+	switch l.Algorithm.Family() {
+	case engine.FamilyWindow:
 		if l.Align != engine.AlignClock || l.Calendar != nil || l.Hits >= uint64(l.Window) ||
 			t.Count == 0 || t.Count > math.MaxInt32/t.Cost {
 			return false
@@ -231,7 +231,7 @@ func (p *packed) quick(op *backend.Op, slack uint64) bool {
 		p.num(uint64(l.Window))
 		p.flag(l.CountRefused)
 		return true
-	case engine.TokenBucket, engine.LeakyBucket:
+	case engine.FamilyBucket:
 		leaky := l.Algorithm == engine.LeakyBucket
 		if l.Debt > 0 || l.FillInterval > 0 || l.Initial < l.Burst && !leaky || t.Count != 1 {
 			return false
@@ -242,7 +242,7 @@ func (p *packed) quick(op *backend.Op, slack uint64) bool {
 		p.flag(leaky)
 		p.flag(l.CountRefused)
 		return true
-	case engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
+	case engine.FamilyRuns, engine.FamilySlots:
 	}
 	return false
 }

@@ -245,7 +245,7 @@ func sameTake(a, b *backend.Op) bool {
 	case backend.Give, backend.Reset:
 		return false
 	}
-	return a.Limits[0].Algorithm != engine.LeakyBucket && a.Limits[0].Equal(b.Limits[0])
+	return !a.Limits[0].Algorithm.Queues() && a.Limits[0].Equal(b.Limits[0])
 }
 
 // spends reports whether op is a take with a cost.
