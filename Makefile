@@ -118,8 +118,8 @@ proto: ## generate Go from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into README.md and docs/metrics.md
-	$(GO) generate ./internal/settings ./internal/stats
+docs: ## write what is generated into README.md, docs/metrics.md and docs/algorithms.md
+	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine
 
 .PHONY: image
 image: ## build the container image IMAGE

@@ -3,6 +3,7 @@ package descriptors_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,7 +95,7 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 	}
 	lines := strings.Split(string(data), "\n")
 	for _, key := range descriptors.Keys() {
-		first := -1
+		first := -1 // the line where it stands first
 		for i, line := range lines {
 			if strings.HasPrefix(strings.TrimLeft(line, " -"), key+":") {
 				first = i
@@ -106,6 +107,49 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 			t.Errorf("%s does not stand in the file", key)
 		case first == 0 || !strings.HasPrefix(strings.TrimSpace(lines[first-1]), "#"):
 			t.Errorf("line %d: %s has no comment above it where it stands first", first+1, key)
+		default:
+			checkComment(t, key, comment(lines[:first]))
+		}
+	}
+}
+
+// comment returns the comment at the end of lines.
+func comment(lines []string) string {
+	text := ""
+	for _, line := range slices.Backward(lines) {
+		line, found := strings.CutPrefix(strings.TrimSpace(line), "#")
+		if !found {
+			break
+		}
+		text = line + text
+	}
+	return text
+}
+
+// checkComment checks that the comment on algorithm names all of them, and that one on a parameter says which take it: by
+// naming those, or all others, or another parameter of the same ones.
+func checkComment(t *testing.T, key, text string) {
+	t.Helper()
+	names := func(named func(engine.Algorithm) bool) bool {
+		for a := range engine.Algorithms() {
+			if named(a) && !strings.Contains(text, a.String()) {
+				return false
+			}
+		}
+		return true
+	}
+	if key == "algorithm" && !names(func(engine.Algorithm) bool { return true }) {
+		t.Errorf("the comment on algorithm does not name all: %s", text)
+	}
+	for p := range engine.Parameters() {
+		if p.String() != key || names(p.TakenBy) || names(func(a engine.Algorithm) bool { return !p.TakenBy(a) }) {
+			continue
+		}
+		like := func(q engine.Parameter) bool {
+			return q != p && slices.Equal(q.Takers(), p.Takers()) && strings.Contains(text, q.String())
+		}
+		if !slices.ContainsFunc(slices.Collect(engine.Parameters()), like) {
+			t.Errorf("the comment on %s does not say that it is for %v: %s", key, p.Takers(), text)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 )
 
+//go:generate go test -run ^TestDocs$ . -rewrite
+
 // Parameter is a key with which a rule says more about a limit than its algorithm, its number and its window. Whoever
 // reads, writes, checks or compares limits asks the table of parameters rather than naming fields of [Limit].
 type Parameter uint8
@@ -41,14 +43,15 @@ const (
 
 // parameter is a row of the table of parameters.
 type parameter struct {
-	key    string
-	kind   Kind
-	takers takers   // the algorithms that take it
-	single bool     // it means nothing in a list
-	least  uint64   // the smallest value
-	most   uint64   // the largest value
-	words  []string // in the order of their values
-	usual  string   // the value without the key, for people; see [Parameter.Usual]
+	key     string
+	kind    Kind
+	takers  takers   // the algorithms that take it
+	single  bool     // it means nothing in a list
+	least   uint64   // the smallest value
+	most    uint64   // the largest value
+	words   []string // in the order of their values
+	accepts string   // the values that it takes, for people, if the bounds and the words do not say it
+	usual   string   // the value without the key, for people; see [Parameter.Usual]
 }
 
 // takers is a set of algorithms.
@@ -72,11 +75,11 @@ var parameters = [...]parameter{
 	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`"},
 	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10"},
 	ParamDebt:         {key: "debt", takers: tokens, most: maxNumber, usual: "0"},
-	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), usual: "tokens come one by one"},
-	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, usual: "`burst`"},
+	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens come one by one"},
+	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`"},
 	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`"},
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`"},
-	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, usual: "`UTC`"},
+	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`"},
 	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`"},
 }
 
@@ -196,17 +199,14 @@ func (p Parameter) Default() string { return parameters[p].usual }
 
 // Accepts returns the values that the parameter takes, for people: "1 to 100", or "clock or first".
 func (p Parameter) Accepts() string {
-	row := &parameters[p]
-	switch row.kind {
-	case KindNumber:
+	switch row := &parameters[p]; {
+	case row.accepts != "":
+		return row.accepts
+	case row.words != nil:
+		return strings.Join(row.words, " or ")
+	default:
 		return fmt.Sprintf("%d to %d", row.least, row.most)
-	case KindTime:
-		return "a time, such as 500ms, 30s, 5m or 24h"
-	case KindZone:
-		return "a name of the IANA database"
-	case KindFlag, KindWord:
 	}
-	return strings.Join(row.words, " or ")
 }
 
 // Word returns the value that a word stands for, if the parameter takes it.

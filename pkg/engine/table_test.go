@@ -2,7 +2,10 @@ package engine_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +159,72 @@ func TestTraits(t *testing.T) {
 		}
 		if d := (engine.Limits{l}).Take(states, midnight, engine.Take{Cost: 2, Count: 2}); a.Queues() != (d.Wait > 0 || (engine.Limits{l}).Take(states, midnight, engine.Take{Cost: 1, Count: 1}).Wait > 0) {
 			t.Errorf("%s queues: %t, and the wait is %v", a, a.Queues(), d.Wait)
+		}
+	}
+}
+
+// docs/algorithms.md has a row for each algorithm, and the table of parameters; run with -rewrite, or make docs, to write it.
+func TestDocs(t *testing.T) {
+	const (
+		file       = "../../docs/algorithms.md"
+		begin, end = "<!-- keys: written by make docs -->\n", "<!-- end of keys -->"
+	)
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, found := strings.Cut(string(raw), begin)
+	_, tail, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no table between %q and %q", file, begin, end)
+	}
+	for a := range engine.Algorithms() {
+		if !strings.Contains(head, "\n| `"+a.String()+"` ") {
+			t.Errorf("%s has no row for %s", file, a)
+		}
+	}
+	want := head + begin + parameterTable() + end + tail
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if d := cmp.Diff(want, string(raw)); d != "" {
+		t.Errorf("run make docs; %s (-want +got):\n%s", file, d)
+	}
+}
+
+func parameterTable() string {
+	var b strings.Builder
+	b.WriteString("\n| key | under | takes | default |\n| --- | --- | --- | --- |\n")
+	for p := range engine.Parameters() {
+		var takers []string
+		for _, a := range p.Takers() {
+			takers = append(takers, "`"+a.String()+"`")
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p, strings.Join(takers, ", "), p.Accepts(), p.Default())
+	}
+	return b.String() + "\n"
+}
+
+// A default that people read as a value is the value of a limit without the key.
+func TestDefaults(t *testing.T) {
+	for p := range engine.Parameters() {
+		for _, a := range p.Takers() {
+			l := valid(a)
+			want, isText := map[string]string{
+				"`requests_per_unit`":                     strconv.FormatUint(l.Hits, 10),
+				"`burst`":                                 strconv.FormatUint(l.Burst, 10),
+				"tokens come one by one":                  "0s",
+				"`true` for `fixed_window`, else `false`": strconv.FormatBool(a == engine.FixedWindow),
+			}[p.Default()]
+			if !isText {
+				want = strings.Trim(p.Default(), "`")
+			}
+			if got := p.Text(&l); got != want {
+				t.Errorf("%s under %s is %s without the key, want %s", p, a, got, want)
+			}
 		}
 	}
 }
