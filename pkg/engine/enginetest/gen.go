@@ -100,21 +100,20 @@ func numbers(t *rapid.T, l *engine.Limit) {
 	l.Hits = rapid.OneOf(
 		rapid.Uint64Range(1, 12), rapid.Uint64Range(0, 1000), rapid.SampledFrom([]uint64{1, 3, 7, 10, 60, 100, 10_000, 150_000, 1<<32 - 1}),
 	).Draw(t, "hits")
-	bucket := l.Algorithm == engine.TokenBucket || l.Algorithm == engine.LeakyBucket
+	bucket := l.Algorithm.Family() == engine.FamilyBucket
 	switch {
-	case l.Algorithm == engine.Concurrency:
+	case l.Algorithm.Holds():
 		l.Hits = min(l.Hits, 12)
 	case l.Algorithm == engine.SlidingLog:
 		l.Hits = min(l.Hits, 10_000)
 	case bucket:
 		l.Burst = max(1, rapid.OneOf(rapid.Just(l.Hits), rapid.Uint64Range(1, 20), rapid.Just(uint64(1<<32-1))).Draw(t, "burst"))
-		l.Initial = l.Burst
+		if engine.ParamInitial.TakenBy(l.Algorithm) {
+			l.Initial = l.Burst
+		}
 	}
-	if l.Algorithm == engine.LeakyBucket {
-		l.Initial = 0
-	}
-	l.CountRefused = !bucket && l.Algorithm != engine.Concurrency && rapid.Bool().Draw(t, "count refused")
-	if l.Algorithm != engine.TokenBucket {
+	l.CountRefused = !bucket && engine.ParamCountRefused.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, "count refused")
+	if !engine.ParamDebt.TakenBy(l.Algorithm) {
 		return
 	}
 	switch rapid.IntRange(0, 5).Draw(t, "kind of bucket") {
@@ -158,7 +157,7 @@ func Take(l engine.Limits) *rapid.Generator[engine.Take] {
 	holders := false
 	for _, x := range l {
 		costs = append(costs, x.Hits-min(1, x.Hits), x.Hits, x.Hits+1, x.Hits/2, x.Burst, x.Burst+1, x.Burst+x.Debt, x.Initial)
-		holders = holders || x.Algorithm == engine.Concurrency
+		holders = holders || x.Algorithm.Holds()
 	}
 	return rapid.Custom(func(t *rapid.T) engine.Take {
 		k := engine.Take{
