@@ -12,11 +12,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -376,3 +378,18 @@ var errFull = errors.New("full")
 type fullWriter struct{}
 
 func (fullWriter) Write([]byte) (int, error) { return 0, errFull }
+
+// The message of a limit has a value for each algorithm, and a field for each parameter.
+func TestMessageHasWhatTheEngineHas(t *testing.T) {
+	for a := range engine.Algorithms() {
+		if name := "ALGORITHM_" + strings.ToUpper(a.String()); adminv1.Algorithm_value[name] == 0 {
+			t.Errorf("admin.proto has no %s", name)
+		}
+	}
+	fields := (&adminv1.Limit{}).ProtoReflect().Descriptor().Fields()
+	for p := range engine.Parameters() {
+		if fields.ByName(protoreflect.Name(p.String())) == nil {
+			t.Errorf("admin.proto has no field %s in Limit", p)
+		}
+	}
+}
