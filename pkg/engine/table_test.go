@@ -213,12 +213,14 @@ func TestDefaults(t *testing.T) {
 	for p := range engine.Parameters() {
 		for _, a := range p.Takers() {
 			l := valid(a)
-			want, isText := map[string]string{
-				"`requests_per_unit`":                     strconv.FormatUint(l.Hits, 10),
-				"`burst`":                                 strconv.FormatUint(l.Burst, 10),
-				"tokens come one by one":                  "0s",
+			texts := map[string]string{
+				"`requests_per_unit`":    strconv.FormatUint(l.Hits, 10),
+				"`burst`":                strconv.FormatUint(l.Burst, 10),
+				"tokens come one by one": "0s",
+
 				"`true` for `fixed_window`, else `false`": strconv.FormatBool(a == engine.FixedWindow),
-			}[p.Default()]
+			}
+			want, isText := texts[p.Default()]
 			if !isText {
 				want = strings.Trim(p.Default(), "`")
 			}
