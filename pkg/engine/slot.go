@@ -21,7 +21,7 @@ const (
 // their state when the window's length changes; a log of an override does not.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
-		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.slot())
+		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number<<slotPrecision|c.zone.id)
 	}
 	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
 	if l.Listed || l.OwnWindow || l.Algorithm.row().perWindow {
