@@ -31,7 +31,6 @@ func (m Match) Override(o Override) (Item, error) {
 		*l = engine.Limit{CountRefused: true}
 	} else {
 		*l = m.Rule.Limits[0]
-		l.OwnWindow = l.Algorithm == engine.SlidingLog
 	}
 	l.Rescale(uint64(o.RequestsPerUnit), window)
 	l.Calendar = m.overriddenCalendar(l, o)

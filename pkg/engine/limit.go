@@ -35,10 +35,10 @@ func (l Limit) Prepared() Limit {
 }
 
 // Rescale gives l another number and window, as a request does that brings its own. What a bucket holds changes in
-// proportion to the number. A log whose window changes becomes a counter of its own.
+// proportion to the number. A log counts in a state of its own for that window.
 func (l *Limit) Rescale(hits uint64, window Micros) {
 	a := l.Algorithm.row()
-	l.OwnWindow = a.family == FamilyRuns && !a.perWindow && l.Window != window
+	l.OwnWindow = a.family == FamilyRuns && !a.perWindow
 	if a.family == FamilyBucket {
 		full := l.startsFull() // it stays so even if the burst is too small to scale
 		if l.Hits == 0 {       // there is nothing to scale from
