@@ -1,7 +1,7 @@
 package engine
 
 import (
-	"sort"
+	"slices"
 	"time"
 )
 
@@ -71,7 +71,18 @@ func sinceTick(all []run, tick Micros) int {
 	if all[0].at > tick { // as a rule
 		return 0
 	}
-	return sort.Search(len(all), func(i int) bool { return all[i].at > tick })
+	return firstRun(all, func(r run) bool { return r.at > tick })
+}
+
+// firstRun returns the index of the first run for which is returns true, as it has to for all after it.
+func firstRun(all []run, is func(run) bool) int {
+	i, _ := slices.BinarySearchFunc(all, true, func(r run, _ bool) int {
+		if is(r) {
+			return 1
+		}
+		return -1
+	})
+	return i
 }
 
 // sumBefore returns the sum before the i-th run, of which there is at least one.
@@ -91,7 +102,7 @@ func (v *runsView) free(l *Limit, hits uint64) Micros {
 	if hits == 0 {
 		return 0
 	}
-	i := sort.Search(len(v.runs), func(i int) bool { return v.runs[i].sum-v.before >= hits })
+	i := firstRun(v.runs, func(r run) bool { return r.sum-v.before >= hits })
 	if i == len(v.runs) {
 		return 0
 	}
@@ -143,8 +154,7 @@ func (l *Limit) widen(s *State) {
 		s.at, s.part = max(s.at, l.Window), max(s.part, l.Hits)
 		s.expires = last.at + s.at
 		if enough := 2 * s.part; s.n > enough {
-			all := s.more.runs.live()
-			s.drop(sort.Search(len(all), func(i int) bool { return last.sum-all[i].sum < enough }))
+			s.drop(firstRun(s.more.runs.live(), func(r run) bool { return last.sum-r.sum < enough }))
 		}
 	}
 }
@@ -206,7 +216,7 @@ func (l *Limit) remove(s *State, v *runsView, hits uint64) {
 		return
 	}
 	q := &s.more.runs
-	gone := sort.Search(len(v.runs), func(i int) bool { return v.runs[i].sum-v.before > hits })
+	gone := firstRun(v.runs, func(r run) bool { return r.sum-v.before > hits })
 	if v.first == 0 {
 		q.drop(gone)
 		return
