@@ -266,7 +266,7 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	case limit == nil:
 		return "OK, unlimited"
 	}
-	item := descriptors.Item{
+	item := descriptors.RateLimit{
 		RequestsPerUnit: limit.GetRequestsPerUnit(),
 		Unit:            descriptors.Unit(limit.GetUnit()), // the numbers are the same
 		Multiplier:      max(limit.GetUnitMultiplier().GetValue(), 1),

@@ -72,7 +72,7 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
 	}
 	if x.Counter != "" {
-		m.Counter = counterMessage(x.Counter, x.Items, &x.Decision)
+		m.Counter = counterMessage(x.Counter, x.RateLimits, &x.Decision)
 		m.Counter.Refuses = x.Refused
 		if x.Negative { // giving back never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
@@ -90,7 +90,7 @@ func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 		return adminv1.Outcome_OUTCOME_UNLIMITED
 	case x.Replaced():
 		return adminv1.Outcome_OUTCOME_REPLACED
-	case x.Item == nil:
+	case x.RateLimit == nil:
 		return adminv1.Outcome_OUTCOME_NO_LIMIT
 	case x.Over:
 		return adminv1.Outcome_OUTCOME_REFUSED
@@ -102,7 +102,7 @@ func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 }
 
 // counterMessage converts a counter, with the limits in force and its decision, for the wire.
-func counterMessage(name string, items []descriptors.Item, d *engine.Decision) *adminv1.Counter {
+func counterMessage(name string, items []descriptors.RateLimit, d *engine.Decision) *adminv1.Counter {
 	m := &adminv1.Counter{
 		Key:        name,
 		Strictest:  int32(d.Strictest),
@@ -136,8 +136,8 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Lease:       r.Lease,
 	}
 	if !r.Unlimited {
-		for i := range r.Items {
-			m.Limits = append(m.Limits, limitMessage(&r.Items[i]))
+		for i := range r.RateLimits {
+			m.Limits = append(m.Limits, limitMessage(&r.RateLimits[i]))
 		}
 	}
 	if r.Metadata != nil {
@@ -150,7 +150,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 	return m, nil
 }
 
-func limitMessage(i *descriptors.Item) *adminv1.Limit {
+func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
 	m := &adminv1.Limit{
 		Algorithm:       adminv1.Algorithm(adminv1.Algorithm_value["ALGORITHM_"+strings.ToUpper(i.Limit.Algorithm.String())]),
 		RequestsPerUnit: i.RequestsPerUnit,

@@ -106,7 +106,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			counts.dynamic.bound(c.maxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
 		}
-		if len(s.rules) < readyFallbacks && len(r.Items) > 0 {
+		if len(s.rules) < readyFallbacks && len(r.RateLimits) > 0 {
 			policy := r.OnFailure
 			if policy == descriptors.FailDefault {
 				policy = c.onFailure
@@ -114,8 +114,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			c.readyFallback(&counts.fallbacks, r.Path, policy)
 		}
 		added := rule{ruleCounts: counts}
-		for i := range r.Items {
-			added.replaces = added.replaces || len(r.Items[i].Replaces) > 0
+		for i := range r.RateLimits {
+			added.replaces = added.replaces || len(r.RateLimits[i].Replaces) > 0
 		}
 		s.rules = append(s.rules, added)
 	}

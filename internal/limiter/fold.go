@@ -78,7 +78,7 @@ func (l *Limiter) status(p *scratch, t *part, s *Status) {
 	}
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
-	s.Item = &t.items[d.Strictest]
+	s.RateLimit = &t.items[d.Strictest]
 	s.Override = t.override
 	s.Quota = l.quota(t)
 	s.Refused = p.refused(t)
@@ -102,7 +102,7 @@ func (l *Limiter) header(p *scratch, v *Verdict) int {
 	least, enforced := -1, -1
 	for i := range v.Statuses {
 		s := &v.Statuses[i]
-		if s.Item == nil {
+		if s.RateLimit == nil {
 			continue
 		}
 		if s.Over && !l.quota(&p.parts[i]) {

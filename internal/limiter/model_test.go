@@ -172,7 +172,7 @@ func verdictText(v *limiter.Verdict) string {
 	fmt.Fprintf(&b, "over %v, headers of %d:", v.Over, v.Header)
 	for i := range v.Statuses {
 		s := &v.Statuses[i]
-		fmt.Fprintf(&b, " [over %v limited %v remaining %d]", s.Over, s.Item != nil, s.Remaining)
+		fmt.Fprintf(&b, " [over %v limited %v remaining %d]", s.Over, s.RateLimit != nil, s.Remaining)
 	}
 	return b.String()
 }

@@ -15,14 +15,14 @@ import (
 // array that was outgrown stays valid until the next plan.
 type scratch struct {
 	parts  []part
-	ops    []backend.Op       // one for each part with limits, in order
-	owners []int              // the index of that part, for each op
-	items  []descriptors.Item // of overrides, and of lists of which some limits were replaced
-	limits []engine.Limit     // the same, as the backend wants them
-	batch  []backend.Op       // the ops of one call of the backend
-	picked []int              // their indices
-	local  []backend.Op       // the ones that this process decides because the store failed
-	failed []int              // their indices in the call that failed
+	ops    []backend.Op            // one for each part with limits, in order
+	owners []int                   // the index of that part, for each op
+	items  []descriptors.RateLimit // of overrides, and of lists of which some limits were replaced
+	limits []engine.Limit          // the same, as the backend wants them
+	batch  []backend.Op            // the ops of one call of the backend
+	picked []int                   // their indices
+	local  []backend.Op            // the ones that this process decides because the store failed
+	failed []int                   // their indices in the call that failed
 	text   []byte
 	names  []byte // of the counters, if the backend wants the reference's
 }
@@ -30,9 +30,9 @@ type scratch struct {
 // part is the state of one descriptor.
 type part struct {
 	match     descriptors.Match
-	rule      *rule              // the snapshot's rule of the match; nil if none matched
-	items     []descriptors.Item // the limits in force, if any
-	limits    engine.Limits      // the same, as the backend wants them
+	rule      *rule                   // the snapshot's rule of the match; nil if none matched
+	items     []descriptors.RateLimit // the limits in force, if any
+	limits    engine.Limits           // the same, as the backend wants them
 	hits      uint64
 	op        int // index into ops; −1 if there is none
 	override  bool
@@ -80,7 +80,7 @@ func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
 	if m := t.match.Rule; m != nil {
 		t.rule = &s.rules[m.Index]
-		t.items, t.limits, t.unlimited = m.Items, m.Limits, m.Unlimited
+		t.items, t.limits, t.unlimited = m.RateLimits, m.Limits, m.Unlimited
 	}
 	if !desc.HasOverride {
 		return
@@ -99,7 +99,7 @@ func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 }
 
 // keep stores a copy of item until the next plan, and returns all those kept from index since on.
-func (p *scratch) keep(item *descriptors.Item, since int) ([]descriptors.Item, engine.Limits) {
+func (p *scratch) keep(item *descriptors.RateLimit, since int) ([]descriptors.RateLimit, engine.Limits) {
 	p.items = append(p.items, *item)
 	p.limits = append(p.limits, item.Limit)
 	n := len(p.items)
@@ -119,15 +119,15 @@ func (p *scratch) dropReplaced() {
 		}
 		since := len(p.items)
 		t.items, t.limits = nil, nil
-		for j := range t.match.Rule.Items {
-			if item := &t.match.Rule.Items[j]; !p.replaced(item.Name) {
+		for j := range t.match.Rule.RateLimits {
+			if item := &t.match.Rule.RateLimits[j]; !p.replaced(item.Name) {
 				t.items, t.limits = p.keep(item, since)
 			}
 		}
 	}
 }
 
-func (p *scratch) anyReplaced(items []descriptors.Item) bool {
+func (p *scratch) anyReplaced(items []descriptors.RateLimit) bool {
 	for i := range items {
 		if p.replaced(items[i].Name) {
 			return true
@@ -146,7 +146,7 @@ func (p *scratch) replaced(name string) bool {
 		if !p.parts[i].replaces() {
 			continue
 		}
-		items := p.parts[i].match.Rule.Items
+		items := p.parts[i].match.Rule.RateLimits
 		for j := range items {
 			if slices.Contains(items[j].Replaces, name) {
 				return true

@@ -208,16 +208,16 @@ func statusText(st *limiter.Status) string {
 		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))
 	case st.Replaced():
 		words = append(words, "replaced")
-	case st.Item == nil:
+	case st.RateLimit == nil:
 		words = append(words, "no limit")
 	default:
-		limit := fmt.Sprintf("of %d/%v", st.Item.RequestsPerUnit, st.Item.Unit)
-		if st.Item.Multiplier != 1 {
-			limit += fmt.Sprint("*", st.Item.Multiplier)
+		limit := fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit)
+		if st.RateLimit.Multiplier != 1 {
+			limit += fmt.Sprint("*", st.RateLimit.Multiplier)
 		}
 		words = append(words, fmt.Sprint("remaining ", st.Remaining), limit, fmt.Sprint("reset ", time.Duration(st.ResetSeconds())*time.Second))
-		if st.Item.Name != "" {
-			words = append(words, "name "+st.Item.Name)
+		if st.RateLimit.Name != "" {
+			words = append(words, "name "+st.RateLimit.Name)
 		}
 		if st.Override {
 			words = append(words, "override")
@@ -365,7 +365,7 @@ func counterText(c *limiter.Counter, err error) string {
 		return fmt.Sprint("error: ", err)
 	}
 	text := fmt.Sprintf("%s %s left %d of %d, whole in %v", c.Rule.Path, c.Name, c.Decision.Left,
-		c.Items[c.Decision.Strictest].RequestsPerUnit, c.Decision.ResetAfter)
+		c.RateLimits[c.Decision.Strictest].RequestsPerUnit, c.Decision.ResetAfter)
 	if c.Refuses {
 		text += ", refuses"
 	}

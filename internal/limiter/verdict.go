@@ -10,11 +10,11 @@ import (
 
 // Status is the answer to one descriptor.
 type Status struct {
-	Over      bool              // OVER_LIMIT, after the rule's shadow mode was applied
-	Refused   bool              // what the limit itself said; in shadow mode a rule may refuse without being over
-	Rule      *descriptors.Rule // nil if none matched
-	Item      *descriptors.Item // the limit that is reported; nil if none matched, or it is replaced or unlimited
-	Override  bool              // Item came with the request: of Rule only the path may be reported
+	Over      bool                   // OVER_LIMIT, after the rule's shadow mode was applied
+	Refused   bool                   // what the limit itself said; in shadow mode a rule may refuse without being over
+	Rule      *descriptors.Rule      // nil if none matched
+	RateLimit *descriptors.RateLimit // the limit that is reported; nil if none matched, or it is replaced or unlimited
+	Override  bool                   // RateLimit came with the request: of Rule only the path may be reported
 	Unlimited bool
 	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
 	Remaining uint32
@@ -22,14 +22,14 @@ type Status struct {
 }
 
 // Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
-func (s *Status) Replaced() bool { return s.Rule != nil && s.Item == nil && !s.Unlimited }
+func (s *Status) Replaced() bool { return s.Rule != nil && s.RateLimit == nil && !s.Unlimited }
 
 // RuleName returns the name of the reported limit, or the path of its rule if it has none. It is empty if no rule
 // matched, and never contains anything from the request.
 func (s *Status) RuleName() string {
 	switch {
-	case s.Item != nil && s.Item.Name != "":
-		return s.Item.Name
+	case s.RateLimit != nil && s.RateLimit.Name != "":
+		return s.RateLimit.Name
 	case s.Rule != nil:
 		return s.Rule.Path
 	default:

@@ -35,9 +35,9 @@ func TestRuleName(t *testing.T) {
 	}{
 		{limiter.Status{}, ""},
 		{limiter.Status{Rule: rule}, "shop.user"},
-		{limiter.Status{Rule: rule, Item: &descriptors.Item{}}, "shop.user"},
-		{limiter.Status{Rule: rule, Item: &descriptors.Item{Name: "logins"}}, "logins"},
-		{limiter.Status{Item: &descriptors.Item{}, Override: true}, ""},
+		{limiter.Status{Rule: rule, RateLimit: &descriptors.RateLimit{}}, "shop.user"},
+		{limiter.Status{Rule: rule, RateLimit: &descriptors.RateLimit{Name: "logins"}}, "logins"},
+		{limiter.Status{RateLimit: &descriptors.RateLimit{}, Override: true}, ""},
 	} {
 		if got := c.s.RuleName(); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.s, got, c.want)

@@ -138,12 +138,12 @@ func (x *refusal) fact(p fact) string {
 	case factDomain:
 		return valid(string(x.domain))
 	case factLimit:
-		if x.status.Item != nil {
-			return strconv.FormatUint(uint64(x.status.Item.RequestsPerUnit), 10)
+		if x.status.RateLimit != nil {
+			return strconv.FormatUint(uint64(x.status.RateLimit.RequestsPerUnit), 10)
 		}
 	case factUnit:
-		if x.status.Item != nil {
-			return x.status.Item.WindowText()
+		if x.status.RateLimit != nil {
+			return x.status.RateLimit.WindowText()
 		}
 	case factRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)

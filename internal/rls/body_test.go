@@ -31,7 +31,7 @@ func refusedBy(path, name string) *limiter.Verdict {
 	it := item(engine.FixedWindow)
 	it.Multiplier, it.Name = 5, name
 	return &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Refused: true, Rule: &descriptors.Rule{Path: path}, Item: it,
+		Over: true, Refused: true, Rule: &descriptors.Rule{Path: path}, RateLimit: it,
 		Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: 40 * time.Second},
 	}}}
 }
@@ -115,7 +115,7 @@ func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 		bytes := rapid.SliceOfN(rapid.Byte(), 0, 20)
 		path, dom := string(bytes.Draw(t, "path")), bytes.Draw(t, "domain")
 		v := refusedBy(path, "")
-		v.Statuses[0].Item.RequestsPerUnit = rapid.Uint32().Draw(t, "limit")
+		v.Statuses[0].RateLimit.RequestsPerUnit = rapid.Uint32().Draw(t, "limit")
 		var m ratelimitv3.RateLimitResponse
 		if err := proto.Unmarshal(s.encode(&limiter.Request{Domain: dom}, v).ReadOnlyData(), &m); err != nil {
 			t.Fatal(err)
@@ -127,7 +127,7 @@ func TestBodyIsJSONWhateverTheNames(t *testing.T) {
 		if err := json.Unmarshal(m.GetRawBody(), &got); err != nil {
 			t.Fatalf("%q: %v", m.GetRawBody(), err)
 		}
-		want := []any{valid(string(dom)), float64(v.Statuses[0].Item.RequestsPerUnit)}
+		want := []any{valid(string(dom)), float64(v.Statuses[0].RateLimit.RequestsPerUnit)}
 		if got.Rule != valid(path) || !cmp.Equal(want, got.Of) {
 			t.Fatalf("%q says %+v", m.GetRawBody(), got)
 		}
@@ -138,7 +138,7 @@ func TestRuleHeader(t *testing.T) {
 	admitted := func(path, name string) limiter.Status {
 		it := item(engine.FixedWindow)
 		it.Name = name
-		return limiter.Status{Item: it, Rule: &descriptors.Rule{Path: path}, Remaining: 2, Decision: engine.Decision{Admitted: 1}}
+		return limiter.Status{RateLimit: it, Rule: &descriptors.Rule{Path: path}, Remaining: 2, Decision: engine.Decision{Admitted: 1}}
 	}
 	over := func(path string, quota bool) limiter.Status {
 		s := refusedBy(path, "").Statuses[0]
@@ -156,7 +156,7 @@ func TestRuleHeader(t *testing.T) {
 		{"that which refuses", limiter.Verdict{Over: true, Header: 1, Statuses: []limiter.Status{admitted("a", ""), over("b", false)}}, "b"},
 		{"the first quota that refuses", limiter.Verdict{Over: true, Header: 0, Statuses: []limiter.Status{admitted("a", ""), over("b", true), over("c", true)}}, "b"},
 		{"nothing matched", limiter.Verdict{Header: -1, Statuses: []limiter.Status{{}}}, ""},
-		{"a limit of the request alone", limiter.Verdict{Statuses: []limiter.Status{{Item: item(engine.FixedWindow), Override: true}}}, ""},
+		{"a limit of the request alone", limiter.Verdict{Statuses: []limiter.Status{{RateLimit: item(engine.FixedWindow), Override: true}}}, ""},
 		{"what would break a header", limiter.Verdict{Statuses: []limiter.Status{admitted(" a\r\nb: 5% é\x00 ", "")}}, "%20a%0D%0Ab: 5%25 %C3%A9%00%20"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -81,11 +81,11 @@ func appendVerdict(b []byte, v *limiter.Verdict) []byte {
 func appendStatus(b []byte, st *limiter.Status) []byte {
 	b, start := open(b, responseStatuses)
 	b = append(b, tag(statusCode, protowire.VarintType), code(st.Over))
-	if st.Item != nil {
-		b = appendLimit(b, st.Item)
+	if st.RateLimit != nil {
+		b = appendLimit(b, st.RateLimit)
 	}
 	b = appendVarint(b, statusRemaining, uint64(remaining(st)))
-	if st.Item != nil {
+	if st.RateLimit != nil {
 		var inner int
 		b, inner = open(b, statusReset)
 		b = appendVarint(b, durationSeconds, uint64(st.ResetSeconds()))
@@ -94,7 +94,7 @@ func appendStatus(b []byte, st *limiter.Status) []byte {
 	return shut(b, start)
 }
 
-func appendLimit(b []byte, it *descriptors.Item) []byte {
+func appendLimit(b []byte, it *descriptors.RateLimit) []byte {
 	b, start := open(b, statusLimit)
 	b = appendVarint(b, limitRequests, uint64(it.RequestsPerUnit))
 	b = appendVarint(b, limitUnit, uint64(it.Unit))

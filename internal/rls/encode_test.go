@@ -37,14 +37,14 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 		if st.Unlimited {
 			s.LimitRemaining = math.MaxUint32
 		}
-		if st.Item != nil {
+		if st.RateLimit != nil {
 			s.DurationUntilReset = &durationpb.Duration{Seconds: slowReset(st)}
 			s.CurrentLimit = &ratelimitv3.RateLimitResponse_RateLimit{
-				Name: strings.ToValidUTF8(st.Item.Name, "\uFFFD"), RequestsPerUnit: st.Item.RequestsPerUnit,
-				Unit: ratelimitv3.RateLimitResponse_RateLimit_Unit(st.Item.Unit),
+				Name: strings.ToValidUTF8(st.RateLimit.Name, "\uFFFD"), RequestsPerUnit: st.RateLimit.RequestsPerUnit,
+				Unit: ratelimitv3.RateLimitResponse_RateLimit_Unit(st.RateLimit.Unit),
 			}
-			if st.Item.Multiplier != 1 {
-				s.CurrentLimit.UnitMultiplier = wrapperspb.UInt32(st.Item.Multiplier)
+			if st.RateLimit.Multiplier != 1 {
+				s.CurrentLimit.UnitMultiplier = wrapperspb.UInt32(st.RateLimit.Multiplier)
 			}
 		}
 		m.Statuses = append(m.Statuses, s)
@@ -53,7 +53,7 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 		m.ResponseHeadersToAdd = append(m.ResponseHeadersToAdd, &corev3.HeaderValue{Key: name, Value: fmt.Sprint(value)})
 	}
 	if c.Headers.Enabled && v.Header >= 0 {
-		header("RateLimit-Limit", v.Statuses[v.Header].Item.RequestsPerUnit)
+		header("RateLimit-Limit", v.Statuses[v.Header].RateLimit.RequestsPerUnit)
 		header("RateLimit-Remaining", m.GetStatuses()[v.Header].GetLimitRemaining())
 		header("RateLimit-Reset", m.GetStatuses()[v.Header].GetDurationUntilReset().GetSeconds())
 	}
@@ -99,7 +99,7 @@ func slowMetadata(c Config, r *limiter.Request, v *limiter.Verdict) *structpb.St
 		if c.DecisionMetadata && st.Rule != nil {
 			fields["rule"], fields["file"], fields["line"] = st.Rule.Path, st.Rule.File, st.Rule.Line
 		}
-		if c.DecisionMetadata && st.Item != nil {
+		if c.DecisionMetadata && st.RateLimit != nil {
 			fields["remaining"] = st.Remaining
 			if st.Over {
 				fields["remaining"] = 0
@@ -109,7 +109,7 @@ func slowMetadata(c Config, r *limiter.Request, v *limiter.Verdict) *structpb.St
 			fields["wait_ms"] = roundUp(st.Decision.Wait, time.Millisecond)
 		}
 		list = append(list, fields)
-		if st.Item != nil && st.Rule != nil && !st.Over && !st.Override {
+		if st.RateLimit != nil && st.Rule != nil && !st.Over && !st.Override {
 			slowMerge(merged, st.Rule.Metadata)
 		}
 	}
@@ -181,7 +181,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			st.Refused, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
 			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata")}
-			st.Item = &descriptors.Item{
+			st.RateLimit = &descriptors.RateLimit{
 				RequestsPerUnit: rapid.Uint32().Draw(t, "requests"),
 				Unit:            descriptors.Unit(rapid.IntRange(1, 7).Draw(t, "unit")),
 				Multiplier:      rapid.SampledFrom([]uint32{1, 1, 2, 300, math.MaxUint32}).Draw(t, "multiplier"),
@@ -229,19 +229,19 @@ func FuzzEncode(f *testing.F) {
 }
 
 // item is three per minute by that algorithm.
-func item(a engine.Algorithm) *descriptors.Item {
-	return &descriptors.Item{
+func item(a engine.Algorithm) *descriptors.RateLimit {
+	return &descriptors.RateLimit{
 		RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: a, Hits: 3, Window: 60_000_000},
 	}
 }
 
 func TestHeaders(t *testing.T) {
 	admitted := func(a engine.Algorithm, wait time.Duration) limiter.Status {
-		return limiter.Status{Item: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
+		return limiter.Status{RateLimit: item(a), Remaining: 2, Decision: engine.Decision{Admitted: 1, Wait: wait, ResetAfter: time.Minute}}
 	}
 	refused := func(after time.Duration, quota bool) limiter.Status {
 		return limiter.Status{
-			Refused: true, Over: true, Quota: quota, Item: item(engine.TokenBucket),
+			Refused: true, Over: true, Quota: quota, RateLimit: item(engine.TokenBucket),
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}
@@ -330,8 +330,8 @@ func TestMetadataIsNotShared(t *testing.T) {
 	one := map[string]any{"c": map[string]any{"name": "one"}}
 	two := map[string]any{"c": map[string]any{"name": "two", "zone": "z"}}
 	v := &limiter.Verdict{Statuses: []limiter.Status{
-		{Item: item(engine.FixedWindow), Rule: &descriptors.Rule{Metadata: one}},
-		{Item: item(engine.FixedWindow), Rule: &descriptors.Rule{Metadata: two}},
+		{RateLimit: item(engine.FixedWindow), Rule: &descriptors.Rule{Metadata: one}},
+		{RateLimit: item(engine.FixedWindow), Rule: &descriptors.Rule{Metadata: two}},
 	}}
 	want := `{"descriptors":[{"entries":["a=1"]},{"entries":[],"limit":"requests_per_unit:3 unit:HOUR unit_multiplier:{value:2}","hitsAddend":0}],` +
 		`"domain":"shop","hitsAddend":2,"metadata":{"c":{"name":"one","zone":"z"}}}`
@@ -359,7 +359,7 @@ func TestMetadataIsNotShared(t *testing.T) {
 
 func TestEncodeAllocatesOnce(t *testing.T) {
 	s := New(nil, Config{})
-	v := &limiter.Verdict{Header: -1, Statuses: []limiter.Status{{Item: item(engine.FixedWindow), Remaining: 2}}}
+	v := &limiter.Verdict{Header: -1, Statuses: []limiter.Status{{RateLimit: item(engine.FixedWindow), Remaining: 2}}}
 	r := &limiter.Request{}
 	if n := testing.AllocsPerRun(100, func() { s.encode(r, v) }); n != 1 {
 		t.Errorf("encoding allocates %v times, want 1", n)
@@ -368,7 +368,7 @@ func TestEncodeAllocatesOnce(t *testing.T) {
 
 func BenchmarkEncode(b *testing.B) {
 	v := &limiter.Verdict{Statuses: []limiter.Status{
-		{Item: item(engine.FixedWindow), Remaining: 2, Decision: engine.Decision{Admitted: 1, ResetAfter: 40 * time.Second}},
+		{RateLimit: item(engine.FixedWindow), Remaining: 2, Decision: engine.Decision{Admitted: 1, ResetAfter: 40 * time.Second}},
 	}}
 	r := &limiter.Request{Domain: []byte("bench")}
 	b.Run("ours", func(b *testing.B) {

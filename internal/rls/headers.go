@@ -15,7 +15,7 @@ func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 	h := &s.config.Headers
 	if h.Enabled && v.Header >= 0 && v.Header < len(v.Statuses) {
 		st := &v.Statuses[v.Header]
-		b = appendHeader(b, h.Limit, int64(st.Item.RequestsPerUnit))
+		b = appendHeader(b, h.Limit, int64(st.RateLimit.RequestsPerUnit))
 		b = appendHeader(b, h.Remaining, int64(remaining(st)))
 		b = appendHeader(b, h.Reset, st.ResetSeconds())
 	}
@@ -93,7 +93,7 @@ func headerText(s string) string {
 func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if st.Item != nil && st.Item.Limit.Algorithm.Queues() && !st.Over && st.Decision.Admitted > 0 {
+		if st.RateLimit != nil && st.RateLimit.Limit.Algorithm.Queues() && !st.Over && st.Decision.Admitted > 0 {
 			wait, found = max(wait, st.Decision.Wait), true
 		}
 	}

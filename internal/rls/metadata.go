@@ -67,7 +67,7 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 			fields["line"] = structpb.NewNumberValue(float64(st.Rule.Line))
 		}
 	}
-	if st.Item == nil {
+	if st.RateLimit == nil {
 		return
 	}
 	fields["remaining"] = structpb.NewNumberValue(float64(remaining(st)))
@@ -87,7 +87,7 @@ func rulesMetadata(v *limiter.Verdict) *structpb.Struct {
 	all := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over && !st.Override && st.Item != nil && st.Rule != nil {
+		if !st.Over && !st.Override && st.RateLimit != nil && st.Rule != nil {
 			merge(all.Fields, st.Rule.Metadata)
 		}
 	}

@@ -82,8 +82,8 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 		slog.Int64("retry_after_seconds", s.ResetSeconds()),
 		slog.Uint64("omitted", omitted),
 	}
-	if s.Item != nil {
-		attrs = append(attrs, slog.String("limit", s.Item.String()))
+	if s.RateLimit != nil {
+		attrs = append(attrs, slog.String("limit", s.RateLimit.String()))
 	}
 	if l.values {
 		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestLogged)))

@@ -18,9 +18,9 @@ import (
 
 // refusal is a request of one descriptor that the rule of this path refuses.
 func refusal(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Verdict) {
-	it := &descriptors.Item{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
+	it := &descriptors.RateLimit{RequestsPerUnit: 3, Unit: descriptors.Minute, Multiplier: 1, Limit: engine.Limit{Algorithm: engine.FixedWindow, Hits: 3, Window: 60e6, CountRefused: true}}
 	return &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: e}}}, &limiter.Verdict{Over: true, Statuses: []limiter.Status{{
-		Over: true, Refused: true, Item: it, Rule: &descriptors.Rule{Path: path},
+		Over: true, Refused: true, RateLimit: it, Rule: &descriptors.Rule{Path: path},
 		Decision: engine.Decision{RetryAfter: 41500 * time.Millisecond},
 	}}}
 }

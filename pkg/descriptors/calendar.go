@@ -49,7 +49,7 @@ func (u Unit) calendarOf(z *engine.Zone, multiplier uint32) *engine.Calendar {
 }
 
 // calendar makes the windows of an item follow the calendar that the file, or else USE_CALENDAR_MONTH_RATE_LIMIT, asks for.
-func (c *compiler) calendar(raw *rawLimit, item *Item, path string) {
+func (c *compiler) calendar(raw *rawLimit, item *RateLimit, path string) {
 	l := &item.Limit
 	if !engine.ParamCalendar.TakenBy(l.Algorithm) {
 		return // reported already, if a calendar was asked for
@@ -67,7 +67,7 @@ func (c *compiler) calendar(raw *rawLimit, item *Item, path string) {
 	}
 }
 
-func (c *compiler) askedCalendar(raw *rawLimit, item *Item, path string) {
+func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 	asked, named := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
 	name := "UTC"
 	if named != nil {

@@ -38,8 +38,8 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 	seen := map[engine.Algorithm]bool{}
 	var penalty, list, unlimited, shadow bool
 	for r := range set.Rules() {
-		for _, item := range r.Items {
-			if single := !r.Unlimited && len(r.Items) == 1; single && (item.RequestsPerUnit != 3 || item.Unit != descriptors.Minute) {
+		for _, item := range r.RateLimits {
+			if single := !r.Unlimited && len(r.RateLimits) == 1; single && (item.RequestsPerUnit != 3 || item.Unit != descriptors.Minute) {
 				t.Errorf("%s has %v, want 3 per minute", r.Path, item)
 			}
 			seen[item.Limit.Algorithm] = true

@@ -10,46 +10,45 @@ import (
 
 // String returns the limit in words, such as "3 per minute, token_bucket, burst 16", as everything that people read does.
 // Defaults are left out.
-func (i Item) String() string {
-	l := &i.Limit
-	words := []string{fmt.Sprintf("%d per %s", i.RequestsPerUnit, i.WindowText())}
-	if l.Algorithm.Holds() {
-		words[0] = fmt.Sprintf("%d at a time, each for up to %s", i.RequestsPerUnit, spanText(l.Window))
+func (l RateLimit) String() string {
+	words := []string{fmt.Sprintf("%d per %s", l.RequestsPerUnit, l.WindowText())}
+	if l.Limit.Algorithm.Holds() {
+		words[0] = fmt.Sprintf("%d at a time, each for up to %s", l.RequestsPerUnit, spanText(l.Limit.Window))
 	}
-	if l.Algorithm != engine.FixedWindow {
-		words = append(words, l.Algorithm.String())
+	if l.Limit.Algorithm != engine.FixedWindow {
+		words = append(words, l.Limit.Algorithm.String())
 	}
-	for _, f := range limitFacts(l) {
+	for _, f := range limitFacts(&l.Limit) {
 		words = append(words, f.String())
 	}
 	return strings.Join(words, ", ")
 }
 
 // InFull returns the limit in words, with its name and those that it replaces.
-func (i Item) InFull() string { return i.String() + i.names() }
+func (l RateLimit) InFull() string { return l.String() + l.names() }
 
 // names returns what the limit is called and what it replaces, as the end of a list of words; "" if there is neither.
-func (i Item) names() (text string) {
-	if i.Name != "" {
-		text = ", called " + printable([]byte(i.Name))
+func (l RateLimit) names() (text string) {
+	if l.Name != "" {
+		text = ", called " + printable([]byte(l.Name))
 	}
-	if len(i.Replaces) == 0 {
+	if len(l.Replaces) == 0 {
 		return text
 	}
-	replaced := make([]string, len(i.Replaces))
-	for j, name := range i.Replaces {
+	replaced := make([]string, len(l.Replaces))
+	for j, name := range l.Replaces {
 		replaced[j] = printable([]byte(name))
 	}
 	return text + ", replaces " + strings.Join(replaced, " and ")
 }
 
 // WindowText returns the window in words: minute, or 5 minutes.
-func (i Item) WindowText() string {
-	unit := strings.ToLower(i.Unit.String())
-	if i.Multiplier == 1 {
+func (l RateLimit) WindowText() string {
+	unit := strings.ToLower(l.Unit.String())
+	if l.Multiplier == 1 {
 		return unit
 	}
-	return fmt.Sprintf("%d %ss", i.Multiplier, unit)
+	return fmt.Sprintf("%d %ss", l.Multiplier, unit)
 }
 
 // fact is a key of the grammar and its value.
@@ -125,10 +124,10 @@ func WaitText(d time.Duration) string {
 }
 
 // String returns the rule in words: its limits, and whatever else differs from the default.
-func (r *Rule) String() string { return r.text(Item.String) }
+func (r *Rule) String() string { return r.text(RateLimit.String) }
 
 // text returns the rule in words, with its limits as item says them.
-func (r *Rule) text(item func(Item) string) string {
+func (r *Rule) text(item func(RateLimit) string) string {
 	words := []string{r.limitText(item)}
 	for _, f := range r.facts() {
 		words = append(words, f.String())
@@ -136,13 +135,13 @@ func (r *Rule) text(item func(Item) string) string {
 	return strings.Join(words, ", ")
 }
 
-func (r *Rule) limitText(item func(Item) string) string {
+func (r *Rule) limitText(item func(RateLimit) string) string {
 	if r.Unlimited {
 		return "unlimited"
 	}
-	limits := make([]string, len(r.Items))
-	for i := range r.Items {
-		limits[i] = item(r.Items[i])
+	limits := make([]string, len(r.RateLimits))
+	for i := range r.RateLimits {
+		limits[i] = item(r.RateLimits[i])
 	}
 	return strings.Join(limits, " and ")
 }
@@ -182,8 +181,8 @@ func penaltyText(p *engine.Penalty) string {
 // AppendConfig appends the rule as the reference's /rlconfig shows it, one line per limit. Keys that the reference does
 // not have follow at the end of the line.
 func (r *Rule) AppendConfig(dst []byte) []byte {
-	for i := range r.Items {
-		item := &r.Items[i]
+	for i := range r.RateLimits {
+		item := &r.RateLimits[i]
 		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
 			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
 		if item.Multiplier != 1 {

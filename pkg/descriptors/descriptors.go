@@ -60,20 +60,20 @@ type Domain struct {
 
 // Rule is the limit, or the list of limits, of one node of the tree.
 type Rule struct {
-	Index     int    // position in [Set.Rules]
-	Path      string // domain, keys and values as written in the file, joined as the reference joins them: shop.user_u1.path
-	File      string
-	Line      int           // of the descriptor; 0 if the source has no lines
-	Items     []Item        // one for rate_limit, several for rate_limits
-	Limits    engine.Limits // of the items, in the same order; empty for an unlimited rule
-	Unlimited bool          // Items then has one element, which carries the name and replaces
-	Shadow    bool
-	Quota     bool
-	Holder    string // key of the entry that names the holder of a concurrency limit's slots, or empty
-	Penalty   *engine.Penalty
-	OnFailure OnFailure
-	Lease     int32          // hits to fetch in advance; 0 means auto, -1 off
-	Metadata  map[string]any // in the form that structpb.NewStruct takes; nil if there is none
+	Index      int    // position in [Set.Rules]
+	Path       string // domain, keys and values as written in the file, joined as the reference joins them: shop.user_u1.path
+	File       string
+	Line       int           // of the descriptor; 0 if the source has no lines
+	RateLimits []RateLimit   // one for rate_limit, several for rate_limits
+	Limits     engine.Limits // of the items, in the same order; empty for an unlimited rule
+	Unlimited  bool          // RateLimits then has one element, which carries the name and replaces
+	Shadow     bool
+	Quota      bool
+	Holder     string // key of the entry that names the holder of a concurrency limit's slots, or empty
+	Penalty    *engine.Penalty
+	OnFailure  OnFailure
+	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
+	Metadata   map[string]any // in the form that structpb.NewStruct takes; nil if there is none
 
 	node      *node
 	holderAt  int     // index of the entry of Holder; −1 if there is none
@@ -92,8 +92,8 @@ func (r *Rule) Place() string {
 	return r.File + ":" + strconv.Itoa(r.Line)
 }
 
-// Item is one limit of a rule, as the file gives it.
-type Item struct {
+// RateLimit is one limit of a rule, as the file gives it.
+type RateLimit struct {
 	Limit           engine.Limit
 	RequestsPerUnit uint32
 	Unit            Unit

@@ -9,12 +9,12 @@ import (
 
 // same reports whether r and was are the same rule, regardless of where they stand.
 func (r *Rule) same(was *Rule) bool {
-	sameItem := func(a, b Item) bool {
+	sameItem := func(a, b RateLimit) bool {
 		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
 			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
 	}
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
-	return slices.EqualFunc(r.Items, was.Items, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
+	return slices.EqualFunc(r.RateLimits, was.RateLimits, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
 		r.Lease == was.Lease && reflect.DeepEqual(r.Metadata, was.Metadata)
 }
@@ -28,8 +28,8 @@ func (r *Rule) changes(was *Rule) (out []string) {
 		out = append(out, limit)
 	}
 	out = append(out, factChanges(r.facts(), was.facts())...)
-	for i := range min(len(r.Items), len(was.Items)) {
-		now, before := &r.Items[i], &was.Items[i]
+	for i := range min(len(r.RateLimits), len(was.RateLimits)) {
+		now, before := &r.RateLimits[i], &was.RateLimits[i]
 		if now.Name != before.Name {
 			out = append(out, fmt.Sprintf("name %q→%q", before.Name, now.Name))
 		}
@@ -45,11 +45,11 @@ func (r *Rule) changes(was *Rule) (out []string) {
 
 // limitChange returns "3→5 per minute" if only the number changed, and both limits in full if more did.
 func (r *Rule) limitChange(was *Rule) string {
-	now, before := r.limitText(Item.String), was.limitText(Item.String)
+	now, before := r.limitText(RateLimit.String), was.limitText(RateLimit.String)
 	if now == before {
 		return ""
 	}
-	if len(r.Items) == 1 && len(was.Items) == 1 && !r.Unlimited && !was.Unlimited {
+	if len(r.RateLimits) == 1 && len(was.RateLimits) == 1 && !r.Unlimited && !was.Unlimited {
 		number, rest, _ := strings.Cut(now, " ")
 		numberBefore, restBefore, _ := strings.Cut(before, " ")
 		if rest == restBefore {

@@ -60,8 +60,8 @@ func (c *compiler) shortPenalty(r *Rule, at mark) {
 	if r.Penalty.Escalate > 1 {
 		longest = r.Penalty.Max
 	}
-	outlasts := func(i Item) bool { return i.Limit.Algorithm != engine.FixedWindow || longest >= i.Limit.Window }
-	if len(r.Limits) == 0 || slices.ContainsFunc(r.Items, outlasts) {
+	outlasts := func(i RateLimit) bool { return i.Limit.Algorithm != engine.FixedWindow || longest >= i.Limit.Window }
+	if len(r.Limits) == 0 || slices.ContainsFunc(r.RateLimits, outlasts) {
 		return
 	}
 	c.warn(at, r.Path, "the limit itself refuses until its window ends, so a penalty of %s has no effect unless it begins in the last %[1]s: want a penalty longer than the window",

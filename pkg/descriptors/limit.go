@@ -48,8 +48,8 @@ func (p *rawPolicy) written() (out []written) {
 }
 
 // item checks one limit. If ok is false the item's Limit must not be used.
-func (c *compiler) item(l *rawLimit, path string, listed bool) (item Item, ok bool) {
-	item = Item{RequestsPerUnit: uint32(l.requests.n), Multiplier: 1, Name: l.name.s}
+func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, ok bool) {
+	item = RateLimit{RequestsPerUnit: uint32(l.requests.n), Multiplier: 1, Name: l.name.s}
 	for _, r := range l.replaces {
 		item.Replaces = append(item.Replaces, r.s)
 	}

@@ -268,7 +268,7 @@ func (c *compiler) single(d *rawDescriptor, r *Rule) {
 	}
 	l := d.limit
 	item, ok := c.item(l, r.Path, false)
-	r.Items = []Item{item}
+	r.RateLimits = []RateLimit{item}
 	r.saysCalendar = l.own(engine.ParamCalendar.String()) != nil
 	switch {
 	case l.unlimited.on:
@@ -298,11 +298,11 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 		if !ok {
 			continue
 		}
-		shares := func(other Item) bool { return item.Limit.SharesState(&other.Limit) }
-		if slices.ContainsFunc(r.Items, shares) {
+		shares := func(other RateLimit) bool { return item.Limit.SharesState(&other.Limit) }
+		if slices.ContainsFunc(r.RateLimits, shares) {
 			c.fail(l.at, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
 		}
-		r.Items = append(r.Items, item)
+		r.RateLimits = append(r.RateLimits, item)
 		r.Limits = append(r.Limits, item.Limit)
 	}
 }

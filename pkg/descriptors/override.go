@@ -17,14 +17,14 @@ var (
 // calendar, if it has the unit. A log has a counter of its own for each window. If there is no rule, or it is unlimited or a list, the result is a fixed window. The
 // error says why o has to be ignored: it is one of the above, or that of [engine.Limit.Validate] for a number that the
 // algorithm cannot take.
-func (m Match) Override(o Override) (Item, error) {
-	item := Item{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, Multiplier: max(o.Multiplier, 1)}
+func (m Match) Override(o Override) (RateLimit, error) {
+	item := RateLimit{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, Multiplier: max(o.Multiplier, 1)}
 	if o.Unit.Length() == 0 {
-		return Item{}, ErrOverrideUnit
+		return RateLimit{}, ErrOverrideUnit
 	}
 	window := o.Unit.window(item.Multiplier)
 	if window == 0 {
-		return Item{}, ErrOverrideWindow
+		return RateLimit{}, ErrOverrideWindow
 	}
 	l := &item.Limit
 	if m.Rule == nil || len(m.Rule.Limits) != 1 || m.Rule.Limits[0].Listed {
@@ -35,7 +35,7 @@ func (m Match) Override(o Override) (Item, error) {
 	l.Rescale(uint64(o.RequestsPerUnit), window)
 	l.Calendar = m.overriddenCalendar(l, o)
 	if err := l.Validate(); err != nil {
-		return Item{}, err
+		return RateLimit{}, err
 	}
 	return item, nil
 }

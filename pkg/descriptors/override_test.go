@@ -63,7 +63,7 @@ func TestOverride(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := descriptors.Item{Limit: c.want, RequestsPerUnit: c.o.RequestsPerUnit, Unit: c.o.Unit, Multiplier: max(c.o.Multiplier, 1)}
+			want := descriptors.RateLimit{Limit: c.want, RequestsPerUnit: c.o.RequestsPerUnit, Unit: c.o.Unit, Multiplier: max(c.o.Multiplier, 1)}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

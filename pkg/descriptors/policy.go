@@ -199,7 +199,7 @@ func (r *Rule) unleased() string {
 	switch {
 	case r.Penalty != nil:
 		return "beside a penalty"
-	case len(r.Items) > 1:
+	case len(r.RateLimits) > 1:
 		return "beside rate_limits"
 	case len(r.Limits) == 0:
 		return ""

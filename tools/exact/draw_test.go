@@ -40,11 +40,11 @@ func checkGames(t *testing.T, c *campaign, seen map[proof.Algorithm]int) {
 	for _, g := range c.games {
 		for _, r := range g.rules {
 			m := match(t, r, g.domain)
-			same(t, r, r.setting(), m.Rule.Items)
+			same(t, r, r.setting(), m.Rule.RateLimits)
 			for _, o := range g.overrides {
 				item, err := m.Override(descriptors.Override{RequestsPerUnit: uint32(o.hits), Unit: descriptors.Unit(o.message().GetUnit())})
 				if err == nil {
-					same(t, r, o.on(r), []descriptors.Item{item})
+					same(t, r, o.on(r), []descriptors.RateLimit{item})
 				}
 			}
 			for _, l := range r.limits {
@@ -75,7 +75,7 @@ func match(t *testing.T, r *rule, domain string) descriptors.Match {
 }
 
 // same checks that the checker's limits are those of the server.
-func same(t *testing.T, r *rule, s *proof.Setting, items []descriptors.Item) {
+func same(t *testing.T, r *rule, s *proof.Setting, items []descriptors.RateLimit) {
 	t.Helper()
 	if len(s.Limits) != len(items) {
 		t.Fatalf("%s: %d limits, the server has %d", r.text(), len(s.Limits), len(items))

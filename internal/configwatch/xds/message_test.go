@@ -112,7 +112,7 @@ func TestNewerFieldsOfTheirs(t *testing.T) {
 		t.Fatal(f.refusal)
 	}
 	for r := range f.rules.Rules().Rules() {
-		if !r.Quota || r.Items[0].Unit != descriptors.Week || r.Metadata["plan"] != "gold" {
+		if !r.Quota || r.RateLimits[0].Unit != descriptors.Week || r.Metadata["plan"] != "gold" {
 			t.Errorf("rule %+v", r)
 		}
 	}
