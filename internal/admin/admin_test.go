@@ -113,8 +113,9 @@ func (s *server) hit(t *testing.T, domain string, hits uint64, kvs ...string) (o
 		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(kvs[i]), Value: []byte(kvs[i+1])})
 	}
 	r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{d}}
-	var v limiter.Verdict
-	if err := s.limiter.Decide(t.Context(), r, &v); err != nil {
+	var scratch limiter.Scratch
+	v, err := s.limiter.Decide(t.Context(), r, &scratch)
+	if err != nil {
 		t.Fatal(err)
 	}
 	return v.Over

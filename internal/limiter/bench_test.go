@@ -85,9 +85,9 @@ func TestDecideDoesNotAllocate(t *testing.T) {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
 			t.Run(fmt.Sprint(name, c.StopWhenOver), func(t *testing.T) {
-				var v limiter.Verdict
+				var scratch limiter.Scratch
 				n := testing.AllocsPerRun(100, func() {
-					if err := l.Decide(t.Context(), r, &v); err != nil {
+					if _, err := l.Decide(t.Context(), r, &scratch); err != nil {
 						t.Fatal(err)
 					}
 				})
@@ -107,10 +107,10 @@ func BenchmarkDecide(b *testing.B) {
 	l := newBench(b, benchRules, limiter.Config{})
 	for name, r := range hot() {
 		b.Run(name, func(b *testing.B) {
-			var v limiter.Verdict
+			var scratch limiter.Scratch
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := l.Decide(b.Context(), r, &v); err != nil {
+				if _, err := l.Decide(b.Context(), r, &scratch); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -120,7 +120,7 @@ func BenchmarkDecide(b *testing.B) {
 		var seed atomic.Uint64
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
-			var v limiter.Verdict
+			var scratch limiter.Scratch
 			r := hot()["one"]
 			i := seed.Add(1) * 7919
 			value := make([]byte, 0, 16)
@@ -128,7 +128,7 @@ func BenchmarkDecide(b *testing.B) {
 				i = (i*6364136223846793005 + 1442695040888963407) % 100_000
 				value = strconv.AppendUint(value[:0], i, 10)
 				r.Descriptors[0].Entries[0].Value = value
-				if err := l.Decide(b.Context(), r, &v); err != nil {
+				if _, err := l.Decide(b.Context(), r, &scratch); err != nil {
 					b.Error(err)
 				}
 			}

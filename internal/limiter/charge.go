@@ -11,7 +11,7 @@ import (
 
 // charge lets the backend decide the operations of p: all at once or, if descriptors are charged together, with a look
 // first.
-func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *scratch) error {
+func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *Scratch) error {
 	if len(p.ops) == 0 {
 		return nil
 	}
@@ -43,7 +43,7 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op) error {
 // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any refusal, even in shadow or quota mode, has the
 // effect of a verdict of over, that nothing is given back, and that a descriptor whose look was answered from the
 // backend's memory takes nothing: that answer stands.
-func (l *Limiter) chargeTogether(ctx context.Context, p *scratch) error {
+func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	if l.config.StopWhenOver && l.config.LocalCache {
 		if stopped, err := l.stopAtKnown(ctx, p); stopped || err != nil {
 			return err
@@ -74,7 +74,7 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *scratch) error {
 // stopAtKnown does what the reference, with a local cache, does before it asks its store: if a descriptor is already
 // over its limit, and not only because of this request's hits, nothing is spent at all, and the other descriptors get
 // their current state. Here this does not depend on what a cache happens to hold.
-func (l *Limiter) stopAtKnown(ctx context.Context, p *scratch) (stopped bool, err error) {
+func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, err error) {
 	p.pick(func(t *part) bool { return !t.negative })
 	for k := range p.batch {
 		p.batch[k].Mode, p.batch[k].Take.Cost = backend.Look, 0
@@ -94,7 +94,7 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *scratch) (stopped bool, er
 }
 
 // stops reports whether the decisions on p's operations keep the request from being charged.
-func (l *Limiter) stops(p *scratch) bool {
+func (l *Limiter) stops(p *Scratch) bool {
 	if !l.config.StopWhenOver {
 		return l.over(p) && !l.config.Shadow
 	}
@@ -108,7 +108,7 @@ func (l *Limiter) stops(p *scratch) bool {
 
 // chargeRefused takes for the descriptors that a look refused. They stay refused even if their take is admitted because
 // time has moved on: the others are no longer charged.
-func (l *Limiter) chargeRefused(ctx context.Context, p *scratch) error {
+func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 	for i := range p.parts {
 		t := &p.parts[i]
 		t.unspent = t.op >= 0 && !t.negative && !p.refused(t)
@@ -151,7 +151,7 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *scratch) error {
 
 // repeats reports whether a descriptor before t has the same counter. The reference asks for such a counter in the
 // order of the request, even for a descriptor that takes nothing, so t sees what those before it left.
-func (p *scratch) repeats(t *part) bool {
+func (p *Scratch) repeats(t *part) bool {
 	for i := range t.op {
 		if p.ops[i].Key == p.ops[t.op].Key {
 			return true
@@ -161,7 +161,7 @@ func (p *scratch) repeats(t *part) bool {
 }
 
 // giveBack gives back what was taken, without changing any decision.
-func (l *Limiter) giveBack(ctx context.Context, p *scratch) {
+func (l *Limiter) giveBack(ctx context.Context, p *Scratch) {
 	n := 0
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -186,7 +186,7 @@ func giveBackOf(took *backend.Op) backend.Op {
 }
 
 // pick copies the operations of the parts for which f returns true to the batch.
-func (p *scratch) pick(f func(*part) bool) {
+func (p *Scratch) pick(f func(*part) bool) {
 	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
 		if t := &p.parts[i]; t.op >= 0 && f(t) {
@@ -198,7 +198,7 @@ func (p *scratch) pick(f func(*part) bool) {
 
 // applyBatch asks the backend for the batch and copies its decisions back. What is asked about these counters from then
 // on is asked again.
-func (l *Limiter) applyBatch(ctx context.Context, p *scratch) error {
+func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	if len(p.batch) == 0 {
 		return nil
 	}

@@ -152,7 +152,7 @@ func (c *counts) domainNotFound(name string) *stats.Counter {
 }
 
 // before counts what is asked for, before the backend is called.
-func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *scratch) {
+func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) {
 	for i := range p.parts {
 		t := &p.parts[i]
 		switch t.ignored {
@@ -179,7 +179,7 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *scrat
 }
 
 // after counts the outcome.
-func (c *counts) after(p *scratch) {
+func (c *counts) after(p *Scratch) {
 	for i := range p.parts {
 		if t := &p.parts[i]; t.counts != nil {
 			c.outcome(t, &p.ops[t.op])

@@ -47,7 +47,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	if err != nil {
 		return nil, err
 	}
-	var v Verdict
+	p := new(Scratch)
 	d := s.set.Domain(r.Domain)
 	if d == nil {
 		e := &Explanation{Descriptors: make([]Explained, len(r.Descriptors))}
@@ -56,7 +56,6 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		}
 		return e, nil
 	}
-	p := &v.scratch
 	p.plan(s, d, r)
 	for i := range p.parts {
 		p.parts[i].unspent = true
@@ -69,18 +68,18 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 			return nil, err
 		}
 	}
-	l.fold(p, &v)
-	e := &Explanation{Over: v.Over, Known: true, Together: d.ChargeTogether || l.config.StopWhenOver}
+	l.fold(p)
+	e := &Explanation{Over: p.verdict.Over, Known: true, Together: d.ChargeTogether || l.config.StopWhenOver}
 	for i := range p.parts {
-		e.Descriptors = append(e.Descriptors, p.explained(d, r, &v, i))
+		e.Descriptors = append(e.Descriptors, p.explained(d, r, i))
 	}
 	return e, nil
 }
 
-func (p *scratch) explained(d *descriptors.Domain, r *Request, v *Verdict, i int) Explained {
+func (p *Scratch) explained(d *descriptors.Domain, r *Request, i int) Explained {
 	t := &p.parts[i]
 	x := Explained{
-		Status:     v.Statuses[i],
+		Status:     p.verdict.Statuses[i],
 		Steps:      d.Explain(r.Descriptors[i].Entries),
 		Hits:       t.hits,
 		Negative:   t.negative,
@@ -126,7 +125,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	if d == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
-	var p scratch
+	p := new(Scratch)
 	p.plan(s, d, r)
 	t := &p.parts[0]
 	if t.op < 0 {

@@ -20,7 +20,7 @@ const denyRetry = time.Second
 // the index in p.ops of each; if nil, ops is p.ops. If the policy of one of them is to fail, ask returns its error and
 // there is no verdict; what the others spent stays spent. If the caller has gone, policies are not applied. A part
 // remembers who decided the last call, not the ones before it: hits go back to where that call spent them.
-func (l *Limiter) ask(ctx context.Context, p *scratch, ops []backend.Op, picked []int) error {
+func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked []int) error {
 	for _, i := range picked {
 		p.parts[p.owners[i]].fell = descriptors.FailDefault
 	}
@@ -91,7 +91,7 @@ func denied(op *backend.Op) engine.Decision {
 // applyBack carries out the first n operations of the batch, each where the hits were spent: in the store, in this
 // process or, if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does
 // not depend on it; what cannot be given back only causes more refusals.
-func (l *Limiter) applyBack(ctx context.Context, p *scratch, n int) {
+func (l *Limiter) applyBack(ctx context.Context, p *Scratch, n int) {
 	ctx = context.WithoutCancel(ctx)
 	p.local = p.local[:0]
 	stored := p.batch[:0]

@@ -19,14 +19,14 @@ func (l *Limiter) quota(t *part) bool {
 }
 
 // refused reports whether t's limits refused it. Giving back is never refused.
-func (p *scratch) refused(t *part) bool {
+func (p *Scratch) refused(t *part) bool {
 	return t.op >= 0 && !t.negative && p.ops[t.op].Decision.Admitted == 0
 }
 
 // over returns the verdict on the request before global shadow mode: whether a descriptor that is not in quota mode is
 // over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
 // take part.
-func (l *Limiter) over(p *scratch) bool {
+func (l *Limiter) over(p *Scratch) bool {
 	quota, quotaOver := 0, 0
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -57,17 +57,18 @@ func (v *Verdict) unmatched(n int) {
 }
 
 // fold turns the backend's decisions into the verdict.
-func (l *Limiter) fold(p *scratch, v *Verdict) {
+func (l *Limiter) fold(p *Scratch) {
+	v := &p.verdict
 	v.unmatched(len(p.parts))
 	for i := range p.parts {
 		l.status(p, &p.parts[i], &v.Statuses[i])
 	}
 	v.Over = l.over(p) && !l.config.Shadow
-	v.Header = l.header(p, v)
+	v.Header = l.header(p)
 }
 
 // status fills in s, the answer to t.
-func (l *Limiter) status(p *scratch, t *part, s *Status) {
+func (l *Limiter) status(p *Scratch, t *part, s *Status) {
 	s.Rule = t.match.Rule
 	switch {
 	case t.unlimited:
@@ -98,7 +99,8 @@ func (t *part) left(d *engine.Decision) uint64 {
 
 // header returns the index of the status that response headers describe: the last one that is over and not in quota
 // mode, or else the first of those with the least remaining; −1 if no limit is reported.
-func (l *Limiter) header(p *scratch, v *Verdict) int {
+func (l *Limiter) header(p *Scratch) int {
+	v := &p.verdict
 	least, enforced := -1, -1
 	for i := range v.Statuses {
 		s := &v.Statuses[i]

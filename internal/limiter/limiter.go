@@ -71,33 +71,32 @@ func (l *Limiter) Rules() *descriptors.Set {
 	return nil
 }
 
-// Decide charges r and fills in v, which belongs to the caller. If it returns an error, which wraps one of this
-// package's, v is meaningless.
-func (l *Limiter) Decide(ctx context.Context, r *Request, v *Verdict) error {
+// Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
+// this package's.
+func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
 	s, err := l.accept(r)
 	if err != nil {
 		l.counts.serviceErrors.Add(1)
-		return err
+		return nil, err
 	}
 	d := s.set.Domain(r.Domain)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
-		v.unmatched(len(r.Descriptors))
-		return nil
+		p.verdict.unmatched(len(r.Descriptors))
+		return &p.verdict, nil
 	}
-	p := &v.scratch
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
 	if err := l.charge(ctx, d, p); err != nil {
 		l.counts.backendErrors.Add(1)
-		return err
+		return nil, err
 	}
-	l.fold(p, v)
+	l.fold(p)
 	l.counts.after(p)
 	if l.config.Shadow && l.over(p) {
 		l.counts.globalShadow.Add(1)
 	}
-	return nil
+	return &p.verdict, nil
 }
 
 // accept returns the current rules if r can be decided by them. Errors are checked for in the reference's order; bounds

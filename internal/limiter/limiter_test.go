@@ -44,11 +44,12 @@ func newFixture(tb testing.TB, rules string, c limiter.Config) fixture {
 
 func (f fixture) decide(tb testing.TB, r *limiter.Request) *limiter.Verdict {
 	tb.Helper()
-	var v limiter.Verdict
-	if err := f.Decide(tb.Context(), r, &v); err != nil {
+	var scratch limiter.Scratch
+	v, err := f.Decide(tb.Context(), r, &scratch)
+	if err != nil {
 		tb.Fatal(err)
 	}
-	return &v
+	return v
 }
 
 // series counts what Prometheus is shown of the rules, and how much that is.
@@ -143,7 +144,7 @@ func TestG8G10ValuesOfAnyBytes(t *testing.T) {
 
 func TestG12G13Bounds(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
-	var v limiter.Verdict
+	var scratch limiter.Scratch
 	for _, c := range []struct {
 		descriptors, entries int
 		want                 error
@@ -157,19 +158,19 @@ func TestG12G13Bounds(t *testing.T) {
 	} {
 		r := request("shop", "user=1"+strings.Repeat(",user=1", c.entries-1))
 		r.Descriptors = slices.Repeat(r.Descriptors, c.descriptors)
-		if err := f.Decide(t.Context(), r, &v); !errors.Is(err, c.want) {
+		if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, c.want) {
 			t.Errorf("%d descriptors of %d entries: %v, want %v", c.descriptors, c.entries, err, c.want)
 		}
 	}
 	// What the reference refuses too comes first.
 	r := request("", "user=1")
 	r.Descriptors = slices.Repeat(r.Descriptors, 1000)
-	if err := f.Decide(t.Context(), r, &v); !errors.Is(err, limiter.ErrEmptyDomain) {
+	if _, err := f.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrEmptyDomain) {
 		t.Errorf("without a domain: %v", err)
 	}
 	without := limiter.New(memory.New(memory.Config{}), stats.New(), limiter.Config{})
 	r.Domain = []byte("shop")
-	if err := without.Decide(t.Context(), r, &v); !errors.Is(err, limiter.ErrNoRules) {
+	if _, err := without.Decide(t.Context(), r, &scratch); !errors.Is(err, limiter.ErrNoRules) {
 		t.Errorf("without rules: %v", err)
 	}
 }
@@ -197,7 +198,7 @@ func TestG26OverridesAreBounded(t *testing.T) {
 // If a rule shows values in metrics, only the first thousand values get series of their own.
 func TestH8SeriesOfManyValues(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
-	var v limiter.Verdict
+	var scratch limiter.Scratch
 	r := request("shop", "detailed=1")
 	long := bytes.Repeat([]byte("x"), 200)
 	ask := func(i int) {
@@ -206,7 +207,7 @@ func TestH8SeriesOfManyValues(t *testing.T) {
 			value = append(value, long...)
 		}
 		r.Descriptors[0].Entries[0].Value = value
-		if err := f.Decide(t.Context(), r, &v); err != nil {
+		if _, err := f.Decide(t.Context(), r, &scratch); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -240,15 +241,15 @@ func TestG28DeadlineThatHasPassed(t *testing.T) {
 	load(t, l, plainRules)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	var v limiter.Verdict
-	err := l.Decide(ctx, request("shop", "user=1"), &v)
+	var scratch limiter.Scratch
+	_, err := l.Decide(ctx, request("shop", "user=1"), &scratch)
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, limiter.ErrBackend) {
 		t.Errorf("got %v", err)
 	}
 	if b.calls != 0 {
 		t.Error("the store was asked all the same")
 	}
-	if err := l.Decide(ctx, request("shop", "none=1"), &v); err != nil {
+	if _, err := l.Decide(ctx, request("shop", "none=1"), &scratch); err != nil {
 		t.Errorf("what needs no store fails too: %v", err)
 	}
 }
@@ -283,9 +284,10 @@ func TestGiveBackThatFails(t *testing.T) {
 	load(t, l, strings.Replace(plainRules, "descriptors:", "charge: together\ndescriptors:", 1))
 	ask := request("shop", "user=1")
 	ask.Descriptors = append(ask.Descriptors, slices.Repeat(request("shop", "detailed=1").Descriptors, 2)...)
-	var v limiter.Verdict
-	if err := l.Decide(t.Context(), ask, &v); err != nil || !v.Over {
-		t.Fatalf("over %v, error %v", v.Over, err)
+	var scratch limiter.Scratch
+	v, err := l.Decide(t.Context(), ask, &scratch)
+	if err != nil || !v.Over {
+		t.Fatalf("%+v, error %v", v, err)
 	}
 	if n := r.Counter(stats.GiveBackErrorsTotal).Load(); n != 1 {
 		t.Errorf("%d failures are counted, want 1", n)
@@ -308,8 +310,8 @@ func TestOneOpThatFails(t *testing.T) {
 	load(t, l, plainRules)
 	ask := request("shop", "user=1")
 	ask.Descriptors = append(ask.Descriptors, request("shop", "detailed=1").Descriptors...)
-	var v limiter.Verdict
-	if err := l.Decide(t.Context(), ask, &v); !errors.Is(err, dead) || !errors.Is(err, limiter.ErrBackend) {
+	var scratch limiter.Scratch
+	if _, err := l.Decide(t.Context(), ask, &scratch); !errors.Is(err, dead) || !errors.Is(err, limiter.ErrBackend) {
 		t.Fatalf("got %v", err)
 	}
 	c, err := l.Peek(t.Context(), "shop", entries("user=1"))
@@ -327,10 +329,11 @@ func TestExactlyOnceLadder(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			var v limiter.Verdict
+			var scratch limiter.Scratch
 			r := request("shop", "user=1")
 			for range 150 {
-				if err := f.Decide(t.Context(), r, &v); err != nil {
+				v, err := f.Decide(t.Context(), r, &scratch)
+				if err != nil {
 					t.Error(err)
 					return
 				}
@@ -367,7 +370,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
-			var v limiter.Verdict
+			var scratch limiter.Scratch
 			r := request("shop", "seen=1")
 			r.Descriptors = append(r.Descriptors, request("shop", "sight=1").Descriptors...)
 			for {
@@ -376,7 +379,8 @@ func TestReloadUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				if err := f.Decide(t.Context(), r, &v); err != nil {
+				v, err := f.Decide(t.Context(), r, &scratch)
+				if err != nil {
 					t.Error(err)
 					return
 				}
@@ -423,15 +427,17 @@ func TestResetSeconds(t *testing.T) {
 	}
 }
 
-// A verdict used for a large request can be reused for a small one, and retains nothing of the large one.
-func TestVerdictIsReused(t *testing.T) {
+// What a large request was decided in can be reused for a small one, and retains nothing of the large one.
+func TestScratchIsReused(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	big := request("shop", "user=1")
 	big.Descriptors = slices.Repeat(big.Descriptors, limiter.MaxDescriptors)
 	big.Descriptors[0].Entries = []descriptors.Entry{{Key: []byte("user"), Value: bytes.Repeat([]byte("x"), 1<<20)}}
-	var v limiter.Verdict
+	var scratch limiter.Scratch
+	var v *limiter.Verdict
 	for _, r := range []*limiter.Request{big, request("shop", "never=1"), request("nowhere", "never=1"), request("shop", "user=2")} {
-		if err := f.Decide(t.Context(), r, &v); err != nil {
+		var err error
+		if v, err = f.Decide(t.Context(), r, &scratch); err != nil {
 			t.Fatal(err)
 		}
 		if len(v.Statuses) != len(r.Descriptors) {
@@ -445,11 +451,11 @@ func TestVerdictIsReused(t *testing.T) {
 	runtime.GC()
 	runtime.GC() // what pools hold outlives one
 	runtime.ReadMemStats(&before)
-	v = limiter.Verdict{}
+	scratch = limiter.Scratch{}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if kept := int64(before.HeapAlloc) - int64(after.HeapAlloc); kept > 512<<10 {
-		t.Errorf("the verdict kept %d bytes", kept)
+		t.Errorf("the scratch memory kept %d bytes", kept)
 	}
 }
 
@@ -479,9 +485,10 @@ func TestOverLimitWithLocalCache(t *testing.T) {
 			load(t, l, plainRules)
 			r := request("shop", "user=1")
 			r.Descriptors = append(r.Descriptors, request("shop", "detailed=1").Descriptors...)
-			var v limiter.Verdict
-			if err := l.Decide(t.Context(), r, &v); err != nil || !v.Over {
-				t.Fatalf("over %t, error %v", v.Over, err)
+			var scratch limiter.Scratch
+			v, err := l.Decide(t.Context(), r, &scratch)
+			if err != nil || !v.Over {
+				t.Fatalf("%+v, error %v", v, err)
 			}
 			if together && b.taken > 0 {
 				t.Errorf("%d were taken, though the look was answered from memory", b.taken)

@@ -8,7 +8,7 @@ import (
 )
 
 // of returns the counters for t, which matched a rule or came with an override.
-func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.Entry, p *scratch, t *part) *stats.Rule {
+func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.Entry, p *Scratch, t *part) *stats.Rule {
 	switch {
 	case t.override:
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)

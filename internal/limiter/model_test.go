@@ -267,14 +267,15 @@ func compareWithModel(t *rapid.T) {
 	l := limiter.New(memory.New(memory.Config{Now: func() engine.Micros { return now }}), registry,
 		limiter.Config{Shadow: m.shadow, Quota: m.quota, NearLimitRatio: m.ratio})
 	l.SetRules(set)
-	var v limiter.Verdict
+	var scratch limiter.Scratch
 	for range rapid.IntRange(1, 12).Draw(t, "requests") {
 		asks := drawAsks(t)
 		m.decide(asks)
-		if err := l.Decide(t.Context(), requestOf(asks), &v); err != nil {
+		v, err := l.Decide(t.Context(), requestOf(asks), &scratch)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(m.String(), verdictText(&v)); diff != "" {
+		if diff := cmp.Diff(m.String(), verdictText(v)); diff != "" {
 			t.Fatalf("%+v\n(-want +got)\n%s", asks, diff)
 		}
 	}

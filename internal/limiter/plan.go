@@ -11,9 +11,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// scratch is the memory for deciding a request, reused for the next one. Its slices only ever grow: what points into an
-// array that was outgrown stays valid until the next plan.
-type scratch struct {
+// Scratch is the memory for deciding a request, which its owner keeps for the next one, so that deciding allocates
+// nothing. It is for one request at a time; the zero value is ready for use. Its slices only ever grow: what points into
+// an array that was outgrown stays valid until the next plan.
+type Scratch struct {
+	verdict Verdict
+
 	parts  []part
 	ops    []backend.Op            // one for each part with limits, in order
 	owners []int                   // the index of that part, for each op
@@ -47,7 +50,7 @@ type part struct {
 }
 
 // plan finds the limits of r's descriptors and makes the operations for the backend.
-func (p *scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
+func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 	n := len(r.Descriptors)
 	p.parts = slices.Grow(p.parts[:0], n)[:n]
 	p.ops, p.owners, p.items, p.limits = p.ops[:0], p.owners[:0], p.items[:0], p.limits[:0]
@@ -75,7 +78,7 @@ func (p *scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 }
 
 // find fills in the i-th part: what its descriptor matches, and the limits that apply.
-func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
+func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	desc, t := &r.Descriptors[i], &p.parts[i]
 	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
 	if m := t.match.Rule; m != nil {
@@ -99,7 +102,7 @@ func (p *scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 }
 
 // keep stores a copy of item until the next plan, and returns all those kept from index since on.
-func (p *scratch) keep(item *descriptors.RateLimit, since int) ([]descriptors.RateLimit, engine.Limits) {
+func (p *Scratch) keep(item *descriptors.RateLimit, since int) ([]descriptors.RateLimit, engine.Limits) {
 	p.items = append(p.items, *item)
 	p.limits = append(p.limits, item.Limit)
 	n := len(p.items)
@@ -111,7 +114,7 @@ func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.o
 
 // dropReplaced drops every limit whose name a matched limit replaces, even if the latter is unlimited or itself
 // replaced. Unlimited descriptors stay.
-func (p *scratch) dropReplaced() {
+func (p *Scratch) dropReplaced() {
 	for i := range p.parts {
 		t := &p.parts[i]
 		if t.rule == nil || t.override || t.unlimited || !p.anyReplaced(t.items) {
@@ -127,7 +130,7 @@ func (p *scratch) dropReplaced() {
 	}
 }
 
-func (p *scratch) anyReplaced(items []descriptors.RateLimit) bool {
+func (p *Scratch) anyReplaced(items []descriptors.RateLimit) bool {
 	for i := range items {
 		if p.replaced(items[i].Name) {
 			return true
@@ -138,7 +141,7 @@ func (p *scratch) anyReplaced(items []descriptors.RateLimit) bool {
 
 // replaced reports whether a matched limit has name among those it replaces. It reads the rules, not what is left of
 // them, so limits that replace each other are both dropped.
-func (p *scratch) replaced(name string) bool {
+func (p *Scratch) replaced(name string) bool {
 	if name == "" {
 		return false
 	}
@@ -157,7 +160,7 @@ func (p *scratch) replaced(name string) bool {
 }
 
 // addOp makes the operation for the i-th part, if it has limits.
-func (p *scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
+func (p *Scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
 	if t.unlimited || len(t.items) == 0 {
 		return
@@ -183,7 +186,7 @@ func (p *scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 }
 
 // nameOps gives each operation the reference's name for its counter.
-func (p *scratch) nameOps(d *descriptors.Domain, r *Request) {
+func (p *Scratch) nameOps(d *descriptors.Domain, r *Request) {
 	for k := range p.ops {
 		i := p.owners[k]
 		since := len(p.names)

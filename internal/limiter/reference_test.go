@@ -54,12 +54,12 @@ descriptors:
 		store := &naming{Backend: memory.New(memory.Config{})}
 		l := limiter.New(store, stats.New(), limiter.Config{ReferenceNames: tt.names})
 		l.SetRules(set)
-		var v limiter.Verdict
+		var scratch limiter.Scratch
 		r := &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{
 			{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}},
 			{Entries: []descriptors.Entry{{Key: []byte("path"), Value: []byte("files/a")}}},
 		}}
-		if err := l.Decide(t.Context(), r, &v); err != nil {
+		if _, err := l.Decide(t.Context(), r, &scratch); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(tt.want, store.seen); d != "" {

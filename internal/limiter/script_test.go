@@ -70,7 +70,7 @@ type script struct {
 	fault   *faulty
 	stats   *stats.Registry
 	limiter *limiter.Limiter
-	verdict limiter.Verdict
+	scratch limiter.Scratch
 }
 
 // play runs one stanza and returns it with what came of it. Comments come back as they are.
@@ -178,17 +178,18 @@ func (s *script) decide(words []string, body string) string {
 	r, times := s.request(words, body)
 	var b strings.Builder
 	for range times {
-		if err := s.limiter.Decide(s.t.Context(), r, &s.verdict); err != nil {
+		v, err := s.limiter.Decide(s.t.Context(), r, &s.scratch)
+		if err != nil {
 			fmt.Fprintln(&b, "error:", err)
 			continue
 		}
-		b.WriteString(code(s.verdict.Over))
-		if s.verdict.Header >= 0 {
-			fmt.Fprintf(&b, " (headers of %d)", s.verdict.Header)
+		b.WriteString(code(v.Over))
+		if v.Header >= 0 {
+			fmt.Fprintf(&b, " (headers of %d)", v.Header)
 		}
 		b.WriteByte('\n')
-		for i := range s.verdict.Statuses {
-			fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&s.verdict.Statuses[i]))
+		for i := range v.Statuses {
+			fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&v.Statuses[i]))
 		}
 	}
 	return b.String()

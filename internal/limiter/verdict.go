@@ -51,13 +51,11 @@ func (s *Status) ResetSeconds() int64 {
 	return n
 }
 
-// Verdict is the answer to a Request. It may be reused; Decide overwrites it.
+// Verdict is the answer to a Request.
 type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
 	Statuses []Status // one for each descriptor, in order
 	Header   int      // index of the status that response headers describe; −1 if there is none
-
-	scratch scratch
 }
 
 // Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe

@@ -16,7 +16,7 @@ type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer
 	request limiter.Request
-	verdict limiter.Verdict
+	scratch limiter.Scratch
 	entries []descriptors.Entry // backs the entries of all descriptors
 }
 

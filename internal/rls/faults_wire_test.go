@@ -171,7 +171,8 @@ func TestG28_DeadlinePassed(t *testing.T) {
 	for _, ctx := range []context.Context{late{t.Context(), time.Now()}, ctx} {
 		c := new(call)
 		c.message = marshal(t, request("shop", "user=a"))
-		wantCode(t, w.service.status(ctx, w.service.decide(ctx, c, time.Now())), codes.DeadlineExceeded)
+		_, err := w.service.decide(ctx, c, time.Now())
+		wantCode(t, w.service.status(ctx, err), codes.DeadlineExceeded)
 	}
 	if ops, _ := w.store.asked(); ops != 0 {
 		t.Errorf("the store was asked %d times", ops)

@@ -37,8 +37,8 @@ const MaxMessage = 4 << 20
 
 // Decider decides requests; it is a limiter.Limiter except in tests.
 type Decider interface {
-	// Decide fills in v. It must not retain r or v.
-	Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
+	// Decide returns a verdict that is valid until p is used for another request. It must not retain r or p.
+	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
 // Config says what goes into answers, and who is notified of calls. The zero value answers as envoyproxy/ratelimit does
@@ -185,29 +185,29 @@ func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer
 			a, err = nil, s.recovered(ctx, methodName, p)
 		}
 	}()
-	err = s.decide(ctx, c, now)
+	v, err := s.decide(ctx, c, now)
 	if err == nil {
-		if c.verdict.Over {
-			s.config.Hooks.Refused(&c.request, &c.verdict)
+		if v.Over {
+			s.config.Hooks.Refused(&c.request, v)
 		}
-		a = s.encode(&c.request, &c.verdict)
+		a = s.encode(&c.request, v)
 	}
 	s.release(c)
 	return a, err
 }
 
-func (s *Service) decide(ctx context.Context, c *call, now time.Time) error {
+func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.Verdict, error) {
 	if err := c.decode(); err != nil {
 		s.config.Hooks.BadRequest()
-		return err
+		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	if expired(ctx, now) { // but its timer is late
-		return context.DeadlineExceeded
+		return nil, context.DeadlineExceeded
 	}
-	return s.decider.Decide(ctx, &c.request, &c.verdict)
+	return s.decider.Decide(ctx, &c.request, &c.scratch)
 }
 
 func (s *Service) release(c *call) {

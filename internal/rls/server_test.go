@@ -36,8 +36,9 @@ const patience = 30 * time.Second
 type decideFunc func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
 
 // Decide implements Decider.
-func (f decideFunc) Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
-	return f(ctx, r, v)
+func (f decideFunc) Decide(ctx context.Context, r *limiter.Request, _ *limiter.Scratch) (*limiter.Verdict, error) {
+	v := new(limiter.Verdict)
+	return v, f(ctx, r, v)
 }
 
 // allow admits everything, without limits.

@@ -28,16 +28,16 @@ func BenchmarkDecide(b *testing.B) {
 	}
 	r := &limiter.Request{Domain: []byte("shop"), Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: []byte("user"), Value: []byte("ann")}}}}}
 	type decider interface {
-		Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
+		Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 	}
 	run := func(b *testing.B, store backend.Backend, around func(*limiter.Limiter) decider) {
 		b.Helper()
 		b.ReportAllocs()
 		l := limiter.New(store, stats.New(), limiter.Config{})
 		l.SetRules(set)
-		d, v := around(l), new(limiter.Verdict)
+		d, p := around(l), new(limiter.Scratch)
 		for b.Loop() {
-			if err := d.Decide(b.Context(), r, v); err != nil {
+			if _, err := d.Decide(b.Context(), r, p); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -19,7 +19,7 @@ const longestDescriptor = 512
 
 // decider decides requests, as a limiter.Limiter does.
 type decider interface {
-	Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error
+	Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error)
 }
 
 // Decider makes a span for each request that another decider decides.
@@ -32,26 +32,26 @@ type Decider struct {
 func (t *Tracer) Decider(next decider) *Decider { return &Decider{t, next} }
 
 // Decide calls the other decider, within a span.
-func (d *Decider) Decide(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scratch) (*limiter.Verdict, error) {
 	ctx, span := d.tracer.tracer.Start(ctx, "ShouldRateLimit Execution")
 	defer span.End()
 	if !span.IsRecording() {
-		return d.next.Decide(ctx, r, v)
+		return d.next.Decide(ctx, r, p)
 	}
 	span.SetAttributes(attribute.String("domain", short(r.Domain)), attribute.Int("descriptors length", len(r.Descriptors)))
 	if d.tracer.config.Values {
 		span.SetAttributes(attribute.StringSlice("descriptors", texts(r)))
 	}
-	err := d.next.Decide(ctx, r, v)
+	v, err := d.next.Decide(ctx, r, p)
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())
-		return err
+		return nil, err
 	}
 	span.SetAttributes(attribute.Bool("over_limit", v.Over))
 	if i := v.Refusal(); i >= 0 {
 		span.SetAttributes(attribute.String("rule", short([]byte(v.Statuses[i].RuleName()))))
 	}
-	return nil
+	return v, nil
 }
 
 // texts returns the descriptors of r in words, as many as are decided.

@@ -195,7 +195,7 @@ descriptors:
 	var wg sync.WaitGroup
 	for half := range 2 {
 		wg.Go(func() {
-			var v limiter.Verdict
+			var scratch limiter.Scratch
 			entry := make([]descriptors.Entry, 1)
 			for i := range 500_000 {
 				value := fmt.Appendf(nil, "%d-%d-%s", half, i, "attack")
@@ -209,7 +209,7 @@ descriptors:
 					entry[0], domain = descriptors.Entry{Key: []byte("k"), Value: value}, value
 				}
 				r := &limiter.Request{Domain: domain, Descriptors: []limiter.Descriptor{{Entries: entry}}}
-				if err := w.limiter.Decide(t.Context(), r, &v); err != nil {
+				if _, err := w.limiter.Decide(t.Context(), r, &scratch); err != nil {
 					t.Errorf("deciding: %v", err)
 					return
 				}
