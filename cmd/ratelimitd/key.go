@@ -53,7 +53,7 @@ func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string
 			item, _ := match.Override(*d.limit) // overridden has checked it
 			return item.Limit
 		}
-		return match.Rule.Limits[0]
+		return match.Rule.RateLimits.Limits()[0]
 	}
 	op := backend.Op{
 		Key:    descriptors.Hash(match.AppendName(nil, domain, keys, own)),

@@ -72,7 +72,7 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
 	}
 	if x.Counter != "" {
-		m.Counter = counterMessage(x.Counter, x.RateLimits, &x.Decision)
+		m.Counter = counterMessage(x.Counter, &x.RateLimits, &x.Decision)
 		m.Counter.Refuses = x.Refused
 		if x.Negative { // giving back never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
@@ -102,7 +102,7 @@ func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 }
 
 // counterMessage converts a counter, with the limits in force and its decision, for the wire.
-func counterMessage(name string, items []descriptors.RateLimit, d *engine.Decision) *adminv1.Counter {
+func counterMessage(name string, limits *descriptors.RateLimits, d *engine.Decision) *adminv1.Counter {
 	m := &adminv1.Counter{
 		Key:        name,
 		Strictest:  int32(d.Strictest),
@@ -112,8 +112,8 @@ func counterMessage(name string, items []descriptors.RateLimit, d *engine.Decisi
 		Wait:       unlessZero(d.Wait),
 		Penalty:    unlessZero(d.Penalty),
 	}
-	for i := range items {
-		m.Limits = append(m.Limits, limitMessage(&items[i]))
+	for _, l := range limits.All() {
+		m.Limits = append(m.Limits, limitMessage(l))
 	}
 	return m
 }
@@ -136,8 +136,8 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Lease:       r.Lease,
 	}
 	if !r.Unlimited {
-		for i := range r.RateLimits {
-			m.Limits = append(m.Limits, limitMessage(&r.RateLimits[i]))
+		for _, l := range r.RateLimits.All() {
+			m.Limits = append(m.Limits, limitMessage(l))
 		}
 	}
 	if r.Metadata != nil {

@@ -39,7 +39,7 @@ func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 	if err != nil {
 		return nil, err
 	}
-	m := counterMessage(c.Name, c.RateLimits, &c.Decision)
+	m := counterMessage(c.Name, &c.RateLimits, &c.Decision)
 	m.Refuses = c.Refuses
 	return &adminv1.PeekResponse{Rule: rule, Counter: m}, nil
 }
@@ -64,7 +64,7 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, c.RateLimits, &c.Decision)}, nil
+	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision)}, nil
 }
 
 const errNoEntries = invalidError("the descriptor has no entries: give at least one, from the root of the tree of rules on")

@@ -167,7 +167,7 @@ func TestListRules(t *testing.T) {
 	}
 	for r := range s.limiter.Rules().Rules() {
 		if !r.Unlimited {
-			for _, item := range r.RateLimits {
+			for _, item := range r.RateLimits.All() {
 				wantWords = append(wantWords, item.InFull())
 			}
 		}

@@ -203,7 +203,7 @@ func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
 	w := configwatch.New(slog.New(slog.NewTextHandler(&log, nil)), configwatch.Config{
 		Check: func(set *descriptors.Set) (all descriptors.Problems) {
 			for r := range set.Rules() {
-				if r.RateLimits[0].RequestsPerUnit > 5 {
+				if r.RateLimits.At(0).RequestsPerUnit > 5 {
 					all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: "too many for this store"})
 				}
 			}

@@ -106,7 +106,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			counts.dynamic.bound(c.maxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
 		}
-		if len(s.rules) < readyFallbacks && len(r.RateLimits) > 0 {
+		if len(s.rules) < readyFallbacks && r.RateLimits.Len() > 0 {
 			policy := r.OnFailure
 			if policy == descriptors.FailDefault {
 				policy = c.onFailure
@@ -114,8 +114,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			c.readyFallback(&counts.fallbacks, r.Path, policy)
 		}
 		added := rule{ruleCounts: counts}
-		for i := range r.RateLimits {
-			added.replaces = added.replaces || len(r.RateLimits[i].Replaces) > 0
+		for _, l := range r.RateLimits.All() {
+			added.replaces = added.replaces || len(l.Replaces) > 0
 		}
 		s.rules = append(s.rules, added)
 	}
@@ -191,7 +191,7 @@ func (c *counts) after(p *Scratch) {
 // the hits: the limit less that is what was used before.
 func (c *counts) outcome(t *part, op *backend.Op) {
 	d := &op.Decision
-	limit := &t.limits[d.Strictest]
+	limit := &t.limits.At(d.Strictest).Limit
 	most := limit.Capacity()
 	near := c.near(most)
 	left := min(d.Left, most)

@@ -20,25 +20,23 @@ type Explanation struct {
 
 // Explained describes how one descriptor would be decided now.
 type Explained struct {
-	Status                             // as Decide would fill it in if it only looked; Remaining is what is left before the hits
-	Steps      []descriptors.Step      // how the entries were matched
-	Hits       uint64                  // what it would spend, or give back
-	Negative   bool                    // it gives back
-	RateLimits []descriptors.RateLimit // the limits in force, if any
-	Limits     engine.Limits           // the same, as they are counted
-	Holder     string                  // the holder of the slots of a concurrency limit, if the rule says which entry names it
-	Counter    string                  // the name of the counter in a store, without its prefix; empty if nothing is counted
-	Ignored    error                   // why the request's override is ignored, or nil
+	Status                            // as Decide would fill it in if it only looked; Remaining is what is left before the hits
+	Steps      []descriptors.Step     // how the entries were matched
+	Hits       uint64                 // what it would spend, or give back
+	Negative   bool                   // it gives back
+	RateLimits descriptors.RateLimits // the limits in force, if any
+	Holder     string                 // the holder of the slots of a concurrency limit, if the rule says which entry names it
+	Counter    string                 // the name of the counter in a store, without its prefix; empty if nothing is counted
+	Ignored    error                  // why the request's override is ignored, or nil
 }
 
 // Counter is the state of the counter of one descriptor.
 type Counter struct {
 	Rule       *descriptors.Rule
-	RateLimits []descriptors.RateLimit // the limits in force
-	Limits     engine.Limits           // the same, as they are counted
-	Name       string                  // of the counter in a store, without its prefix
-	Decision   engine.Decision         // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
-	Refuses    bool                    // a request for one hit would be refused now
+	RateLimits descriptors.RateLimits // the limits in force
+	Name       string                 // of the counter in a store, without its prefix
+	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
+	Refuses    bool                   // a request for one hit would be refused now
 }
 
 // Explain describes how r would be decided now, and changes nothing. Its errors are those of Decide.
@@ -83,8 +81,7 @@ func (p *Scratch) explained(d *descriptors.Domain, r *Request, i int) Explained 
 		Steps:      d.Explain(r.Descriptors[i].Entries),
 		Hits:       t.hits,
 		Negative:   t.negative,
-		RateLimits: t.items,
-		Limits:     t.limits,
+		RateLimits: t.limits,
 	}
 	switch t.ignored {
 	case notIgnored:
@@ -140,8 +137,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	}
 	return &Counter{
 		Rule:       t.match.Rule,
-		RateLimits: t.items,
-		Limits:     t.limits,
+		RateLimits: t.limits,
 		Name:       counterName(op),
 		Decision:   op.Decision,
 		Refuses:    op.Decision.Admitted == 0,

@@ -79,7 +79,7 @@ func (l *Limiter) status(p *Scratch, t *part, s *Status) {
 	}
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
-	s.RateLimit = &t.items[d.Strictest]
+	s.RateLimit = t.limits.At(d.Strictest)
 	s.Override = t.override
 	s.Quota = l.quota(t)
 	s.Refused = p.refused(t)

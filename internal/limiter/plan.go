@@ -18,14 +18,13 @@ type Scratch struct {
 	verdict Verdict
 
 	parts  []part
-	ops    []backend.Op            // one for each part with limits, in order
-	owners []int                   // the index of that part, for each op
-	items  []descriptors.RateLimit // of overrides, and of lists of which some limits were replaced
-	limits []engine.Limit          // the same, as the backend wants them
-	batch  []backend.Op            // the ops of one call of the backend
-	picked []int                   // their indices
-	local  []backend.Op            // the ones that this process decides because the store failed
-	failed []int                   // their indices in the call that failed
+	ops    []backend.Op           // one for each part with limits, in order
+	owners []int                  // the index of that part, for each op
+	kept   descriptors.RateLimits // of overrides, and of lists of which some limits were replaced
+	batch  []backend.Op           // the ops of one call of the backend
+	picked []int                  // their indices
+	local  []backend.Op           // the ones that this process decides because the store failed
+	failed []int                  // their indices in the call that failed
 	text   []byte
 	names  []byte // of the counters, if the backend wants the reference's
 }
@@ -33,9 +32,8 @@ type Scratch struct {
 // part is the state of one descriptor.
 type part struct {
 	match     descriptors.Match
-	rule      *rule                   // the snapshot's rule of the match; nil if none matched
-	items     []descriptors.RateLimit // the limits in force, if any
-	limits    engine.Limits           // the same, as the backend wants them
+	rule      *rule                  // the snapshot's rule of the match; nil if none matched
+	limits    descriptors.RateLimits // those in force, if any
 	hits      uint64
 	op        int // index into ops; −1 if there is none
 	override  bool
@@ -53,7 +51,8 @@ type part struct {
 func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 	n := len(r.Descriptors)
 	p.parts = slices.Grow(p.parts[:0], n)[:n]
-	p.ops, p.owners, p.items, p.limits = p.ops[:0], p.owners[:0], p.items[:0], p.limits[:0]
+	p.ops, p.owners = p.ops[:0], p.owners[:0]
+	p.kept.Clear()
 	if cap(p.text) > maxText {
 		p.text = nil
 	}
@@ -83,7 +82,7 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
 	if m := t.match.Rule; m != nil {
 		t.rule = &s.rules[m.Index]
-		t.items, t.limits, t.unlimited = m.RateLimits, m.Limits, m.Unlimited
+		t.limits, t.unlimited = m.RateLimits, m.Unlimited
 	}
 	if !desc.HasOverride {
 		return
@@ -98,15 +97,13 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 		return
 	}
 	t.override, t.unlimited = true, false
-	t.items, t.limits = p.keep(&item, len(p.items))
+	t.limits = p.keep(&item, p.kept.Len())
 }
 
-// keep stores a copy of item until the next plan, and returns all those kept from index since on.
-func (p *Scratch) keep(item *descriptors.RateLimit, since int) ([]descriptors.RateLimit, engine.Limits) {
-	p.items = append(p.items, *item)
-	p.limits = append(p.limits, item.Limit)
-	n := len(p.items)
-	return p.items[since:n:n], p.limits[since:n:n]
+// keep stores a copy of l until the next plan, and returns all those kept from index since on.
+func (p *Scratch) keep(l *descriptors.RateLimit, since int) descriptors.RateLimits {
+	p.kept.Append(l)
+	return p.kept.From(since)
 }
 
 // replaces reports whether a limit of t may drop others. Overrides have no names and replace nothing.
@@ -117,22 +114,23 @@ func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.o
 func (p *Scratch) dropReplaced() {
 	for i := range p.parts {
 		t := &p.parts[i]
-		if t.rule == nil || t.override || t.unlimited || !p.anyReplaced(t.items) {
+		if t.rule == nil || t.override || t.unlimited || !p.anyReplaced(&t.limits) {
 			continue
 		}
-		since := len(p.items)
-		t.items, t.limits = nil, nil
-		for j := range t.match.Rule.RateLimits {
-			if item := &t.match.Rule.RateLimits[j]; !p.replaced(item.Name) {
-				t.items, t.limits = p.keep(item, since)
+		since := p.kept.Len()
+		t.limits = descriptors.RateLimits{}
+		all := &t.match.Rule.RateLimits
+		for j := range all.Len() {
+			if l := all.At(j); !p.replaced(l.Name) {
+				t.limits = p.keep(l, since)
 			}
 		}
 	}
 }
 
-func (p *Scratch) anyReplaced(items []descriptors.RateLimit) bool {
-	for i := range items {
-		if p.replaced(items[i].Name) {
+func (p *Scratch) anyReplaced(limits *descriptors.RateLimits) bool {
+	for j := range limits.Len() {
+		if p.replaced(limits.At(j).Name) {
 			return true
 		}
 	}
@@ -149,9 +147,9 @@ func (p *Scratch) replaced(name string) bool {
 		if !p.parts[i].replaces() {
 			continue
 		}
-		items := p.parts[i].match.Rule.RateLimits
-		for j := range items {
-			if slices.Contains(items[j].Replaces, name) {
+		limits := &p.parts[i].match.Rule.RateLimits
+		for j := range limits.Len() {
+			if slices.Contains(limits.At(j).Replaces, name) {
 				return true
 			}
 		}
@@ -162,7 +160,7 @@ func (p *Scratch) replaced(name string) bool {
 // addOp makes the operation for the i-th part, if it has limits.
 func (p *Scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
-	if t.unlimited || len(t.items) == 0 {
+	if t.unlimited || t.limits.Len() == 0 {
 		return
 	}
 	p.text = t.match.AppendName(p.text[:0], d, desc.Entries, t.override)
@@ -170,7 +168,7 @@ func (p *Scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
 	p.owners = append(p.owners, i)
 	p.ops = append(p.ops, backend.Op{
 		Key:    descriptors.Hash(p.text),
-		Limits: t.limits,
+		Limits: t.limits.Limits(),
 		Mode:   t.mode(),
 		Take:   engine.Take{Cost: t.hits, Count: 1},
 	})

@@ -366,7 +366,7 @@ func counterText(c *limiter.Counter, err error) string {
 		return fmt.Sprint("error: ", err)
 	}
 	text := fmt.Sprintf("%s %s left %d of %d, whole in %v", c.Rule.Path, c.Name, c.Decision.Left,
-		c.RateLimits[c.Decision.Strictest].RequestsPerUnit, c.Decision.ResetAfter)
+		c.RateLimits.At(c.Decision.Strictest).RequestsPerUnit, c.Decision.ResetAfter)
 	if c.Refuses {
 		text += ", refuses"
 	}

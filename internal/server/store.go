@@ -121,14 +121,15 @@ func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
 
 // beyondFixedWindow names what a rule asks for that the reference's counters do not support, or returns "".
 func beyondFixedWindow(r *descriptors.Rule) string {
-	if len(r.Limits) > 1 {
+	limits := r.RateLimits.Limits()
+	if len(limits) > 1 {
 		return "a list of rate_limits"
 	}
 	if r.Penalty != nil {
 		return "a penalty"
 	}
-	for i := range r.Limits {
-		switch l := &r.Limits[i]; {
+	for i := range limits {
+		switch l := &limits[i]; {
 		case l.Algorithm != engine.FixedWindow:
 			return "algorithm " + l.Algorithm.String()
 		case l.Align != engine.AlignClock:

@@ -76,7 +76,7 @@ func TestCalendarsAreShared(t *testing.T) {
 		if r.Path != "shop.berlin" && r.Path != "shop.berlin too" {
 			continue
 		}
-		c := r.Limits[0].Calendar
+		c := r.RateLimits.At(0).Limit.Calendar
 		if first == nil {
 			first = c
 		}

@@ -38,8 +38,8 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 	seen := map[engine.Algorithm]bool{}
 	var penalty, list, unlimited, shadow bool
 	for r := range set.Rules() {
-		for _, item := range r.RateLimits {
-			if single := !r.Unlimited && len(r.RateLimits) == 1; single && (item.RequestsPerUnit != 3 || item.Unit != descriptors.Minute) {
+		for _, item := range r.RateLimits.All() {
+			if single := !r.Unlimited && r.RateLimits.Len() == 1; single && (item.RequestsPerUnit != 3 || item.Unit != descriptors.Minute) {
 				t.Errorf("%s has %v, want 3 per minute", r.Path, item)
 			}
 			seen[item.Limit.Algorithm] = true
@@ -48,7 +48,7 @@ func TestExampleHasEveryAlgorithm(t *testing.T) {
 			t.Errorf("%s stands outside the domain example", r.Path)
 		}
 		penalty = penalty || r.Penalty != nil
-		list = list || len(r.Limits) > 1
+		list = list || r.RateLimits.Len() > 1
 		unlimited = unlimited || r.Unlimited
 		shadow = shadow || r.Shadow
 	}
@@ -75,7 +75,7 @@ func TestExampleRefusesTheFourth(t *testing.T) {
 			state := []*engine.State{{}}
 			now := engine.Micros(1_700_000_039_999_999) // a microsecond before a minute of the clock begins
 			for i := 1; i <= 4; i++ {
-				got := m.Rule.Limits.Take(state, now, engine.Take{Cost: 1, Count: 1}).Admitted
+				got := m.Rule.RateLimits.Limits().Take(state, now, engine.Take{Cost: 1, Count: 1}).Admitted
 				if want := uint64(map[bool]int{true: 1}[i <= 3]); got != want {
 					t.Errorf("call %d: %d admitted, want %d", i, got, want)
 				}

@@ -139,9 +139,9 @@ func (r *Rule) limitText(item func(RateLimit) string) string {
 	if r.Unlimited {
 		return "unlimited"
 	}
-	limits := make([]string, len(r.RateLimits))
-	for i := range r.RateLimits {
-		limits[i] = item(r.RateLimits[i])
+	limits := make([]string, r.RateLimits.Len())
+	for i, l := range r.RateLimits.All() {
+		limits[i] = item(*l)
 	}
 	return strings.Join(limits, " and ")
 }
@@ -181,8 +181,7 @@ func penaltyText(p *engine.Penalty) string {
 // AppendConfig appends the rule as the reference's /rlconfig shows it, one line per limit. Keys that the reference does
 // not have follow at the end of the line.
 func (r *Rule) AppendConfig(dst []byte) []byte {
-	for i := range r.RateLimits {
-		item := &r.RateLimits[i]
+	for _, item := range r.RateLimits.All() {
 		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
 			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
 		if item.Multiplier != 1 {

@@ -63,10 +63,9 @@ type Rule struct {
 	Index      int    // position in [Set.Rules]
 	Path       string // domain, keys and values as written in the file, joined as the reference joins them: shop.user_u1.path
 	File       string
-	Line       int           // of the descriptor; 0 if the source has no lines
-	RateLimits []RateLimit   // one for rate_limit, several for rate_limits
-	Limits     engine.Limits // of the items, in the same order; empty for an unlimited rule
-	Unlimited  bool          // RateLimits then has one element, which carries the name and replaces
+	Line       int        // of the descriptor; 0 if the source has no lines
+	RateLimits RateLimits // one for rate_limit, several for rate_limits
+	Unlimited  bool       // RateLimits then has one element, which carries the name and replaces
 	Shadow     bool
 	Quota      bool
 	Holder     string // key of the entry that names the holder of a concurrency limit's slots, or empty
@@ -90,16 +89,6 @@ func (r *Rule) Place() string {
 		return r.File
 	}
 	return r.File + ":" + strconv.Itoa(r.Line)
-}
-
-// RateLimit is one limit of a rule, as the file gives it.
-type RateLimit struct {
-	Limit           engine.Limit
-	RequestsPerUnit uint32
-	Unit            Unit
-	Multiplier      uint32 // of the unit; 1 if the file has none
-	Name            string
-	Replaces        []string
 }
 
 // Override is a limit that a request brings along.

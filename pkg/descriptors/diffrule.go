@@ -14,7 +14,7 @@ func (r *Rule) same(was *Rule) bool {
 			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
 	}
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
-	return slices.EqualFunc(r.RateLimits, was.RateLimits, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
+	return slices.EqualFunc(r.RateLimits.list, was.RateLimits.list, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
 		r.Lease == was.Lease && reflect.DeepEqual(r.Metadata, was.Metadata)
 }
@@ -28,8 +28,8 @@ func (r *Rule) changes(was *Rule) (out []string) {
 		out = append(out, limit)
 	}
 	out = append(out, factChanges(r.facts(), was.facts())...)
-	for i := range min(len(r.RateLimits), len(was.RateLimits)) {
-		now, before := &r.RateLimits[i], &was.RateLimits[i]
+	for i := range min(r.RateLimits.Len(), was.RateLimits.Len()) {
+		now, before := r.RateLimits.At(i), was.RateLimits.At(i)
 		if now.Name != before.Name {
 			out = append(out, fmt.Sprintf("name %q→%q", before.Name, now.Name))
 		}
@@ -49,7 +49,7 @@ func (r *Rule) limitChange(was *Rule) string {
 	if now == before {
 		return ""
 	}
-	if len(r.RateLimits) == 1 && len(was.RateLimits) == 1 && !r.Unlimited && !was.Unlimited {
+	if r.RateLimits.Len() == 1 && was.RateLimits.Len() == 1 && !r.Unlimited && !was.Unlimited {
 		number, rest, _ := strings.Cut(now, " ")
 		numberBefore, restBefore, _ := strings.Cut(before, " ")
 		if rest == restBefore {

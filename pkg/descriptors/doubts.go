@@ -60,8 +60,8 @@ func (c *compiler) shortPenalty(r *Rule, at mark) {
 	if r.Penalty.Escalate > 1 {
 		longest = r.Penalty.Max
 	}
-	outlasts := func(i RateLimit) bool { return i.Limit.Algorithm != engine.FixedWindow || longest >= i.Limit.Window }
-	if len(r.Limits) == 0 || slices.ContainsFunc(r.RateLimits, outlasts) {
+	outlasts := func(l engine.Limit) bool { return l.Algorithm != engine.FixedWindow || longest >= l.Window }
+	if limits := r.RateLimits.Limits(); len(limits) == 0 || slices.ContainsFunc(limits, outlasts) {
 		return
 	}
 	c.warn(at, r.Path, "the limit itself refuses until its window ends, so a penalty of %s has no effect unless it begins in the last %[1]s: want a penalty longer than the window",

@@ -112,7 +112,7 @@ func TestY14_ManyAliases(t *testing.T) {
 	}
 	n := 0
 	for r := range set.Rules() {
-		if r.Limits[0].Hits != 3 {
+		if r.RateLimits.At(0).Limit.Hits != 3 {
 			t.Fatalf("%s has %v", r.Path, r)
 		}
 		n++

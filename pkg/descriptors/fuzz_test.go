@@ -198,7 +198,7 @@ func FuzzLoad(f *testing.F) {
 			if r.String() == "" || len(r.AppendConfig(nil)) == 0 {
 				t.Errorf("rule %+v has no words", r)
 			}
-			if err := r.Limits.Validate(); err != nil {
+			if err := r.RateLimits.Limits().Validate(); err != nil {
 				t.Errorf("%s has a limit that the engine refuses: %v", r.Path, err)
 			}
 		}

@@ -100,7 +100,7 @@ func answerLoad(a *txtar.Archive) (string, error) {
 	}
 	for r := range set.Rules() {
 		fmt.Fprintf(&b, "%s (%s:%d): %s\n", r.Path, r.File, r.Line, r)
-		for i, item := range r.RateLimits {
+		for i, item := range r.RateLimits.All() {
 			if item.Name != "" || len(item.Replaces) > 0 {
 				fmt.Fprintf(&b, "\t%d: name %q, replaces %q\n", i, item.Name, item.Replaces)
 			}

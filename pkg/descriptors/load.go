@@ -268,13 +268,12 @@ func (c *compiler) single(d *rawDescriptor, r *Rule) {
 	}
 	l := d.limit
 	item, ok := c.item(l, r.Path, false)
-	r.RateLimits = []RateLimit{item}
 	r.saysCalendar = l.own(engine.ParamCalendar.String()) != nil
 	switch {
 	case l.unlimited.on:
-		r.Unlimited = true
+		r.Unlimited, r.RateLimits.list = true, []RateLimit{item}
 	case ok:
-		r.Limits = engine.Limits{item.Limit}
+		r.RateLimits.Append(&item)
 	}
 	c.replaces(l, []string{l.name.s}, r.Path)
 }
@@ -298,12 +297,11 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 		if !ok {
 			continue
 		}
-		shares := func(other RateLimit) bool { return item.Limit.SharesState(&other.Limit) }
-		if slices.ContainsFunc(r.RateLimits, shares) {
+		shares := func(other engine.Limit) bool { return item.Limit.SharesState(&other) }
+		if slices.ContainsFunc(r.RateLimits.Limits(), shares) {
 			c.fail(l.at, path, "%s has the algorithm and the window of another limit here: want one for each algorithm and window", item)
 		}
-		r.RateLimits = append(r.RateLimits, item)
-		r.Limits = append(r.Limits, item.Limit)
+		r.RateLimits.Append(&item)
 	}
 }
 

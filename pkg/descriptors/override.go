@@ -27,10 +27,14 @@ func (m Match) Override(o Override) (RateLimit, error) {
 		return RateLimit{}, ErrOverrideWindow
 	}
 	l := &item.Limit
-	if m.Rule == nil || len(m.Rule.Limits) != 1 || m.Rule.Limits[0].Listed {
+	var limits engine.Limits
+	if m.Rule != nil {
+		limits = m.Rule.RateLimits.Limits()
+	}
+	if len(limits) != 1 || limits[0].Listed {
 		*l = engine.Limit{CountRefused: true}
 	} else {
-		*l = m.Rule.Limits[0]
+		*l = limits[0]
 	}
 	l.Rescale(uint64(o.RequestsPerUnit), window)
 	l.Calendar = m.overriddenCalendar(l, o)

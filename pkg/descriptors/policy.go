@@ -109,8 +109,8 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 		return
 	}
 	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
-	if len(r.Limits) > 0 && !slices.ContainsFunc(r.Limits, held) {
-		c.fail(t.at, r.Path, "holder means nothing under %s: it belongs to concurrency", r.Limits[0].Algorithm.String())
+	if limits := r.RateLimits.Limits(); len(limits) > 0 && !slices.ContainsFunc(limits, held) {
+		c.fail(t.at, r.Path, "holder means nothing under %s: it belongs to concurrency", limits[0].Algorithm.String())
 		return
 	}
 	var keys []string
@@ -196,18 +196,19 @@ func (c *compiler) lease(t text, r *Rule) {
 
 // unleased returns the reason, as part of a sentence, why hits of the rule cannot be fetched in advance, or "".
 func (r *Rule) unleased() string {
+	limits := r.RateLimits.Limits()
 	switch {
 	case r.Penalty != nil:
 		return "beside a penalty"
-	case len(r.RateLimits) > 1:
+	case len(limits) > 1:
 		return "beside rate_limits"
-	case len(r.Limits) == 0:
+	case len(limits) == 0:
 		return ""
 	}
-	switch why := r.Limits[0].Unleased(); why {
+	switch why := limits[0].Unleased(); why {
 	case "":
 		return ""
-	case r.Limits[0].Algorithm.String():
+	case limits[0].Algorithm.String():
 		return "under " + why
 	default:
 		return "beside " + why

@@ -44,7 +44,9 @@ func checkGames(t *testing.T, c *campaign, seen map[proof.Algorithm]int) {
 			for _, o := range g.overrides {
 				item, err := m.Override(descriptors.Override{RequestsPerUnit: uint32(o.hits), Unit: descriptors.Unit(o.message().GetUnit())})
 				if err == nil {
-					same(t, r, o.on(r), []descriptors.RateLimit{item})
+					var one descriptors.RateLimits
+					one.Append(&item)
+					same(t, r, o.on(r), one)
 				}
 			}
 			for _, l := range r.limits {
@@ -75,13 +77,13 @@ func match(t *testing.T, r *rule, domain string) descriptors.Match {
 }
 
 // same checks that the checker's limits are those of the server.
-func same(t *testing.T, r *rule, s *proof.Setting, items []descriptors.RateLimit) {
+func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits) {
 	t.Helper()
-	if len(s.Limits) != len(items) {
-		t.Fatalf("%s: %d limits, the server has %d", r.text(), len(s.Limits), len(items))
+	if len(s.Limits) != limits.Len() {
+		t.Fatalf("%s: %d limits, the server has %d", r.text(), len(s.Limits), limits.Len())
 	}
 	for i, got := range s.Limits {
-		l := items[i].Limit
+		l := limits.At(i).Limit
 		want := proof.Limit{
 			Algorithm: proof.Algorithm(l.Algorithm.String()), Hits: int64(l.Hits), Window: proof.Micros(l.Window),
 			First: l.Align == engine.AlignFirst, CountRefused: l.CountRefused, Precision: int(l.Precision),

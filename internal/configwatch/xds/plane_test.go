@@ -233,8 +233,8 @@ func text(set *descriptors.Set) string {
 	for d := range set.Domains() {
 		word := d.Name
 		for _, r := range rules {
-			if strings.HasPrefix(r.Path, d.Name+".") && len(r.RateLimits) > 0 {
-				word += "=" + strconv.Itoa(int(r.RateLimits[0].RequestsPerUnit))
+			if strings.HasPrefix(r.Path, d.Name+".") && r.RateLimits.Len() > 0 {
+				word += "=" + strconv.Itoa(int(r.RateLimits.At(0).RequestsPerUnit))
 			}
 		}
 		words = append(words, word)
