@@ -181,7 +181,7 @@ type expect struct {
 	pattern   []bool // of each request: admitted
 	unlimited bool
 	step      *time.Duration
-	facts     [][2]string // of the last answer
+	values    [][2]string // of the last answer
 	headers   [][2]string
 }
 
@@ -213,7 +213,7 @@ func parseExpect(s string) (expect, error) {
 			}
 			e.step = &d
 		case "left", "retry", "reset", "wait", "metadata":
-			e.facts = append(e.facts, [2]string{word, fields[0]})
+			e.values = append(e.values, [2]string{word, fields[0]})
 		default:
 			return e, fmt.Errorf("unknown word %q", word)
 		}
@@ -275,7 +275,7 @@ func mark(ok bool) string {
 func (e *expect) checkWaits(answers []*rlsv3.RateLimitResponse) error {
 	for i, a := range answers {
 		want := time.Duration(i) * *e.step
-		if got := fact(a, "wait_ms"); got != want {
+		if got := metadataTime(a, "wait_ms"); got != want {
 			return fmt.Errorf("answer %d waits %v, want %v", i, got, want)
 		}
 	}
@@ -283,7 +283,7 @@ func (e *expect) checkWaits(answers []*rlsv3.RateLimitResponse) error {
 }
 
 func (e *expect) checkLast(a *rlsv3.RateLimitResponse) error {
-	for _, f := range e.facts {
+	for _, f := range e.values {
 		var got, want any
 		switch name, value := f[0], f[1]; name {
 		case "left":
@@ -296,7 +296,7 @@ func (e *expect) checkLast(a *rlsv3.RateLimitResponse) error {
 			if err != nil {
 				return err
 			}
-			got, want = fact(a, map[string]string{"retry": "retry_after_ms", "reset": "reset_after_ms", "wait": "wait_ms"}[name]), d
+			got, want = metadataTime(a, map[string]string{"retry": "retry_after_ms", "reset": "reset_after_ms", "wait": "wait_ms"}[name]), d
 		}
 		if got != want {
 			return fmt.Errorf("%s: got %v, want %v; the answer was %v", f[0], got, want, a)
@@ -310,8 +310,8 @@ func (e *expect) checkLast(a *rlsv3.RateLimitResponse) error {
 	return nil
 }
 
-// fact reads a duration that DECISION_METADATA adds to the first descriptor.
-func fact(a *rlsv3.RateLimitResponse, name string) time.Duration {
+// metadataTime reads a duration that DECISION_METADATA adds to the first descriptor.
+func metadataTime(a *rlsv3.RateLimitResponse, name string) time.Duration {
 	list := a.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
 	if len(list) == 0 {
 		return -1

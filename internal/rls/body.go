@@ -10,40 +10,40 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
-// Body is a template for the body of refusals: text with the fields {{rule}}, {{domain}}, {{limit}}, {{unit}},
+// Body is a template for the body of refusals: text with the placeholders {{rule}}, {{domain}}, {{limit}}, {{unit}},
 // {{remaining}} and {{retry_after}}. A template that begins with a brace is JSON: it is sent as application/json, and
-// values are escaped, so that text fields may be used inside its strings, and numbers outside of them too. Nothing that
+// values are escaped, so that those for text may be used inside its strings, and numbers outside of them too. Nothing that
 // an end user sends gets into the body.
 type Body struct {
 	parts []part
 	json  bool
 }
 
-// part is a piece of a template: literal text, and the field after it.
+// part is a piece of a template: literal text, and the placeholder after it.
 type part struct {
 	text string
-	then fact
+	then placeholder
 }
 
-// fact is a field of a template.
-type fact uint8
+// placeholder is what a template has in place of a value.
+type placeholder uint8
 
 const (
-	nothing       fact = iota
-	factRule           // name of the limit that refuses, or the path of its rule
-	factDomain         //
-	factLimit          // the number
-	factUnit           // of the number, in words: minute, or 5 minutes
-	factRemaining      // hits left; 0 for a refusal
-	factRetry          // seconds until the request would pass, at least 1
+	nothing              placeholder = iota
+	placeholderRule                  // name of the limit that refuses, or the path of its rule
+	placeholderDomain                //
+	placeholderLimit                 // the number
+	placeholderUnit                  // of the number, in words: minute, or 5 minutes
+	placeholderRemaining             // hits left; 0 for a refusal
+	placeholderRetry                 // seconds until the request would pass, at least 1
 )
 
-// facts returns the names of the facts in templates.
-func facts() []string {
+// placeholders returns how templates spell them.
+func placeholders() []string {
 	return []string{"", "rule", "domain", "limit", "unit", "remaining", "retry_after"}
 }
 
-// refusal is where the facts come from.
+// refusal is where the values of placeholders come from.
 type refusal struct {
 	domain []byte
 	status *limiter.Status
@@ -65,11 +65,11 @@ func ParseBody(template string) (*Body, error) {
 		if !closed {
 			return nil, fmt.Errorf("the field {{%.20s is not closed: write it as {{rule}}", after)
 		}
-		p := slices.Index(facts(), strings.TrimSpace(name))
+		p := slices.Index(placeholders(), strings.TrimSpace(name))
 		if p <= 0 {
-			return nil, fmt.Errorf("{{%s}} is no field: takes {{%s}}", name, strings.Join(facts()[1:], "}}, {{"))
+			return nil, fmt.Errorf("{{%s}} is no field: takes {{%s}}", name, strings.Join(placeholders()[1:], "}}, {{"))
 		}
-		t.parts = append(t.parts, part{text: text, then: fact(p)})
+		t.parts = append(t.parts, part{text: text, then: placeholder(p)})
 		rest = behind
 	}
 	if t.json {
@@ -98,9 +98,9 @@ func (t *Body) sample(number string) []byte {
 	for _, p := range t.parts {
 		b = append(b, p.text...)
 		switch p.then {
-		case factRule, factDomain, factUnit:
+		case placeholderRule, placeholderDomain, placeholderUnit:
 			b = append(b, "a text"...)
-		case factLimit, factRemaining, factRetry:
+		case placeholderLimit, placeholderRemaining, placeholderRetry:
 			b = append(b, number...)
 		case nothing:
 		}
@@ -122,32 +122,32 @@ func (t *Body) append(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	for _, p := range t.parts {
 		b = append(b, p.text...)
 		if t.json {
-			b = appendEscaped(b, x.fact(p.then))
+			b = appendEscaped(b, x.value(p.then))
 		} else {
-			b = append(b, x.fact(p.then)...)
+			b = append(b, x.value(p.then)...)
 		}
 	}
 	return shut(b, start)
 }
 
-// fact returns the value of p, as valid UTF-8.
-func (x *refusal) fact(p fact) string {
+// value returns what stands for p, as valid UTF-8.
+func (x *refusal) value(p placeholder) string {
 	switch p {
-	case factRule:
+	case placeholderRule:
 		return valid(x.status.RuleName())
-	case factDomain:
+	case placeholderDomain:
 		return valid(string(x.domain))
-	case factLimit:
+	case placeholderLimit:
 		if x.status.RateLimit != nil {
 			return strconv.FormatUint(uint64(x.status.RateLimit.RequestsPerUnit), 10)
 		}
-	case factUnit:
+	case placeholderUnit:
 		if x.status.RateLimit != nil {
 			return x.status.RateLimit.WindowText()
 		}
-	case factRemaining:
+	case placeholderRemaining:
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)
-	case factRetry:
+	case placeholderRetry:
 		return strconv.FormatInt(x.retry, 10)
 	case nothing:
 	}

@@ -64,11 +64,11 @@ func TestBody(t *testing.T) {
 	}{
 		{"a text", "Slow down.", "shop.user", "Slow down.", nil},
 		{
-			"every fact", "{{rule}} of {{domain}}: {{limit}} per {{ unit }}, {{remaining}} left, again in {{retry_after}} s", "shop.user",
+			"every placeholder", "{{rule}} of {{domain}}: {{limit}} per {{ unit }}, {{remaining}} left, again in {{retry_after}} s", "shop.user",
 			"shop.user of shop: 3 per 5 minutes, 0 left, again in 40 s", nil,
 		},
 		{"JSON", ` {"rule":"{{rule}}","limit":{{limit}},"in":{"retry_after":{{retry_after}}}}`, "shop.user", ` {"rule":"shop.user","limit":3,"in":{"retry_after":40}}`, []string{asJSON}},
-		{"JSON without facts", `{}`, "shop.user", `{}`, []string{asJSON}},
+		{"JSON without placeholders", `{}`, "shop.user", `{}`, []string{asJSON}},
 		{"what is escaped", `{"rule":"{{rule}}"}`, "shop.a_\"\\\n</script>\xff\x00\u2028", `{"rule":"shop.a_\"\\\n\u003c/script\u003e` + "\uFFFD" + `\u0000\u2028"}`, []string{asJSON}},
 		{"what is no JSON", "[{{rule}}]", `shop."`, `[shop."]`, nil},
 		{"a field at the start", "{{rule}} {", "r", "r {", nil},

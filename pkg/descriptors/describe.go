@@ -18,8 +18,8 @@ func (l RateLimit) String() string {
 	if l.Limit.Algorithm != engine.FixedWindow {
 		words = append(words, l.Limit.Algorithm.String())
 	}
-	for _, f := range limitFacts(&l.Limit) {
-		words = append(words, f.String())
+	for _, kv := range limitKeys(&l.Limit) {
+		words = append(words, kv.String())
 	}
 	return strings.Join(words, ", ")
 }
@@ -51,20 +51,20 @@ func (l RateLimit) WindowText() string {
 	return fmt.Sprintf("%d %ss", l.Multiplier, unit)
 }
 
-// fact is a key of the grammar and its value.
-type fact struct{ name, value string }
+// keyValue is a key of the grammar and its value.
+type keyValue struct{ key, value string }
 
-// String returns the fact in words.
-func (f fact) String() string {
-	name := strings.ReplaceAll(f.name, "_", " ")
-	if f.value == "true" {
-		return name
+// String returns the key and its value in words.
+func (kv keyValue) String() string {
+	key := strings.ReplaceAll(kv.key, "_", " ")
+	if kv.value == "true" {
+		return key
 	}
-	return name + " " + f.value
+	return key + " " + kv.value
 }
 
-// limitFacts returns the keys of a limit that do not have their default value, except number, window and algorithm.
-func limitFacts(l *engine.Limit) (out []fact) {
+// limitKeys returns the keys of a limit that do not have their default value, except number, window and algorithm.
+func limitKeys(l *engine.Limit) (out []keyValue) {
 	if l.Window == 0 { // of an unlimited rule
 		return nil
 	}
@@ -72,11 +72,11 @@ func limitFacts(l *engine.Limit) (out []fact) {
 		if !p.TakenBy(l.Algorithm) || p.Get(l) == p.Usual(l) {
 			continue
 		}
-		f := fact{p.String(), p.Text(l)}
+		kv := keyValue{p.String(), p.Text(l)}
 		if p.Kind() == engine.KindTime {
-			f.value = spanText(engine.Micros(p.Get(l)))
+			kv.value = spanText(engine.Micros(p.Get(l)))
 		}
-		out = append(out, f)
+		out = append(out, kv)
 	}
 	return out
 }
@@ -108,17 +108,17 @@ func SpanText(d time.Duration) string {
 // WaitText returns how long something still takes, as [SpanText] spells it, to the minute from an hour on, to the second from a
 // minute on, and to a tenth of a second from a second on. It is rounded up, so that nobody comes too early.
 func WaitText(d time.Duration) string {
-	unit := time.Millisecond
+	step := time.Millisecond
 	switch {
 	case d > time.Hour:
-		unit = time.Minute
+		step = time.Minute
 	case d > time.Minute:
-		unit = time.Second
+		step = time.Second
 	case d > time.Second:
-		unit = 100 * time.Millisecond
+		step = 100 * time.Millisecond
 	}
-	if rest := d % unit; rest > 0 {
-		d += unit - rest
+	if rest := d % step; rest > 0 {
+		d += step - rest
 	}
 	return SpanText(d)
 }
@@ -129,8 +129,8 @@ func (r *Rule) String() string { return r.text(RateLimit.String) }
 // text returns the rule in words, with its limits as item says them.
 func (r *Rule) text(item func(RateLimit) string) string {
 	words := []string{r.limitText(item)}
-	for _, f := range r.facts() {
-		words = append(words, f.String())
+	for _, kv := range r.keys() {
+		words = append(words, kv.String())
 	}
 	return strings.Join(words, ", ")
 }
@@ -146,9 +146,9 @@ func (r *Rule) limitText(item func(RateLimit) string) string {
 	return strings.Join(limits, " and ")
 }
 
-// facts returns the keys of a descriptor that do not have their default value.
-func (r *Rule) facts() (out []fact) {
-	add := func(k, value string) { out = append(out, fact{k, value}) }
+// keys returns the keys of a descriptor that do not have their default value.
+func (r *Rule) keys() (out []keyValue) {
+	add := func(k, value string) { out = append(out, keyValue{k, value}) }
 	if r.Holder != "" {
 		add(kwHolder, r.Holder)
 	}
@@ -190,12 +190,12 @@ func (r *Rule) AppendConfig(dst []byte) []byte {
 		if a := item.Limit.Algorithm; a != engine.FixedWindow {
 			dst = fmt.Appendf(dst, ", %s: %s", kwAlgorithm, a.String())
 		}
-		for _, f := range limitFacts(&item.Limit) {
-			dst = fmt.Appendf(dst, ", %s: %s", f.name, f.value)
+		for _, kv := range limitKeys(&item.Limit) {
+			dst = fmt.Appendf(dst, ", %s: %s", kv.key, kv.value)
 		}
-		for _, f := range r.facts() {
-			if f.name != kwShadowMode && f.name != kwQuotaMode {
-				dst = fmt.Appendf(dst, ", %s: %s", f.name, f.value)
+		for _, kv := range r.keys() {
+			if kv.key != kwShadowMode && kv.key != kwQuotaMode {
+				dst = fmt.Appendf(dst, ", %s: %s", kv.key, kv.value)
 			}
 		}
 		dst = append(dst, '\n')

@@ -27,7 +27,7 @@ func (r *Rule) changes(was *Rule) (out []string) {
 	if limit := r.limitChange(was); limit != "" {
 		out = append(out, limit)
 	}
-	out = append(out, factChanges(r.facts(), was.facts())...)
+	out = append(out, keyChanges(r.keys(), was.keys())...)
 	for i := range min(r.RateLimits.Len(), was.RateLimits.Len()) {
 		now, before := r.RateLimits.At(i), was.RateLimits.At(i)
 		if now.Name != before.Name {
@@ -59,26 +59,26 @@ func (r *Rule) limitChange(was *Rule) string {
 	return before + " → " + now
 }
 
-// factChanges compares two lists of facts. Each name occurs at most once in a list.
-func factChanges(now, before []fact) (out []string) {
-	value := func(facts []fact, name string) (string, bool) {
-		i := slices.IndexFunc(facts, func(f fact) bool { return f.name == name })
+// keyChanges compares two lists of keys. Each key occurs at most once in a list.
+func keyChanges(now, before []keyValue) (out []string) {
+	value := func(list []keyValue, key string) (string, bool) {
+		i := slices.IndexFunc(list, func(kv keyValue) bool { return kv.key == key })
 		if i < 0 {
 			return "", false
 		}
-		return facts[i].value, true
+		return list[i].value, true
 	}
-	for _, f := range now {
-		switch was, there := value(before, f.name); {
+	for _, kv := range now {
+		switch was, there := value(before, kv.key); {
 		case !there:
-			out = append(out, fmt.Sprintf("now with %s %s", f.name, f.value))
-		case was != f.value:
-			out = append(out, fmt.Sprintf("%s %s→%s", f.name, was, f.value))
+			out = append(out, fmt.Sprintf("now with %s %s", kv.key, kv.value))
+		case was != kv.value:
+			out = append(out, fmt.Sprintf("%s %s→%s", kv.key, was, kv.value))
 		}
 	}
-	for _, f := range before {
-		if _, there := value(now, f.name); !there {
-			out = append(out, fmt.Sprintf("without %s %s", f.name, f.value))
+	for _, kv := range before {
+		if _, there := value(now, kv.key); !there {
+			out = append(out, fmt.Sprintf("without %s %s", kv.key, kv.value))
 		}
 	}
 	return out

@@ -111,11 +111,11 @@ func (c *trace) do(op backend.Op) engine.Decision {
 	return ops[0].Decision
 }
 
-// is fails the test unless a fact is what it should be.
-func is[T comparable](c *trace, fact string, got, want T) {
+// is fails the test unless a value is what it should be.
+func is[T comparable](c *trace, what string, got, want T) {
 	c.Helper()
 	if got != want {
-		c.Fatalf("%s is %v, want %v, %v after the start", fact, got, want, time.Duration(c.p.now-start)*time.Microsecond)
+		c.Fatalf("%s is %v, want %v, %v after the start", what, got, want, time.Duration(c.p.now-start)*time.Microsecond)
 	}
 }
 
