@@ -94,7 +94,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			refused++
 		}
-		a := verdict{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
+		a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
 		p.printf("%s", a.text())
 	}
 	if f.repeat > 1 {
@@ -210,35 +210,35 @@ func ruleText(fields map[string]*structpb.Value) string {
 	return fmt.Sprintf("rule %s at %s:%.0f", fields["rule"].GetStringValue(), fields["file"].GetStringValue(), fields["line"].GetNumberValue())
 }
 
-// verdict is an answer and what else is known about it.
-type verdict struct {
+// callOutput is an answer and what else is known about it.
+type callOutput struct {
 	request *rlsv3.RateLimitRequest
 	answer  *rlsv3.RateLimitResponse
 	rules   []string
 }
 
-// text returns the verdict for people: a line for the whole, one for each descriptor, one for each header, and the
+// text returns it for people: a line for the whole, one for each descriptor, one for each header, and the
 // body.
-func (v *verdict) text() string {
+func (o *callOutput) text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", v.answer.GetOverallCode())
-	for i, s := range v.answer.GetStatuses() {
-		if i >= len(v.request.GetDescriptors()) {
+	fmt.Fprintf(&b, "%s\n", o.answer.GetOverallCode())
+	for i, s := range o.answer.GetStatuses() {
+		if i >= len(o.request.GetDescriptors()) {
 			break
 		}
-		fmt.Fprintf(&b, "  %s: %s", entriesText(v.request.GetDescriptors()[i]), statusText(s))
-		if v.rules[i] != "" {
-			fmt.Fprintf(&b, " (%s)", v.rules[i])
+		fmt.Fprintf(&b, "  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
+		if o.rules[i] != "" {
+			fmt.Fprintf(&b, " (%s)", o.rules[i])
 		}
 		b.WriteByte('\n')
 	}
-	for _, h := range v.answer.GetResponseHeadersToAdd() {
+	for _, h := range o.answer.GetResponseHeadersToAdd() {
 		fmt.Fprintf(&b, "  header %s: %s\n", h.GetKey(), h.GetValue())
 	}
-	for _, h := range v.answer.GetRequestHeadersToAdd() {
+	for _, h := range o.answer.GetRequestHeadersToAdd() {
 		fmt.Fprintf(&b, "  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
 	}
-	if body := v.answer.GetRawBody(); len(body) > 0 {
+	if body := o.answer.GetRawBody(); len(body) > 0 {
 		fmt.Fprintf(&b, "  body %s\n", body)
 	}
 	return b.String()

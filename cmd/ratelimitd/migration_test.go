@@ -170,19 +170,19 @@ func TestMigrationTable(t *testing.T) {
 		t.Errorf("the document has %d rows, this test %d", len(rows), len(changes))
 	}
 	type played struct {
-		change, verdict string
+		change, outcome string
 		domain, renamed string
 	}
 	var all []played
 	var before, after strings.Builder
 	for _, row := range rows {
 		cells := strings.Split(row, " | ")
-		change, verdict := strings.TrimPrefix(cells[0], "| "), cells[1]
+		change, outcome := strings.TrimPrefix(cells[0], "| "), cells[1]
 		if len(changes[change]) == 0 {
 			t.Errorf("this test does not play %s", change)
 		}
 		for _, c := range changes[change] {
-			p := played{change, verdict, fmt.Sprint("d", len(all)), fmt.Sprint("d", len(all))}
+			p := played{change, outcome, fmt.Sprint("d", len(all)), fmt.Sprint("d", len(all))}
 			if c.after == "domain" {
 				c.after, p.renamed = c.before, "other"
 			}
@@ -212,8 +212,8 @@ func TestMigrationTable(t *testing.T) {
 	for _, p := range all {
 		s := ask(d, p.renamed, 1)
 		fresh := s.GetLimitRemaining() == s.GetCurrentLimit().GetRequestsPerUnit()-1
-		if want := strings.HasPrefix(p.verdict, "start anew"); fresh != want || !want && !strings.HasPrefix(p.verdict, "go on") {
-			t.Errorf("%s in %s: the document says %q; %d are left of %d", p.change, p.domain, p.verdict, s.GetLimitRemaining(), s.GetCurrentLimit().GetRequestsPerUnit())
+		if want := strings.HasPrefix(p.outcome, "start anew"); fresh != want || !want && !strings.HasPrefix(p.outcome, "go on") {
+			t.Errorf("%s in %s: the document says %q; %d are left of %d", p.change, p.domain, p.outcome, s.GetLimitRemaining(), s.GetCurrentLimit().GetRequestsPerUnit())
 		}
 	}
 }

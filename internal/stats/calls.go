@@ -20,23 +20,23 @@ const (
 	maxMethods = 100              // gRPC methods with counts of their own; any beyond that are counted as Other
 )
 
-// unit is the unit in which response times are counted.
-type unit struct {
-	perSecond    float64 // units per second
-	milliseconds float64 // milliseconds per unit
+// scale is what response times are counted in.
+type scale struct {
+	perSecond    float64 // how many make a second
+	milliseconds float64 // that one is
 	firstFine    int     // index of the first native bucket, which ends at a microsecond
 }
 
-func inSeconds() unit { return unit{1, 1000, -20 * perDouble} }
+func inSeconds() scale { return scale{1, 1000, -20 * perDouble} }
 
-func inMilliseconds() unit { return unit{1000, 1, -10 * perDouble} }
+func inMilliseconds() scale { return scale{1000, 1, -10 * perDouble} }
 
 // calls counts the calls of one gRPC method and the time that they took.
 //
 // Both kinds of buckets are counted at once. As times grow, the index of the native bucket and that of the classic
 // bucket never decrease, so their sum determines both. That sum is the index of the cell in which a call is counted.
 type calls struct {
-	unit   unit
+	scale  scale
 	edges  [perDouble]uint64 // mantissas of 2^(0/8), 2^(1/8) and so on, at which native buckets end within a doubling
 	stripe [stripes]stripe
 }
@@ -54,8 +54,8 @@ type stripe struct {
 	_     [64]byte
 }
 
-func newCalls(u unit) *calls {
-	c := &calls{unit: u}
+func newCalls(s scale) *calls {
+	c := &calls{scale: s}
 	for i := range c.edges {
 		c.edges[i] = mantissa(math.Exp2(float64(i) / perDouble))
 	}
@@ -76,7 +76,7 @@ func (r *Registry) ObserveCall(method string, seconds float64) {
 		seconds = 0
 	}
 	stripe := &c.stripe[rand.Uint32()%stripes]
-	v := seconds * c.unit.perSecond
+	v := seconds * c.scale.perSecond
 	stripe.cell[c.fine(v)+coarse(v)].Add(1)
 	stripe.nanos.Add(uint64(min(seconds, 1e9) * 1e9))
 }
@@ -93,7 +93,7 @@ func (r *Registry) addMethod(method string) *calls {
 		return c
 	}
 	more := maps.Clone(known)
-	more[method] = newCalls(r.unit)
+	more[method] = newCalls(r.scale)
 	r.calls.Store(&more)
 	return more[method]
 }
@@ -111,7 +111,7 @@ func (c *calls) fine(v float64) int {
 		}
 		i++
 	}
-	return min(max(i-c.unit.firstFine, 0), fines-1)
+	return min(max(i-c.scale.firstFine, 0), fines-1)
 }
 
 // coarse returns the index of the classic bucket of v.
@@ -147,7 +147,7 @@ func (c *calls) count() (n uint64) {
 func (c *calls) histogram() *dto.Histogram {
 	cell, nanos := c.read()
 	h := &dto.Histogram{
-		SampleSum:     new(float64(nanos) / 1e9 * c.unit.perSecond),
+		SampleSum:     new(float64(nanos) / 1e9 * c.scale.perSecond),
 		Schema:        new(int32(schema)),
 		ZeroThreshold: new(float64(prometheus.DefNativeHistogramZeroThreshold)),
 		ZeroCount:     new(uint64(0)),
@@ -166,7 +166,7 @@ func (c *calls) histogram() *dto.Histogram {
 		fine[next-classic] += cell[next]
 	}
 	h.SampleCount = new(count)
-	addSpans(h, fine[:], c.unit.firstFine)
+	addSpans(h, fine[:], c.scale.firstFine)
 	return h
 }
 
@@ -176,7 +176,7 @@ func (c *calls) end(i int) int {
 	return c.fine(math.Nextafter(bound, 2*bound)) + i + 1
 }
 
-// ends returns where each cell begins and ends, in the unit of c. Each of these is a bound of a native or of a classic
+// ends returns where each cell begins and ends, on the scale of c. Each of these is a bound of a native or of a classic
 // bucket, so the two ends of a cell are at most 9 % apart.
 func (c *calls) ends() (from, to [cells]float64) {
 	i := 0
@@ -184,7 +184,7 @@ func (c *calls) ends() (from, to [cells]float64) {
 		for i < classic && j >= c.end(i) {
 			i++
 		}
-		fine := j - i + c.unit.firstFine
+		fine := j - i + c.scale.firstFine
 		from[j], to[j] = math.Exp2(float64(fine-1)/perDouble), math.Exp2(float64(fine)/perDouble)
 		if i > 0 {
 			from[j] = max(from[j], prometheus.DefBuckets[i-1])

@@ -118,17 +118,17 @@ func (t *tally) observe(r *Row, name string, c *calls) {
 	if !ok || !t.alive(d, id, float64(c.count())) {
 		return
 	}
-	unit := scaled(d, c.unit.milliseconds) // mappings expect milliseconds, as statsd does
+	factor := scaled(d, c.scale.milliseconds) // mappings expect milliseconds, as statsd does
 	switch cmp.Or(d.mapping.ObserverType, t.mapper.Defaults.ObserverType) {
 	case mapper.ObserverTypeHistogram:
-		t.histograms[id] = c.mappedHistogram(d.buckets(&t.mapper), unit)
+		t.histograms[id] = c.mappedHistogram(d.buckets(&t.mapper), factor)
 	case mapper.ObserverTypeSummary, mapper.ObserverTypeDefault:
 		w, ok := t.windows[c]
 		if !ok {
 			w = new(window)
 			t.windows[c] = w
 		}
-		t.summaries[id] = w.summary(c, d.summary(&t.mapper), unit, t.now)
+		t.summaries[id] = w.summary(c, d.summary(&t.mapper), factor, t.now)
 	}
 }
 
@@ -229,17 +229,17 @@ func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
 	return o
 }
 
-// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by unit. Each cell is counted in
+// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by factor. Each cell is counted in
 // the first bucket that contains all of it, which is exact if the bounds are among those of c's own buckets.
-func (c *calls) mappedHistogram(bounds []float64, unit float64) *dto.Histogram {
+func (c *calls) mappedHistogram(bounds []float64, factor float64) *dto.Histogram {
 	const rounding = 1 + 1e-9 // the error of multiplying back and forth
 	cell, nanos := c.read()
 	_, to := c.ends()
 	count := uint64(0)
-	h := &dto.Histogram{SampleSum: new(float64(nanos) / 1e9 * c.unit.perSecond * unit)}
+	h := &dto.Histogram{SampleSum: new(float64(nanos) / 1e9 * c.scale.perSecond * factor)}
 	next := 0
 	for _, bound := range slices.Sorted(slices.Values(bounds)) {
-		for next < cells && to[next]*unit <= bound*rounding {
+		for next < cells && to[next]*factor <= bound*rounding {
 			count += cell[next]
 			next++
 		}
@@ -260,8 +260,8 @@ type window struct {
 	cell [][cells]uint64
 }
 
-// summary returns the quantiles of the calls since the beginning of the window, as c's values multiplied by unit.
-func (w *window) summary(c *calls, o mapper.SummaryOptions, unit float64, now time.Time) *dto.Summary {
+// summary returns the quantiles of the calls since the beginning of the window, as c's values multiplied by factor.
+func (w *window) summary(c *calls, o mapper.SummaryOptions, factor float64, now time.Time) *dto.Summary {
 	cell, nanos := c.read()
 	if n := len(w.at); n == 0 || now.Sub(w.at[n-1]) >= o.MaxAge/time.Duration(o.AgeBuckets) {
 		if n == 0 {
@@ -279,14 +279,14 @@ func (w *window) summary(c *calls, o mapper.SummaryOptions, unit float64, now ti
 		all += cell[i]
 		recent += fresh[i]
 	}
-	s := &dto.Summary{SampleCount: new(all), SampleSum: new(float64(nanos) / 1e9 * c.unit.perSecond * unit)}
+	s := &dto.Summary{SampleCount: new(all), SampleSum: new(float64(nanos) / 1e9 * c.scale.perSecond * factor)}
 	from, to := c.ends()
 	for _, q := range o.Quantiles {
 		v := math.NaN()
 		rank := uint64(math.Ceil(q.Quantile * float64(recent)))
 		for i, n := uint64(0), uint64(0); i < cells && recent > 0; i++ {
 			if n += fresh[i]; n >= max(rank, 1) {
-				v = (from[i] + to[i]) / 2 * unit
+				v = (from[i] + to[i]) / 2 * factor
 				break
 			}
 		}

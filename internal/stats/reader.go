@@ -129,6 +129,6 @@ func (d *Reader) readCalls(method string, c *calls) {
 	from, to := c.ends()
 	name := d.registry.rows[ResponseTime].named(method)
 	for i, n := range spread(fresh[:], maxTimings) {
-		d.rest = append(d.rest, Sample{Kind: Timing, Name: name, Value: (from[i] + to[i]) / 2 * c.unit.milliseconds, N: n})
+		d.rest = append(d.rest, Sample{Kind: Timing, Name: name, Value: (from[i] + to[i]) / 2 * c.scale.milliseconds, N: n})
 	}
 }

@@ -52,7 +52,7 @@ type Rule struct {
 
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.
 type Registry struct {
-	unit       unit // of the response times
+	scale      scale // of the response times
 	rows       *[metricCount]Row
 	mu         sync.RWMutex
 	rules      map[Key]*Rule
@@ -73,9 +73,9 @@ func New() *Registry { return newRegistry(inSeconds()) }
 // PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true.
 func NewMilliseconds() *Registry { return newRegistry(inMilliseconds()) }
 
-func newRegistry(u unit) *Registry {
+func newRegistry(s scale) *Registry {
 	r := &Registry{
-		unit:       u,
+		scale:      s,
 		rows:       rows(),
 		rules:      make(map[Key]*Rule),
 		counters:   make(map[string]*series[*Counter]),

@@ -46,14 +46,14 @@ func (p *played) report(w io.Writer, sum *tally) {
 	if p.deadly {
 		sum.deadly++
 	}
-	verdict := "ok"
+	outcome := "ok"
 	switch {
 	case sum.found > before:
-		verdict = fmt.Sprintf("%d findings; again with make exact SEED=%d", sum.found-before, p.seed)
+		outcome = fmt.Sprintf("%d findings; again with make exact SEED=%d", sum.found-before, p.seed)
 	case p.jumped < -1000 || p.jumped > 1000:
-		verdict = fmt.Sprintf("proves nothing, the clock was set by %d µs", p.jumped)
+		outcome = fmt.Sprintf("proves nothing, the clock was set by %d µs", p.jumped)
 	}
-	fmt.Fprintf(w, "%s: %s\n", p.campaign, verdict)
+	fmt.Fprintf(w, "%s: %s\n", p.campaign, outcome)
 }
 
 // add adds the round's calls.
