@@ -163,7 +163,7 @@ func (s *script) run() []string {
 		s.penalty()
 		return nil
 	case "at":
-		return []string{s.call(s.time())}
+		return []string{s.operation(s.time())}
 	case "from":
 		return []string{s.row()}
 	default:
@@ -298,8 +298,8 @@ func (s *script) penalty() {
 	s.counter.penalty = p
 }
 
-// call reads and makes a call, and puts the answer in words.
-func (s *script) call(now engine.Micros) string {
+// operation reads an operation and carries it out, and puts the answer in words.
+func (s *script) operation(now engine.Micros) string {
 	verb := s.next()
 	if verb == "reset" {
 		return answer(verb, engine.Take{Count: 1}, s.counter.reset(now, s.accept("force")), s.zone())

@@ -27,8 +27,8 @@ type traffic struct {
 	refused  bool // every request is over its limit
 	redis    bool // counters are in Redis
 
-	calls  float64 // maximum number of scripts that Redis runs per request; 0 means any number
-	second float64 // and maximum number per second, after the first few
+	scripts float64 // maximum number of scripts that Redis runs per request; 0 means any number
+	second  float64 // and maximum number per second, after the first few
 }
 
 // traffics are the kinds of load. Except for the last, their rules are never exhausted.
@@ -40,8 +40,8 @@ func traffics() []traffic {
 		{name: "one key over its limit", template: "banned=hot", keys: 1, refused: true},
 		{name: "Redis, 100,000 fixed windows", template: "user=u%d", keys: 100_000, redis: true},
 		{name: "Redis, 100,000 token buckets", template: "bucket=b%d", keys: 100_000, redis: true},
-		{name: "Redis, one fixed window", template: "user=hot", keys: 1, redis: true, calls: .01},
-		{name: "Redis, one token bucket", template: "bucket=hot", keys: 1, redis: true, calls: .01},
+		{name: "Redis, one fixed window", template: "user=hot", keys: 1, redis: true, scripts: .01},
+		{name: "Redis, one token bucket", template: "bucket=hot", keys: 1, redis: true, scripts: .01},
 		{name: "Redis, one key over its limit", template: "spent=hot", keys: 1, redis: true, refused: true, second: 1},
 	}
 }
@@ -192,7 +192,7 @@ type result struct {
 	idleCPU, serverCPU   []float64 // µs per request
 	idleRate, serverRate []float64 // requests per second
 	redisCPU             []float64 // µs of Redis per request
-	calls                []float64 // of scripts per 100 requests
+	scripts              []float64 // of scripts per 100 requests
 	ratios               []float64 // of the CPU times, one per round
 }
 
@@ -200,7 +200,7 @@ func (r *result) add(idle, server sample) {
 	r.idleCPU = append(r.idleCPU, idle.CPU)
 	r.serverCPU = append(r.serverCPU, server.CPU)
 	r.redisCPU = append(r.redisCPU, server.Redis)
-	r.calls = append(r.calls, 100*server.Calls/server.Rate)
+	r.scripts = append(r.scripts, 100*server.Scripts/server.Rate)
 	r.idleRate = append(r.idleRate, idle.Rate)
 	r.serverRate = append(r.serverRate, server.Rate)
 	r.ratios = append(r.ratios, server.CPU/idle.CPU)
@@ -212,13 +212,13 @@ func printTable(w io.Writer, kinds []traffic, results []result) error {
 	fmt.Fprintln(t, "traffic\tidle req/s\tidle µs/req\tratelimitd req/s\tratelimitd µs/req\tCPU ratio\tfrom\tto\tRedis µs/req\tcalls/100 req\t")
 	for i, kind := range kinds {
 		r := results[i]
-		redis, calls := "–", "–"
+		redis, scripts := "–", "–"
 		if kind.redis {
-			redis, calls = fmt.Sprintf("%.1f", median(r.redisCPU)), fmt.Sprintf("%.2f", median(r.calls))
+			redis, scripts = fmt.Sprintf("%.1f", median(r.redisCPU)), fmt.Sprintf("%.2f", median(r.scripts))
 		}
 		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.0f\t%.1f\t%.2f\t%.2f\t%.2f\t%s\t%s\t\n", kind.name,
 			median(r.idleRate), median(r.idleCPU), median(r.serverRate), median(r.serverCPU),
-			median(r.ratios), slices.Min(r.ratios), slices.Max(r.ratios), redis, calls)
+			median(r.ratios), slices.Min(r.ratios), slices.Max(r.ratios), redis, scripts)
 	}
 	return t.Flush()
 }

@@ -144,7 +144,7 @@ type sample struct {
 	Rate     float64 `json:"rps"`
 	CPU      float64 `json:"cpu_us_per_req_server"`
 	Redis    float64 `json:"cpu_us_per_req_redis"`
-	Calls    float64 `json:"-"` // scripts that Redis ran, per second
+	Scripts  float64 `json:"-"` // scripts that Redis ran, per second
 	Seconds  float64 `json:"-"` // the time over which this was measured
 }
 
@@ -174,7 +174,7 @@ func (c config) load(ctx context.Context, kind traffic, w watched) (sample, erro
 		return sample{}, err
 	}
 	took := time.Since(begin).Seconds()
-	s := sample{Calls: float64(after-before) / took, Seconds: took}
+	s := sample{Scripts: float64(after-before) / took, Seconds: took}
 	if err := json.Unmarshal(out, &s); err != nil {
 		return sample{}, fmt.Errorf("reading what %s printed: %w: %q", c.loadgen, err, out)
 	}
@@ -202,14 +202,14 @@ func (w watched) scripts(ctx context.Context) (sum int64, err error) {
 		return 0, err
 	}
 	for _, line := range strings.Split(string(stats), "\r\n") {
-		var calls int64
+		var scripts int64
 		if strings.HasPrefix(line, "cmdstat_eval:") || strings.HasPrefix(line, "cmdstat_evalsha:") {
 			_, rest, _ := strings.Cut(line, "calls=")
-			if _, err := fmt.Sscan(strings.SplitN(rest, ",", 2)[0], &calls); err != nil {
+			if _, err := fmt.Sscan(strings.SplitN(rest, ",", 2)[0], &scripts); err != nil {
 				return 0, fmt.Errorf("reading what Redis says of its commands: %w: %q", err, line)
 			}
 		}
-		sum += calls
+		sum += scripts
 	}
 	return sum, nil
 }
@@ -223,13 +223,13 @@ func (s sample) check(kind traffic) error {
 	if kind.refused && kind.second == 0 && s.OK > 0 || s.OK > 1 && kind.refused {
 		return fmt.Errorf("%d requests passed that are over their limit", s.OK)
 	}
-	if kind.calls > 0 && s.Calls > kind.calls*s.Rate {
-		return fmt.Errorf("it took Redis %.0f scripts for %.0f requests a second", s.Calls, s.Rate)
+	if kind.scripts > 0 && s.Scripts > kind.scripts*s.Rate {
+		return fmt.Errorf("it took Redis %.0f scripts for %.0f requests a second", s.Scripts, s.Rate)
 	}
-	if kind.second > 0 && s.Calls*s.Seconds > kind.second*s.Seconds+firstScripts {
-		return fmt.Errorf("it took Redis %.1f scripts a second", s.Calls)
+	if kind.second > 0 && s.Scripts*s.Seconds > kind.second*s.Seconds+firstScripts {
+		return fmt.Errorf("it took Redis %.1f scripts a second", s.Scripts)
 	}
-	if kind.redis && kind.calls == 0 && kind.second == 0 && s.Redis <= 0 {
+	if kind.redis && kind.scripts == 0 && kind.second == 0 && s.Redis <= 0 {
 		return errors.New("it used no processor time of Redis")
 	}
 	if !kind.refused && s.Over > 0 {

@@ -42,7 +42,7 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 				g.twins = nil
 			}
 			if rapid.IntRange(0, 9).Draw(t, "go on") > 0 { // otherwise rapid has shrunk the call away
-				g.call(t)
+				g.turn(t)
 			}
 		}
 	})
@@ -112,8 +112,8 @@ type sequence struct {
 	windows []int64 // the windows of the decisions so far
 }
 
-// call moves the clock and makes one call, mostly with one op.
-func (g *sequence) call(t *rapid.T) {
+// turn moves the clock and makes one call, mostly with one op.
+func (g *sequence) turn(t *rapid.T) {
 	limits := rapid.SampledFrom(g.limits).Draw(t, "limits")
 	g.move(enginetest.Later(limits).Draw(t, "later"))
 	if rapid.IntRange(0, 30).Draw(t, "pause") == 30 {

@@ -41,7 +41,7 @@ type Backend struct {
 	dialer  *remote.Dialer
 	fleet   atomic.Pointer[fleet]
 	unknown atomic.Pointer[remote.Error] // why there is no fleet yet
-	calls   atomic.Int64                 // of Apply, under way
+	waiting atomic.Int64                 // calls of Apply under way
 
 	counting sync.Mutex // guards active, and keeps reports of it in order
 	active   int
@@ -100,8 +100,8 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	}
 	begun := time.Now()
 	budget, enough := remote.Budget(ctx, begun, b.config.OpTimeout)
-	defer b.calls.Add(-1)
-	full := b.calls.Add(1) > maxCalls
+	defer b.waiting.Add(-1)
+	full := b.waiting.Add(1) > maxCalls
 	f := b.fleet.Load()
 	switch {
 	case !enough:
@@ -111,10 +111,10 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	case f == nil:
 		refuse(ops, b.unknown.Load())
 	default:
-		c := &call{backend: b, ops: ops, ends: begun.Add(budget), budget: budget}
-		c.plan(f)
-		c.send(ctx)
-		c.await(ctx)
+		out := &fanout{backend: b, ops: ops, ends: begun.Add(budget), budget: budget}
+		out.plan(f)
+		out.send(ctx)
+		out.await(ctx)
 	}
 }
 

@@ -35,7 +35,7 @@ func Start(tb testing.TB, args ...string) *Server {
 	if os.Getuid() == 0 {
 		args = append(args, "-u", "root")
 	}
-	ready := answers
+	ready := listens
 	if slices.Contains(args, "-Z") {
 		ready = connects
 	}
@@ -48,9 +48,9 @@ func Start(tb testing.TB, args ...string) *Server {
 	})}
 }
 
-// answers reports whether the process takes connections, and is the one that answers: somebody else may have taken the
+// listens reports whether the process takes connections, and is the one that answers: somebody else may have taken the
 // port, in which case the process will say so and end.
-func answers(s *proctest.Server) bool {
+func listens(s *proctest.Server) bool {
 	stats, err := say(s.Addr(), "stats", patience)
 	return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.PID()))
 }

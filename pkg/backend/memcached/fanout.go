@@ -10,8 +10,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// call is one call of Apply.
-type call struct {
+// fanout is one call of Apply, whose ops go out over several connections at once.
+type fanout struct {
 	backend *Backend
 	ops     []backend.Op
 	items   []item
@@ -20,7 +20,7 @@ type call struct {
 	budget  time.Duration
 }
 
-// lane is the items that go over one connection, one after the other. All items of a call on one key are in one lane.
+// lane is the items that go over one connection, one after the other. All items of a fanout on one key are in one lane.
 type lane struct {
 	server *server
 	items  []*item
@@ -31,29 +31,29 @@ type lane struct {
 }
 
 // plan turns ops into items and assigns them to lanes. Looks share the first lane of their server, takes are spread.
-func (c *call) plan(f *fleet) {
-	b := c.backend
+func (f *fanout) plan(to *fleet) {
+	b := f.backend
 	now := b.config.Now()
-	c.items = make([]item, 0, len(c.ops))
-	for i := range c.ops {
-		op := &c.ops[i]
+	f.items = make([]item, 0, len(f.ops))
+	for i := range f.ops {
+		op := &f.ops[i]
 		op.Decision, op.Err = engine.Decision{}, nil
 		if e := b.fits(op); e != nil {
 			op.Err = e
 			continue
 		}
-		c.items = c.items[:len(c.items)+1]
-		it := &c.items[len(c.items)-1]
+		f.items = f.items[:len(f.items)+1]
+		it := &f.items[len(f.items)-1]
 		b.set(it, i, op, now)
-		c.put(it, f.servers[shard(it.key, len(f.servers))])
+		f.put(it, to.servers[shard(it.key, len(to.servers))])
 	}
 }
 
 // put assigns it to a lane.
-func (c *call) put(it *item, s *server) {
+func (f *fanout) put(it *item, s *server) {
 	var first, shortest *lane
 	lanes := 0
-	for _, l := range c.lanes {
+	for _, l := range f.lanes {
 		if l.server != s {
 			continue
 		}
@@ -76,16 +76,16 @@ func (c *call) put(it *item, s *server) {
 	case first != nil && it.looks():
 		to = first
 	case lanes < maxLanes:
-		to = &lane{server: s, budget: c.budget, done: make(chan struct{})}
-		c.lanes = append(c.lanes, to)
+		to = &lane{server: s, budget: f.budget, done: make(chan struct{})}
+		f.lanes = append(f.lanes, to)
 	}
 	to.items = append(to.items, it)
 }
 
 // send gives each lane a connection. A lane that gets none in time sends nothing.
-func (c *call) send(ctx context.Context) {
-	for _, l := range c.lanes {
-		link, trial, e := l.server.acquire(ctx, time.Until(c.ends))
+func (f *fanout) send(ctx context.Context) {
+	for _, l := range f.lanes {
+		link, trial, e := l.server.acquire(ctx, time.Until(f.ends))
 		l.trial = trial
 		if e != nil {
 			l.fail(l.items, e)
@@ -97,11 +97,11 @@ func (c *call) send(ctx context.Context) {
 }
 
 // await waits for the lanes as long as the caller can, and fills in the results of the ops.
-func (c *call) await(ctx context.Context) {
-	enough := time.NewTimer(time.Until(c.ends))
+func (f *fanout) await(ctx context.Context) {
+	enough := time.NewTimer(time.Until(f.ends))
 	defer enough.Stop()
 	late := false
-	for _, l := range c.lanes {
+	for _, l := range f.lanes {
 		if !late {
 			select {
 			case <-l.done:
@@ -115,16 +115,16 @@ func (c *call) await(ctx context.Context) {
 		select {
 		case <-l.done:
 			for _, it := range l.items {
-				c.ops[it.at].Decision = it.result
+				f.ops[it.at].Decision = it.result
 				if it.err != nil {
-					c.ops[it.at].Decision, c.ops[it.at].Err = engine.Decision{}, it.err
+					f.ops[it.at].Decision, f.ops[it.at].Err = engine.Decision{}, it.err
 				}
 			}
 		default:
 			l.left.Store(ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded)
 			e := store.Unanswered(l.server.name)
 			for _, it := range l.items {
-				c.ops[it.at].Err = e
+				f.ops[it.at].Err = e
 			}
 		}
 	}
