@@ -125,7 +125,7 @@ func (o *memcachedObserver) observer() remote.Observer {
 }
 
 func (o *memcachedObserver) batch(b remote.Batch) {
-	if attrs, due := o.storeObserver.batch(b); due {
+	if attrs, ok := o.storeObserver.batch(b); ok {
 		o.log.Warn("operations in memcached failed", attrs...)
 	}
 }
@@ -143,8 +143,8 @@ func (o *memcachedObserver) event(e remote.Event) {
 	if e.Kind == remote.EventConnectFailed || e.Kind == memcached.EventLookupFailed {
 		o.health.ConnectFailed(e.Err)
 	}
-	attrs, due := o.storeObserver.event(e)
-	if !due {
+	attrs, ok := o.storeObserver.event(e)
+	if !ok {
 		return
 	}
 	switch e.Kind {

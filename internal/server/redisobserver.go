@@ -29,7 +29,7 @@ func (o redisObserver) observer() remote.Observer {
 }
 
 func (o redisObserver) batch(b remote.Batch) {
-	if attrs, due := o.storeObserver.batch(b); due {
+	if attrs, ok := o.storeObserver.batch(b); ok {
 		o.log.Warn("operations in redis failed", attrs...)
 	}
 }
@@ -40,7 +40,7 @@ func (o redisObserver) evicted(node string, keys int64) {
 		return
 	}
 	o.registry.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
-	if omitted, due := o.due("evicted " + node); due {
+	if omitted, ok := o.throttle.Allow("evicted " + node); ok {
 		o.log.Warn("redis has thrown out keys for want of memory: a counter among them begins anew", "node", node, "keys", keys, "omitted", omitted)
 	}
 }
@@ -56,8 +56,8 @@ func (o redisObserver) event(e remote.Event) {
 		o.health.Permitted(e.Node)
 	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
 	}
-	attrs, due := o.storeObserver.event(e)
-	if !due {
+	attrs, ok := o.storeObserver.event(e)
+	if !ok {
 		return
 	}
 	if i := slices.Index(attrs, any("detail")); i >= 0 && (e.Kind == redis.EventDenied || e.Kind == redis.EventLimited) {

@@ -72,8 +72,8 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	if rule == "" {
 		rule = "__override__" // as in metrics: a limit that the request brought along, where no rule matched
 	}
-	omitted, due := l.slots[maphash.String(l.seed, rule)%sampleSlots].due(l.now())
-	if !due {
+	omitted, ok := l.slots[maphash.String(l.seed, rule)%sampleSlots].sample(l.now())
+	if !ok {
 		return
 	}
 	attrs := []slog.Attr{
@@ -91,8 +91,8 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	l.log.LogAttrs(context.Background(), slog.LevelWarn, "a request was refused", attrs...)
 }
 
-// due reports whether a refusal at now is to be logged, and how many have been omitted since the last one that was.
-func (s *sampleSlot) due(now time.Time) (omitted uint64, due bool) {
+// sample reports whether a refusal at now is to be logged, and how many have been omitted since the last one that was.
+func (s *sampleSlot) sample(now time.Time) (omitted uint64, ok bool) {
 	if second := now.Unix(); s.second.Load() != second && s.second.Swap(second) != second {
 		s.refused.Store(0)
 	}

@@ -15,12 +15,13 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// sayAgain is how long the log does not repeat what it has said.
-const sayAgain = 10 * time.Second
+// logEvery is how often the same thing is logged.
+const logEvery = 10 * time.Second
 
 // The states of a breaker, as shown by the gauge.
 const (
@@ -42,21 +43,14 @@ type storeObserver struct {
 	perNode            []stats.Metric // counters that every node has from the start, at 0
 	nodes              sync.Map       // of *nodeState by name
 
-	mu   sync.Mutex
-	said map[string]said
+	throttle *throttle.Log
 }
 
 // nodeState is what is shown of a node's breaker.
 type nodeState struct {
-	state  atomic.Int32
-	opened *stats.Counter
-	told   bool // the log has said that it is open; guarded by storeObserver.mu
-}
-
-// said is when something was last logged, and how often it has been omitted since.
-type said struct {
-	at      time.Time
-	omitted int
+	state      atomic.Int32
+	opened     *stats.Counter
+	loggedOpen atomic.Bool // the last line about it says that it is open
 }
 
 // healthOf adds a store to health, which does not depend on it where DEFAULT_ON_FAILURE answers without it. Otherwise
@@ -73,7 +67,7 @@ func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, health *
 		log:      log,
 		registry: r,
 		health:   health,
-		said:     make(map[string]said),
+		throttle: throttle.Every(logEvery),
 		calls:    r.Counter(stats.BackendCallsTotal),
 		ops:      r.Counter(stats.BackendOpsTotal),
 		merged:   r.Counter(stats.BackendMergedTakesTotal),
@@ -136,7 +130,7 @@ func classOf(err error) remote.Class {
 }
 
 // batch counts b, and reports whether to log it, because it failed, and with which attributes.
-func (o *storeObserver) batch(b remote.Batch) (attrs []any, due bool) {
+func (o *storeObserver) batch(b remote.Batch) (attrs []any, ok bool) {
 	o.calls.Add(1)
 	o.ops.Add(uint64(b.Ops))
 	o.merged.Add(uint64(b.Merged))
@@ -147,8 +141,8 @@ func (o *storeObserver) batch(b remote.Batch) (attrs []any, due bool) {
 		return nil, false
 	}
 	class := string(b.Err.Class)
-	omitted, due := o.due("failed " + b.Node + class)
-	return []any{"node", b.Node, "class", class, "error", b.Err, "omitted", omitted}, due
+	omitted, ok := o.throttle.Allow("failed " + b.Node + class)
+	return []any{"node", b.Node, "class", class, "error", b.Err, "omitted", omitted}, ok
 }
 
 // node returns what is known about a node. From then on its series are shown.
@@ -184,29 +178,21 @@ func (o *storeObserver) breaker(name, state string) {
 	}
 	if now == breakerOpen {
 		n.opened.Add(1)
-		if omitted, due := o.due("breaker " + name); due {
+		if omitted, ok := o.throttle.Allow("breaker " + name); ok {
 			o.log.Warn("the store does not answer as it should: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
-			o.tell(n, true)
+			n.loggedOpen.Store(true)
 		}
 	}
-	if now == breakerClosed && o.tell(n, false) && state != remote.Gone {
+	if now == breakerClosed && n.loggedOpen.Swap(false) && state != remote.Gone {
 		o.log.Warn("the store answers again", "store", o.name, "node", name)
 	}
 }
 
-// tell notes whether the log has said that the breaker of n is open, and returns whether it had before.
-func (o *storeObserver) tell(n *nodeState, open bool) (before bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	before, n.told = n.told, open
-	return before
-}
-
 // event counts e, and reports whether to log it, and with which attributes.
-func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
+func (o *storeObserver) event(e remote.Event) (attrs []any, ok bool) {
 	o.registry.Counter(stats.BackendEventsTotal, string(e.Kind)).Add(1)
-	omitted, due := o.due(fmt.Sprint(e.Kind, e.Node, e.Detail))
-	if !due {
+	omitted, ok := o.throttle.Allow(fmt.Sprint(e.Kind, e.Node, e.Detail))
+	if !ok {
 		return nil, false
 	}
 	attrs = []any{"node", e.Node, "omitted", omitted}
@@ -217,26 +203,4 @@ func (o *storeObserver) event(e remote.Event) (attrs []any, due bool) {
 		attrs = append(attrs, "error", e.Err)
 	}
 	return attrs, true
-}
-
-// mostSaid bounds what due remembers; there are few names of nodes.
-const mostSaid = 1000
-
-// due reports whether something should be logged, because it has not been lately, and how often it has been omitted
-// since.
-func (o *storeObserver) due(what string) (omitted int, due bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	before, known := o.said[what]
-	now := time.Now()
-	if known && now.Sub(before.at) < sayAgain {
-		before.omitted++
-		o.said[what] = before
-		return 0, false
-	}
-	if len(o.said) >= mostSaid {
-		clear(o.said)
-	}
-	o.said[what] = said{at: now}
-	return before.omitted, true
 }

@@ -97,10 +97,10 @@ func (d *Reader) readRule(c *Rule, yield func(Sample) bool) (more bool) {
 	i := 0
 	more = true
 	ruleStats(c, func(m Metric, now uint64) {
-		told := &seen[i]
+		reported := &seen[i]
 		i++
-		if n := now - min(now, *told); n > 0 && more {
-			*told = now
+		if n := now - min(now, *reported); n > 0 && more {
+			*reported = now
 			more = yield(Sample{Kind: Count, Name: d.registry.rows[m].named(c.Key.Text), N: n})
 		}
 	})

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -29,13 +28,15 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/stats"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // scope is the instrumentation scope of this package's spans.
 const scope = "github.com/ratelimitd/ratelimitd"
 
-// sayAgain is the least time between two log lines about errors in sending spans.
-const sayAgain = 10 * time.Second
+// logEvery is the least time between two log lines about errors in sending spans.
+const logEvery = 10 * time.Second
 
 // Config says what is sent, and how.
 type Config struct {
@@ -57,11 +58,7 @@ type Tracer struct {
 	provider    *sdk.TracerProvider
 	tracer      trace.Tracer
 	propagators propagation.TextMapPropagator
-	now         func() time.Time
-
-	mu      sync.Mutex // guards what follows
-	said    time.Time
-	omitted int
+	throttle    *throttle.Log
 }
 
 // New returns a Tracer, which begins to send at once, so that [Tracer.Run] must be called to end it. It does not wait
@@ -85,7 +82,7 @@ func New(ctx context.Context, c Config) (*Tracer, error) {
 			sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(c.Rate))),
 		),
 		propagators: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New(), propagation.Baggage{}),
-		now:         time.Now,
+		throttle:    throttle.Every(logEvery),
 	}
 	t.tracer = t.provider.Tracer(scope)
 	return t, nil
@@ -145,17 +142,9 @@ func (t *Tracer) Run(ctx context.Context) error {
 // Handle implements otel.ErrorHandler: it logs errors in sending spans, at most every ten seconds, with the number of
 // errors omitted since.
 func (t *Tracer) Handle(err error) {
-	t.mu.Lock()
-	now := t.now()
-	if !t.said.IsZero() && now.Sub(t.said) < sayAgain {
-		t.omitted++
-		t.mu.Unlock()
-		return
+	if omitted, ok := t.throttle.Allow("export"); ok {
+		t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
 	}
-	omitted := t.omitted
-	t.said, t.omitted = now, 0
-	t.mu.Unlock()
-	t.config.Log.Warn("traces cannot be sent: spans are lost", "error", err, "omitted", omitted)
 }
 
 // Server makes spans of the calls of a gRPC server, except health checks, within the caller's trace if there is one.

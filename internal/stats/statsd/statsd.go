@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // How long things may take. Whatever hangs delays nothing but the flush that it is part of.
@@ -29,7 +30,7 @@ const (
 	writeTimeout = 3 * time.Second
 	lastTimeout  = 2 * time.Second // for the whole of the last flush
 	lookAgain    = time.Minute     // before the address of a UDP server is looked up again
-	sayAgain     = time.Minute     // before the same thing is logged again
+	logEvery     = time.Minute     // how often the same thing is logged
 )
 
 // The maximum number of bytes per write. A datagram of 1432 bytes fits into one packet on all common networks.
@@ -64,8 +65,8 @@ type Sink struct {
 	buffer []byte        // whole lines to be sent next
 	most   int           // maximum number of bytes per write
 
-	told   bool // it has been logged that statistics do not arrive
-	toldAt time.Time
+	loggedFailure bool // the last line says that statistics cannot be sent
+	throttle      *throttle.Log
 }
 
 // New returns a Sink that sends nothing until it is run.
@@ -76,7 +77,7 @@ func New(r *stats.Registry, log *slog.Logger, c Config) *Sink {
 	if c.Retry <= 0 {
 		c.Retry = 3 * time.Second
 	}
-	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: mostTCP}
+	s := &Sink{config: c, log: log, reader: r.NewReader(), form: newForm(&c), most: mostTCP, throttle: throttle.Every(logEvery)}
 	if c.Network == "udp" {
 		s.most = mostUDP
 	}
@@ -120,18 +121,18 @@ func (s *Sink) Run(ctx context.Context) error {
 func (s *Sink) flush(ctx context.Context) (ok bool) {
 	err := s.send(ctx)
 	if err == nil {
-		if s.told && s.proven {
-			s.told = false
+		if s.loggedFailure && s.proven {
+			s.loggedFailure = false
 			s.log.Warn("statistics are sent again", "sink", s.String(), "address", s.config.Address)
 		}
 		s.proven = true
 		return true
 	}
-	now := time.Now()
-	if !s.told && ctx.Err() == nil && (s.toldAt.IsZero() || now.Sub(s.toldAt) >= sayAgain) {
-		s.told, s.toldAt = true, now
-		s.log.Warn("statistics cannot be sent; this goes on trying, and says no more until they can", "sink", s.String(),
-			"network", s.config.Network, "address", s.config.Address, "error", err, "hint", s.hint())
+	if !s.loggedFailure && ctx.Err() == nil {
+		if _, s.loggedFailure = s.throttle.Allow("failure"); s.loggedFailure {
+			s.log.Warn("statistics cannot be sent; this goes on trying, and says no more until they can", "sink", s.String(),
+				"network", s.config.Network, "address", s.config.Address, "error", err, "hint", s.hint())
+		}
 	}
 	s.hangUp()
 	return false
