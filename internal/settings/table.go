@@ -79,14 +79,14 @@ func variables(s *Settings) []variable {
 // Variable is a row of the table, for users of [Table].
 type Variable struct {
 	Name, Default string
-	Told          bool // changes nothing, which is logged if it is set to anything but its default
+	NoEffect      bool // changes nothing, which is logged if it is set to anything but its default
 }
 
 // Table returns every variable, in the order of the README.
 func Table() []Variable {
 	var all []Variable
 	for _, v := range variables(new(Settings)) {
-		all = append(all, Variable{Name: v.name, Default: v.def, Told: v.to == tuning})
+		all = append(all, Variable{Name: v.name, Default: v.def, NoEffect: v.to == tuning})
 	}
 	return all
 }

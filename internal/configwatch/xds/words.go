@@ -40,12 +40,12 @@ func cutOff(text string) bool {
 
 // undialled says why there is no connection; text ends with what the system says.
 func undialled(text string) string {
-	said := text[strings.LastIndex(text, ": ")+1:]
-	switch said = strings.TrimSpace(said); said {
+	reason := text[strings.LastIndex(text, ": ")+1:]
+	switch reason = strings.TrimSpace(reason); reason {
 	case "i/o timeout", "context deadline exceeded", "operation was canceled":
 		return "no answer in time"
 	}
-	return said
+	return reason
 }
 
 // noHandshake says why a TLS handshake failed.
