@@ -201,3 +201,46 @@ func (d *descriptor) messages() []*adminv1.Entry {
 	}
 	return all
 }
+
+// counterAt names a counter.
+type counterAt struct {
+	domain     string
+	descriptor *descriptor
+}
+
+// eachCounter calls f for the descriptor in each argument after the domain.
+func (p *program) eachCounter(ctx context.Context, c *client, args []string,
+	f func(context.Context, adminv1.AdminServiceClient, counterAt) error,
+) error {
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	ctx = c.admin(ctx)
+	for i := range wanted {
+		if wanted[i].options {
+			return fmt.Errorf("descriptor %q: options behind a semicolon mean nothing to a counter", args[1+i])
+		}
+		if err := func() error {
+			ctx, cancel := context.WithTimeout(ctx, c.timeout)
+			defer cancel()
+			return f(ctx, adminv1.NewAdminServiceClient(conn), counterAt{args[0], &wanted[i]})
+		}(); err != nil {
+			return c.explain(ctx, err)
+		}
+	}
+	return nil
+}
+
+// rulePlace returns where a rule is defined: a file and line, or a resource.
+func rulePlace(r *adminv1.Rule) string {
+	if r.GetLine() == 0 {
+		return r.GetFile()
+	}
+	return fmt.Sprintf("%s:%d", r.GetFile(), r.GetLine())
+}

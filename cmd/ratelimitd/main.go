@@ -35,7 +35,7 @@ func main() {
 	case err == nil:
 	case errors.Is(err, errRefused):
 		os.Exit(exitRefused)
-	case errors.Is(err, errSaid):
+	case errors.Is(err, errPrinted):
 		os.Exit(exitFailed)
 	default:
 		fmt.Fprintf(os.Stderr, "ratelimitd: %v\n", err)

@@ -28,8 +28,8 @@ const (
 	referenceCheck  = "ratelimit_config_check"
 )
 
-// errSaid is the outcome of a command that failed and has already printed why.
-var errSaid = errors.New("failed")
+// errPrinted is the outcome of a command that failed and has already printed why.
+var errPrinted = errors.New("failed")
 
 // usageError is a mistake in the flags of ratelimit_client or ratelimit_config_check, for which they have an exit code.
 type usageError struct{ error }
@@ -124,7 +124,7 @@ func (p *program) configCheck(flags *ruleFlags, dir string) error {
 	p.printf("checking rate limit configs...\nloading config directory: %s\n", dir)
 	if _, err := os.ReadDir(dir); err != nil {
 		p.printf("error opening directory %s: %v\n", dir, err)
-		return errSaid
+		return errPrinted
 	}
 	set, files, problems := flags.load(dir)
 	for _, file := range files {
@@ -138,7 +138,7 @@ func (p *program) configCheck(flags *ruleFlags, dir string) error {
 		}
 	}
 	if set == nil {
-		return errSaid
+		return errPrinted
 	}
 	p.printf("all rate limit configs ok\n")
 	return nil
@@ -210,20 +210,20 @@ func (a *referenceAsk) run(ctx context.Context, p *program, cmd *cobra.Command, 
 	options, flush, err := a.tracing(ctx, p)
 	if err != nil {
 		p.printf("%v\n", err)
-		return errSaid
+		return errPrinted
 	}
 	defer flush()
 	conn, err := c.dial(options...)
 	if err != nil {
 		p.printf("error connecting: %v\n", err)
-		return errSaid
+		return errPrinted
 	}
 	defer func() { _ = conn.Close() }() // nothing is under way any more
 	request := &rlsv3.RateLimitRequest{Domain: a.domain, Descriptors: a.descriptors, HitsAddend: 1}
 	answer, err := ask(ctx, rlsv3.NewRateLimitServiceClient(conn), request, c.timeout)
 	if err != nil {
 		p.printf("request error: %v\n", err)
-		return errSaid
+		return errPrinted
 	}
 	p.printf("response: %v\n", answer)
 	return nil
