@@ -17,7 +17,7 @@ type address struct {
 }
 
 // addressTakes says what --addr takes.
-const addressTakes = "takes a host, host:port, http://host:port, https://host:port or unix:PATH"
+const addressTakes = "must be a host, host:port, http://host:port, https://host:port or unix:PATH"
 
 // parseAddress reads the value of --addr. A host without a port has the given one, which is that of GRPC_PORT, or empty.
 func parseAddress(text, port string) (address, error) {
@@ -61,13 +61,13 @@ func hostOfURL(scheme, rest string) (string, error) {
 	u, err := url.Parse(scheme + "://" + rest)
 	switch {
 	case err != nil:
-		return "", errors.New("it is no URL")
+		return "", errors.New("it is not a URL")
 	case u.Hostname() == "":
 		return "", errors.New("it has no host")
 	case u.User != nil:
 		return "", errors.New("it has a user or a password, which belong in --token-file")
 	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
-		return "", fmt.Errorf("it has something behind %s, where gRPC has nothing", u.Host)
+		return "", fmt.Errorf("it has something after %s, where gRPC has nothing", u.Host)
 	}
 	return u.Host, nil
 }
@@ -80,7 +80,7 @@ func hostPort(text, port string) (string, error) {
 	case strings.ContainsAny(text, " \t\n"):
 		return "", errors.New("it has a blank in it")
 	case strings.Contains(text, "/"):
-		return "", fmt.Errorf("it has something behind %s, where gRPC has nothing", text[:strings.Index(text, "/")])
+		return "", fmt.Errorf("it has something after %s, where gRPC has nothing", text[:strings.Index(text, "/")])
 	case isIP(text):
 		return withPort(text, port)
 	case strings.ContainsAny(text, "[]"):
@@ -99,7 +99,7 @@ func hostPort(text, port string) (string, error) {
 		return "", errors.New("it has more than one colon, so an IPv6 address, if it is one, goes into brackets, as in [::1]:8081")
 	}
 	if !isPort(own) {
-		return "", fmt.Errorf("its port %q is no number from 1 to 65535", own)
+		return "", fmt.Errorf("its port %q is not a number from 1 to 65535", own)
 	}
 	if host == "" {
 		host = "127.0.0.1"

@@ -49,7 +49,7 @@ was an error.
 
 With a flag of envoyproxy/ratelimit's ratelimit_client (-dial_string, -domain, -descriptors,
 -oltp-protocol, -grpc-use-tls, -grpc-server-ca-file, -grpc-cert-file, -grpc-key-file), or started
-under that name, it prints what that program prints and exits as that does.`,
+under that name, it prints what that program prints and exits as that program does.`,
 		Example: `  ratelimitd call example fixed=ann
   ratelimitd call --repeat 4 example fixed=ann
   ratelimitd call --hits 2 example fixed=ann bucket=ann
@@ -64,9 +64,9 @@ under that name, it prints what that program prints and exits as that does.`,
 	}
 	f.add(p, cmd)
 	a.add(cmd, &f.client)
-	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that says nothing else; 0 stands for 1")
+	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that does not set its own; 0 means 1")
 	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
-	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that brings none itself, such as 10/minute")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that has none of its own, such as 10/minute")
 	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
 	return cmd
 }
@@ -74,7 +74,7 @@ under that name, it prints what that program prints and exits as that does.`,
 // call sends the requests. It returns errRefused if one of them was over its limit.
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
-		return fmt.Errorf("--repeat %d: takes 1 or more", f.repeat)
+		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
 	}
 	request, err := f.request(args[0], args[1:])
 	if err != nil {

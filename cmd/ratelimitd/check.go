@@ -58,7 +58,7 @@ or started under that name, it prints what that program prints.`,
 func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 	write, ok := problemWriters()[form]
 	if !ok {
-		return fmt.Errorf("--output %s: takes %s", form, problemForms)
+		return fmt.Errorf("--output %s: must be %s", form, problemForms)
 	}
 	var (
 		all  descriptors.Problems

@@ -136,7 +136,7 @@ func TestCheckOutputSARIF(t *testing.T) {
 		}
 		results = append(results, r.Level+" "+r.RuleID+" "+file.Path)
 	}
-	if diff := cmp.Diff([]string{"error invalid bad/a b%.yaml", "warning doubtful bad/a b%.yaml", "error invalid missing"}, results); diff != "" {
+	if diff := cmp.Diff([]string{"error invalid bad/a b%.yaml", "warning suspicious bad/a b%.yaml", "error invalid missing"}, results); diff != "" {
 		t.Errorf("results (-want +got):\n%s", diff)
 	}
 }

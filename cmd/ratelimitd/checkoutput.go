@@ -140,8 +140,8 @@ type (
 
 // The rules that a result of SARIF can break.
 const (
-	sarifInvalid  = "invalid"
-	sarifDoubtful = "doubtful"
+	sarifInvalid    = "invalid"
+	sarifSuspicious = "suspicious"
 )
 
 // writeSARIF writes a log with one run. What is wrong with a file as a whole is reported on its first line, because code
@@ -150,7 +150,7 @@ func writeSARIF(w io.Writer, all descriptors.Problems) error {
 	run := sarifRun{
 		Tool: sarifTool{sarifDriver{Name: "ratelimitd", Version: release(), Rules: []sarifRule{
 			{sarifInvalid, sarifMessage{"Rules that a server refuses to load"}},
-			{sarifDoubtful, sarifMessage{"Rules that a server loads, but that may not mean what was intended"}},
+			{sarifSuspicious, sarifMessage{"Rules that a server loads, but that may not mean what was intended"}},
 		}}},
 		ColumnKind: "unicodeCodePoints",
 		Results:    []sarifResult{},
@@ -158,7 +158,7 @@ func writeSARIF(w io.Writer, all descriptors.Problems) error {
 	for _, p := range all {
 		id := sarifInvalid
 		if p.Warning {
-			id = sarifDoubtful
+			id = sarifSuspicious
 		}
 		file := url.URL{Path: filepath.ToSlash(p.File)}
 		at := sarifLocation{PhysicalLocation: sarifPhysical{sarifArtifact{file.String()}, sarifRegion{max(p.Line, 1), p.Column}}}

@@ -49,7 +49,7 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
-	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to show, where the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
+	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to present, if the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
 	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
 }
@@ -60,7 +60,7 @@ func (c *client) findHome(p *program) {
 	c.port, c.wrong = port.GRPC.Port, err
 	c.home = net.JoinHostPort("127.0.0.1", c.port)
 	if err == nil && !isPort(c.port) {
-		c.wrong = fmt.Errorf("GRPC_PORT=%q names no port, but leaves the choice to the server: --addr says where it is", c.port)
+		c.wrong = fmt.Errorf("GRPC_PORT=%q lets the server choose a port, so set --addr to its address", c.port)
 	}
 	if c.wrong != nil {
 		c.port = ""
@@ -75,7 +75,7 @@ func (c *client) findHome(p *program) {
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
 func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
-		return nil, fmt.Errorf("--timeout %s: takes a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
+		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
 	if c.wrong != nil && c.addr == c.home && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong
@@ -131,11 +131,11 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading --ca: %s holds no certificate in PEM form", c.ca)
+			return nil, fmt.Errorf("reading --ca: %s has no certificate in PEM form", c.ca)
 		}
 	}
 	if (c.cert == "") != (c.key == "") {
-		return nil, errors.New("loading --cert and --key: they go together, and one of them is missing")
+		return nil, errors.New("loading --cert and --key: both are needed, and one of them is missing")
 	}
 	if c.cert != "" {
 		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
@@ -166,7 +166,7 @@ func readToken(file string) (string, error) {
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %s is empty: it has to hold the token", file)
+		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %s is empty: it must contain the token", file)
 	}
 	return token, nil
 }
@@ -187,7 +187,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it with ADMIN=true")
 	case code == codes.Unimplemented:
-		return fmt.Errorf("asking %s: what answers there is no rate limit service: --addr names another address", c.addr)
+		return fmt.Errorf("asking %s: the server there is not a rate limit service: set --addr to another address", c.addr)
 	default:
 		return fmt.Errorf("asking %s: %s: %s", c.addr, code, text)
 	}
@@ -224,7 +224,7 @@ func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 	ctx = c.admin(ctx)
 	for i := range wanted {
 		if wanted[i].options {
-			return fmt.Errorf("descriptor %q: options behind a semicolon mean nothing to a counter", args[1+i])
+			return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
 		}
 		if err := func() error {
 			ctx, cancel := context.WithTimeout(ctx, c.timeout)

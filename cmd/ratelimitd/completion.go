@@ -29,7 +29,7 @@ that ratelimitd takes.`,
 			case "fish":
 				return root.GenFishCompletion(p.stdout, true)
 			default:
-				return fmt.Errorf("completion %s: takes bash, zsh or fish", shell)
+				return fmt.Errorf("completion %s: must be bash, zsh or fish", shell)
 			}
 		},
 	}

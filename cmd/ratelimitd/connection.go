@@ -113,13 +113,13 @@ func (c *client) unconnected(ctx context.Context, text string) string {
 	case c.secure() && broke != nil:
 		return c.refusedAsClient(broke)
 	case broke != nil && (strings.HasPrefix(first, "\x15\x03") || c.speaksTLS(ctx)):
-		return "the server speaks TLS there: add --tls, and --ca FILE if its certificate is not of a CA that this machine trusts"
+		return "the server speaks TLS there: add --tls, and --ca FILE if its certificate was issued by a CA that this machine does not trust"
 	case strings.HasPrefix(first, "HTTP/1"):
-		return "an HTTP server answers there: --addr names the gRPC port, which is 8081 unless the server has GRPC_PORT"
+		return "the server there is an HTTP server: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case first != "" && !strings.Contains(first, "\x00"): // which each of HTTP/2's frames has
-		return fmt.Sprintf("what answers there is no gRPC server, it says %q: --addr names another address", first)
+		return fmt.Sprintf("the server there is not a gRPC server, it says %q: set --addr to another address", first)
 	}
-	return "the server there closes the connection: is it a gRPC server? --addr names another address"
+	return "the server there closes the connection: is it a gRPC server? set --addr to another address"
 }
 
 // undialled says what to do about a server to which there is no connection at all.
@@ -128,9 +128,9 @@ func (c *client) undialled(cause string) string {
 	cause = cause[strings.LastIndex(cause, ": ")+1:]
 	cause = strings.TrimSpace(cause)
 	if cause == "no such host" {
-		return "there is no such host: --addr names another address"
+		return "there is no such host: set --addr to another address"
 	}
-	return cause + ": is the server running there? --addr names another address"
+	return cause + ": is the server running there? set --addr to another address"
 }
 
 // noHandshake says what to do about a TLS handshake that failed. first is what the server said first.
@@ -145,13 +145,13 @@ func (c *client) noHandshake(err error, first string) string {
 	}
 	switch {
 	case errors.As(err, &plain) && strings.HasPrefix(first, "HTTP/1"):
-		return "an HTTP server without TLS answers there: --addr names the gRPC port, which is 8081 unless the server has GRPC_PORT"
+		return "the server there is an HTTP server without TLS: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case errors.As(err, &plain):
 		return "the server does not speak TLS there: " + without
 	case remote.Unproven(err) != "":
 		return c.unproven(err)
 	case strings.Contains(err.Error(), "ALPN"), strings.Contains(remote.Alert(err), "application protocol"): // as grpc says it, and the server
-		return "what answers there speaks TLS, but not HTTP/2, which gRPC needs: --addr names another address"
+		return "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to another address"
 	case remote.Alert(err) != "":
 		return c.refusedAsClient(err)
 	case remote.ClassOf(err) == remote.Reset:
@@ -169,11 +169,11 @@ func (c *client) unproven(err error) string {
 	text := remote.Unproven(err)
 	switch {
 	case errors.As(err, &name):
-		return text + ": --addr takes a name that it is for"
+		return text + ": --addr must be a name that it is for"
 	case errors.As(err, &unknown) && c.ca != "":
-		return text + ": --ca, which names " + c.ca + ", has to name the file of its CA"
+		return text + ": --ca, which names " + c.ca + ", must name the file of its CA"
 	case errors.As(err, &unknown):
-		return text + ": --ca names the file of its CA"
+		return text + ": set --ca to the file of its CA"
 	}
 	return text
 }
@@ -184,10 +184,10 @@ func (c *client) refusedAsClient(err error) string {
 		return "the server takes other versions of TLS than 1.2 and 1.3"
 	}
 	if c.cert == "" {
-		return "the server closes the connection to a client that shows no certificate: --cert and --key name the files of one"
+		return "the server closes the connection to a client without a certificate: set --cert and --key to the files of one"
 	}
-	return fmt.Sprintf("the server does not let in the certificate in %s: it has to be of a CA in the server's GRPC_CLIENT_TLS_CACERT, "+
-		"and with a name of its GRPC_CLIENT_TLS_SAN, if that is set", c.cert)
+	return fmt.Sprintf("the server does not accept the certificate in %s: it must be issued by a CA in the server's GRPC_CLIENT_TLS_CACERT, "+
+		"and have one of the names in its GRPC_CLIENT_TLS_SAN, if that is set", c.cert)
 }
 
 // speaksTLS reports whether the server answers a TLS handshake.

@@ -26,9 +26,9 @@ const descriptorHelp = `A descriptor is key=value,key=value,... with a backslash
 backslash in a value.`
 
 // optionHelp says which options may follow a descriptor.
-const optionHelp = `Behind a semicolon follow, for this descriptor alone, hits=N (0 looks and takes nothing),
+const optionHelp = `After a semicolon, and for this descriptor alone: hits=N (0 looks and takes nothing),
 negative (gives the hits back) and limit=N/UNIT or limit=N/MxUNIT, a limit that the request
-brings along: 10/minute, 100/5xminute.`
+carries: 10/minute, 100/5xminute.`
 
 // parseDescriptors parses the arguments after a domain.
 func parseDescriptors(args []string) ([]descriptor, error) {
@@ -73,7 +73,7 @@ func (d *descriptor) option(text string) error {
 	case name == "hits":
 		n, err := strconv.ParseUint(value, 10, 64)
 		if err != nil {
-			return fmt.Errorf("hits=%s: takes a whole number from 0 to 2^64-1", value)
+			return fmt.Errorf("hits=%s: must be a whole number from 0 to 2^64-1", value)
 		}
 		d.hits = &n
 	case text == "negative":
@@ -85,12 +85,12 @@ func (d *descriptor) option(text string) error {
 		}
 		d.limit = &limit
 	default:
-		return fmt.Errorf("%q: takes hits=N, negative or limit=N/UNIT", text)
+		return fmt.Errorf("%q: must be hits=N, negative or limit=N/UNIT", text)
 	}
 	return nil
 }
 
-var errOverride = errors.New("takes N/UNIT or N/MxUNIT, such as 10/minute or 100/5xminute")
+var errOverride = errors.New("must be N/UNIT or N/MxUNIT, such as 10/minute or 100/5xminute")
 
 // parseOverride parses 10/minute and 100/5xminute.
 func parseOverride(text string) (descriptors.Override, error) {
@@ -109,7 +109,7 @@ func parseOverride(text string) (descriptors.Override, error) {
 	}
 	o.Unit = descriptors.ParseUnit(unit)
 	if o.Unit == descriptors.UnitUnknown {
-		return descriptors.Override{}, fmt.Errorf("unit %q: takes second, minute, hour, day, week, month or year", unit)
+		return descriptors.Override{}, fmt.Errorf("unit %q: must be second, minute, hour, day, week, month or year", unit)
 	}
 	return o, nil
 }

@@ -10,7 +10,7 @@ func (p *program) explainCommand() *cobra.Command {
 	var flags ruleFlags
 	cmd := &cobra.Command{
 		Use:   "explain --config DIR DOMAIN DESCRIPTOR...",
-		Short: "Tell which rule a descriptor meets, step by step, and with which limit",
+		Short: "Show which rule a descriptor matches, step by step, and with which limit",
 		Long: `Explain reads the rules in DIR and tells how each descriptor is looked up in them: what each
 entry meets, the rule that is found with its file and line, its limits, and the name of the
 counter. It asks no server and counts nothing.
@@ -49,14 +49,14 @@ func (p *program) explain(flags *ruleFlags, domain *descriptors.Domain, d *descr
 // explainOverride prints what happens to the limit that the request brings along, and reports whether it is used.
 func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.Match, o descriptors.Override) bool {
 	if !domain.AllowOverride {
-		p.printf("  the limit of the request is ignored: the domain has allow_limit_override: false\n")
+		p.printf("  the limit in the request is ignored: the domain has allow_limit_override: false\n")
 		return false
 	}
 	item, err := match.Override(o)
 	if err != nil {
-		p.printf("  the limit of the request is ignored: %v\n", err)
+		p.printf("  the limit in the request is ignored: %v\n", err)
 		return false
 	}
-	p.printf("  limit %v, which the request brings along\n", item)
+	p.printf("  limit %v, which the request carries\n", item)
 	return true
 }

@@ -42,7 +42,7 @@ MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
 	return cmd
 }
 
-var errNotLimited = errors.New("not limited, so it has no counter; ratelimitd explain tells why")
+var errNotLimited = errors.New("not limited, so it has no counter; ratelimitd explain says why")
 
 // counterKey returns the name of the counter of d, which must be limited, in the store.
 func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string {

@@ -268,7 +268,7 @@ func environ(ts *testscript.TestScript) []string {
 func signalServer(ts *testscript.TestScript, _ bool, args []string) {
 	sig, ok := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "INT": syscall.SIGINT}[strings.Join(args, " ")]
 	if !ok {
-		ts.Fatalf("signal %q: takes TERM, HUP or INT", args)
+		ts.Fatalf("signal %q: must be TERM, HUP or INT", args)
 	}
 	ts.Check(serverOf(ts).cmd.Process.Signal(sig))
 }

@@ -158,7 +158,7 @@ func TestMigrationWithACL(t *testing.T) {
 	client := d.client()
 	line := d.denied("the user limiter may not run eval, evalsha")
 	if _, status := d.get("HTTP", "/healthcheck"); status == http.StatusOK {
-		t.Error("healthy, though there was no connection yet that could be used")
+		t.Error("healthy, though there has been no connection yet that could be used")
 	}
 	if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "a")); err == nil || !strings.Contains(err.Error(), "may not run evalsha") {
 		t.Errorf("step 2, too early: %v, want an error that names the command", err)

@@ -18,8 +18,8 @@ func (p *program) resetCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
-		Short: "Forget what the counters of descriptors in a running server have counted",
-		Long: `Reset makes the counter of each descriptor whole again. While a penalty runs it is refused,
+		Short: "Clear the counters of descriptors in a running server",
+		Long: `Reset clears the counter of each descriptor. While a penalty runs it is refused,
 unless --force ends the penalty too. The server needs ADMIN=true, and ADMIN_TOKEN_FILE where
 it runs on another machine.
 

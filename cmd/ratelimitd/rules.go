@@ -29,7 +29,7 @@ func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
 	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "warnings are errors ($RULES_STRICT)")
 	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "months are those of the calendar, in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
-	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "pass over files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
+	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
 	return err
 }
 

@@ -95,10 +95,10 @@ func (p *program) limitMemory(log *slog.Logger, limit memlimit.Provider) {
 	case err == nil:
 		share = min(share, math.MaxInt64)
 		debug.SetMemoryLimit(int64(share))
-		log.Info("memory is limited, and the garbage collector keeps to nine tenths of it", "gomemlimit", share)
+		log.Info("memory is limited, so the garbage collector stays within nine tenths of the limit", "gomemlimit", share)
 	case errors.Is(err, memlimit.ErrNoLimit), errors.Is(err, memlimit.ErrNoCgroup), errors.Is(err, memlimit.ErrCgroupsNotSupported):
 	default:
-		log.Warn("cannot find out this process's memory limit, so the garbage collector keeps to none; GOMEMLIMIT sets one", "error", err)
+		log.Warn("cannot find out this process's memory limit, so the garbage collector has none; set GOMEMLIMIT to give it one", "error", err)
 	}
 }
 

@@ -19,7 +19,7 @@ func collectorOf(ts *testscript.TestScript) **tracingtest.Collector {
 
 func startCollector(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) != 1 {
-		ts.Fatalf("collector: takes http or grpc")
+		ts.Fatalf("collector: must be http or grpc")
 	}
 	c, err := tracingtest.Start(args[0])
 	ts.Check(err)

@@ -67,7 +67,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &missing):
 		text = fmt.Sprintf("--%s needs a value", missing.GetFlag().Name)
 	case errors.As(err, &syntax):
-		text = syntax.GetSpecifiedFlag() + " is no flag"
+		text = syntax.GetSpecifiedFlag() + " is not a flag"
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
 		text = "unknown flag: -" + unknown.GetSpecifiedShortnames()
 	}
@@ -78,13 +78,13 @@ func flagError(cmd *cobra.Command, err error) error {
 func flagTakes(err *pflag.InvalidValueError) string {
 	switch err.GetFlag().Value.Type() {
 	case "bool":
-		return "takes true or false"
+		return "must be true or false"
 	case "int":
-		return "takes a whole number"
+		return "must be a whole number"
 	case "uint32":
-		return "takes a whole number from 0 to 4294967295"
+		return "must be a whole number from 0 to 4294967295"
 	case "duration":
-		return "takes a duration with its unit, such as 500ms or 5s"
+		return "must be a duration with its unit, such as 500ms or 5s"
 	}
 	return errors.Unwrap(err).Error() // of a flag of our own
 }

@@ -41,11 +41,11 @@ func (a access) allow(ctx context.Context) error {
 	token, ok := bearer(ctx)
 	if !ok {
 		return status.Error(codes.Unauthenticated,
-			`the admin API wants the token of ADMIN_TOKEN_FILE from other machines, as metadata "authorization: Bearer TOKEN"`)
+			`from other machines the admin API needs the token of ADMIN_TOKEN_FILE, as metadata "authorization: Bearer TOKEN"`)
 	}
 	want, err := readToken(a.tokenFile)
 	if err != nil {
-		a.log.WarnContext(ctx, "no admin token is right: its file cannot be used", "error", err)
+		a.log.WarnContext(ctx, "no admin token is accepted: its file cannot be used", "error", err)
 		return status.Error(codes.Unauthenticated, "the token is refused")
 	}
 	if !equal(token, want) {

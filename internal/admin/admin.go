@@ -41,7 +41,7 @@ func New(l *limiter.Limiter, c Config) *Service {
 	}
 	if c.TokenFile != "" {
 		if _, err := readToken(c.TokenFile); err != nil {
-			c.Log.Warn("until this is mended no admin token is right", "error", err)
+			c.Log.Warn("no admin token is accepted until this is fixed", "error", err)
 		}
 	}
 	return &Service{limiter: l, access: access{tokenFile: c.TokenFile, log: c.Log}, log: c.Log}

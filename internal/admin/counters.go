@@ -67,4 +67,4 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision)}, nil
 }
 
-const errNoEntries = invalidError("the descriptor has no entries: give at least one, from the root of the tree of rules on")
+const errNoEntries = invalidError("the descriptor has no entries: give at least one, starting at the root of the rules")

@@ -106,7 +106,7 @@ func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*ad
 	}
 	most := int(q.GetPageSize())
 	if most < 0 {
-		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for as many", most, maxPageRules)
+		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for the maximum", most, maxPageRules)
 	}
 	if most == 0 || most > maxPageRules {
 		most = maxPageRules
@@ -181,7 +181,7 @@ func parsePageToken(token string) (*pageToken, error) {
 	i, err1 := strconv.Atoi(index)
 	u, err2 := strconv.ParseUint(sum, 16, 64)
 	if err := errors.Join(err1, err2); err != nil || i < 0 {
-		return nil, invalidf("page_token %q is none that this server gave", token)
+		return nil, invalidf("page_token %q was not issued by this server", token)
 	}
 	return &pageToken{index: i, sum: u}, nil
 }

@@ -61,7 +61,7 @@ type loaded struct {
 // New reads the files. The error names the file, and says what is wrong with it.
 func New(log *slog.Logger, c Config) (*Server, error) {
 	if len(c.ClientNames) > 0 && c.ClientCA == "" {
-		return nil, errors.New("names of clients without the CA that vouches for them")
+		return nil, errors.New("names of clients are set without the CA that issues their certificates")
 	}
 	c.MinVersion = max(c.MinVersion, tls.VersionTLS12)
 	if c.Every == 0 {
@@ -118,7 +118,7 @@ func (s *Server) look() {
 		return
 	}
 	if err := s.try(f); err != nil {
-		s.log.Error("new TLS certificates refused, the last good ones stay", "error", err)
+		s.log.Error("new TLS certificates refused, the last good ones stay in use", "error", err)
 		return
 	}
 	s.log.Info("new TLS certificates", "cert", s.config.Cert, "not_after", s.NotAfter())
@@ -160,7 +160,7 @@ func (s *Server) load(f files) (*loaded, error) {
 		c.ClientAuth = tls.RequireAndVerifyClientCert
 		c.ClientCAs = x509.NewCertPool()
 		if !c.ClientCAs.AppendCertsFromPEM(f.ca) {
-			return nil, fmt.Errorf("loading the CA of clients: %q holds no certificate in PEM form", s.config.ClientCA)
+			return nil, fmt.Errorf("loading the CA of clients: %q has no certificate in PEM form", s.config.ClientCA)
 		}
 	}
 	if len(s.config.ClientNames) > 0 {
@@ -178,7 +178,7 @@ func (s *Server) checkName(state tls.ConnectionState) error {
 	if slices.ContainsFunc(s.config.ClientNames, func(name string) bool { return holds(leaf, name) }) {
 		return nil
 	}
-	return fmt.Errorf("the client's certificate holds none of the names that are let in: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
+	return fmt.Errorf("the client's certificate has none of the accepted names: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
 }
 
 // holds reports whether a certificate is good for a name: a URI must be in it literally, anything else is matched as

@@ -89,8 +89,8 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 		"the key twice":        {func(c *certs.Config) { c.Cert = c.Key }, []string{"tls.key", "PEM"}},
 		"no PEM":               {func(c *certs.Config) { certstest.Write(t, c.Cert, []byte("secret")) }, []string{"tls.crt", "PEM"}},
 		"an empty file":        {func(c *certs.Config) { certstest.Write(t, c.Cert, nil) }, []string{"tls.crt", "PEM"}},
-		"a directory":          {func(c *certs.Config) { c.Key = filepath.Dir(c.Key) }, []string{"is no file"}},
-		"a device":             {func(c *certs.Config) { c.Cert = "/dev/zero" }, []string{"/dev/zero", "is no file"}},
+		"a directory":          {func(c *certs.Config) { c.Key = filepath.Dir(c.Key) }, []string{"is not a file"}},
+		"a device":             {func(c *certs.Config) { c.Cert = "/dev/zero" }, []string{"/dev/zero", "is not a file"}},
 		"a huge file":          {func(c *certs.Config) { certstest.Write(t, c.Cert, make([]byte, 1<<20+1)) }, []string{"tls.crt", "larger than"}},
 		"no CA":                {func(c *certs.Config) { c.ClientCA = c.Cert + ".ca" }, []string{"the CA of clients", "tls.crt.ca", "no such file"}},
 		"a key as CA":          {func(c *certs.Config) { c.ClientCA = c.Key }, []string{"the CA of clients", "tls.key", "no certificate"}},
@@ -168,7 +168,7 @@ func TestNames(t *testing.T) {
 				if (err == nil) != tt.ok {
 					t.Errorf("%s: %v; want it to be let in: %t", tls.VersionName(version), err, tt.ok)
 				}
-				if !tt.ok && !strings.Contains(err.Error(), "holds none of the names") {
+				if !tt.ok && !strings.Contains(err.Error(), "has none of the accepted names") {
 					t.Errorf("%s: refused for another reason: %v", tls.VersionName(version), err)
 				}
 			}

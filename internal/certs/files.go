@@ -61,7 +61,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: is no file: name a file in PEM form", path)
+		return nil, fmt.Errorf("%s: is not a file: set it to a file in PEM form", path)
 	}
 	file, err := os.Open(path)
 	if err != nil {
@@ -72,7 +72,7 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s: is larger than %d bytes: name a file in PEM form", path, maxFile)
+		return nil, fmt.Errorf("%s: is larger than %d bytes: set it to a file in PEM form", path, maxFile)
 	}
 	return text, nil
 }

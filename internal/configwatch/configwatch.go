@@ -143,9 +143,9 @@ func (w *Watch) report(problems descriptors.Problems) {
 		case i == mostProblems:
 			w.log.Error("more problems with the rules, see ratelimitd check", "more", len(problems)-i)
 		case p.Warning:
-			w.log.Warn("doubtful rules", "problem", p.String())
+			w.log.Warn("warning about the rules", "problem", p.String())
 		default:
-			w.log.Error("wrong rules", "problem", p.String())
+			w.log.Error("error in the rules", "problem", p.String())
 		}
 	}
 }
@@ -163,7 +163,7 @@ func (w *Watch) announce(old, set *descriptors.Set) {
 	}
 	changes := set.Diff(old)
 	if len(changes) == 0 {
-		w.log.Info("rules loaded again, nothing changed", "rules", rules, "files", len(set.Files()))
+		w.log.Info("rules reloaded, nothing changed", "rules", rules, "files", len(set.Files()))
 		return
 	}
 	shown := strings.Join(changes[:min(len(changes), mostChanges)], "; ")

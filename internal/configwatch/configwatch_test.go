@@ -154,7 +154,7 @@ func TestWarningsAreLoggedAndCounted(t *testing.T) {
 	if err := f.Update([]descriptors.Source{twice}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if log := f.logged(); !strings.Contains(log, "doubtful rules") || !strings.Contains(log, "a.yaml:4") {
+	if log := f.logged(); !strings.Contains(log, "warning about the rules") || !strings.Contains(log, "a.yaml:4") {
 		t.Errorf("log\n%s", log)
 	}
 	if d := cmp.Diff([]string{"a.yaml warning"}, f.outcome); d != "" {

@@ -19,11 +19,11 @@ var (
 	ErrEmptyDomain        = errors.New("rate limit domain must not be empty")
 	ErrNoDescriptors      = errors.New("rate limit descriptor list must not be empty")
 	ErrNoRules            = errors.New("no rate limit configuration loaded")
-	ErrTooManyDescriptors = errors.New("a request has at most 128 descriptors")
-	ErrTooManyEntries     = errors.New("a descriptor has at most 64 entries")
+	ErrTooManyDescriptors = errors.New("a request may have at most 128 descriptors")
+	ErrTooManyEntries     = errors.New("a descriptor may have at most 64 entries")
 	// ErrBackend is wrapped by every error that comes from the store. If the reason is an error of the context, that is
 	// wrapped too.
-	ErrBackend = errors.New("asking the store of the counters")
+	ErrBackend = errors.New("asking the counter store")
 	// ErrNoLimit is what Peek and Reset return for a descriptor to which no limit applies, so that it has no counter.
 	ErrNoLimit = errors.New("no limit applies to this descriptor")
 

@@ -37,7 +37,7 @@ func (s *Status) RuleName() string {
 	}
 }
 
-// ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is whole again or, if s was
+// ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is full again or, if s was
 // refused, even in shadow mode, until the same cost would be admitted, which is at least one second.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)

@@ -67,7 +67,7 @@ func ParseBody(template string) (*Body, error) {
 		}
 		p := slices.Index(placeholders(), strings.TrimSpace(name))
 		if p <= 0 {
-			return nil, fmt.Errorf("{{%s}} is no field: takes {{%s}}", name, strings.Join(placeholders()[1:], "}}, {{"))
+			return nil, fmt.Errorf("{{%s}} is not a field: use {{%s}}", name, strings.Join(placeholders()[1:], "}}, {{"))
 		}
 		t.parts = append(t.parts, part{text: text, then: placeholder(p)})
 		rest = behind
@@ -85,7 +85,7 @@ func (t *Body) checkJSON() error {
 	for _, number := range []string{"0", "42"} { // after a 0 no other digit may follow
 		var whatever any
 		if err := json.Unmarshal(t.sample(number), &whatever); err != nil {
-			return fmt.Errorf(`a template that begins with a brace has to be JSON, such as {"rule":"{{rule}}","retry_after":{{retry_after}}}, with texts in quotes: %w`, err)
+			return fmt.Errorf(`a template that begins with a brace must be JSON, such as {"rule":"{{rule}}","retry_after":{{retry_after}}}, with text values in quotes: %w`, err)
 		}
 	}
 	return nil

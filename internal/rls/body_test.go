@@ -92,15 +92,15 @@ func TestBody(t *testing.T) {
 
 func TestBadBody(t *testing.T) {
 	for template, want := range map[string]string{
-		"{{user}}":             "{{user}} is no field: takes {{rule}}, {{domain}}, {{limit}}, {{unit}}, {{remaining}}, {{retry_after}}",
-		"{{}}":                 "{{}} is no field",
+		"{{user}}":             "{{user}} is not a field: use {{rule}}, {{domain}}, {{limit}}, {{unit}}, {{remaining}}, {{retry_after}}",
+		"{{}}":                 "{{}} is not a field",
 		"a {{rule":             "{{rule is not closed",
-		`{"rule":{{rule}}}`:    "has to be JSON, such as",
+		`{"rule":{{rule}}}`:    "must be JSON, such as",
 		`{"rule":"{{rule}}"`:   "unexpected end",
-		`{"limit":{{limit}}0}`: "has to be JSON", // 00 where the limit is 0
-		`{"limit":0{{limit}}}`: "has to be JSON",
-		`{"\u00{{rule}}":1}`:   "has to be JSON",
-		`{rule}`:               "has to be JSON",
+		`{"limit":{{limit}}0}`: "must be JSON", // 00 where the limit is 0
+		`{"limit":0{{limit}}}`: "must be JSON",
+		`{"\u00{{rule}}":1}`:   "must be JSON",
+		`{rule}`:               "must be JSON",
 	} {
 		if b, err := ParseBody(template); err == nil || !strings.Contains(err.Error(), want) || b != nil {
 			t.Errorf("%s: %v, %v; want an error with %q", template, b, err, want)

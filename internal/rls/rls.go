@@ -58,7 +58,7 @@ type Headers struct {
 	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
 	Limit     string // the limit's number; RateLimit-Limit
 	Remaining string // hits left; RateLimit-Remaining
-	Reset     string // seconds until it is whole again, or until the request would pass; RateLimit-Reset
+	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset
 
 	// RetryAfter names a header of refusals, whether Enabled or not: the seconds until the request would pass. If empty
 	// there is none.

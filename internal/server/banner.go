@@ -76,7 +76,7 @@ func (v *Server) banner() string {
 	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
 	if why := v.away(); why != "" {
-		line("", "away: %s; until there is one, on_failure decides (%s, where a rule says nothing else)", why, strings.ToLower(v.settings.Backend.OnFailure))
+		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless a rule says otherwise)", why, strings.ToLower(v.settings.Backend.OnFailure))
 	}
 	set := v.limiter.Rules()
 	if set == nil {

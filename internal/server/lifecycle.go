@@ -157,14 +157,14 @@ func (v *Server) notReady() []string {
 }
 
 // draining is the health component that fails once the server is told to stop.
-const draining = "sigterm"
+const draining = "shutdown"
 
 // drain waits until the server has to stop, makes it report that it is unhealthy, and lets it serve on for a while so
 // that clients can move to other servers. If it was never healthy, because there were no rules or no store yet, no
 // client has to move.
 func (v *Server) drain(ctx context.Context) error {
 	<-ctx.Done()
-	v.sigterm.Set(false, "the server is stopping")
+	v.shutdown.Set(false, "the server is stopping")
 	var delay time.Duration
 	if v.served.Load() {
 		delay = v.settings.DrainDelay

@@ -126,7 +126,7 @@ func (o *memcachedObserver) observer() remote.Observer {
 
 func (o *memcachedObserver) batch(b remote.Batch) {
 	if attrs, ok := o.storeObserver.batch(b); ok {
-		o.log.Warn("operations in memcached failed", attrs...)
+		o.log.Warn("memcached operations failed", attrs...)
 	}
 }
 
@@ -153,8 +153,8 @@ func (o *memcachedObserver) event(e remote.Event) {
 	case remote.EventConnected:
 		o.log.Info("connected to memcached", attrs...)
 	case memcached.EventLookupFailed:
-		o.log.Warn("DNS does not tell the memcached servers", attrs...)
+		o.log.Warn("cannot look up the memcached servers in DNS", attrs...)
 	case memcached.EventServersChanged:
-		o.log.Warn("DNS tells other memcached servers: most counters live elsewhere now, and begin anew", attrs...)
+		o.log.Warn("DNS names different memcached servers: most counters are on another server now, and start from zero", attrs...)
 	}
 }

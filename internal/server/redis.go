@@ -18,7 +18,7 @@ import (
 )
 
 // assumedHint tells users whose Redis is elsewhere, or who have none, what to set, and the others how to silence it.
-const assumedHint = "REDIS_URL=host:port says where Redis is; BACKEND_TYPE=memory tries this without one; BACKEND_TYPE=redis keeps the default, and this line away"
+const assumedHint = "set REDIS_URL=host:port if Redis is elsewhere, BACKEND_TYPE=memory to try this without Redis, or BACKEND_TYPE=redis to keep the default without this warning"
 
 // inReference says why there are only fixed windows under the reference's names, and what to do about it.
 const inReference = " cannot be counted under REDIS_KEY_FORMAT=reference, which takes one fixed_window per descriptor; " +
@@ -80,7 +80,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		notReady: o.health.NotReady,
 	}
 	if s.Backend.Assumed {
-		log.Warn("nothing says where counters live, so they are taken to be in Redis, at the socket where envoyproxy/ratelimit looks for it",
+		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",
 			"socket", s.Redis.URL, "hint", assumedHint)
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}

@@ -30,7 +30,7 @@ func (o redisObserver) observer() remote.Observer {
 
 func (o redisObserver) batch(b remote.Batch) {
 	if attrs, ok := o.storeObserver.batch(b); ok {
-		o.log.Warn("operations in redis failed", attrs...)
+		o.log.Warn("redis operations failed", attrs...)
 	}
 }
 
@@ -41,7 +41,7 @@ func (o redisObserver) evicted(node string, keys int64) {
 	}
 	o.registry.Counter(stats.BackendEvictedKeysTotal, node).Add(uint64(keys))
 	if omitted, ok := o.throttle.Allow("evicted " + node); ok {
-		o.log.Warn("redis has thrown out keys for want of memory: a counter among them begins anew", "node", node, "keys", keys, "omitted", omitted)
+		o.log.Warn("redis evicted keys because it ran out of memory: a counter among them starts from zero", "node", node, "keys", keys, "omitted", omitted)
 	}
 }
 
@@ -69,16 +69,16 @@ func (o redisObserver) event(e remote.Event) {
 	case remote.EventConnected:
 		o.log.Info("connected to redis", attrs...)
 	case redis.EventDataChanged:
-		o.log.Warn("redis is another process than before, and may have lost counters", attrs...)
+		o.log.Warn("redis was restarted or replaced, and may have lost counters", attrs...)
 	case redis.EventMaxMemory:
-		o.log.Warn("redis may throw out counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
+		o.log.Warn("redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
 	case redis.EventMasterChanged:
-		o.log.Warn("the sentinels name another master", attrs...)
+		o.log.Warn("the sentinels name a different master", attrs...)
 	case redis.EventDenied:
-		o.log.Error("the redis user may not do what decisions need", attrs...)
+		o.log.Error("the redis user lacks permissions that decisions need", attrs...)
 	case redis.EventLimited:
-		o.log.Warn("the redis user may not do what resets, give-backs or checks need", attrs...)
+		o.log.Warn("the redis user lacks permissions that resets, give-backs or checks need", attrs...)
 	case redis.EventPermitted:
-		o.log.Info("the redis user may do what decisions need now", attrs...)
+		o.log.Info("the redis user has the permissions that decisions need now", attrs...)
 	}
 }

@@ -55,7 +55,7 @@ type Server struct {
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
 	rules     *rulesState
-	sigterm   *task.Component
+	shutdown  *task.Component
 	watcher   rulesSource
 	service   *rls.Service
 	certs     *certs.Server // nil without TLS
@@ -95,7 +95,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	})
 
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
-	v.sigterm = v.health.Add(draining, true, "")
+	v.shutdown = v.health.Add(draining, true, "")
 	v.health.OnChange(func(ok bool) { // all components have been registered
 		if ok {
 			v.served.Store(true)

@@ -101,7 +101,7 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *task
 	return &store{
 		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
 		local:   local,
-		what:    "memory: counters live in this process only, and end with it",
+		what:    "memory: counters are kept in this process only, and are lost when it ends",
 	}, nil
 }
 

@@ -179,7 +179,7 @@ func (o *storeObserver) breaker(name, state string) {
 	if now == breakerOpen {
 		n.opened.Add(1)
 		if omitted, ok := o.throttle.Allow("breaker " + name); ok {
-			o.log.Warn("the store does not answer as it should: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
+			o.log.Warn("the store is failing: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
 			n.loggedOpen.Store(true)
 		}
 	}

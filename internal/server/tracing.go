@@ -23,7 +23,7 @@ func newTracing(ctx context.Context, s *settings.Settings, log *slog.Logger) (*t
 		return nil, nil //nolint:nilnil // there is none
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { // until there is the Tracer
-		log.WarnContext(ctx, "a variable that OpenTelemetry reads is passed over", "error", err)
+		log.WarnContext(ctx, "a variable that OpenTelemetry reads is ignored", "error", err)
 	}))
 	t, err := tracing.New(ctx, tracing.Config{
 		Service:   s.Tracing.Service,

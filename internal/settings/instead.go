@@ -18,7 +18,7 @@ func (v *variable) instead(value string) (used, notice string) {
 		return word(value, "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"), ""
 	case "LOG_FORMAT":
 		if used = word(value, "text", "json"); used != "text" && used != "json" {
-			return "text", says("is not known, so the log is written as text; it takes text or json")
+			return "text", says("is not known, so the log is written as text; it must be text or json")
 		}
 		return used, ""
 	case "REDIS_POOL_SIZE", "REDIS_PERSECOND_POOL_SIZE":

@@ -198,7 +198,7 @@ func checkRatio(v string) error {
 func checkPairs(v string) error {
 	for pair := range strings.SplitSeq(v, ",") {
 		if strings.Count(pair, ":") != 1 {
-			return fmt.Errorf("%q is no pair", pair)
+			return fmt.Errorf("%q is not a pair", pair)
 		}
 	}
 	return nil

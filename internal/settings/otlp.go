@@ -25,7 +25,7 @@ func checkOTLP(given map[string]string, protocol string) []error {
 			{"TIMEOUT", "a whole number of milliseconds", func(v string) bool { n, err := strconv.Atoi(v); return err == nil && n >= 0 }},
 		} {
 			if v := strings.TrimSpace(given[prefix+check.name]); v != "" && !check.ok(v) {
-				problems = append(problems, fmt.Errorf("%s%s: takes %s", prefix, check.name, check.takes))
+				problems = append(problems, fmt.Errorf("%s%s: must be %s", prefix, check.name, check.takes))
 			}
 		}
 	}

@@ -29,7 +29,7 @@ func TestOTLP(t *testing.T) {
 		switch {
 		case tt.wrong == "" && problems != nil, tt.wrong != "" && len(problems) != 1:
 			t.Errorf("%q: %q", tt.environ, problems)
-		case tt.wrong != "" && (!strings.HasPrefix(problems[0], tt.wrong+": takes ") || strings.Contains(problems[0], "sesame")):
+		case tt.wrong != "" && (!strings.HasPrefix(problems[0], tt.wrong+": must be ") || strings.Contains(problems[0], "sesame")):
 			t.Errorf("%q: %s", tt.environ, problems[0])
 		}
 		if _, _, problems := parse(t, tt.environ...); problems != nil {

@@ -312,10 +312,10 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 }
 
 // noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.
-const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plain text, and clients are asked for no certificate"
+const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plain text, and clients are not asked for a certificate"
 
 func wrong(name, value, takes string) error {
-	return fmt.Errorf("%s=%q: takes %s", name, value, takes)
+	return fmt.Errorf("%s=%q: must be %s", name, value, takes)
 }
 
 // relations returns what is wrong with values that must be one of a few, or that do not go together.
@@ -355,7 +355,7 @@ func checkTLS(given map[string]string) []error {
 	}
 	if given["GRPC_CLIENT_TLS_SAN"] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {
 		problems = append(problems, errors.New("GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT: "+
-			"the path of a PEM file of the CA that vouches for these names; without it clients are asked for no certificate"))
+			"the path of a PEM file of the CA that issues these clients' certificates; without it clients are not asked for a certificate"))
 	}
 	return problems
 }

@@ -166,23 +166,23 @@ func TestWrongValuesAreReportedAllAtOnce(t *testing.T) {
 		"PROMETHEUS_ADDR=9090", "PROMETHEUS_PATH=metrics", "LOG_LEVEL=loud", "CONFIG_TYPE=files",
 		"GRPC_MAX_CONNECTION_AGE=-1s", "LIMIT_RULE_HEADER=x rule", "LIMIT_RESET_HEADER=:status", "GRPC_PORT=65536", "STATS_FLUSH_INTERVAL=0s", "STATSD_PROTOCOL=http", "EXTRA_TAGS=a", "LOCAL_CACHE_SIZE_IN_BYTES=-1")
 	want := []string{
-		`CONFIG_TYPE="files": takes FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA`,
-		`DRAIN_DELAY="10": takes a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
-		`EXTRA_TAGS="a": takes pairs such as key:value,key2:value2`,
-		`GRPC_MAX_CONNECTION_AGE="-1s": takes a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
-		`GRPC_PORT="65536": takes a port number from 0 to 65535`,
-		`LIMIT_RESET_HEADER=":status": takes the name of a header, such as Retry-After: letters, digits and dashes`,
-		`LIMIT_RULE_HEADER="x rule": takes the name of a header, such as Retry-After: letters, digits and dashes`,
-		`LOCAL_CACHE_SIZE_IN_BYTES="-1": takes a whole number of 0 or more`,
-		`LOG_LEVEL="loud": takes one of panic, fatal, error, warn, warning, info, debug, trace`,
-		`MEMORY_MAX_KEYS="0": takes a whole number of 1 or more`,
-		`NEAR_LIMIT_RATIO="NaN": takes a number of 0 or more, such as 0.8`,
-		`PORT="http": takes a port number from 0 to 65535`,
-		`PROMETHEUS_ADDR="9090": takes an address such as :9090 or 127.0.0.1:9090`,
-		`PROMETHEUS_PATH="metrics": takes a path such as /metrics`,
-		`SHADOW_MODE="maybe": takes true or false`,
-		`STATSD_PROTOCOL="http": takes one of tcp, udp`,
-		`STATS_FLUSH_INTERVAL="0s": takes a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h`,
+		`CONFIG_TYPE="files": must be FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA`,
+		`DRAIN_DELAY="10": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
+		`EXTRA_TAGS="a": must be pairs such as key:value,key2:value2`,
+		`GRPC_MAX_CONNECTION_AGE="-1s": must be a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h`,
+		`GRPC_PORT="65536": must be a port number from 0 to 65535`,
+		`LIMIT_RESET_HEADER=":status": must be the name of a header, such as Retry-After: letters, digits and dashes`,
+		`LIMIT_RULE_HEADER="x rule": must be the name of a header, such as Retry-After: letters, digits and dashes`,
+		`LOCAL_CACHE_SIZE_IN_BYTES="-1": must be a whole number of 0 or more`,
+		`LOG_LEVEL="loud": must be one of panic, fatal, error, warn, warning, info, debug, trace`,
+		`MEMORY_MAX_KEYS="0": must be a whole number of 1 or more`,
+		`NEAR_LIMIT_RATIO="NaN": must be a number of 0 or more, such as 0.8`,
+		`PORT="http": must be a port number from 0 to 65535`,
+		`PROMETHEUS_ADDR="9090": must be an address such as :9090 or 127.0.0.1:9090`,
+		`PROMETHEUS_PATH="metrics": must be a path such as /metrics`,
+		`SHADOW_MODE="maybe": must be true or false`,
+		`STATSD_PROTOCOL="http": must be one of tcp, udp`,
+		`STATS_FLUSH_INTERVAL="0s": must be a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h`,
 	}
 	slices.Sort(problems)
 	if d := cmp.Diff(want, problems); d != "" {
@@ -201,14 +201,14 @@ func TestBackend(t *testing.T) {
 		{[]string{"BACKEND_TYPE=", "REDIS_URL="}, nil},
 		{[]string{"REDIS_URL=127.0.0.1:6379"}, nil},
 		{[]string{"REDIS_URL=127.0.0.1:6379", "BACKEND_TYPE=redis", "REDIS_AUTH=secret"}, nil},
-		{[]string{"REDIS_TYPE=ring"}, []string{`REDIS_TYPE="ring": takes one of single, sentinel, cluster`}},
+		{[]string{"REDIS_TYPE=ring"}, []string{`REDIS_TYPE="ring": must be one of single, sentinel, cluster`}},
 		{[]string{"REDIS_URL=x", "REDIS_AUTH=secret", "REDIS_AUTH_FILE=f"}, []string{"REDIS_AUTH and REDIS_AUTH_FILE", "one of them"}},
 		{[]string{"BACKEND_TYPE=memcache"}, []string{"BACKEND_TYPE=memcache needs MEMCACHE_HOST_PORT", "MEMCACHE_SRV"}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1", "MEMCACHE_SRV=_a._b.c"}, []string{"Both MEMCACHE_HOST_PORT and MEMCACHE_SRV are set"}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=a:1,b:2", "REDIS_POOL_SIZE=lots"}, nil},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "MEMCACHE_MAX_IDLE_CONNS=x"}, []string{"MEMCACHE_MAX_IDLE_CONNS"}},
 		{[]string{"BACKEND_TYPE=memcache", "MEMCACHE_SRV=_a._b.c", "EXPIRATION_JITTER_MAX_SECONDS=x"}, []string{"EXPIRATION_JITTER_MAX_SECONDS"}},
-		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": takes memory, redis or memcache`}},
+		{[]string{"BACKEND_TYPE=Memry"}, []string{`BACKEND_TYPE="Memry": must be memory, redis or memcache`}},
 	} {
 		_, _, err := Parse(tt.environ)
 		if (err != nil) != (tt.want != nil) {
@@ -237,7 +237,7 @@ func TestOnly(t *testing.T) {
 		{"BACKEND_TYPE=etcd", "GRPC_PORT", "redis  8081", ""},
 		{
 			"BACKEND_TYPE=etcd GRPC_PORT=x", "BACKEND_TYPE GRPC_PORT", "redis  8081",
-			`GRPC_PORT="x": takes a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": takes memory, redis or memcache`,
+			`GRPC_PORT="x": must be a port number from 0 to 65535` + "\n" + `BACKEND_TYPE="etcd": must be memory, redis or memcache`,
 		},
 	} {
 		s, err := Only(strings.Fields(tt.environ), strings.Fields(tt.names)...)
@@ -371,7 +371,7 @@ func TestMogrifiers(t *testing.T) {
 		t.Errorf("tags of Datadog %+v, extra tags (-want +got):\n%s", s.Stats.Datadog, d)
 	}
 	_, _, problems = parse(t, append(environ, "DOG_STATSD_MOGRIFIER_A_TAGS=k")...)
-	if len(problems) != 1 || !strings.HasPrefix(problems[0], `failed to load mogrifier A: DOG_STATSD_MOGRIFIER_A_TAGS="k": takes pairs`) {
+	if len(problems) != 1 || !strings.HasPrefix(problems[0], `failed to load mogrifier A: DOG_STATSD_MOGRIFIER_A_TAGS="k": must be pairs`) {
 		t.Errorf("problems %q", problems)
 	}
 }
@@ -397,9 +397,9 @@ func TestClientsWithCertificates(t *testing.T) {
 		want    string // part of the one problem, or of the one notice
 	}{
 		{tls("GRPC_CLIENT_TLS_SAN=envoy"), "GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT"},
-		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=,"), `GRPC_CLIENT_TLS_SAN=",": takes names separated by commas`},
-		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy, "), `GRPC_CLIENT_TLS_SAN="envoy, ": takes names`},
-		{tls("GRPC_SERVER_TLS_MIN_VERSION=1.1"), `GRPC_SERVER_TLS_MIN_VERSION="1.1": takes one of 1.2, 1.3`},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=,"), `GRPC_CLIENT_TLS_SAN=",": must be names separated by commas`},
+		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy, "), `GRPC_CLIENT_TLS_SAN="envoy, ": must be names`},
+		{tls("GRPC_SERVER_TLS_MIN_VERSION=1.1"), `GRPC_SERVER_TLS_MIN_VERSION="1.1": must be one of 1.2, 1.3`},
 		{[]string{"USE_STATSD=false", "GRPC_SERVER_TLS_CERT=cert"}, "GRPC_SERVER_TLS_CERT has no effect without GRPC_SERVER_USE_TLS=true"},
 		{[]string{"USE_STATSD=false", "GRPC_CLIENT_TLS_CACERT=ca"}, "GRPC_CLIENT_TLS_CACERT has no effect without GRPC_SERVER_USE_TLS=true"},
 		{tls("GRPC_CLIENT_TLS_CACERT=ca", "GRPC_CLIENT_TLS_SAN=envoy,spiffe://c/ns/a", "GRPC_SERVER_TLS_MIN_VERSION=1.3"), ""},

@@ -183,7 +183,7 @@ func backends(s *Settings) []variable {
 		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (ours)"},
 		{"NEAR_CACHE_REFUSAL", "1s", duration, &s.NearCache.Refusal, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
 		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
-		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "how much longer than they count counters are kept, at most; less than 0 is 0"},
+		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
 		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
 	}
 }
@@ -241,7 +241,7 @@ func xds(s *Settings) []variable {
 		{"XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", ratio, &s.XDS.BackoffFactor, "", "growth of the wait; 1 and less, with which the reference's wait never grows, mean 2"},
 		{"XDS_CLIENT_BACKOFF_JITTER", "true", boolean, &s.XDS.BackoffJitter, "", "make each wait random, between zero and its maximum"},
 		{"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", integer, &s.XDS.MaxMessage, "", "largest message; 64 MiB unless set (4 MB in the reference)"},
-		{"XDS_KEEP_ON_EMPTY", "false", boolean, &s.XDS.KeepOnEmpty, "", "keep the last rules if the control plane has none any more (ours)"},
+		{"XDS_KEEP_ON_EMPTY", "false", boolean, &s.XDS.KeepOnEmpty, "", "keep the last rules if the control plane no longer has any (ours)"},
 	}
 }
 

@@ -31,7 +31,7 @@ type XDS struct {
 func checkXDS(given map[string]string) []error {
 	const cert, key = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
 	if (given[cert] == "") != (given[key] == "") {
-		return []error{fmt.Errorf("%s and %s go together: set both, or neither", cert, key)}
+		return []error{fmt.Errorf("%s and %s belong together: set both, or neither", cert, key)}
 	}
 	return nil
 }

@@ -34,9 +34,9 @@ func TestXDS(t *testing.T) {
 func TestXDSProblems(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ environ, want string }{
-		{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY go together: set both, or neither"},
-		{"CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY go together: set both, or neither"},
-		{"CONFIG_GRPC_XDS_NODE_METADATA==eu", `CONFIG_GRPC_XDS_NODE_METADATA="=eu": takes pairs such as key=value,key2=value2`},
+		{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY belong together: set both, or neither"},
+		{"CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY belong together: set both, or neither"},
+		{"CONFIG_GRPC_XDS_NODE_METADATA==eu", `CONFIG_GRPC_XDS_NODE_METADATA="=eu": must be pairs such as key=value,key2=value2`},
 		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS takes pairs such as key:value,key2:value2"},
 		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=a:b, :geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS takes pairs such as key:value,key2:value2"},
 	} {

@@ -48,7 +48,7 @@ const (
 	gone           // the node is no longer in use
 )
 
-const noConnectionYet = "there was no connection yet"
+const noConnectionYet = "there has been no connection yet"
 
 // New returns a store to which there was no connection yet, and adds it to health.
 func New(name string, h *task.Health, p Policy) *Store {

@@ -18,7 +18,7 @@ func TestStore(t *testing.T) {
 		script string // event => health, ready or why not; away and why
 	}{
 		{"by default", storehealth.Policy{}, `
-			begin              => unhealthy; there was no connection yet
+			begin              => unhealthy; there has been no connection yet
 			failed no route    => unhealthy; there is no connection: no route
 			connected 2        => ok; ready
 			connected 1        => ok; ready
@@ -28,7 +28,7 @@ func TestStore(t *testing.T) {
 			connected 1        => ok; ready
 		`},
 		{"following connections", storehealth.Policy{Follows: true}, `
-			begin              => unhealthy; there was no connection yet
+			begin              => unhealthy; there has been no connection yet
 			connected 1        => ok; ready
 			open a:1           => degraded; no answer in time, or at all, from a:1
 			connected 0        => unhealthy; there is no connection
@@ -64,7 +64,7 @@ func TestStore(t *testing.T) {
 			permitted b:1      => ok; ready
 		`},
 		{"denied from the start", storehealth.Policy{}, `
-			denied a:1 no GET  => unhealthy; there was no connection yet
+			denied a:1 no GET  => unhealthy; there has been no connection yet
 			connected 1        => unhealthy; no GET
 			permitted a:1      => ok; ready
 		`},

@@ -96,7 +96,7 @@ func newExporter(ctx context.Context, protocol string) (sdk.SpanExporter, error)
 	case "grpc":
 		return otlptracegrpc.New(ctx)
 	default:
-		return nil, fmt.Errorf("protocol %q: takes http or grpc", protocol)
+		return nil, fmt.Errorf("protocol %q: must be http or grpc", protocol)
 	}
 }
 
@@ -134,7 +134,7 @@ func (t *Tracer) Run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.Flush)
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil {
-		t.config.Log.WarnContext(ctx, "spans are lost: they could not be sent before the end", "error", err)
+		t.config.Log.WarnContext(ctx, "spans were lost: they could not be sent before the server stopped", "error", err)
 	}
 	return nil
 }

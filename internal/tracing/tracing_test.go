@@ -369,7 +369,7 @@ func TestCollectorThatHangs(t *testing.T) {
 	if took := w.flush(); took > patience {
 		t.Errorf("the end took %v, want 50ms", took)
 	}
-	if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "spans are lost: they could not be sent before the end") {
+	if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "spans were lost: they could not be sent before the server stopped") {
 		t.Errorf("the log says %q", got)
 	}
 	close(release)
@@ -417,7 +417,7 @@ func awaitGoroutines(t *testing.T) {
 }
 
 func TestProtocol(t *testing.T) {
-	if _, err := tracing.New(t.Context(), tracing.Config{Protocol: "udp"}); err == nil || !strings.Contains(err.Error(), "takes http or grpc") {
+	if _, err := tracing.New(t.Context(), tracing.Config{Protocol: "udp"}); err == nil || !strings.Contains(err.Error(), "must be http or grpc") {
 		t.Errorf("error %v", err)
 	}
 }

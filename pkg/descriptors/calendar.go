@@ -57,7 +57,7 @@ func (c *compiler) calendar(raw *rawLimit, item *RateLimit, path string) {
 	asked, zone := raw.own(engine.ParamCalendar.String()), raw.own(engine.ParamTimezone.String())
 	on := asked != nil && asked.n != 0
 	if zone != nil && !on && (asked == nil || !asked.broken) {
-		c.fail(zone.at, path, "timezone means nothing without calendar: true")
+		c.fail(zone.at, path, "timezone has no effect without calendar: true")
 	}
 	switch {
 	case on:
@@ -79,7 +79,7 @@ func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 	calendar := item.Unit.calendarOf(zone, item.Multiplier)
 	switch {
 	case item.Limit.Align != engine.AlignClock:
-		c.fail(asked.at, path, "calendar: true beside align: first: windows begin by the calendar or with a hit; leave out one of them")
+		c.fail(asked.at, path, "calendar: true with align: first: windows begin by the calendar or with a hit; leave out one of them")
 	case !known:
 		c.fail(asked.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
 	case zone == nil:

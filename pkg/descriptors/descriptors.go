@@ -91,7 +91,7 @@ func (r *Rule) Place() string {
 	return r.File + ":" + strconv.Itoa(r.Line)
 }
 
-// Override is a limit that a request brings along.
+// Override is a limit that a request carries.
 type Override struct {
 	RequestsPerUnit uint32
 	Unit            Unit   // UnitUnknown also stands for numbers that are not a unit

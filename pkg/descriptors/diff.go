@@ -61,7 +61,7 @@ func (l *level) diff(old *level, path string) (lines []string) {
 		}
 	}
 	if reordered(order) {
-		lines = append(lines, path+": wildcards are tried in another order")
+		lines = append(lines, path+": wildcards are tried in a different order")
 	}
 	return lines
 }

@@ -38,7 +38,7 @@ func (r *Rule) changes(was *Rule) (out []string) {
 		}
 	}
 	if !reflect.DeepEqual(r.Metadata, was.Metadata) {
-		out = append(out, "other metadata")
+		out = append(out, "metadata changed")
 	}
 	return out
 }

@@ -49,7 +49,7 @@ func (c *compiler) blanks(t text, k, path string) {
 // withoutNumber reports a limit that refuses everything because its number was left out.
 func (c *compiler) withoutNumber(l *rawLimit, path string) {
 	if !l.requests.at.present() && !c.misread {
-		c.warn(l.at, path, "no requests_per_unit, so everything is refused: want a number, or 0 if that is meant")
+		c.warn(l.at, path, "no requests_per_unit, so everything is refused: want a number, or 0 if that is intended")
 	}
 }
 

@@ -99,14 +99,14 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, 
 func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 	switch {
 	case listed:
-		c.fail(l.unlimited.at, path, "unlimited stands in an item of rate_limits: it belongs in rate_limit, alone")
+		c.fail(l.unlimited.at, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, alone")
 	case unit != UnitUnknown:
 		c.fail(l.unit.at, path, "should not specify rate limit unit when unlimited")
 	case l.unit.s != "":
 		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", shorten(l.unit.s))
 	}
 	for _, o := range l.owns {
-		c.fail(o.at, path, "%s means nothing when unlimited", o.k)
+		c.fail(o.at, path, "%s does not apply when unlimited", o.k)
 	}
 }
 
@@ -127,11 +127,11 @@ func (c *compiler) algorithm(l *rawLimit, limit *engine.Limit, path string) bool
 // means reports whether a parameter means something for a limit, and reports an error if not.
 func (c *compiler) means(own *ownKey, p engine.Parameter, l *engine.Limit, path string) bool {
 	if !p.TakenBy(l.Algorithm) {
-		c.fail(own.at, path, "%s means nothing under %s: it belongs to %s", p, l.Algorithm, algorithmList(p.Takers()))
+		c.fail(own.at, path, "%s does not apply to %s: it belongs to %s", p, l.Algorithm, algorithmList(p.Takers()))
 		return false
 	}
 	if l.Listed && p.Single() {
-		c.fail(own.at, path, "%s means nothing in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
+		c.fail(own.at, path, "%s does not apply in rate_limits: all limits of a list admit together, and what is refused is not counted", p)
 		return false
 	}
 	return true

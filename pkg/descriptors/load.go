@@ -124,14 +124,14 @@ func (c *compiler) settings(f *rawFile) {
 		case !together && f.charge.s != "each":
 			c.fail(f.charge.at, d.Name, "unknown charge '%s': want each or together", f.charge.s)
 		case d.settings.charge != "" && d.ChargeTogether != together:
-			c.fail(f.charge.at, d.Name, "charge '%s' is not what the domain has at %s: want the same in all its files", f.charge.s, d.settings.charge)
+			c.fail(f.charge.at, d.Name, "charge '%s' differs from what the domain has at %s: want the same in all its files", f.charge.s, d.settings.charge)
 		default:
 			d.ChargeTogether, d.settings.charge = together, c.where(f.charge.at)
 		}
 	}
 	if f.override.at.present() {
 		if d.settings.override != "" && d.AllowOverride != f.override.on {
-			c.fail(f.override.at, d.Name, "allow_limit_override is not what the domain has at %s: want the same in all its files", d.settings.override)
+			c.fail(f.override.at, d.Name, "allow_limit_override differs from what the domain has at %s: want the same in all its files", d.settings.override)
 		} else {
 			d.AllowOverride, d.settings.override = f.override.on, c.where(f.override.at)
 		}
@@ -213,7 +213,7 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	switch {
 	case d.limit != nil && d.limitsAt.present():
 		c.limited++
-		c.fail(d.limitsAt, path, "rate_limit and rate_limits stand on one descriptor: want one of them")
+		c.fail(d.limitsAt, path, "rate_limit and rate_limits are on one descriptor: want one of them")
 		return
 	case d.limit == nil && !d.limitsAt.present():
 		c.withoutLimit(d, path)
@@ -254,7 +254,7 @@ func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
 	}
 	if d.policy != nil {
 		for _, k := range d.policy.written() {
-			c.fail(k.at, path, "%s means nothing on a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
+			c.fail(k.at, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
 		}
 	}
 }
@@ -263,7 +263,7 @@ func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
 func (c *compiler) single(d *rawDescriptor, r *Rule) {
 	if d.policy != nil {
 		for _, k := range d.policy.written() {
-			c.fail(k.at, r.Path, "%s stands beside rate_limit: it belongs inside", k.k)
+			c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
 		}
 	}
 	l := d.limit
@@ -289,7 +289,7 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 		path := fmt.Sprintf("%s.rate_limits[%d]", r.Path, i)
 		if l.policy != nil {
 			for _, k := range l.policy.written() {
-				c.fail(k.at, path, "%s stands in an item of rate_limits: it belongs beside rate_limits", k.k)
+				c.fail(k.at, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.k)
 			}
 		}
 		item, ok := c.item(l, path, true)

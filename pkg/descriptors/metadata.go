@@ -38,7 +38,7 @@ func weigh(v any, depth int) (size int, why string) {
 		return len(v), ""
 	case float64:
 		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return 0, fmt.Sprintf("%v: JSON, which /json answers in, has no such number", v)
+			return 0, fmt.Sprintf("%v: JSON, the format of /json, has no such number", v)
 		}
 		return 1, ""
 	default:

@@ -79,7 +79,7 @@ func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
 	}
 	if r.Unlimited {
 		for _, w := range p.written() {
-			c.fail(w.at, r.Path, "%s means nothing when unlimited", w.k)
+			c.fail(w.at, r.Path, "%s does not apply when unlimited", w.k)
 		}
 		return
 	}
@@ -110,7 +110,7 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 	}
 	held := func(l engine.Limit) bool { return l.Algorithm.Holds() }
 	if limits := r.RateLimits.Limits(); len(limits) > 0 && !slices.ContainsFunc(limits, held) {
-		c.fail(t.at, r.Path, "holder means nothing under %s: it belongs to concurrency", limits[0].Algorithm.String())
+		c.fail(t.at, r.Path, "holder does not apply to %s: it belongs to concurrency", limits[0].Algorithm.String())
 		return
 	}
 	var keys []string
@@ -118,7 +118,7 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 		keys = append(keys, above.key)
 	}
 	if !slices.Contains(keys, t.s) {
-		c.fail(t.at, r.Path, "holder '%s' is no key of this descriptor or of one above it: want one of %q", shorten(t.s), keys)
+		c.fail(t.at, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", shorten(t.s), keys)
 		return
 	}
 	r.Holder = t.s
@@ -156,7 +156,7 @@ func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 		c.fail(raw.max.at, r.Path, "max %s of a penalty is shorter than its for %s", raw.max.s, raw.duration.s)
 	}
 	if out.Escalate == 0 {
-		c.fail(raw.escalate.at, r.Path, "escalate 0 of a penalty: want 1, which is the same again, or more")
+		c.fail(raw.escalate.at, r.Path, "escalate 0 of a penalty: want 1, which means the same length again, or more")
 	}
 	if len(c.problems) == before {
 		if err := out.Validate(); err != nil {
@@ -188,7 +188,7 @@ func (c *compiler) lease(t text, r *Rule) {
 		n = int(parsed)
 	}
 	if why := r.unleased(); n != leaseOff && why != "" {
-		c.fail(t.at, r.Path, "lease '%s' means nothing %s, where hits are never fetched in advance: want off, or no lease", t.s, why)
+		c.fail(t.at, r.Path, "lease '%s' does not apply %s, where hits are never fetched in advance: want off, or no lease", t.s, why)
 		return
 	}
 	r.Lease = int32(n)
@@ -199,9 +199,9 @@ func (r *Rule) unleased() string {
 	limits := r.RateLimits.Limits()
 	switch {
 	case r.Penalty != nil:
-		return "beside a penalty"
+		return "with a penalty"
 	case len(limits) > 1:
-		return "beside rate_limits"
+		return "with rate_limits"
 	case len(limits) == 0:
 		return ""
 	}
@@ -209,9 +209,9 @@ func (r *Rule) unleased() string {
 	case "":
 		return ""
 	case limits[0].Algorithm.String():
-		return "under " + why
+		return "to " + why
 	default:
-		return "beside " + why
+		return "with " + why
 	}
 }
 

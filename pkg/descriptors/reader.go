@@ -209,7 +209,7 @@ func (r *reader) plainTag(n *yaml.Node) bool {
 	case "!!str", "!!int", "!!bool", "!!float", "!!null", "!!map", "!!seq", "!!merge":
 		return true
 	}
-	r.fail(at(n), r.path(), "error loading config file: the tag %s is not taken: want none, or one of !!str, !!int, !!bool, !!float, !!null, !!map, !!seq", n.Tag)
+	r.fail(at(n), r.path(), "error loading config file: the tag %s is not accepted: want none, or one of !!str, !!int, !!bool, !!float, !!null, !!map, !!seq", n.Tag)
 	return false
 }
 
@@ -297,7 +297,7 @@ func (r *reader) key(p pair, where place) (k keyword, ok bool) {
 		r.warn(at(n), r.path(), "key '%s' has no effect in %s: it belongs in %s", k.name, where, k.where&^inIgnored)
 		r.ignored(k.name, p.value, maxIgnoredDepth)
 	default:
-		r.fail(at(n), r.path(), "config error, key '%s' means nothing in %s: it belongs in %s", k.name, where, k.where)
+		r.fail(at(n), r.path(), "config error, key '%s' does not belong in %s: it belongs in %s", k.name, where, k.where)
 	}
 	return keyword{}, false
 }

@@ -39,11 +39,11 @@ res: unknown charge 'never': want each or together
 res: ?.a: duplicate descriptor composite key '?.a': res has it already
 res: ?.?: descriptor has empty key: want the key of an entry
 res: ?.b: invalid rate limit unit '': want second, minute, hour, day, week, month or year
-res: ?.c: rate_limit and rate_limits stand on one descriptor: want one of them
-res: ?.e: lease means nothing on a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
+res: ?.c: rate_limit and rate_limits are on one descriptor: want one of them
+res: ?.e: lease does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
 res: warning: ?.f: shadow_mode has no effect on a descriptor without a limit
 res: ?.f: share_threshold can only be used with wildcard values (containing '*'), but found key 'f'
-res: ?.g: burst means nothing under fixed_window: it belongs to token_bucket, leaky_bucket
+res: ?.g: burst does not apply to fixed_window: it belongs to token_bucket, leaky_bucket
 res: ?.g: should not have an empty replaces entry: want the name of another limit
 res: ?.g: replaces should not contain name of same descriptor: 'g' is its own
 res: ?.g: unknown on_failure 'maybe': want error, allow, deny or local
@@ -79,7 +79,7 @@ func TestTreeHasNoLines(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"user": "the key with any value: user\nlimited by shop.user (res): 3 per minute",
-		"free": "no exact match; the first wildcard of the file that fits is free_*\nshop.free_* (res) is unlimited: never refused",
+		"free": "no exact match; the first wildcard in the file that matches is free_*\nshop.free_* (res) is unlimited: never refused",
 	} {
 		var text []string
 		for _, s := range set.Domain([]byte("shop")).Explain([]descriptors.Entry{{Key: []byte(key), Value: []byte("a")}}) {

@@ -25,7 +25,7 @@ func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
 const (
 	wantNumber = "want a whole number from 0 to 4294967295"
 	wantFlag   = "want true or false"
-	wantQuotes = "put it in quotes to have it as text"
+	wantQuotes = "put it in quotes to use it as text"
 )
 
 // scalar resolves a scalar outside metadata, where floating-point numbers are refused; want says what to write instead.
@@ -176,7 +176,7 @@ func (r *reader) metadataScalar(n *yaml.Node) any { //nolint:ireturn // metadata
 		return float64(s.int)
 	case kindFloat:
 		if math.IsNaN(s.float) || math.IsInf(s.float, 0) {
-			r.fail(at(n), r.path(), "error parsing metadata: %s: JSON, which /json answers in, has no such number; quote it to have it as text", brief(n))
+			r.fail(at(n), r.path(), "error parsing metadata: %s: JSON, the format of /json, has no such number; quote it to use it as text", brief(n))
 			return nil
 		}
 		return s.float

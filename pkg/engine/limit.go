@@ -99,7 +99,7 @@ type FieldError struct {
 	Text   string // what is wrong, and what would be accepted
 }
 
-// Error returns the field and the text, such as "burst is 0; it takes 1 to 4294967295".
+// Error returns the field and the text, such as "burst is 0; it must be 1 to 4294967295".
 func (e *FieldError) Error() string { return e.Field + " " + e.Text }
 
 func wrong(field, format string, args ...any) *FieldError {
@@ -150,7 +150,7 @@ func (e FieldErrors) about(field string) bool {
 // Validate returns nil if l is valid, or else [FieldErrors], which name every wrong field and what it takes.
 func (l Limit) Validate() error {
 	if int(l.Algorithm) >= len(algorithms) {
-		return FieldErrors{wrong("algorithm", "is not known; it takes %s", AlgorithmNames())}
+		return FieldErrors{wrong("algorithm", "is not known; it must be %s", AlgorithmNames())}
 	}
 	var errs FieldErrors
 	errs.add(l.checkHits())
@@ -180,7 +180,7 @@ func (l Limit) Validate() error {
 func (l *Limit) checkHits() *FieldError {
 	switch most := l.Algorithm.row().mostHits; {
 	case l.Hits > maxNumber:
-		return wrong("requests_per_unit", "is %d; it takes 0 to %d", l.Hits, uint64(maxNumber))
+		return wrong("requests_per_unit", "is %d; it must be 0 to %d", l.Hits, uint64(maxNumber))
 	case l.Hits > most:
 		return wrong("requests_per_unit", "is %d; %s takes 0 to %d", l.Hits, l.Algorithm, most)
 	}
@@ -189,7 +189,7 @@ func (l *Limit) checkHits() *FieldError {
 
 func (l *Limit) checkWindow() *FieldError {
 	if l.Window < 1 || l.Window > maxWindow {
-		return wrong("unit_multiplier", "makes a window of %d µs; it takes from 1 µs to 2^48 µs (8.9 years)", l.Window)
+		return wrong("unit_multiplier", "makes a window of %d µs; it must be from 1 µs to 2^48 µs (8.9 years)", l.Window)
 	}
 	return nil
 }
@@ -199,15 +199,15 @@ func (l *Limit) checkWindow() *FieldError {
 func (p Parameter) check(l *Limit, v uint64) *FieldError {
 	switch row := &parameters[p]; {
 	case !p.TakenBy(l.Algorithm) && v != 0:
-		return wrong(row.key, "means nothing under %s; it belongs to %s", l.Algorithm, list(p.Takers(), "and"))
+		return wrong(row.key, "does not apply to %s; it belongs to %s", l.Algorithm, list(p.Takers(), "and"))
 	case !p.TakenBy(l.Algorithm) || v == p.Usual(l):
 		return nil
 	case row.kind == KindTime:
-		return wrong(row.key, "is %d µs; it takes from 1 µs to 2^48 µs (8.9 years), or 0 for none", Micros(v))
+		return wrong(row.key, "is %d µs; it must be from 1 µs to 2^48 µs (8.9 years), or 0 for none", Micros(v))
 	case row.kind == KindWord:
-		return wrong(row.key, "is not known; it takes %s", p.Accepts())
+		return wrong(row.key, "is not known; it must be %s", p.Accepts())
 	default:
-		return wrong(row.key, "is %d; it takes %s", v, p.Accepts())
+		return wrong(row.key, "is %d; it must be %s", v, p.Accepts())
 	}
 }
 
@@ -223,14 +223,14 @@ func (l *Limit) checkInitial() *FieldError {
 	if l.Initial <= l.Burst {
 		return nil
 	}
-	e := wrong("initial", "is %d; it takes 0 to the burst, which is %d", l.Initial, l.Burst)
+	e := wrong("initial", "is %d; it must be 0 to the burst, which is %d", l.Initial, l.Burst)
 	e.Beside = "burst"
 	return e
 }
 
 func (l *Limit) checkAlign() *FieldError {
 	if l.Align != AlignClock && l.Calendar != nil {
-		return wrong("align", "is %s, and the windows of a calendar begin when it says; it takes clock there", ParamAlign.Text(l))
+		return wrong("align", "is %s, and the windows of a calendar begin when it says; it must be clock there", ParamAlign.Text(l))
 	}
 	return nil
 }
@@ -240,9 +240,9 @@ func (l *Limit) checkRefused() *FieldError {
 	switch {
 	case !l.CountRefused:
 	case l.Listed:
-		return wrong("count_refused", "means nothing in rate_limits, whose refused hits never count; it takes false there")
+		return wrong("count_refused", "does not apply in rate_limits, whose refused hits never count; it must be false there")
 	case l.Debt > 0:
-		return wrong("count_refused", "does not go together with debt; one of them has to go")
+		return wrong("count_refused", "cannot be combined with debt; remove one of them")
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func (l *Limit) checkFilling() *FieldError {
 	if l.fills(most) {
 		return nil
 	}
-	return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it takes less", l.Burst, l.Hits, l.Window)
+	return wrong("burst", "of %d takes over 100 years to fill, at %d hits per %d µs; it must be less", l.Burst, l.Hits, l.Window)
 }
 
 // checkSteps checks that the tokens of each step are whole.
@@ -270,7 +270,7 @@ func (l *Limit) checkSteps() *FieldError {
 	w := uint64(l.Window)
 	if _, rest := muldiv(l.Hits%w, uint64(l.FillInterval)%w, w); rest != 0 {
 		each := l.Window / Micros(gcd(w, l.Hits))
-		return wrong("fill_interval", "of %d µs brings no whole number of tokens; it takes multiples of %d µs", l.FillInterval, each)
+		return wrong("fill_interval", "of %d µs does not add a whole number of tokens; it must be a multiple of %d µs", l.FillInterval, each)
 	}
 	return nil
 }
@@ -294,7 +294,7 @@ func (l Limits) Validate() error {
 		}
 		for j := range l[:i] {
 			if l[i].SharesState(&l[j]) {
-				return wrong("rate_limits", "has two limits of %s and one window; it takes one of them, the stricter", l[i].Algorithm)
+				return wrong("rate_limits", "has two limits of %s and one window; keep the stricter one", l[i].Algorithm)
 			}
 		}
 	}

@@ -65,8 +65,8 @@ func TestValidate(t *testing.T) {
 		"nothing at all":         {bucket(func(l *engine.Limit) { l.Hits = 0; l.Burst = 0; l.Initial = 0 }), ""},
 		"initial over the burst": {bucket(func(l *engine.Limit) { l.Initial = 21 }), "initial: the burst, which is 20"},
 		"steps":                  {bucket(func(l *engine.Limit) { l.FillInterval = 300_000 }), ""},
-		"steps of half a token":  {bucket(func(l *engine.Limit) { l.FillInterval = 150_000 }), "fill_interval: multiples of 100000 µs"},
-		"steps that are uneven":  {bucket(func(l *engine.Limit) { l.Hits = 3; l.FillInterval = 333_333 }), "fill_interval: multiples of 1000000 µs"},
+		"steps of half a token":  {bucket(func(l *engine.Limit) { l.FillInterval = 150_000 }), "fill_interval: a multiple of 100000 µs"},
+		"steps that are uneven":  {bucket(func(l *engine.Limit) { l.Hits = 3; l.FillInterval = 333_333 }), "fill_interval: a multiple of 1000000 µs"},
 		"negative steps":         {bucket(func(l *engine.Limit) { l.FillInterval = -1 }), "fill_interval: from 1 µs"},
 		"steps over 2^48":        {bucket(func(l *engine.Limit) { l.FillInterval = 1 << 49 }), "fill_interval: 2^48"},
 		"99 years":               {bucket(func(l *engine.Limit) { l.Hits = 1; l.Window = year; l.Burst = 99 }), ""},
@@ -159,7 +159,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%v parses as %v, %v", on, got, err)
 		}
 	}
-	want := `"leaky" is not known; it takes ` + engine.AlgorithmNames()
+	want := `"leaky" is not known; it must be ` + engine.AlgorithmNames()
 	if _, err := engine.ParseAlgorithm("leaky"); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -50,7 +50,7 @@ func parse[T named](name string, first, last T) (T, error) {
 		}
 		all = append(all, v)
 	}
-	return first, fmt.Errorf("%q is not known; it takes %s", name, list(all, "or"))
+	return first, fmt.Errorf("%q is not known; it must be %s", name, list(all, "or"))
 }
 
 // list lists names: a, b or c.

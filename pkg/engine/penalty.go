@@ -31,11 +31,11 @@ func (p *Penalty) Validate() error {
 	case p.For < 1 || p.For > maxWindow:
 		return wrong("for", "is %d µs; a penalty lasts from 1 µs to 2^48 µs (8.9 years)", p.For)
 	case p.On > OnReached:
-		return wrong("on", "is not known; it takes exceeded or reached")
+		return wrong("on", "is not known; it must be exceeded or reached")
 	case p.Escalate < 1:
-		return wrong("escalate", "is 0; it takes a whole number of at least 1, which is the same again")
+		return wrong("escalate", "is 0; it must be a whole number of at least 1, which means the same length again")
 	case p.Max < p.For || p.Max > maxWindow:
-		return wrong("max", "is %d µs; it takes from %d µs, the length of the first penalty, to 2^48 µs (8.9 years)", p.Max, p.For)
+		return wrong("max", "is %d µs; it must be from %d µs, the length of the first penalty, to 2^48 µs (8.9 years)", p.Max, p.For)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	var failures chan error
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		w.log.Warn("cannot watch directories, looking at them regularly instead", "every", w.config.Rescan, "error", err)
+		w.log.Warn("cannot watch directories, polling them instead", "every", w.config.Rescan, "error", err)
 	} else {
 		defer func() { _ = notify.Close() }() // nothing reads its events any more
 		events, failures = notify.Events, notify.Errors
@@ -102,7 +102,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				settled.event(time.Now())
 			}
 		case err := <-failures:
-			w.log.Warn("events of directories were lost, looking again", "error", err)
+			w.log.Warn("directory events were lost, reading the directories again", "error", err)
 			settled.event(time.Now())
 		case <-settled.timer.C:
 			settled.since = time.Time{}
@@ -141,7 +141,7 @@ func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
 	if digest := s.digest(); force || !w.seen || digest != w.digest {
 		w.seen, w.digest = true, digest
 		if err := w.rules.Update(s.sources, s.problems); err != nil {
-			w.log.Debug("the directory was read in vain", "error", err) // the Watch has logged why
+			w.log.Debug("the directory could not be read", "error", err) // the Watch has logged why
 		}
 	}
 	return notify != nil && w.watch(notify, s)
@@ -157,7 +157,7 @@ func (w *Watcher) watch(notify *fsnotify.Watcher, s *snapshot) (fresh bool) {
 			fresh = fresh || !slices.Contains(before, dir)
 		case !w.blind:
 			w.blind = true
-			w.log.Warn("cannot watch a directory, looking at it regularly instead", "directory", dir, "every", w.config.Rescan, "error", err)
+			w.log.Warn("cannot watch a directory, polling it instead", "directory", dir, "every", w.config.Rescan, "error", err)
 		}
 	}
 	for _, dir := range before {

@@ -109,7 +109,7 @@ func scan(l Layout) *snapshot {
 		s.problem(dir, "%s", reason(err))
 	}
 	if len(s.sources) == 0 && len(s.problems) == 0 {
-		s.problem(dir, "no rules in here: %s", l.expects())
+		s.problem(dir, "no rules here: %s", l.expects())
 	}
 	return s
 }
@@ -124,7 +124,7 @@ func (l Layout) hint() string {
 
 func (l Layout) expects() string {
 	if l.WatchRoot {
-		return fmt.Sprintf("files are looked for below %s, and beside it as %s*", filepath.Join(l.Dir(), l.AppDirectory), l.prefix())
+		return fmt.Sprintf("files are looked for below %s, and next to it as %s*", filepath.Join(l.Dir(), l.AppDirectory), l.prefix())
 	}
 	return "the directory has no files"
 }
@@ -198,7 +198,7 @@ func (s *snapshot) add(name, path string) error {
 	s.size += len(data)
 	s.sources = append(s.sources, descriptors.Source{Name: name, Data: data})
 	if s.size > MaxTotalSize || len(s.sources) > MaxFiles {
-		s.problem(name, "too many rules up to here: at most %d files with %d bytes together are read", MaxFiles, MaxTotalSize)
+		s.problem(name, "too many rules by this file: at most %d files with %d bytes in total are read", MaxFiles, MaxTotalSize)
 		return errTooMuch
 	}
 	return nil
@@ -233,7 +233,7 @@ func read(path string) ([]byte, error) {
 }
 
 func tooLarge(size int64) error {
-	return fmt.Errorf("%d bytes: a file of rules has at most %d", size, MaxFileSize)
+	return fmt.Errorf("%d bytes: a file of rules may have at most %d", size, MaxFileSize)
 }
 
 // readable returns an error if a file of this kind and size is not to be read.

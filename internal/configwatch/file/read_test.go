@@ -116,8 +116,8 @@ func TestNothingToReadIsAProblem(t *testing.T) {
 		layout file.Layout
 		want   string
 	}{
-		{file.Layout{Root: dir}, "no rules in here: the directory has no files"},
-		{file.Layout{Root: dir, AppDirectory: "config", WatchRoot: true}, "beside it as config.*"},
+		{file.Layout{Root: dir}, "no rules here: the directory has no files"},
+		{file.Layout{Root: dir, AppDirectory: "config", WatchRoot: true}, "next to it as config.*"},
 		{file.Layout{Root: dir, AppDirectory: "config"}, "no such file or directory: rules are read from RUNTIME_ROOT/"},
 	} {
 		sources, problems := file.Read(tt.layout)
@@ -157,7 +157,7 @@ func TestY19FilesThatAreNotRead(t *testing.T) {
 		make func(t *testing.T, path string)
 		want string
 	}{
-		{"one byte too many", func(t *testing.T, path string) { t.Helper(); sparse(t, path, file.MaxFileSize+1) }, "10485761 bytes: a file of rules has at most 10485760"},
+		{"one byte too many", func(t *testing.T, path string) { t.Helper(); sparse(t, path, file.MaxFileSize+1) }, "10485761 bytes: a file of rules may have at most 10485760"},
 		{"sparse gigabyte", func(t *testing.T, path string) { t.Helper(); sparse(t, path, 1<<30) }, "1073741824 bytes"},
 		{"named pipe", func(t *testing.T, path string) {
 			t.Helper()

@@ -32,7 +32,7 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	for i, res := range all {
 		label := res.label(i)
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
-			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource of this name: give each its own", Warning: true})
+			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs its own", Warning: true})
 		}
 		tree, err := res.decode(&budget)
 		if err != nil {
@@ -96,7 +96,7 @@ const nameField = 1
 var (
 	errTooMany = fmt.Errorf("there are more than %d descriptors, limits and values of metadata", maxMessages)
 	errTooDeep = fmt.Errorf("messages are nested more than %d deep", maxNesting)
-	errDamaged = errors.New("it is damaged, or no protobuf")
+	errDamaged = errors.New("it is damaged, or not protobuf")
 )
 
 // survey examines an encoded message before any memory is spent on it, and subtracts what it contains from the budget.
@@ -137,7 +137,7 @@ func surveyField(value []byte, field protoreflect.FieldDescriptor, budget *int, 
 	case len(value) > maxText:
 		return fmt.Errorf("the text of %s has %d bytes: want at most %d", readable(field), len(value), maxText)
 	case !utf8.Valid(value):
-		return fmt.Errorf("the text of %s is no UTF-8: %.40q", readable(field), value)
+		return fmt.Errorf("the text of %sis not UTF-8: %.40q", readable(field), value)
 	}
 	return nil
 }

@@ -168,7 +168,7 @@ func (c *Client) compile(all []resource) (refusal string) {
 	if len(all) == 0 {
 		c.config.Hooks.Event(EventEmpty)
 		if rules := c.rules.Rules(); c.config.KeepOnEmpty && rules != nil && len(rules.Files()) > 0 {
-			c.log.Warn("the control plane has no rules; those before it serve on", "server", c.config.Server)
+			c.log.Warn("the control plane has no rules; the previous ones stay in use", "server", c.config.Server)
 			return ""
 		}
 		c.log.Warn("the control plane has no rules: nothing is limited", "server", c.config.Server)

@@ -262,7 +262,7 @@ func TestX5ValuesAsInYAML(t *testing.T) {
 		{"empty replaces", policy(&configv1.RateLimitPolicy{Unit: day, Replaces: []*configv1.RateLimitReplace{{}}}), "a: shop.k: should not have an empty replaces entry"},
 		{"shared without wildcard", []*configv1.RateLimitDescriptor{{Key: "k", Value: "v", ShareThreshold: true}}, "a: shop.k_v: share_threshold can only be used with wildcard values"},
 		{"unknown algorithm", policy(&configv1.RateLimitPolicy{Unit: day, Algorithm: "leaky"}), "a: shop.k: unknown algorithm 'leaky': want fixed_window,"},
-		{"burst of a window", policy(&configv1.RateLimitPolicy{Unit: day, RequestsPerUnit: 1, Burst: proto.Uint32(3)}), "a: shop.k: burst means nothing under fixed_window"},
+		{"burst of a window", policy(&configv1.RateLimitPolicy{Unit: day, RequestsPerUnit: 1, Burst: proto.Uint32(3)}), "a: shop.k: burst does not apply to fixed_window"},
 		{"multiplier 0", policy(&configv1.RateLimitPolicy{Unit: day, UnitMultiplier: proto.Uint32(0)}), "a: shop.k: unit_multiplier 0: want 1 to"},
 		{"depth 64", deep(64), ""},
 		{"depth 65", deep(65), "descriptors are nested more than 64 deep"},
@@ -363,7 +363,7 @@ func TestX6Metadata(t *testing.T) {
 		{"list", &structpb.Struct{Fields: map[string]*structpb.Value{"l": structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{
 			structpb.NewNullValue(), structpb.NewBoolValue(true), structpb.NewNumberValue(1.5), {},
 		}})}}, ""},
-		{"NaN", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.NaN())}}, "a: shop.k: error parsing metadata: NaN: JSON, which /json answers in, has no such number"},
+		{"NaN", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.NaN())}}, "a: shop.k: error parsing metadata: NaN: JSON, the format of /json, has no such number"},
 		{"infinity", &structpb.Struct{Fields: map[string]*structpb.Value{"n": structpb.NewNumberValue(math.Inf(-1))}}, "a: shop.k: error parsing metadata: -Inf: JSON"},
 		{"10 MB", large, "a: shop.k: error parsing metadata: it has 10000020 bytes: want at most 1048576"},
 	} {

@@ -138,11 +138,11 @@ func TestX2Undecodable(t *testing.T) {
 	t.Parallel()
 	named := "\x0a\x01a" // name: a
 	for _, tt := range []struct{ name, value, want string }{
-		{"cut short", named + "\x12\x10shop", "a: it cannot be decoded: it is damaged, or no protobuf"},
-		{"no tag", "\xff\xff\xff", "resource 1: it cannot be decoded: it is damaged, or no protobuf"},
-		{"cut short below", named + "\x1a\x02\x0a\x05", "a: it cannot be decoded: it is damaged, or no protobuf"},
-		{"no UTF-8", named + "\x12\x02\xff\xfe", `a: it cannot be decoded: the text of RateLimitConfig.domain is no UTF-8: "\xff\xfe"`},
-		{"no UTF-8 in the name", "\x0a\x02\xff\xfe", "\uFFFD: it cannot be decoded: the text of RateLimitConfig.name is no UTF-8: \"\\xff\\xfe\""},
+		{"cut short", named + "\x12\x10shop", "a: it cannot be decoded: it is damaged, or not protobuf"},
+		{"no tag", "\xff\xff\xff", "resource 1: it cannot be decoded: it is damaged, or not protobuf"},
+		{"cut short below", named + "\x1a\x02\x0a\x05", "a: it cannot be decoded: it is damaged, or not protobuf"},
+		{"no UTF-8", named + "\x12\x02\xff\xfe", `a: it cannot be decoded: the text of RateLimitConfig.domainis not UTF-8: "\xff\xfe"`},
+		{"no UTF-8 in the name", "\x0a\x02\xff\xfe", "\uFFFD: it cannot be decoded: the text of RateLimitConfig.nameis not UTF-8: \"\\xff\\xfe\""},
 		{"empty", "", "resource 1: config file cannot have empty domain: want a name under domain"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -189,10 +189,10 @@ func TestX4DuplicateNames(t *testing.T) {
 	t.Parallel()
 	f := tell(t, config("a", "shop", 3), config("a", "mail", 4))
 	if f.refusal != "" {
-		t.Fatalf("refusal %q: want what envoyproxy/ratelimit takes taken", f.refusal)
+		t.Fatalf("refusal %q: want what envoyproxy/ratelimit must be taken", f.refusal)
 	}
 	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
-	if log := f.logged(); !strings.Contains(log, "a: warning: a second resource of this name") {
+	if log := f.logged(); !strings.Contains(log, "a: warning: a second resource with this name") {
 		t.Errorf("no warning in the log:\n%s", log)
 	}
 }

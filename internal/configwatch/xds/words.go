@@ -28,7 +28,7 @@ func words(err error) string {
 		return noHandshake(handshake)
 	}
 	if strings.HasPrefix(cause, "error reading server preface") || cutOff(cause) {
-		return "what answers there is no gRPC server, or one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"
+		return "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"
 	}
 	return strings.TrimPrefix(cause, "transport: ")
 }
@@ -52,9 +52,9 @@ func undialled(text string) string {
 func noHandshake(text string) string {
 	switch {
 	case strings.Contains(text, "first record does not look like a TLS handshake"):
-		return "TLS is asked for, and the server there does not speak it"
+		return "TLS is turned on, but the server there does not speak it"
 	case cutOff(text):
-		return "the server closed the connection during the TLS handshake: does it speak TLS there?"
+		return "the server closed the connection during the TLS handshake: does it speak TLS?"
 	case strings.HasSuffix(text, "context deadline exceeded"), strings.HasSuffix(text, "i/o timeout"):
 		return "the TLS handshake got no answer in time: does the server there speak TLS?"
 	}

@@ -46,13 +46,13 @@ func TestWords(t *testing.T) {
 		{"nobody", "127.0.0.1:1", false, "connection refused"},
 		{"no socket", "unix:nowhere.sock", false, "no such file or directory"},
 		{"no port", "127.0.0.1:99999", false, "invalid port"},
-		{"HTTP", addr(web), false, "what answers there is no gRPC server, or one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
-		{"TLS to plaintext HTTP", addr(web), true, "TLS is asked for, and the server there does not speak it"},
-		{"TLS to plaintext", plane.address, true, "TLS is asked for, and the server there does not speak it"},
-		{"plaintext to TLS", addr(secure), false, "what answers there is no gRPC server, or one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
+		{"HTTP", addr(web), false, "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
+		{"TLS to plaintext HTTP", addr(web), true, "TLS is turned on, but the server there does not speak it"},
+		{"TLS to plaintext", plane.address, true, "TLS is turned on, but the server there does not speak it"},
+		{"plaintext to TLS", addr(secure), false, "the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)"},
 		{"TLS without HTTP/2", addr(secure), true, "the server ended the TLS handshake: no application protocol"},
 		{"a CA that is not trusted", addr(modern), true, "the server's certificate is not accepted: certificate signed by unknown authority"},
-		{"hangs up on TLS", closing.Addr().String(), true, "the server closed the connection during the TLS handshake: does it speak TLS there?"},
+		{"hangs up on TLS", closing.Addr().String(), true, "the server closed the connection during the TLS handshake: does it speak TLS?"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -76,7 +76,7 @@ func TestWordsOfGRPC(t *testing.T) {
 		{"write tcp 127.0.0.1:33292->127.0.0.1:43029: write: broken pipe", "the server closed the connection"},
 		{
 			`connection error: desc = "error reading server preface: connection reset by peer"`,
-			"what answers there is no gRPC server, or one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)",
+			"the server there is not a gRPC server, or is one that speaks TLS (CONFIG_GRPC_XDS_SERVER_USE_TLS=true)",
 		},
 		{`connection error: desc = "transport: something \"else\""`, `something "else"`},
 		{"unknown service envoy.service.discovery.v3.AggregatedDiscoveryService", "unknown service envoy.service.discovery.v3.AggregatedDiscoveryService"},

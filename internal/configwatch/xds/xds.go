@@ -145,7 +145,7 @@ func (c *Client) Reload() {
 }
 
 // errReload ends a stream because a reload was asked for.
-var errReload = errors.New("a reload was asked for")
+var errReload = errors.New("a reload was requested")
 
 // Run follows the control plane until ctx ends.
 func (c *Client) Run(ctx context.Context) error {

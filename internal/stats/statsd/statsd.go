@@ -130,7 +130,7 @@ func (s *Sink) flush(ctx context.Context) (ok bool) {
 	}
 	if !s.loggedFailure && ctx.Err() == nil {
 		if _, s.loggedFailure = s.throttle.Allow("failure"); s.loggedFailure {
-			s.log.Warn("statistics cannot be sent; this goes on trying, and says no more until they can", "sink", s.String(),
+			s.log.Warn("statistics cannot be sent; the server keeps trying, and logs this only once", "sink", s.String(),
 				"network", s.config.Network, "address", s.config.Address, "error", err, "hint", s.hint())
 		}
 	}
@@ -141,9 +141,9 @@ func (s *Sink) flush(ctx context.Context) (ok bool) {
 // hint is for users who never asked for statsd, which is on by default.
 func (s *Sink) hint() string {
 	if s.config.Dog {
-		return "STATSD_HOST and STATSD_PORT say where DogStatsD is"
+		return "set STATSD_HOST and STATSD_PORT to the address of DogStatsD"
 	}
-	return "STATSD_HOST, STATSD_PORT and STATSD_PROTOCOL say where statsd is; USE_STATSD=false if there is none"
+	return "set STATSD_HOST, STATSD_PORT and STATSD_PROTOCOL to reach statsd, or USE_STATSD=false if there is none"
 }
 
 func (s *Sink) send(ctx context.Context) error {

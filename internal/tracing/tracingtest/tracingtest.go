@@ -59,7 +59,7 @@ func Start(protocol string) (*Collector, error) {
 		c.stop = s.Stop
 		go c.serve(s.Serve, ln)
 	default:
-		return nil, errors.Join(fmt.Errorf("protocol %q: takes http or grpc", protocol), ln.Close())
+		return nil, errors.Join(fmt.Errorf("protocol %q: must be http or grpc", protocol), ln.Close())
 	}
 	return c, nil
 }

@@ -137,29 +137,29 @@ func (c *Config) defaults() {
 func (c *Config) validate() error {
 	switch {
 	case len(c.Servers) > 0 && c.SRV != "":
-		return errors.New("memcached: both a list of servers and a name for DNS to tell them are given; one of them has to go")
+		return errors.New("memcached: both a list of servers and a DNS name for them are set; remove one of them")
 	case len(c.Servers) == 0 && c.SRV == "":
-		return errors.New("memcached: no server is given; it takes host:port, several of them in a list, or _service._proto.name for DNS")
+		return errors.New("memcached: no server is set; it must be host:port, a list of those, or _service._proto.name for DNS")
 	case c.SRV != "" && splitSRV(c.SRV) == nil:
-		return fmt.Errorf("memcached: %q names no service; it takes _service._proto.name", c.SRV)
+		return fmt.Errorf("memcached: %q is not the name of a service; it must be _service._proto.name", c.SRV)
 	case c.SRVRefresh < 0:
-		return fmt.Errorf("memcached: asking DNS every %v makes no sense; it takes 0, which is never again, or more", c.SRVRefresh)
+		return fmt.Errorf("memcached: the DNS refresh interval is %v; it must be 0, which means never, or more", c.SRVRefresh)
 	case c.MaxIdleConns < 0:
-		return fmt.Errorf("memcached: %d idle connections make no sense; it takes at least 1", c.MaxIdleConns)
+		return fmt.Errorf("memcached: the number of idle connections is %d; it must be at least 1", c.MaxIdleConns)
 	case c.MaxConns < 0:
-		return fmt.Errorf("memcached: %d connections make no sense; it takes at least 1", c.MaxConns)
+		return fmt.Errorf("memcached: the number of connections is %d; it must be at least 1", c.MaxConns)
 	case c.OpTimeout < 0:
-		return fmt.Errorf("memcached: a time-out of %v makes no sense; it takes a positive one", c.OpTimeout)
+		return fmt.Errorf("memcached: the timeout is %v; it must be positive", c.OpTimeout)
 	case c.DialTimeout < 0:
-		return fmt.Errorf("memcached: a time-out of %v to connect makes no sense; it takes a positive one", c.DialTimeout)
+		return fmt.Errorf("memcached: the timeout for connecting is %v; it must be positive", c.DialTimeout)
 	case c.ExpirationJitter < 0:
-		return fmt.Errorf("memcached: an expiration jitter of %v makes no sense; it takes 0 or more", c.ExpirationJitter)
+		return fmt.Errorf("memcached: the expiration jitter is %v; it must be 0 or more", c.ExpirationJitter)
 	case c.KeyFormat > ReferenceKeys:
-		return fmt.Errorf("memcached: key format %d is not known; it takes ours or reference", c.KeyFormat)
+		return fmt.Errorf("memcached: key format %d is not known; it must be ours or reference", c.KeyFormat)
 	}
 	for i, s := range c.Servers {
 		if _, port, err := net.SplitHostPort(s); !strings.Contains(s, "/") && (err != nil || port == "") {
-			return fmt.Errorf("memcached: server %d of %d, %q, has no port; it takes host:port or the path of a socket", i+1, len(c.Servers), s)
+			return fmt.Errorf("memcached: server %d of %d, %q, has no port; it must be host:port or the path of a socket", i+1, len(c.Servers), s)
 		}
 	}
 	return nil

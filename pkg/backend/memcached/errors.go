@@ -14,17 +14,17 @@ const store remote.Store = "memcached"
 // Errors of ops that are not sent, regardless of the state of the servers.
 var (
 	errFixedOnly = store.Unsent(remote.Other, "", "memcached keeps one fixed_window per descriptor, which begins with the clock and "+
-		"counts refused hits; other algorithms, rate_limits and penalties are there with Redis")
-	errWhole   = store.Unsent(remote.Other, "", "the reference's keys are there for windows of whole seconds only")
-	errNoName  = store.Unsent(remote.Other, "", "the reference's keys take the name of the counter, and there is none")
+		"counts refused hits; other algorithms, rate_limits and penalties need Redis")
+	errWhole   = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
+	errNoName  = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
 	errLate    = store.Late()
-	errFull    = store.Unsent(remote.Timeout, "", "1024 calls wait already")
+	errFull    = store.Unsent(remote.Timeout, "", "1024 calls are already waiting")
 	errStopped = store.Stopped()
-	errUnknown = store.Unsent(remote.Refused, "", "DNS has not told the servers yet")
+	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")
 )
 
 // errBroken is the error of a command after the one that broke the connection.
-var errBroken = errors.New("the connection is of no use any more")
+var errBroken = errors.New("the connection can no longer be used")
 
 // classify turns an error of gomemcache into one of ours.
 func classify(node string, err error) *remote.Error {
@@ -36,19 +36,19 @@ func classify(node string, err error) *remote.Error {
 	case strings.Contains(text, "SERVER_ERROR out of memory"):
 		return store.Failed(remote.OOM, node, "there is no memory left for a new counter")
 	case strings.Contains(text, "Too many open connections"):
-		return store.Unsent(remote.Refused, node, "the server takes no more connections (its -c)")
+		return store.Unsent(remote.Refused, node, "the server accepts no more connections (its -c)")
 	case strings.Contains(text, "non-numeric"), errors.Is(err, errNumber):
-		return store.Failed(remote.Other, node, "a counter is no number")
+		return store.Failed(remote.Other, node, "a counter is not a number")
 	}
 	if strings.HasPrefix(text, "memcache: unexpected response line") { // as gomemcache puts it
-		return store.Failed(remote.Other, node, "what answers there is not memcached")
+		return store.Failed(remote.Other, node, "the server there is not memcached")
 	}
 	e := store.Wrap(node, err)
 	if number, ok := errors.AsType[*strconv.NumError](err); ok { // gomemcache tried to parse a number from something that is not a reply to incr or decr
 		if rest, found := strings.CutPrefix(strings.TrimSpace(number.Num), "SERVER_ERROR "); found {
 			e.Text = remote.Clean(rest)
 		} else {
-			e.Text = "the server answers what is no memcached's reply"
+			e.Text = "the server's reply is not one of memcached's"
 		}
 	}
 	return e

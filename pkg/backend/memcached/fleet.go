@@ -73,7 +73,7 @@ func (b *Backend) watch(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-var errNoServers = errors.New("DNS knows no server of that name")
+var errNoServers = errors.New("DNS has no servers under that name")
 
 // lookUp asks DNS. The names are sorted as in the reference, so that keys live on the same servers.
 func (b *Backend) lookUp(ctx context.Context) ([]string, error) {

@@ -217,17 +217,17 @@ func TestExpiration(t *testing.T) {
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"no server is given":              {},
-		"one of them has to go":           {Servers: []string{"a:1"}, SRV: "_memcached._tcp.example.org"},
+		"no server is set":                {},
+		"remove one of them":              {Servers: []string{"a:1"}, SRV: "_memcached._tcp.example.org"},
 		`server 2 of 2, "b", has no port`: {Servers: []string{"a:1", "b"}},
 		`server 1 of 1, "", has no port`:  {Servers: []string{""}},
 		`"a:", has no port`:               {Servers: []string{"a:"}},
 		"_service._proto.name":            {SRV: "memcached.example.org"},
-		"asking DNS every":                {SRV: "_a._b.c", SRVRefresh: -1},
+		"DNS refresh interval":            {SRV: "_a._b.c", SRVRefresh: -1},
 		"idle connections":                {Servers: []string{"a:1"}, MaxIdleConns: -1},
-		"-1 connections":                  {Servers: []string{"a:1"}, MaxConns: -1},
-		"a time-out of -2ns makes":        {Servers: []string{"a:1"}, OpTimeout: -2},
-		"to connect":                      {Servers: []string{"a:1"}, DialTimeout: -1},
+		"connections is -1":               {Servers: []string{"a:1"}, MaxConns: -1},
+		"the timeout is -2ns":             {Servers: []string{"a:1"}, OpTimeout: -2},
+		"for connecting is":               {Servers: []string{"a:1"}, DialTimeout: -1},
 		"jitter":                          {Servers: []string{"a:1"}, ExpirationJitter: -1},
 		"key format 7":                    {Servers: []string{"a:1"}, KeyFormat: 7},
 		"":                                {Servers: []string{"a:1", "/run/memcached.sock", "[::1]:2"}, OpTimeout: time.Second},

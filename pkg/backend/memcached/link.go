@@ -195,7 +195,7 @@ func (l *link) look(items []*item) error {
 	return nil
 }
 
-var errNumber = errors.New("a counter is no number")
+var errNumber = errors.New("a counter is not a number")
 
 // read decides it on what is stored; nil means that there is no counter.
 func (it *item) read(stored *memcache.Item) error {
@@ -215,7 +215,7 @@ func (it *item) read(stored *memcache.Item) error {
 // attempts bounds how often take tries if a counter comes and goes between an incr and an add.
 const attempts = 8
 
-var errRestless = errors.New("the counter comes and goes")
+var errRestless = errors.New("the counter keeps appearing and disappearing")
 
 // take adds the hits of it and decides on what was there before: memcached serializes commands, so each of any number
 // of concurrent takes sees a different count. If the counter does not exist it is added, unless somebody else has done

@@ -20,7 +20,7 @@ type target struct {
 }
 
 // errURL never repeats the URL, which may hold a password.
-var errURL = errors.New("it takes host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
+var errURL = errors.New("it must be host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
 
 // parse reads the URL of c.
 func (c *Config) parse() (target, error) {
@@ -49,7 +49,7 @@ func (c *Config) parse() (target, error) {
 		}
 	}
 	if c.Type == Cluster && t.db != 0 {
-		return t, errors.New("redis: a cluster has no databases but 0")
+		return t, errors.New("redis: a cluster only has database 0")
 	}
 	return t, nil
 }
@@ -81,7 +81,7 @@ func (t *target) add(s string) error {
 	}
 	u, err := url.Parse(s)
 	if err != nil {
-		return fmt.Errorf("it is no URL; %w", errURL)
+		return fmt.Errorf("it is not a URL; %w", errURL)
 	}
 	switch u.Scheme {
 	case "redis":
@@ -110,7 +110,7 @@ func (t *target) add(s string) error {
 // reach adds the address of a server.
 func (t *target) reach(host, port string) error {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("its port is no number from 1 to 65535; %w", errURL)
+		return fmt.Errorf("its port is not a number from 1 to 65535; %w", errURL)
 	}
 	t.addrs = append(t.addrs, net.JoinHostPort(host, port))
 	return nil
@@ -121,7 +121,7 @@ func (t *target) options(u *url.URL, db string) error {
 	if db != "" {
 		n, err := strconv.Atoi(db)
 		if err != nil || n < 0 {
-			return fmt.Errorf("its database is no number; %w", errURL)
+			return fmt.Errorf("its database is not a number; %w", errURL)
 		}
 		t.db = n
 	}

@@ -166,7 +166,7 @@ func (c *cluster) refresh(ctx context.Context) error {
 	for addr, n := range nodes {
 		if !masters[addr] && c.start != nil {
 			delete(nodes, addr)
-			n.stop(store.Failed(ClassClusterDown, addr, "this node is no master any more"))
+			n.stop(store.Failed(ClassClusterDown, addr, "this node is no longer a master"))
 			n.end()
 			n.breaker.Retire()
 		}

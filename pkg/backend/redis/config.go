@@ -113,23 +113,23 @@ func (c *Config) defaults() {
 func (c *Config) validate() error {
 	switch {
 	case c.URL == "":
-		return errors.New("redis: the URL is empty; it takes host:port, redis://host:port, rediss://host:port or the path of a socket")
+		return errors.New("redis: the URL is empty; it must be host:port, redis://host:port, rediss://host:port or the path of a socket")
 	case c.Type > Cluster:
-		return fmt.Errorf("redis: type %d is not known; it takes single, sentinel or cluster", c.Type)
+		return fmt.Errorf("redis: type %d is not known; it must be single, sentinel or cluster", c.Type)
 	case !slices.Contains([]string{"tcp", "tcp4", "tcp6", "unix"}, c.Network):
-		return fmt.Errorf("redis: socket type %q is not known; it takes tcp, tcp4, tcp6 or unix", c.Network)
+		return fmt.Errorf("redis: socket type %q is not known; it must be tcp, tcp4, tcp6 or unix", c.Network)
 	case c.PoolSize < 0:
-		return fmt.Errorf("redis: a pool size of %d makes no sense; it takes at least 1", c.PoolSize)
+		return fmt.Errorf("redis: the pool size is %d; it must be at least 1", c.PoolSize)
 	case c.OpTimeout < 0:
-		return fmt.Errorf("redis: a time-out of %v makes no sense; it takes a positive one", c.OpTimeout)
+		return fmt.Errorf("redis: the timeout is %v; it must be positive", c.OpTimeout)
 	case c.DialTimeout < 0:
-		return fmt.Errorf("redis: a time-out of %v to connect makes no sense; it takes a positive one", c.DialTimeout)
+		return fmt.Errorf("redis: the timeout for connecting is %v; it must be positive", c.DialTimeout)
 	case c.ExpirationJitter < 0:
-		return fmt.Errorf("redis: an expiration jitter of %v makes no sense; it takes 0 or more", c.ExpirationJitter)
+		return fmt.Errorf("redis: the expiration jitter is %v; it must be 0 or more", c.ExpirationJitter)
 	case c.KeyFormat > ReferenceKeys:
-		return fmt.Errorf("redis: key format %d is not known; it takes ours or reference", c.KeyFormat)
+		return fmt.Errorf("redis: key format %d is not known; it must be ours or reference", c.KeyFormat)
 	case c.Auth != "" && c.AuthFile != "":
-		return errors.New("redis: both a password and a file with one are given; one of them has to go")
+		return errors.New("redis: both a password and a password file are set; remove one of them")
 	}
 	return nil
 }

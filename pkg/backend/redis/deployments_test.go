@@ -101,23 +101,23 @@ func TestDeployments(t *testing.T) {
 func TestConfigRefused(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]Config{
-		"the URL is empty":             {},
-		"expected master name":         {Type: Sentinel, URL: "localhost:26379"},
-		"address 2 of 2":               {Type: Cluster, URL: "localhost:1,localhost"},
-		"type 7":                       {Type: 7, URL: "x:1"},
-		"socket type \"udp\"":          {Network: "udp", URL: "x:1"},
-		"pool size of -1":              {PoolSize: -1, URL: "x:1"},
-		"time-out of -3ns":             {OpTimeout: -3, URL: "x:1"},
-		"-1ns to connect":              {DialTimeout: -1, URL: "x:1"},
-		"jitter of -1ns":               {ExpirationJitter: -1, URL: "x:1"},
-		"key format 9":                 {KeyFormat: 9, URL: "x:1"},
-		"both a password and a file":   {Auth: "a", AuthFile: "b", URL: "x:1"},
-		"its scheme is not known":      {URL: "http://x:1"},
-		"its database is no number":    {URL: "redis://x:1/two"},
-		"it is no URL":                 {URL: "redis://user:hidden@x:port"},
-		"no databases but 0":           {Type: Cluster, URL: "redis://x:1/2"},
-		"per second: redis: the URL":   {URL: "x:1", PerSecond: &Config{}},
-		"address 1 of 1: it has no po": {URL: "localhost"},
+		"the URL is empty":                    {},
+		"expected master name":                {Type: Sentinel, URL: "localhost:26379"},
+		"address 2 of 2":                      {Type: Cluster, URL: "localhost:1,localhost"},
+		"type 7":                              {Type: 7, URL: "x:1"},
+		"socket type \"udp\"":                 {Network: "udp", URL: "x:1"},
+		"pool size is -1":                     {PoolSize: -1, URL: "x:1"},
+		"timeout is -3ns":                     {OpTimeout: -3, URL: "x:1"},
+		"connecting is -1ns":                  {DialTimeout: -1, URL: "x:1"},
+		"jitter is -1ns":                      {ExpirationJitter: -1, URL: "x:1"},
+		"key format 9":                        {KeyFormat: 9, URL: "x:1"},
+		"both a password and a password file": {Auth: "a", AuthFile: "b", URL: "x:1"},
+		"its scheme is not known":             {URL: "http://x:1"},
+		"its database is not a number":        {URL: "redis://x:1/two"},
+		"it is not a URL":                     {URL: "redis://user:hidden@x:port"},
+		"only has database 0":                 {Type: Cluster, URL: "redis://x:1/2"},
+		"per second: redis: the URL":          {URL: "x:1", PerSecond: &Config{}},
+		"address 1 of 1: it has no po":        {URL: "localhost"},
 	} {
 		b, err := New(c)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hidden") {
@@ -132,7 +132,7 @@ func TestConfigRefused(t *testing.T) {
 func TestTooOld(t *testing.T) {
 	t.Parallel()
 	for info, want := range map[string]string{
-		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old; it takes Redis 6.2 or later, or Valkey 7.2 or later",
+		"redis_version:6.0.16\r\n":                         "this is Redis 6.0.16, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required",
 		"redis_version:5.0.7\r\n":                          "this is Redis 5.0.7",
 		"redis_version:6.2.0\r\n":                          "",
 		"redis_version:8.2.1\r\n":                          "",

@@ -61,7 +61,7 @@ func classify(node string, err error) *remote.Error {
 func ofReply(node, text string) *remote.Error {
 	code, _, _ := strings.Cut(text, " ")
 	if forbidden.MatchString(text) {
-		e := store.Failed(ClassNoAuth, node, "NOPERM: the user may not do what it has to")
+		e := store.Failed(ClassNoAuth, node, "NOPERM: the user lacks a permission that it needs")
 		e.Code = "NOPERM"
 		if name := deniedCommand(text); name != "" {
 			e.Text = "NOPERM: the user may not run " + name
@@ -81,7 +81,7 @@ func ofReply(node, text string) *remote.Error {
 		e.Class = remote.Refused
 		return e
 	case strings.HasPrefix(text, "ERR This instance has cluster support disabled"):
-		e.Text = "the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, has to be single"
+		e.Text = "the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single"
 		return e
 	}
 	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not

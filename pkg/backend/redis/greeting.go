@@ -18,7 +18,7 @@ func (p *pool) unreached(addr string, err error) error {
 		return err
 	}
 	host, _, _ := net.SplitHostPort(addr)
-	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" asks for: tcp takes both kinds")
+	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
@@ -30,17 +30,17 @@ func (p *pool) greeted(err error) error {
 	case reply:
 		return err
 	case strange && strings.Contains(text, `"HTTP/`):
-		return remote.Reworded(err, "an HTTP server answers there, and not Redis")
+		return remote.Reworded(err, "the server there is an HTTP server, not Redis")
 	case strange && strings.Contains(text, `"ERROR`):
-		return remote.Reworded(err, "memcached answers there, and not Redis")
+		return remote.Reworded(err, "the server there is memcached, not Redis")
 	case strange && strings.Contains(text, `"\x15\x03`):
-		return remote.Reworded(err, "the server there speaks TLS, which is not asked for (rediss:// or a variable …_TLS=true does)")
+		return remote.Reworded(err, "the server there speaks TLS, which is not turned on here (by rediss:// or a variable …_TLS=true)")
 	case strange:
-		return remote.Reworded(err, "what answers there is not Redis")
+		return remote.Reworded(err, "the server there is not Redis")
 	case remote.ClassOf(err) == remote.Timeout:
-		return remote.Reworded(err, "no answer in time: is it Redis that listens there?")
+		return remote.Reworded(err, "no answer in time: is it Redis that is listening there?")
 	case secure && (remote.ClassOf(err) == remote.Reset || remote.Alert(err) != ""):
-		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?")
+		return remote.Reworded(err, "the server closed the connection after the TLS handshake: does it require a client certificate, or a different one?")
 	case remote.ClassOf(err) == remote.Reset:
 		return remote.Reworded(err, "the server closed the connection instead of answering: does it speak TLS (rediss:// or a variable …_TLS=true)?")
 	}

@@ -30,17 +30,17 @@ func TestGreeting(t *testing.T) {
 		tls        func() (*tls.Config, error)
 		want       string
 	}{
-		{"HTTP", web.Listener.Addr().String(), nil, "other: an HTTP server answers there, and not Redis"},
-		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: memcached answers there, and not Redis"},
-		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: what answers there is not Redis"},
-		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that listens there?"},
-		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there speaks TLS, which is not asked for"},
+		{"HTTP", web.Listener.Addr().String(), nil, "other: the server there is an HTTP server, not Redis"},
+		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: the server there is memcached, not Redis"},
+		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there is not Redis"},
+		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that is listening there?"},
+		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there speaks TLS, which is not turned on here"},
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up
 		{"TLS to plaintext", plain, trusting, "timeout: the TLS handshake got no answer in time: does the server there speak TLS?"},
-		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is asked for, and the server there does not speak it"},
-		{"a CA that is not trusted", secure, remote.TLSFiles{}.Load, "other: the server's certificate is of test CA, which is no CA that is trusted here"},
+		{"TLS to HTTP", web.Listener.Addr().String(), trusting, "other: TLS is turned on, but the server there does not speak it"},
+		{"a CA that is not trusted", secure, remote.TLSFiles{}.Load, "other: the server's certificate was issued by test CA, a CA that is not trusted here"},
 		{"another name", address, remote.TLSFiles{CA: certificates.CA}.Load, "other: the server's certificate is for localhost, and not for 127.0.0.1"},
-		{"no certificate", secure, trusting, "the server closed the connection after the TLS handshake: does it ask for a certificate of clients, or for another one?"},
+		{"no certificate", secure, trusting, "the server closed the connection after the TLS handshake: does it require a client certificate, or a different one?"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -100,16 +100,16 @@ func TestAddresses(t *testing.T) {
 		{Config{URL: "./redis", Network: "unix"}, "unix ./redis"},
 		{Config{URL: "redis.sock", Network: "unix"}, "unix redis.sock"},
 		{Config{URL: "@redis", Network: "unix"}, "unix @redis"},
-		{Config{URL: "localhost"}, "redis: address 1 of 1: it has no port: add :6379; it takes host:port, "},
-		{Config{URL: "localhost", Network: "unix"}, "it has no port: add :6379; it takes "},
-		{Config{URL: "localhost:", Network: "unix"}, "it has no port: add :6379; it takes "},
-		{Config{URL: "::1", Network: "unix"}, "it has no port, and an IPv6 address goes into brackets: make it [::1]:6379; it takes "},
-		{Config{URL: "a:6379,b", Type: Cluster}, "address 2 of 2: it has no port: add :6379; it takes "},
-		{Config{URL: "main,a:26379,b", Type: Sentinel}, "address 2 of 2: it has no port: add :26379; it takes "},
-		{Config{URL: "localhost:redis"}, "its port is no number from 1 to 65535; it takes "},
-		{Config{URL: "localhost:65536", Network: "unix"}, "its port is no number from 1 to 65535; it takes "},
-		{Config{URL: "redis://localhost:65536"}, "its port is no number from 1 to 65535; it takes "},
-		{Config{URL: "http://localhost"}, "its scheme is not known; it takes "},
+		{Config{URL: "localhost"}, "redis: address 1 of 1: it has no port: add :6379; it must be host:port, "},
+		{Config{URL: "localhost", Network: "unix"}, "it has no port: add :6379; it must be "},
+		{Config{URL: "localhost:", Network: "unix"}, "it has no port: add :6379; it must be "},
+		{Config{URL: "::1", Network: "unix"}, "it has no port, and an IPv6 address goes into brackets: make it [::1]:6379; it must be "},
+		{Config{URL: "a:6379,b", Type: Cluster}, "address 2 of 2: it has no port: add :6379; it must be "},
+		{Config{URL: "main,a:26379,b", Type: Sentinel}, "address 2 of 2: it has no port: add :26379; it must be "},
+		{Config{URL: "localhost:redis"}, "its port is not a number from 1 to 65535; it must be "},
+		{Config{URL: "localhost:65536", Network: "unix"}, "its port is not a number from 1 to 65535; it must be "},
+		{Config{URL: "redis://localhost:65536"}, "its port is not a number from 1 to 65535; it must be "},
+		{Config{URL: "http://localhost"}, "its scheme is not known; it must be "},
 	} {
 		c.config.defaults()
 		target, err := c.config.parse()

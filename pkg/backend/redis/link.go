@@ -219,7 +219,7 @@ func checkVersion(info string) error {
 		return nil //nolint:nilerr // a server that does not give its version is accepted
 	}
 	if major < least[0] || major == least[0] && minor < least[1] {
-		return fmt.Errorf("this is %s %s, which is too old; it takes Redis 6.2 or later, or Valkey 7.2 or later", name, version)
+		return fmt.Errorf("this is %s %s, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required", name, version)
 	}
 	return nil
 }

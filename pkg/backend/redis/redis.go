@@ -358,7 +358,7 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 var (
 	errLate    = store.Late()
 	errStopped = store.Stopped()
-	errFull    = store.Unsent(remote.Timeout, "", "too many calls wait already")
+	errFull    = store.Unsent(remote.Timeout, "", "too many calls are already waiting")
 )
 
 // enter returns the node to queue op for, or why it must not be queued. The caller of a probe waits for only half of

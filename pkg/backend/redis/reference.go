@@ -18,9 +18,9 @@ import (
 // Errors of ops that are not possible with the reference's keys.
 var (
 	errFixedOnly = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference keeps one fixed_window of whole seconds per descriptor; "+
-		"other algorithms, rate_limits and penalties are there without REDIS_KEY_FORMAT")
-	errNoName = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference takes the name of the counter, and got none")
-	errNumber = errors.New("a counter is no number")
+		"other algorithms, rate_limits and penalties work without REDIS_KEY_FORMAT")
+	errNoName = store.Failed(remote.Other, "", "REDIS_KEY_FORMAT=reference needs the name of the counter, and there is none")
+	errNumber = errors.New("a counter is not a number")
 )
 
 // referenceCodec counts as envoyproxy/ratelimit does, under its keys: an INCRBY and an EXPIRE each time, without

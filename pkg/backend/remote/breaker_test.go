@@ -11,8 +11,8 @@ import (
 const (
 	store     Store = "store"
 	busy      Class = "busy"
-	muteText        = "store node: timeout: calls are kept away, because of: it does not answer"
-	failText        = "store node: reset: calls are kept away, because of: EOF"
+	muteText        = "store node: timeout: the breaker is open because of: it does not answer"
+	failText        = "store node: reset: the breaker is open because of: EOF"
 	apartText       = "store node: refused: no route"
 )
 

@@ -73,7 +73,7 @@ func (e *Error) NotSent() *Error {
 // KeptAway returns the error of calls that are kept away because of e.
 func (e *Error) KeptAway() *Error {
 	other := e.NotSent()
-	other.Text = "calls are kept away, because of: " + e.Text
+	other.Text = "the breaker is open because of: " + e.Text
 	return other
 }
 
@@ -99,7 +99,9 @@ func (s Store) Wrap(node string, err error) *Error {
 }
 
 // Late returns the error of a call that has not enough time; see [Budget].
-func (s Store) Late() *Error { return s.Unsent(Timeout, "", "less than 1 ms is left to ask") }
+func (s Store) Late() *Error {
+	return s.Unsent(Timeout, "", "less than 1 ms is left before the deadline")
+}
 
 // Stopped returns the error of a call that comes when the backend is being closed.
 func (s Store) Stopped() *Error { return s.Unsent(Other, "", "this server is stopping") }
@@ -109,5 +111,5 @@ func (s Store) Unanswered(node string) *Error { return s.Failed(Timeout, node, "
 
 // Slow returns the error that counts against a server on whose answers callers give up; see [TooSlow].
 func (s Store) Slow(node string) *Error {
-	return s.Failed(Timeout, node, "answers come later than callers wait")
+	return s.Failed(Timeout, node, "answers come later than callers can wait")
 }

@@ -107,7 +107,7 @@ func TestErrorTexts(t *testing.T) {
 	if got := store.Wrap("b:2", fmt.Errorf("asking: %w", e)); got != e {
 		t.Errorf("wrapped twice it is another error: %v", got)
 	}
-	if got, want := store.Late().Error(), "store: timeout: less than 1 ms is left to ask"; got != want || !store.Late().Unsent {
+	if got, want := store.Late().Error(), "store: timeout: less than 1 ms is left before the deadline"; got != want || !store.Late().Unsent {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if n := e.NotSent(); !n.Unsent || e.Unsent || n.Error() != e.Error() {

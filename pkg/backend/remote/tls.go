@@ -31,12 +31,12 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 			roots = x509.NewCertPool()
 		}
 		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading the CA of the store: %s holds no certificate in PEM", f.CA)
+			return nil, fmt.Errorf("reading the CA of the store: %s has no certificate in PEM", f.CA)
 		}
 		c.RootCAs = roots
 	}
 	if (f.Cert == "") != (f.Key == "") {
-		return nil, errors.New("the client certificate for the store and its key go together; one of them is missing")
+		return nil, errors.New("the client certificate for the store and its key are both needed; one of them is missing")
 	}
 	if f.Cert != "" {
 		pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
@@ -56,7 +56,7 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 func verifyChain(roots *x509.CertPool) func(tls.ConnectionState) error {
 	return func(s tls.ConnectionState) error {
 		if len(s.PeerCertificates) == 0 {
-			return errors.New("the server shows no certificate")
+			return errors.New("the server presents no certificate")
 		}
 		options := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool()}
 		for _, cert := range s.PeerCertificates[1:] {

@@ -54,7 +54,7 @@ func Unproven(err error) string {
 	case errors.As(err, &name):
 		return fmt.Sprintf("the server's certificate is for %s, and not for %s", cmp.Or(names(cert), "no name"), name.Host)
 	case errors.As(err, &unknown):
-		return fmt.Sprintf("the server's certificate is of %s, which is no CA that is trusted here", cmp.Or(cert.Issuer.CommonName, cert.Issuer.String(), "nobody"))
+		return fmt.Sprintf("the server's certificate was issued by %s, a CA that is not trusted here", cmp.Or(cert.Issuer.CommonName, cert.Issuer.String(), "nobody"))
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && time.Now().Before(cert.NotBefore):
 		return fmt.Sprintf("the server's certificate is not valid before %s, unless the clock of this machine is wrong", cert.NotBefore.UTC().Format(time.RFC3339))
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
@@ -87,13 +87,13 @@ func handshakeError(err error) error {
 	case text != "":
 		return Reworded(err, text)
 	case errors.As(err, &plain):
-		return Reworded(err, "TLS is asked for, and the server there does not speak it")
+		return Reworded(err, "TLS is turned on, but the server there does not speak it")
 	case Alert(err) != "":
 		return Reworded(err, "the server ended the TLS handshake: "+strings.TrimPrefix(Alert(err), "tls: "))
 	case ClassOf(err) == Timeout:
 		return Reworded(err, "the TLS handshake got no answer in time: does the server there speak TLS?")
 	case ClassOf(err) == Reset:
-		return Reworded(err, "the server closed the connection during the TLS handshake: does it speak TLS there?")
+		return Reworded(err, "the server closed the connection during the TLS handshake: does it speak TLS?")
 	}
 	return err
 }

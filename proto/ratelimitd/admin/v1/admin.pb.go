@@ -660,13 +660,13 @@ func (x *ExplainResponse) GetChargeTogether() bool {
 	return false
 }
 
-// Explanation tells what one descriptor of a request meets.
+// Explanation says what one descriptor of a request matches.
 type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How the entries were looked up in the tree of rules, one step after the other. Where there are no rules for the domain
 	// the only step says so.
 	Steps []*Step `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
-	// The rule that is met; unset where none is.
+	// The rule that it matches; unset where none does.
 	Rule *Rule `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
 	// What ShouldRateLimit would answer to this descriptor.
 	Outcome Outcome `protobuf:"varint,3,opt,name=outcome,proto3,enum=ratelimitd.admin.v1.Outcome" json:"outcome,omitempty"`
@@ -680,7 +680,7 @@ type Explanation struct {
 	Holder string `protobuf:"bytes,7,opt,name=holder,proto3" json:"holder,omitempty"`
 	// Whether the limit came with the request.
 	IsOverride bool `protobuf:"varint,8,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
-	// Why the limit that the request brings along is ignored; empty where it is not, or there is none.
+	// Why the limit that the request carries is ignored; empty where it is not, or there is none.
 	OverrideIgnored string `protobuf:"bytes,9,opt,name=override_ignored,json=overrideIgnored,proto3" json:"override_ignored,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -889,10 +889,10 @@ func (x *PeekRequest) GetEntries() []*Entry {
 	return nil
 }
 
-// PeekResponse tells how a counter stands.
+// PeekResponse is the state of a counter.
 type PeekResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rule that the descriptor meets.
+	// The rule that the descriptor matches.
 	Rule *Rule `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
 	// The counter, and what it would say to one hit.
 	Counter       *Counter `protobuf:"bytes,2,opt,name=counter,proto3" json:"counter,omitempty"`
@@ -1008,12 +1008,12 @@ func (x *ResetRequest) GetForce() bool {
 	return false
 }
 
-// ResetResponse tells what was reset.
+// ResetResponse says what was reset.
 type ResetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rule that the descriptor meets.
+	// The rule that the descriptor matches.
 	Rule *Rule `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
-	// The counter, as it stands after the reset.
+	// The counter, after the reset.
 	Counter       *Counter `protobuf:"bytes,2,opt,name=counter,proto3" json:"counter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1072,7 +1072,7 @@ type Descriptor struct {
 	HitsAddend *uint64 `protobuf:"varint,2,opt,name=hits_addend,json=hitsAddend,proto3,oneof" json:"hits_addend,omitempty"`
 	// Whether the hits are given back.
 	IsNegativeHits bool `protobuf:"varint,3,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
-	// A limit that the request brings along; it may be refused by the domain.
+	// A limit that the request carries; the domain may refuse it.
 	Limit         *Override `protobuf:"bytes,4,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1200,14 +1200,14 @@ func (x *Entry) GetRawValue() []byte {
 	return nil
 }
 
-// Override is a limit that a request brings along.
+// Override is a limit that a request carries.
 type Override struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// So many hits per unit.
+	// The number of hits per unit.
 	RequestsPerUnit uint32 `protobuf:"varint,1,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	// The unit.
 	Unit Unit `protobuf:"varint,2,opt,name=unit,proto3,enum=ratelimitd.admin.v1.Unit" json:"unit,omitempty"`
-	// So many units are one window; 0 stands for 1.
+	// The number of units in a window; 0 stands for 1.
 	UnitMultiplier uint32 `protobuf:"varint,3,opt,name=unit_multiplier,json=unitMultiplier,proto3" json:"unit_multiplier,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1264,7 +1264,7 @@ func (x *Override) GetUnitMultiplier() uint32 {
 	return 0
 }
 
-// Counter is the counter of a descriptor, and how it stands.
+// Counter is the counter of a descriptor, and its state.
 type Counter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name under which the store keeps it, without the prefix that is set there, as `ratelimitd key` prints it. It is a
@@ -1273,7 +1273,7 @@ type Counter struct {
 	// The limits that are counted: one, or those of the rule's rate_limits in the order of the file, without those that
 	// other descriptors of the request replace.
 	Limits []*Limit `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
-	// Which of them the rest speaks of, counted from 0: the strictest.
+	// Which of them the other fields are about, counted from 0: the strictest.
 	Strictest int32 `protobuf:"varint,3,opt,name=strictest,proto3" json:"strictest,omitempty"`
 	// How many hits are left. Where slots have holders it is how many the holder may have, including its own.
 	Left uint64 `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
@@ -1281,7 +1281,7 @@ type Counter struct {
 	Refuses bool `protobuf:"varint,5,opt,name=refuses,proto3" json:"refuses,omitempty"`
 	// Until the hits in question would pass; unset where they pass now.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// Until the counter is whole again; unset where it is. For a fixed window that follows the clock it is the window's end
+	// Until the counter is full again; unset where it is. For a fixed window that follows the clock it is the window's end
 	// in any case.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// Until their turn would come in a leaky bucket; unset elsewhere, and where it would come at once.
@@ -1390,7 +1390,7 @@ type Rule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The domain, and the keys and values on the way to the node: shop.user_u1.path.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// The file it stands in, or the name of the resource that brought it over xDS.
+	// The file it is in, or the name of the resource that it came with over xDS.
 	File string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
 	// The line in that file; 0 for a resource.
 	Line int32 `protobuf:"varint,3,opt,name=line,proto3" json:"line,omitempty"`
@@ -1535,11 +1535,11 @@ type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How hits are counted.
 	Algorithm Algorithm `protobuf:"varint,1,opt,name=algorithm,proto3,enum=ratelimitd.admin.v1.Algorithm" json:"algorithm,omitempty"`
-	// So many hits per window.
+	// The number of hits per window.
 	RequestsPerUnit uint32 `protobuf:"varint,2,opt,name=requests_per_unit,json=requestsPerUnit,proto3" json:"requests_per_unit,omitempty"`
 	// The unit.
 	Unit Unit `protobuf:"varint,3,opt,name=unit,proto3,enum=ratelimitd.admin.v1.Unit" json:"unit,omitempty"`
-	// So many units are one window; at least 1.
+	// The number of units in a window; at least 1.
 	UnitMultiplier uint32 `protobuf:"varint,4,opt,name=unit_multiplier,json=unitMultiplier,proto3" json:"unit_multiplier,omitempty"`
 	// The name by which other limits replace it; empty where it has none.
 	Name string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`

@@ -41,14 +41,14 @@ type AdminServiceClient interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
 	ListRules(ctx context.Context, in *ListRulesRequest, opts ...grpc.CallOption) (*ListRulesResponse, error)
-	// Explain tells what ShouldRateLimit would answer to a request now, and why: which rule each descriptor meets, with
-	// which limits, in which counter, and how that counter stands. It spends nothing. It answers INVALID_ARGUMENT where
+	// Explain says what ShouldRateLimit would answer to a request now, and why: which rule each descriptor matches, with
+	// which limits, in which counter, and the state of that counter. It spends nothing. It answers INVALID_ARGUMENT where
 	// ShouldRateLimit would.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
-	// Peek tells how the counter of one descriptor stands. It spends nothing. It answers INVALID_ARGUMENT for an empty
+	// Peek returns the state of one descriptor's counter. It spends nothing. It answers INVALID_ARGUMENT for an empty
 	// domain or a descriptor without entries, and NOT_FOUND where the descriptor has no counter, because it meets no rule
 	// or an unlimited one; the message says which, and what may have been meant. Counters of limits that came with requests
-	// are not reached; Explain tells how they stand.
+	// are not reached; Explain shows their state.
 	Peek(ctx context.Context, in *PeekRequest, opts ...grpc.CallOption) (*PeekResponse, error)
 	// Reset forgets what the counter of one descriptor has counted; all holders lose their slots. It answers as Peek does
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
@@ -118,14 +118,14 @@ type AdminServiceServer interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
 	ListRules(context.Context, *ListRulesRequest) (*ListRulesResponse, error)
-	// Explain tells what ShouldRateLimit would answer to a request now, and why: which rule each descriptor meets, with
-	// which limits, in which counter, and how that counter stands. It spends nothing. It answers INVALID_ARGUMENT where
+	// Explain says what ShouldRateLimit would answer to a request now, and why: which rule each descriptor matches, with
+	// which limits, in which counter, and the state of that counter. It spends nothing. It answers INVALID_ARGUMENT where
 	// ShouldRateLimit would.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
-	// Peek tells how the counter of one descriptor stands. It spends nothing. It answers INVALID_ARGUMENT for an empty
+	// Peek returns the state of one descriptor's counter. It spends nothing. It answers INVALID_ARGUMENT for an empty
 	// domain or a descriptor without entries, and NOT_FOUND where the descriptor has no counter, because it meets no rule
 	// or an unlimited one; the message says which, and what may have been meant. Counters of limits that came with requests
-	// are not reached; Explain tells how they stand.
+	// are not reached; Explain shows their state.
 	Peek(context.Context, *PeekRequest) (*PeekResponse, error)
 	// Reset forgets what the counter of one descriptor has counted; all holders lose their slots. It answers as Peek does
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
