@@ -155,7 +155,7 @@ func bucket(more string) string {
 	return strings.ReplaceAll(window("year", "algorithm: token_bucket, "+more), ", }", "}")
 }
 
-// TestMigrationTable: each row of docs/migration.md on what starts anew says what a server does with a real Redis: with
+// TestMigrationTable: each row of docs/migration.md on what starts from zero says what a server does with a real Redis: with
 // the rules before the change it counts ten hits, and with those after the change it knows of them or does not.
 func TestMigrationTable(t *testing.T) {
 	t.Parallel()
@@ -212,7 +212,7 @@ func TestMigrationTable(t *testing.T) {
 	for _, p := range all {
 		s := ask(d, p.renamed, 1)
 		fresh := s.GetLimitRemaining() == s.GetCurrentLimit().GetRequestsPerUnit()-1
-		if want := strings.HasPrefix(p.outcome, "start anew"); fresh != want || !want && !strings.HasPrefix(p.outcome, "go on") {
+		if want := strings.HasPrefix(p.outcome, "start from zero"); fresh != want || !want && !strings.HasPrefix(p.outcome, "carry on") {
 			t.Errorf("%s in %s: the document says %q; %d are left of %d", p.change, p.domain, p.outcome, s.GetLimitRemaining(), s.GetCurrentLimit().GetRequestsPerUnit())
 		}
 	}

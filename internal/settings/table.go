@@ -178,7 +178,7 @@ func backends(s *Settings) []variable {
 	return []variable{
 		{"BACKEND_TYPE", "redis", text, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
 		{"DEFAULT_ON_FAILURE", "error", failure, &s.Backend.OnFailure, "", "what rules without `on_failure` do while the store fails: `error`, `allow`, `deny`, or `local`, which counts in this process (ours)"},
-		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are forced out (ours)"},
+		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are evicted (ours)"},
 		{"LOCAL_CACHE_SIZE_IN_BYTES", "0", integer, &s.Backend.LocalCache, "", "any value above 0 turns on the reference's local cache: refusals are remembered until they end, and counted as over_limit_with_local_cache; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT first checks whether a descriptor is already over its limit. How many are kept is set by NEAR_CACHE_KEYS, or its default if that is 0"},
 		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (ours)"},
 		{"NEAR_CACHE_REFUSAL", "1s", duration, &s.NearCache.Refusal, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
