@@ -165,7 +165,7 @@ const (
 
 // most returns the largest lease that a rule allows, in hits; 0 means none.
 func most(l *engine.Limit, rule backend.Lease) uint64 {
-	hits := min(capacity(l), l.Hits)
+	hits := min(l.Capacity(), l.Hits)
 	switch {
 	case rule == backend.LeaseAuto:
 		hits /= percent
@@ -178,14 +178,6 @@ func most(l *engine.Limit, rule backend.Lease) uint64 {
 		return 0
 	}
 	return hits
-}
-
-// capacity returns the most hits that may be left of l, which is a fixed window or a token bucket.
-func capacity(l *engine.Limit) uint64 {
-	if l.Algorithm == engine.TokenBucket {
-		return l.Burst
-	}
-	return l.Hits
 }
 
 // wants returns how many hits to ask for, as a multiple of cost, if left hits are left and lasts is about how many a

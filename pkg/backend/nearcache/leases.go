@@ -124,7 +124,7 @@ func impossible(op *backend.Op) bool {
 		return false
 	}
 	for i := range op.Limits {
-		if l := &op.Limits[i]; l.CountRefused || l.Algorithm == engine.Concurrency {
+		if l := &op.Limits[i]; l.CountRefused || !l.Algorithm.Remembered() {
 			return false
 		}
 	}
@@ -383,7 +383,7 @@ func (e *entry) add(op *backend.Op, n *note, has uint64) {
 	if n.after == nil && n.refills == e.refills { // what is leased was debited before
 		e.ladder.lift(d.Left)
 	}
-	d.Left = min(d.Left+has, capacity(&e.limits[0]))
+	d.Left = min(d.Left+has, e.limits[0].Capacity())
 	if op.Mode == backend.Give {
 		return
 	}

@@ -36,7 +36,7 @@ func (v *visit) refill(e *entry) {
 	span := horizon
 	if e.whole != 0 {
 		if now >= e.whole {
-			e.left, e.whole = e.limits[0].Hits, 0
+			e.left, e.whole = e.limits[0].Capacity(), 0
 		} else if span = min(span, e.whole-now); span < lastMoment {
 			return
 		}

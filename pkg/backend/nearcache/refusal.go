@@ -115,16 +115,7 @@ const drift = 5000
 // passable reports whether all limits would admit cost at some time, and a refusal by them holds until then.
 func passable(limits engine.Limits, cost uint64) bool {
 	for i := range limits {
-		l := &limits[i]
-		most := l.Hits
-		switch l.Algorithm {
-		case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog:
-		case engine.TokenBucket, engine.LeakyBucket:
-			most = l.Burst + l.Debt
-		case engine.Concurrency:
-			return false
-		}
-		if cost > most || l.Hits == 0 {
+		if l := &limits[i]; !l.Algorithm.Remembered() || cost > l.MaxCost() {
 			return false
 		}
 	}
