@@ -15,6 +15,15 @@ type call struct {
 	rest  []backend.Op // the ops for the store, if they are not just the caller's
 }
 
+// add adds an op about which the store may have to be asked. The note is in memory that is reused.
+func (c *call) add(n note) *note {
+	c.asked = append(c.asked, n)
+	return &c.asked[len(c.asked)-1]
+}
+
+// dropLast removes the op that was added last, about which the store is not asked.
+func (c *call) dropLast() { c.asked = c.asked[:len(c.asked)-1] }
+
 // note is what is known about an op in progress.
 type note struct {
 	index int // of the op in the call
@@ -53,14 +62,15 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	at := b.now()
 	for i := range ops {
 		ops[i].Remembered = false
-		n := note{index: i, hash: b.hash(&ops[i].Key)}
-		switch b.answer(&ops[i], &n, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
-		case served:
-		case waits:
-			c.late = append(c.late, n)
+		n := c.add(note{index: i, hash: b.hash(&ops[i].Key)})
+		switch b.answer(&ops[i], n, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
 		case asks:
-			c.asked = append(c.asked, n)
+			continue
+		case waits:
+			c.late = append(c.late, *n)
+		case served:
 		}
+		c.dropLast()
 	}
 	b.ask(ctx, ops, c, at)
 	if len(c.late) > 0 {
@@ -225,9 +235,9 @@ func (b *Backend) await(ctx context.Context, ops []backend.Op, c *call, at engin
 	now := b.now()
 	for i := range c.late {
 		late := &c.late[i]
-		n := note{index: late.index, hash: late.hash, counted: late.counted}
-		if b.answer(&ops[n.index], &n, now, nil) == asks { //nolint:contextcheck // as above
-			c.asked = append(c.asked, n)
+		n := c.add(note{index: late.index, hash: late.hash, counted: late.counted})
+		if b.answer(&ops[n.index], n, now, nil) != asks { //nolint:contextcheck // as above
+			c.dropLast()
 		}
 	}
 	if b.budget > 0 {
