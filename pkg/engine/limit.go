@@ -81,7 +81,8 @@ func (l Limit) Equal(m Limit) bool {
 // Hash returns a number that equal limits share, prepared or not, and that other limits hardly ever share.
 func (l *Limit) Hash() uint64 {
 	const odd = 0x9e3779b97f4a7c15
-	h := uint64(l.Algorithm) | flag(l.Listed)<<8 | flag(l.OwnWindow)<<9
+	kind := uint64(l.Algorithm) | flag(l.Listed)<<8 | flag(l.OwnWindow)<<9
+	h := bits.RotateLeft64((kind+1)*odd, 29)
 	h = bits.RotateLeft64((h^l.Hits)*odd, 29)
 	h = bits.RotateLeft64((h^uint64(l.Window))*odd, 29)
 	for i, v := range l.values() {
