@@ -49,7 +49,7 @@ func (e *epoch) next() { e.now.Add(1) }
 
 // ask notes in n that the store is asked about op, a take or a look.
 func (e *epoch) ask(op *backend.Op, n *note) {
-	rule := ruleOf(op)
+	rule := ruleHash(op)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.asked == 0 {
@@ -71,8 +71,8 @@ func (e *epoch) answered() {
 	e.asked--
 }
 
-// ruleOf returns a hash of the rule that decides op.
-func ruleOf(op *backend.Op) uint32 {
+// ruleHash returns a hash of the rule that decides op.
+func ruleHash(op *backend.Op) uint32 {
 	const odd = 0x9e3779b97f4a7c15
 	h := uint64(len(op.Limits))
 	add := func(n uint64) { h = bits.RotateLeft64((h^n)*odd, 29) }
