@@ -103,7 +103,7 @@ func TestNothingLostOverRedis(t *testing.T) {
 			stop()
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); replicas[0].Held() > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); replicas[0].Stats().Held > 0 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	for _, b := range append(over, replicas...) {
