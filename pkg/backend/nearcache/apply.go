@@ -41,14 +41,7 @@ type note struct {
 	wait    chan struct{} // closed at the end of the refill or renewal to wait for
 	after   chan struct{} // closed at the end of the refill that was asked for before this op, or nil
 	refills uint32        // the number of the key's last refill, if adds is set
-	back    *returning    // hits to give back before the op, or nil
-}
-
-// returning is a lease that has ended.
-type returning struct {
-	back
-
-	grants [2]grant
+	backs   []back        // hits to give back before the op
 }
 
 // Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
@@ -99,14 +92,15 @@ func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backen
 	return asks
 }
 
-// alone reports whether no other op has the key of the i-th.
-func alone(ops []backend.Op, i int) bool {
+// mayWait reports whether the i-th op may be decided after the others: no other one has its key. If ops is nil it may
+// not.
+func mayWait(ops []backend.Op, i int) bool {
 	for k := range ops {
 		if k != i && ops[k].Key == ops[i].Key {
 			return false
 		}
 	}
-	return true
+	return ops != nil
 }
 
 // ask asks the store about the ops noted in c.asked, and learns from its answers.
@@ -116,12 +110,14 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	}
 	asked, same := ops, len(c.asked) == len(ops)
 	for i := range c.asked {
-		same = same && c.asked[i].back == nil
+		same = same && len(c.asked[i].backs) == 0
 	}
 	if !same {
 		for i := range c.asked {
 			n := &c.asked[i]
-			c.rest = n.back.append(c.rest)
+			for j := range n.backs {
+				c.rest = append(c.rest, n.backs[j].op())
+			}
 			c.rest = append(c.rest, ops[n.index])
 		}
 		asked = c.rest
@@ -131,8 +127,9 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	k := 0
 	for i := range c.asked {
 		n := &c.asked[i]
-		if n.back != nil {
-			k = b.leases.returned(asked, k, n.back)
+		for j := range n.backs {
+			b.leases.backs.sent(&n.backs[j], &asked[k]) // otherwise later: the caller did not wait
+			k++
 		}
 		if n.after != nil && asked[k].Err == nil && overtook(ctx, n.after) {
 			now = b.now()
@@ -157,11 +154,7 @@ func overtook(ctx context.Context, refill chan struct{}) bool {
 		return false
 	default:
 	}
-	most := overtaken
-	if deadline, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(deadline)/2)
-	}
-	timer := time.NewTimer(most)
+	timer := timerFor(ctx, overtaken)
 	defer timer.Stop()
 	select {
 	case <-refill:
@@ -171,32 +164,12 @@ func overtook(ctx context.Context, refill chan struct{}) bool {
 	return true
 }
 
-// append appends the operations that give back b, which may be nil.
-func (b *returning) append(ops []backend.Op) []backend.Op {
-	if b == nil {
-		return ops
+// timerFor returns a timer for d, or for half of the remaining time of a caller that has less.
+func timerFor(ctx context.Context, d time.Duration) *time.Timer {
+	if deadline, ok := ctx.Deadline(); ok {
+		d = min(d, time.Until(deadline)/2)
 	}
-	for _, b.grant = range b.grants {
-		if b.grant.left > 0 {
-			ops = append(ops, b.op())
-		}
-	}
-	return ops
-}
-
-// returned counts what the ops from the k-th on gave back of b, and returns the index of the op after them. What was
-// not sent, because the caller did not wait, goes back later.
-func (ls *leases) returned(ops []backend.Op, k int, b *returning) int {
-	for _, b.grant = range b.grants {
-		if b.grant.left == 0 {
-			continue
-		}
-		if !ls.backs.gone(&b.grant, &ops[k]) {
-			ls.backs.again(b.back)
-		}
-		k++
-	}
-	return k
+	return time.NewTimer(d)
 }
 
 // learn learns from the store's answer to op, which it was sent at time at or later.
@@ -215,11 +188,7 @@ const longestWait = 10 * time.Millisecond
 
 // await waits for what the late ops of c wait for, and then decides them in order, without waiting again.
 func (b *Backend) await(ctx context.Context, ops []backend.Op, c *call, at engine.Micros) {
-	most := longestWait
-	if deadline, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(deadline)/2)
-	}
-	timer := time.NewTimer(most)
+	timer := timerFor(ctx, longestWait)
 	defer timer.Stop()
 	for i := range c.late {
 		select {

@@ -21,21 +21,19 @@ const resetCounts = 1 << 14 // a power of two
 func (r resets) of(hash uint64) *atomic.Uint32 { return &r[hash>>32%resetCounts] }
 
 // fates counts what has become of hits that were leased and not spent; see [Stats].
-type fates struct{ returned, full, ended, reset, failed uint64 }
+type fates struct{ returned, full, ended, reset, failed atomic.Uint64 }
 
-func (f *fates) add(s *Stats) {
-	s.Returned += f.returned
-	s.Full += f.full
-	s.Ended += f.ended
-	s.Reset += f.reset
-	s.Failed += f.failed
+// counter is a counter of the store, under the limit by which hits of it are leased.
+type counter struct {
+	key   backend.Key
+	hash  uint64 // of key
+	limit engine.Limit
 }
 
 // back is hits to give back to the store.
 type back struct {
-	key   backend.Key
-	hash  uint64
-	limit engine.Limit
+	counter
+
 	grant grant
 }
 
@@ -53,7 +51,7 @@ type backs struct {
 	mu     sync.Mutex
 	all    []back
 	closed bool // nothing is given back any more
-	fates  fates
+	fates  *fates
 	wake   chan struct{} // receives when something is queued
 }
 
@@ -80,7 +78,7 @@ func (bs *backs) again(b back) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	if bs.closed {
-		bs.fates.failed += b.grant.left
+		bs.fates.failed.Add(b.grant.left)
 		return
 	}
 	bs.all = append(bs.all, b)
@@ -103,37 +101,34 @@ func (bs *backs) close() {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	for i := range bs.all {
-		bs.fates.failed += bs.all[i].grant.left
+		bs.fates.failed.Add(bs.all[i].grant.left)
 	}
 	bs.all, bs.closed = nil, true
 }
 
-// gone counts hits of g, which op was to give back. It reports false if they are still there, because op was not sent.
-func (bs *backs) gone(g *grant, op *backend.Op) bool {
-	if op.Err != nil && errors.Is(op.Err, backend.ErrUnsent) {
+// sent counts hits of b, which op was to give back. If op was not sent, it queues b again and reports false.
+func (bs *backs) sent(b *back, op *backend.Op) bool {
+	switch g, d := &b.grant, &op.Decision; {
+	case errors.Is(op.Err, backend.ErrUnsent):
+		bs.again(*b)
 		return false
-	}
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	switch d := &op.Decision; {
 	case op.Err != nil:
-		bs.fates.failed += g.left
+		bs.fates.failed.Add(g.left)
 	case g.window != d.Window:
-		bs.fates.ended += g.left
+		bs.fates.ended.Add(g.left)
 	case g.window == 0 && d.ResetAfter == 0:
-		bs.fates.full += g.left
+		bs.fates.full.Add(g.left)
 	default:
-		bs.fates.returned += g.left
+		bs.fates.returned.Add(g.left)
 	}
 	return true
 }
 
-// giveBack queues grants to be given back by [leases.run].
-func (ls *leases) giveBack(b back, over ...grant) {
-	for _, g := range over {
+// giveBack queues grants of c to be given back by [leases.run].
+func (ls *leases) giveBack(c counter, grants ...grant) {
+	for _, g := range grants {
 		if g.left > 0 {
-			b.grant = g
-			ls.backs.add(b)
+			ls.backs.add(back{c, g})
 		}
 	}
 }
@@ -169,7 +164,7 @@ func (ls *leases) give(ctx context.Context, cut []back) (sent bool) {
 	ops, kept := make([]backend.Op, 0, len(cut)), cut[:0]
 	for i := range cut {
 		b := &cut[i]
-		if ls.worthless(&b.grant, b.hash, now) {
+		if ls.worthless(b, now) {
 			continue
 		}
 		ls.lifts(b.hash)
@@ -181,28 +176,21 @@ func (ls *leases) give(ctx context.Context, cut []back) (sent bool) {
 	ls.store.Apply(ctx, ops)
 	sent = true
 	for i := range ops {
-		b := &kept[i]
-		ls.lifts(b.hash)
-		if !ls.backs.gone(&b.grant, &ops[i]) {
-			ls.backs.again(*b)
-			sent = false
-		}
+		ls.lifts(kept[i].hash)
+		sent = ls.backs.sent(&kept[i], &ops[i]) && sent
 	}
 	return sent
 }
 
-// worthless reports whether there is nothing to give the hits of g back to, and counts them if so.
-func (ls *leases) worthless(g *grant, hash uint64, now engine.Micros) bool {
-	reset := g.resets != ls.resets.of(hash).Load()
-	if !reset && !g.late(now) {
+// worthless reports whether there is nothing to give b back to, and counts its hits if so.
+func (ls *leases) worthless(b *back, now engine.Micros) bool {
+	switch {
+	case b.grant.resets != ls.resets.of(b.hash).Load():
+		ls.fates.reset.Add(b.grant.left)
+	case b.grant.late(now):
+		ls.fates.ended.Add(b.grant.left)
+	default:
 		return false
-	}
-	ls.backs.mu.Lock()
-	defer ls.backs.mu.Unlock()
-	if reset {
-		ls.backs.fates.reset += g.left
-	} else {
-		ls.backs.fates.ended += g.left
 	}
 	return true
 }

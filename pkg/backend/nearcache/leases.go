@@ -36,6 +36,7 @@ type leases struct {
 	mask     uint64
 	shards   []leaseShard
 	backs    backs
+	fates    fates
 	resets   resets
 	flights  flights
 }
@@ -45,22 +46,16 @@ type leaseShard struct {
 	mu    sync.Mutex
 	known *simplelru.LRU[backend.Key, *entry] // keys that are hot
 	heat  heat
-	stats leaseStats
+
+	served, leased, spent, evicted uint64 // see [Stats]
 
 	_ [64]byte // against false sharing with the next shard
 }
 
-type leaseStats struct {
-	served, leased, spent, evicted uint64
-
-	fates fates
-}
-
 // entry is what is known about a hot key. It is guarded by its shard's mu.
 type entry struct {
+	counter
 	lease
-	hash   uint64
-	limits [1]engine.Limit
 	ladder ladder        // what remains, for each hit of the lease
 	size   uint64        // hits of the last grant
 	left   uint64        // hits that the store had left at the last answer
@@ -85,7 +80,8 @@ const (
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
 	n := shardsFor(keys)
 	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
-	ls.backs.wake = make(chan struct{}, 1)
+	ls.backs.wake, ls.backs.fates = make(chan struct{}, 1), &ls.fates
+	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		known, err := simplelru.NewLRU(max(keys/n, 1), ls.evicted)
@@ -167,7 +163,7 @@ func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backe
 	}
 	takes := spends(op)
 	e, ok := v.find(takes)
-	if ok && (len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) || v.most == 0 && takes) {
+	if ok && (!e.sameRule(op) || v.most == 0 && takes) {
 		v.change(e)
 		return asks
 	}
@@ -206,12 +202,22 @@ func (v *visit) meet() *entry {
 		return nil
 	}
 	e := &entry{
-		hash: v.note.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
+		counter: v.counter(), since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
 	}
 	if v.shard.known.Add(v.op.Key, e) {
-		v.shard.stats.evicted++
+		v.shard.evicted++
 	}
 	return e
+}
+
+// counter returns op's counter, which has a single limit.
+func (v *visit) counter() counter {
+	return counter{key: v.op.Key, hash: v.note.hash, limit: v.op.Limits[0]}
+}
+
+// sameRule reports whether op is under the limit of e.
+func (e *entry) sameRule(op *backend.Op) bool {
+	return len(op.Limits) == 1 && e.limit.Equal(op.Limits[0])
 }
 
 // take decides a take of a known key.
@@ -231,13 +237,13 @@ func (v *visit) take(e *entry, ops []backend.Op) verdict {
 	var ok bool
 	if e.lease, from, ok = e.spend(hits, v.now); ok {
 		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.take(hits)+hits, v.now), nil, false
-		v.shard.stats.served++
-		v.shard.stats.spent += hits
+		v.shard.served++
+		v.shard.spent += hits
 		if fits && e.mayAsk() && e.now.left <= e.size/4 {
 			v.refill(e)
 		}
 		if ended > 0 {
-			v.giveBack(v.back(e), over[:]...)
+			v.giveBack(e.counter, over[:]...)
 		}
 		return served
 	}
@@ -245,8 +251,8 @@ func (v *visit) take(e *entry, ops []backend.Op) verdict {
 	if fits {
 		v.refill(e)
 	}
-	if n.after = e.wait; fits && n.after != nil && hits <= v.most && ops != nil && alone(ops, n.index) {
-		v.giveBack(v.back(e), over[:]...)
+	if n.after = e.wait; fits && n.after != nil && hits <= v.most && mayWait(ops, n.index) {
+		v.giveBack(e.counter, over[:]...)
 		n.wait = e.wait
 		return waits
 	}
@@ -254,27 +260,18 @@ func (v *visit) take(e *entry, ops []backend.Op) verdict {
 	var all [2]grant
 	e.lease, all = e.empty()
 	e.ladder = ladder{}
-	v.returns(e, over, all)
+	v.returns(e, over[:])
+	v.returns(e, all[:])
 	return asks
 }
 
-// back returns what is needed to give back hits of e.
-func (v *visit) back(e *entry) back { return back{key: v.op.Key, hash: e.hash, limit: e.limits[0]} }
-
 // returns has grants of e given back in op's call, before op.
-func (v *visit) returns(e *entry, grants ...[2]grant) {
-	n, k := v.note, 0
-	for _, two := range grants {
-		for _, g := range two {
-			if g.left == 0 || v.worthless(&g, e.hash, v.now) {
-				continue
-			}
-			if n.back == nil {
-				n.ends, n.holds = true, true
-				n.back = &returning{back: v.back(e)}
-			}
-			n.back.grants[k] = g
-			k++
+func (v *visit) returns(e *entry, grants []grant) {
+	n := v.note
+	for _, g := range grants {
+		if b := (back{e.counter, g}); g.left > 0 && !v.worthless(&b, v.now) {
+			n.ends, n.holds = true, true
+			n.backs = append(n.backs, b)
 		}
 	}
 }
@@ -301,7 +298,7 @@ func (v *visit) look(e *entry) verdict {
 	}
 	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
 		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.top(), v.now), nil, false
-		v.shard.stats.served++
+		v.shard.served++
 		return served
 	}
 	v.note.add(e)
@@ -321,15 +318,12 @@ func (v *visit) change(e *entry) {
 	v.note.ends, v.note.holds = true, true
 	var all [2]grant
 	e.lease, all = e.end()
-	v.returns(e, all)
+	v.returns(e, all[:])
 	if v.most == 0 {
 		v.shard.known.Remove(v.op.Key)
 		return
 	}
-	*e = entry{
-		lease: e.lease, wait: e.wait,
-		hash: e.hash, limits: [1]engine.Limit{v.op.Limits[0]}, since: v.now, touched: v.now, calm: v.now + changed,
-	}
+	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, calm: v.now + changed}
 }
 
 // forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
@@ -341,7 +335,7 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	}
 	var over [2]grant
 	e.lease, over = e.end()
-	sh.stats.fates.reset += over[0].left + over[1].left
+	ls.fates.reset.Add(over[0].left + over[1].left)
 	sh.known.Remove(key)
 }
 
@@ -359,7 +353,7 @@ func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts b
 		return true
 	}
 	e, ok := sh.known.Peek(op.Key)
-	if !ok || op.Err != nil || len(op.Limits) != 1 || !e.limits[0].Equal(op.Limits[0]) {
+	if !ok || op.Err != nil || !e.sameRule(op) {
 		return true
 	}
 	if n.adds {
@@ -383,7 +377,7 @@ func (e *entry) add(op *backend.Op, n *note, has uint64) {
 	if n.after == nil && n.refills == e.refills { // what is leased was debited before
 		e.ladder.lift(d.Left)
 	}
-	d.Left = min(d.Left+has, e.limits[0].Capacity())
+	d.Left = min(d.Left+has, e.limit.Capacity())
 	if op.Mode == backend.Give {
 		return
 	}
@@ -413,18 +407,16 @@ func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
 
 // count adds the counts of ls to s.
 func (ls *leases) count(s *Stats) {
-	ls.backs.mu.Lock() // first, so that nothing is counted as gone before it was leased
-	ls.backs.fates.add(s)
-	ls.backs.mu.Unlock()
+	f := &ls.fates // first, so that nothing is counted as gone before it was leased
+	s.Returned, s.Full, s.Ended, s.Reset, s.Failed = f.returned.Load(), f.full.Load(), f.ended.Load(), f.reset.Load(), f.failed.Load()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()
 		s.Entries += sh.known.Len()
-		s.Evictions += sh.stats.evicted
-		s.Hits += sh.stats.served
-		s.Leased += sh.stats.leased
-		s.Spent += sh.stats.spent
-		sh.stats.fates.add(s)
+		s.Evictions += sh.evicted
+		s.Hits += sh.served
+		s.Leased += sh.leased
+		s.Spent += sh.spent
 		sh.mu.Unlock()
 	}
 	s.Unspent = s.Ended + s.Reset + s.Failed
@@ -432,8 +424,8 @@ func (ls *leases) count(s *Stats) {
 }
 
 // evicted gives back what is left of the lease of a key that is dropped. The shard must be locked.
-func (ls *leases) evicted(key backend.Key, e *entry) {
+func (ls *leases) evicted(_ backend.Key, e *entry) {
 	var over [2]grant
 	e.lease, over = e.end()
-	ls.giveBack(back{key: key, hash: e.hash, limit: e.limits[0]}, over[:]...)
+	ls.giveBack(e.counter, over[:]...)
 }

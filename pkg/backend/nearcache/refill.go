@@ -2,7 +2,6 @@ package nearcache
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,15 +15,13 @@ const patience = time.Second
 
 // refill is a refill under way.
 type refill struct {
-	key    backend.Key
-	hash   uint64
-	entry  *entry
-	flight flight // guarded by the shard of key
-	limits [1]engine.Limit
-	wait   chan struct{} // closed when it ends
-	resets uint32        // of key before it began; see [resets]
-	cost   uint64
-	count  uint64 // of requests with that cost
+	counter // as it was asked for: the rule of entry may change
+	entry   *entry
+	flight  flight        // guarded by the shard of key
+	wait    chan struct{} // closed when it ends
+	resets  uint32        // of key before it began; see [resets]
+	cost    uint64
+	count   uint64 // of requests with that cost
 }
 
 // refill begins a refill of e, if it is worth it.
@@ -36,7 +33,7 @@ func (v *visit) refill(e *entry) {
 	span := horizon
 	if e.whole != 0 {
 		if now >= e.whole {
-			e.left, e.whole = e.limits[0].Capacity(), 0
+			e.left, e.whole = e.limit.Capacity(), 0
 		} else if span = min(span, e.whole-now); span < lastMoment {
 			return
 		}
@@ -51,7 +48,7 @@ func (v *visit) refill(e *entry) {
 		return
 	}
 	f := &refill{
-		key: op.Key, hash: e.hash, entry: e, limits: e.limits, wait: make(chan struct{}),
+		counter: e.counter, entry: e, wait: make(chan struct{}),
 		resets: v.resets.of(e.hash).Load(), cost: cost, count: hits / cost,
 	}
 	e.since, e.hits, e.wait = now, 0, f.wait
@@ -63,7 +60,7 @@ func (v *visit) refill(e *entry) {
 func (ls *leases) fetch(f *refill) {
 	defer ls.flights.done()
 	ops := []backend.Op{{
-		Key: f.key, Limits: f.limits[:], Lease: backend.LeaseOff,
+		Key: f.key, Limits: engine.Limits{f.limit}, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
 	n := note{hash: f.hash}
@@ -98,9 +95,9 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 		}
 		return
 	}
-	sh.stats.leased += hits
+	sh.leased += hits
 	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
-		sh.stats.fates.reset += hits
+		ls.fates.reset.Add(hits)
 		e.lease = e.lose(f.flight)
 		return
 	}
@@ -112,7 +109,7 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	var over grant
 	taken := e.waitsFor(f.flight)
 	e.lease, f.flight, over = e.receive(f.flight, g)
-	ls.giveBack(back{key: f.key, hash: f.hash, limit: f.limits[0]}, over, surplus)
+	ls.giveBack(f.counter, over, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
 	}
@@ -128,10 +125,8 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 
 // flights bounds the refills under way, and waits for them.
 type flights struct {
-	open atomic.Bool // refills may begin
-	mu   sync.Mutex  // guards changes of open, and n
-	n    int
-	wg   sync.WaitGroup
+	open  atomic.Bool   // refills may begin
+	slots chan struct{} // holds one for each refill under way
 }
 
 // maxFlights is how many refills may be under way at once.
@@ -139,28 +134,25 @@ const maxFlights = 256
 
 // begin reports whether a refill may begin. If so it must end with done.
 func (f *flights) begin() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.open.Load() || f.n >= maxFlights {
+	if !f.open.Load() {
 		return false
 	}
-	f.n++
-	f.wg.Add(1)
-	return true
+	select {
+	case f.slots <- struct{}{}:
+		return true
+	default:
+		return false
+	}
 }
 
-func (f *flights) done() {
-	f.mu.Lock()
-	f.n--
-	f.mu.Unlock()
-	f.wg.Done()
-}
+func (f *flights) done() { <-f.slots }
 
-// set allows or forbids refills to begin.
-func (f *flights) set(open bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.open.Store(open)
+// end waits for the refills under way. None begins afterwards, since it keeps all slots.
+func (f *flights) end() {
+	f.open.Store(false)
+	for range cap(f.slots) {
+		f.slots <- struct{}{}
+	}
 }
 
 // How often to look for keys that have cooled down, and for hits that could not be given back before.
@@ -168,8 +160,8 @@ const sweeps = 100 * time.Millisecond
 
 // run allows leases, and gives back those of keys that have cooled down, until ctx ends; then it gives back everything.
 func (ls *leases) run(ctx context.Context) {
-	ls.flights.set(true)
-	context.AfterFunc(ctx, func() { ls.flights.set(false) }) // at once, although something may be on its way back
+	ls.flights.open.Store(true)
+	context.AfterFunc(ctx, func() { ls.flights.open.Store(false) }) // at once, although something may be on its way back
 	ticker := time.NewTicker(sweeps)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -183,8 +175,7 @@ func (ls *leases) run(ctx context.Context) {
 			ls.flush(ctx)
 		}
 	}
-	ls.flights.set(false)
-	ls.flights.wg.Wait()
+	ls.flights.end()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
 		sh.mu.Lock()

@@ -185,7 +185,7 @@ func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []back
 			if !m.ended.Swap(true) {
 				sh.expired.Add(1)
 			}
-			if m.lasts && m.speaks(op) && m.answers(op) && m.renew(n) && ops != nil && alone(ops, n.index) {
+			if m.lasts && m.speaks(op) && m.answers(op) && m.renew(n) && mayWait(ops, n.index) {
 				return waits
 			}
 		case !m.speaks(op):
