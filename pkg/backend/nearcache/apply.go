@@ -8,40 +8,40 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// call is the memory that one call of Apply needs. It is reused.
-type call struct {
-	asked []note       // one for each op that the store is asked about, in order
-	late  []note       // ops that wait for the answer to another call
+// scratch is the memory that one call of Apply needs. It is reused.
+type scratch struct {
+	asked []pending    // one for each op that the store is asked about, in order
+	late  []pending    // ops that wait for the answer to another call
 	rest  []backend.Op // the ops for the store, if they are not just the caller's
 }
 
-// add adds an op about which the store may have to be asked. The note is in memory that is reused.
-func (c *call) add(n note) *note {
-	c.asked = append(c.asked, n)
+// add adds an op about which the store may have to be asked. What is returned is in memory that is reused.
+func (c *scratch) add(p pending) *pending {
+	c.asked = append(c.asked, p)
 	return &c.asked[len(c.asked)-1]
 }
 
 // dropLast removes the op that was added last, about which the store is not asked.
-func (c *call) dropLast() { c.asked = c.asked[:len(c.asked)-1] }
+func (c *scratch) dropLast() { c.asked = c.asked[:len(c.asked)-1] }
 
-// note is what is known about an op in progress.
-type note struct {
+// pending is what is known about an op in progress.
+type pending struct {
 	index int // of the op in the call
 	hash  uint64
 
-	epoch uint32 // of its key
-	ends  bool   // the op ends what is remembered about its key
+	epoch       uint32 // of its key
+	endsRefusal bool   // the op ends what is remembered about its key
 
-	counted bool          // its hits are counted in its entry
-	learns  bool          // the answer says what is left for leases
-	adds    bool          // leased hits are to be added to the answer
-	resets  bool          // leases are worthless afterwards
-	holds   bool          // hits are leased, so a remembered refusal is not the answer
-	renews  *renewal      // the renewal that this op carries out, or nil
-	wait    chan struct{} // closed at the end of the refill or renewal to wait for
-	after   chan struct{} // closed at the end of the refill that was asked for before this op, or nil
-	refills uint32        // the number of the key's last refill, if adds is set
-	backs   []back        // hits to give back before the op
+	counted      bool          // its hits are counted in its entry
+	updatesLease bool          // the answer says what is left for leases
+	addsLease    bool          // leased hits are to be added to the answer
+	resetsLease  bool          // leases are worthless afterwards
+	leased       bool          // hits are leased, so a remembered refusal is not the answer
+	renewal      *renewal      // the renewal that this op carries out, or nil
+	wait         chan struct{} // closed at the end of the refill or renewal to wait for
+	refill       chan struct{} // closed at the end of the refill that was asked for before this op, or nil
+	refills      uint32        // the number of the key's last refill, if addsLease is set
+	giveBacks    []giveBack    // hits to give back before the op
 }
 
 // Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
@@ -51,16 +51,16 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 		b.store.Apply(ctx, ops)
 		return
 	}
-	c := b.calls.Get().(*call)
+	c := b.calls.Get().(*scratch)
 	at := b.now()
 	for i := range ops {
 		ops[i].Remembered = false
-		n := c.add(note{index: i, hash: b.hash(&ops[i].Key)})
-		switch b.answer(&ops[i], n, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
-		case asks:
+		p := c.add(pending{index: i, hash: b.hash(&ops[i].Key)})
+		switch b.answer(&ops[i], p, at, ops) { //nolint:contextcheck // a refill does not belong to this caller alone
+		case askStore:
 			continue
-		case waits:
-			c.late = append(c.late, *n)
+		case wait:
+			c.late = append(c.late, *p)
 		case served:
 		}
 		c.dropLast()
@@ -75,21 +75,21 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	b.calls.Put(c)
 }
 
-// answer decides op from what is leased or remembered here, or notes in n what to do with the store's answer. ops are
+// answer decides op from what is leased or remembered here, or notes in p what to do with the store's answer. ops are
 // the ops of the call; if nil, op may not wait.
-func (b *Backend) answer(op *backend.Op, n *note, at engine.Micros, ops []backend.Op) verdict {
+func (b *Backend) answer(op *backend.Op, p *pending, at engine.Micros, ops []backend.Op) action {
 	if b.leases != nil {
-		if v := b.leases.answer(op, n, at, ops); v != asks {
-			if v == served && b.refusals != nil {
-				b.refusals.missed(op, n)
+		if a := b.leases.answer(op, p, at, ops); a != askStore {
+			if a == served && b.refusals != nil {
+				b.refusals.countMiss(op, p)
 			}
-			return v
+			return a
 		}
 	}
 	if b.refusals != nil {
-		return b.refusals.answer(op, n, at, ops)
+		return b.refusals.answer(op, p, at, ops)
 	}
-	return asks
+	return askStore
 }
 
 // mayWait reports whether the i-th op may be decided after the others: no other one has its key. If ops is nil it may
@@ -103,22 +103,22 @@ func mayWait(ops []backend.Op, i int) bool {
 	return ops != nil
 }
 
-// ask asks the store about the ops noted in c.asked, and learns from its answers.
-func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.Micros) {
+// ask asks the store about the ops of c.asked, and learns from its answers.
+func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engine.Micros) {
 	if len(c.asked) == 0 {
 		return
 	}
 	asked, same := ops, len(c.asked) == len(ops)
 	for i := range c.asked {
-		same = same && len(c.asked[i].backs) == 0
+		same = same && len(c.asked[i].giveBacks) == 0
 	}
 	if !same {
 		for i := range c.asked {
-			n := &c.asked[i]
-			for j := range n.backs {
-				c.rest = append(c.rest, n.backs[j].op())
+			p := &c.asked[i]
+			for j := range p.giveBacks {
+				c.rest = append(c.rest, p.giveBacks[j].op())
 			}
-			c.rest = append(c.rest, ops[n.index])
+			c.rest = append(c.rest, ops[p.index])
 		}
 		asked = c.rest
 	}
@@ -126,35 +126,35 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *call, at engine.
 	now := b.now()
 	k := 0
 	for i := range c.asked {
-		n := &c.asked[i]
-		for j := range n.backs {
-			b.leases.backs.sent(&n.backs[j], &asked[k]) // otherwise later: the caller did not wait
+		p := &c.asked[i]
+		for j := range p.giveBacks {
+			b.leases.giveBacks.sent(&p.giveBacks[j], &asked[k]) // otherwise later: the caller did not wait
 			k++
 		}
-		if n.after != nil && asked[k].Err == nil && overtook(ctx, n.after) {
+		if p.refill != nil && asked[k].Err == nil && awaitRefill(ctx, p.refill) {
 			now = b.now()
 		}
-		b.learn(&asked[k], n, at, now)
+		b.learn(&asked[k], p, at, now)
 		if !same {
-			ops[n.index].Decision, ops[n.index].Err = asked[k].Decision, asked[k].Err
+			ops[p.index].Decision, ops[p.index].Err = asked[k].Decision, asked[k].Err
 		}
 		k++
 	}
 }
 
-// overtaken is how long an answer of the store may wait for that to a refill that was asked for earlier. It also waits
+// refillGrace is how long an answer of the store may wait for that to a refill that was asked for earlier. It also waits
 // for no more than half of its caller's remaining time.
-const overtaken = 5 * time.Millisecond
+const refillGrace = 5 * time.Millisecond
 
-// overtook waits for that refill, without which it is not known what remains: it may have been debited before. It
+// awaitRefill waits for that refill, without which it is not known what remains: it may have been debited before. It
 // reports false if there was nothing to wait for.
-func overtook(ctx context.Context, refill chan struct{}) bool {
+func awaitRefill(ctx context.Context, refill chan struct{}) bool {
 	select {
 	case <-refill:
 		return false
 	default:
 	}
-	timer := timerFor(ctx, overtaken)
+	timer := timerFor(ctx, refillGrace)
 	defer timer.Stop()
 	select {
 	case <-refill:
@@ -173,12 +173,12 @@ func timerFor(ctx context.Context, d time.Duration) *time.Timer {
 }
 
 // learn learns from the store's answer to op, which it was sent at time at or later.
-func (b *Backend) learn(op *backend.Op, n *note, at, now engine.Micros) {
-	if b.leases != nil && !b.leases.learn(op, n, at, now) {
-		n.ends = true
+func (b *Backend) learn(op *backend.Op, p *pending, at, now engine.Micros) {
+	if b.leases != nil && !b.leases.learn(op, p, at, now) {
+		p.endsRefusal = true
 	}
 	if b.refusals != nil {
-		b.refusals.learn(op, n, at)
+		b.refusals.learn(op, p, at)
 	}
 }
 
@@ -187,7 +187,7 @@ func (b *Backend) learn(op *backend.Op, n *note, at, now engine.Micros) {
 const longestWait = 10 * time.Millisecond
 
 // await waits for what the late ops of c wait for, and then decides them in order, without waiting again.
-func (b *Backend) await(ctx context.Context, ops []backend.Op, c *call, at engine.Micros) {
+func (b *Backend) await(ctx context.Context, ops []backend.Op, c *scratch, at engine.Micros) {
 	timer := timerFor(ctx, longestWait)
 	defer timer.Stop()
 	for i := range c.late {
@@ -204,8 +204,8 @@ func (b *Backend) await(ctx context.Context, ops []backend.Op, c *call, at engin
 	now := b.now()
 	for i := range c.late {
 		late := &c.late[i]
-		n := c.add(note{index: late.index, hash: late.hash, counted: late.counted})
-		if b.answer(&ops[n.index], n, now, nil) != asks { //nolint:contextcheck // as above
+		p := c.add(pending{index: late.index, hash: late.hash, counted: late.counted})
+		if b.answer(&ops[p.index], p, now, nil) != askStore { //nolint:contextcheck // as above
 			c.dropLast()
 		}
 	}

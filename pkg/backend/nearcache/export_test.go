@@ -10,10 +10,10 @@ func (b *Backend) Held() (sum uint64) {
 		}
 		sh.mu.Unlock()
 	}
-	b.leases.backs.mu.Lock()
-	defer b.leases.backs.mu.Unlock()
-	for i := range b.leases.backs.all {
-		sum += b.leases.backs.all[i].grant.left
+	b.leases.giveBacks.mu.Lock()
+	defer b.leases.giveBacks.mu.Unlock()
+	for i := range b.leases.giveBacks.queued {
+		sum += b.leases.giveBacks.queued[i].grant.left
 	}
 	return sum
 }

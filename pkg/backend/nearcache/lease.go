@@ -14,12 +14,12 @@ import (
 
 // grant is hits that the store has debited and that may be spent here. The zero grant is empty.
 type grant struct {
-	left   uint64        // hits not spent yet
-	window int64         // start of the fixed window that they belong to, by the store's clock, in µs; 0 if there is none
-	ends   engine.Micros // by this replica's clock: from then on they are not spent any more
-	reset  engine.Micros // by this replica's clock: the window ends, or the bucket would be full, no earlier than this
-	over   engine.Micros // by this replica's clock: the window has ended by then
-	resets uint32        // resets of the key that this replica knew of when it asked for them; see [resets]
+	left         uint64        // hits not spent yet
+	window       int64         // start of the fixed window that they belong to, by the store's clock, in µs; 0 if there is none
+	ends         engine.Micros // by this replica's clock: from then on they are not spent any more
+	resetsAt     engine.Micros // by this replica's clock: the window ends, or the bucket would be full, no earlier than this
+	windowOverBy engine.Micros // by this replica's clock: the window has ended by then
+	resets       uint32        // resets of the key that this replica knew of when it asked for them; see [resets]
 }
 
 // lease is what a replica holds of one counter: the hits that it is spending, those that arrived before these ran out,
@@ -36,24 +36,24 @@ type flight struct {
 	answered bool // what still comes is a copy
 }
 
-// granted returns the grant of hits made by the answer d, which came at time came, to a call that began at time at. It
+// newGrant returns the grant of hits made by the answer d, which came at time came, to a call that began at time at. It
 // ends after ttl or with its window, whichever is first, and early enough for a clock that loses 200 ppm and reads 1 ms
 // too little.
-func granted(d *engine.Decision, hits uint64, at, came, ttl engine.Micros) grant {
+func newGrant(d *engine.Decision, hits uint64, at, came, ttl engine.Micros) grant {
 	resetAfter := micros(d.ResetAfter)
-	g := grant{left: hits, window: d.Window, reset: at + resetAfter, over: came + later(resetAfter) + millisecond}
+	g := grant{left: hits, window: d.Window, resetsAt: at + resetAfter, windowOverBy: came + plusDrift(resetAfter) + millisecond}
 	if d.Window != 0 {
 		ttl = min(ttl, resetAfter)
 	}
-	g.ends = at + sooner(ttl) - millisecond
+	g.ends = at + minusDrift(ttl) - millisecond
 	return g
 }
 
 // live reports whether hits of g may be spent.
 func (g grant) live(now engine.Micros) bool { return g.left > 0 && now < g.ends }
 
-// late reports whether the window of g has ended, so that there is nothing to give its hits back to.
-func (g grant) late(now engine.Micros) bool { return g.window != 0 && now >= g.over }
+// windowOver reports whether the window of g has ended, so that there is nothing to give its hits back to.
+func (g grant) windowOver(now engine.Micros) bool { return g.window != 0 && now >= g.windowOverBy }
 
 // mayAsk reports whether a refill may be asked for: one at a time, and only for as many grants as l has room for.
 func (l lease) mayAsk() bool { return l.asked == 0 && l.next.left == 0 }
@@ -70,25 +70,25 @@ func (l lease) waitsFor(f flight) bool { return l.asked != 0 && f.number == l.as
 
 // receive adds the grant g, which answers the refill f. It returns what has to be given back: g if l does not wait for f,
 // or hits of the window before that of g. A copy of an answer does nothing.
-func (l lease) receive(f flight, g grant) (next lease, answered flight, back grant) {
+func (l lease) receive(f flight, g grant) (next lease, answered flight, stale grant) {
 	switch {
 	case f.answered:
 		return l, f, grant{}
 	case !l.waitsFor(f):
-		back = g
+		stale = g
 	case l.now.left == 0:
 		l.asked, l.now = 0, g
 	case l.now.window != g.window:
-		l.asked, l.now, back = 0, g, l.now
+		l.asked, l.now, stale = 0, g, l.now
 	default:
 		l.asked, l.next = 0, g
 	}
 	f.answered = true
-	return l, f, back
+	return l, f, stale
 }
 
-// lose stops waiting for f. If an answer comes all the same, its hits are given back.
-func (l lease) lose(f flight) lease {
+// giveUp stops waiting for f. If an answer comes all the same, its hits are given back.
+func (l lease) giveUp(f flight) lease {
 	if f.number == l.asked {
 		l.asked = 0
 	}
@@ -117,21 +117,21 @@ func (l lease) settle() lease {
 
 // expire removes and returns grants that have ended unspent.
 func (l lease) expire(now engine.Micros) (lease, [2]grant) {
-	var over [2]grant
+	var unspent [2]grant
 	if l.next.left > 0 && !l.next.live(now) {
-		over[1], l.next = l.next, grant{}
+		unspent[1], l.next = l.next, grant{}
 	}
 	if l.now.left > 0 && !l.now.live(now) {
-		over[0], l.now = l.now, grant{}
+		unspent[0], l.now = l.now, grant{}
 	}
-	return l.settle(), over
+	return l.settle(), unspent
 }
 
 // empty removes and returns everything unspent.
 func (l lease) empty() (lease, [2]grant) {
-	all := [2]grant{l.now, l.next}
+	unspent := [2]grant{l.now, l.next}
 	l.now, l.next = grant{}, grant{}
-	return l, all
+	return l, unspent
 }
 
 // end removes and returns everything unspent, and stops waiting for a refill.
@@ -151,20 +151,20 @@ func (l lease) has(now engine.Micros) uint64 {
 	return sum
 }
 
-// left returns what remains of n after m, at least 0.
-func left(n, m uint64) uint64 { return n - min(n, m) }
+// subtract returns what remains of n after m, at least 0.
+func subtract(n, m uint64) uint64 { return n - min(n, m) }
 
 // How large a lease may be. A replica asks for half the share it may keep of what is left, since it knows only what was
 // left at the last answer; if others have taken more than half of that since then, the surplus goes straight back.
 const (
 	percent   = 100 // of the limit, or the burst: one part in this many
-	share     = 16  // of what is left: one part in this many
-	asksShare = 2 * share
+	keepShare = 16  // of what is left: one part in this many
+	askShare  = 2 * keepShare
 	minLease  = 2 // requests; fewer are not worth it
 )
 
-// most returns the largest lease that a rule allows, in hits; 0 means none.
-func most(l *engine.Limit, rule backend.Lease) uint64 {
+// maxLease returns the largest lease that a rule allows, in hits; 0 means none.
+func maxLease(l *engine.Limit, rule backend.Lease) uint64 {
 	hits := min(l.Capacity(), l.Hits)
 	switch {
 	case rule == backend.LeaseAuto:
@@ -180,10 +180,10 @@ func most(l *engine.Limit, rule backend.Lease) uint64 {
 	return hits
 }
 
-// wants returns how many hits to ask for, as a multiple of cost, if left hits are left and lasts is about how many a
+// refillSize returns how many hits to ask for, as a multiple of cost, if left hits are left and lasts is about how many a
 // refill should last for; 0 means none.
-func wants(most, left, lasts, cost uint64) uint64 {
-	hits := min(most, left/asksShare, lasts)
+func refillSize(most, left, lasts, cost uint64) uint64 {
+	hits := min(most, left/askShare, lasts)
 	hits -= hits % cost
 	if hits < minLease || hits < minLease*cost {
 		return 0
@@ -191,9 +191,9 @@ func wants(most, left, lasts, cost uint64) uint64 {
 	return hits
 }
 
-// keeps returns how many of the hits that came may be kept if left hits were left before; the rest goes back.
-func keeps(hits, left uint64) uint64 {
-	if hits = min(hits, left/share); hits < minLease {
+// keepable returns how many of the hits that came may be kept if left hits were left before; the rest goes back.
+func keepable(hits, left uint64) uint64 {
+	if hits = min(hits, left/keepShare); hits < minLease {
 		return 0
 	}
 	return hits

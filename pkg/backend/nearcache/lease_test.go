@@ -96,7 +96,7 @@ func TestHotKey(t *testing.T) {
 					t.Errorf("5000 requests a millisecond apart took %v: some waited", took)
 				}
 				s.delay(0)
-				time.Sleep(time.Second) // it cools down
+				time.Sleep(time.Second) // it is idle
 				synctest.Wait()
 				if n := r.leased(); n != 0 {
 					t.Errorf("%d hits are leased still", n)

@@ -12,14 +12,14 @@ import (
 
 // Times of leases.
 const (
-	millisecond engine.Micros = 1_000
-	horizon                   = 500 * millisecond // how long a refill should last
-	ttl                       = 4 * horizon       // of a grant
-	cool                      = 500 * millisecond // hits go back after this long without a take
-	shortest                  = 50 * millisecond  // the shortest span over which a rate is measured
-	lastMoment                = 5 * millisecond   // of a window, in which nothing more is leased
-	pause                     = 100 * millisecond // before the next refill, after one that brought nothing
-	changed                   = 1000 * millisecond
+	millisecond   engine.Micros = 1_000
+	refillSpan                  = 500 * millisecond  // how long a refill should last
+	grantTTL                    = 4 * refillSpan     // how long hits may be spent
+	idleTimeout                 = 500 * millisecond  // of a key: after this long without a take its hits go back
+	minRateSpan                 = 50 * millisecond   // the shortest span over which a rate is measured
+	minWindowLeft               = 5 * millisecond    // nothing is leased in the last moment of a window
+	refillBackoff               = 100 * millisecond  // before the next refill, after one that brought nothing or too much
+	ruleBackoff                 = 1000 * millisecond // before the next refill, after a change of the rule, or if the store does not lease
 )
 
 // How many takes within one or two ticks make a key hot.
@@ -30,22 +30,22 @@ const (
 
 // leases holds the leases of this replica. Shards spread the contention for locks.
 type leases struct {
-	store    backend.Backend
-	now      func() engine.Micros
-	refusals *refusals // of the same keys; nil if refusals are not remembered
-	mask     uint64
-	shards   []leaseShard
-	backs    backs
-	fates    fates
-	resets   resets
-	flights  flights
+	store     backend.Backend
+	now       func() engine.Micros
+	refusals  *refusals // of the same keys; nil if refusals are not remembered
+	mask      uint64
+	shards    []leaseShard
+	giveBacks giveBackQueue
+	outcomes  outcomes
+	resets    resets
+	flights   flights
 }
 
 // leaseShard holds the leases of some keys.
 type leaseShard struct {
-	mu    sync.Mutex
-	known *simplelru.LRU[backend.Key, *entry] // keys that are hot
-	heat  heat
+	mu      sync.Mutex
+	known   *simplelru.LRU[backend.Key, *entry] // keys that are hot
+	hotKeys hotKeys
 
 	served, leased, spent, evicted uint64 // see [Stats]
 
@@ -56,31 +56,31 @@ type leaseShard struct {
 type entry struct {
 	counter
 	lease
-	ladder ladder        // what remains, for each hit of the lease
-	size   uint64        // hits of the last grant
-	left   uint64        // hits that the store had left at the last answer
-	whole  engine.Micros // when the window of that answer ends; 0 if it had no window
-	known  bool          // left is known
+	remaining  remaining     // what remains, for each hit of the lease
+	lastGrant  uint64        // hits of the last grant
+	storeLeft  uint64        // hits that the store had left at the last answer
+	windowEnds engine.Micros // when the window of that answer ends; 0 if it had no window
+	leftKnown  bool          // storeLeft is known
 
 	since, touched engine.Micros // start of the measurement of hits; last take
 	hits           uint64        // hits wanted since then
-	calm           engine.Micros // no refill before this time
+	noRefillBefore engine.Micros // no refill before this time
 	wait           chan struct{} // closed when the refill under way ends; nil if there is none
 }
 
-// verdict says what to do with an op.
-type verdict uint8
+// action says what to do with an op.
+type action uint8
 
 const (
-	asks   verdict = iota // the store has to be asked
-	served                // decided
-	waits                 // a refill or renewal under way may serve it
+	askStore action = iota // the store has to be asked
+	served                 // decided
+	wait                   // a refill or renewal under way may serve it
 )
 
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
 	n := shardsFor(keys)
 	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
-	ls.backs.wake, ls.backs.fates = make(chan struct{}, 1), &ls.fates
+	ls.giveBacks.wake, ls.giveBacks.outcomes = make(chan struct{}, 1), &ls.outcomes
 	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
 		sh := &ls.shards[i]
@@ -88,13 +88,13 @@ func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *ref
 		if err != nil {
 			panic("nearcache: a cache of at least one key was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
-		sh.known, sh.heat = known, newHeat(heatPlaces)
+		sh.known, sh.hotKeys = known, newHotKeys(hotKeyCounters)
 	}
 	return ls
 }
 
-// heatPlaces is how many places a shard has for counting keys.
-const heatPlaces = 1024
+// hotKeyCounters is how many counters of keys a shard has.
+const hotKeyCounters = 1024
 
 func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&ls.mask] }
 
@@ -108,14 +108,14 @@ func leasable(op *backend.Op) uint64 {
 	if l.Unleased() != "" {
 		return 0
 	}
-	return most(l, op.Lease)
+	return maxLease(l, op.Lease)
 }
 
 // spends reports whether op is a take that may spend hits.
 func spends(op *backend.Op) bool { return op.Mode == backend.Take && op.Take.Cost > 0 }
 
-// impossible reports whether op is a take that is refused at any time, and changes nothing.
-func impossible(op *backend.Op) bool {
+// neverAdmitted reports whether op is a take that is refused at any time, and changes nothing.
+func neverAdmitted(op *backend.Op) bool {
 	if !spends(op) || op.Penalty != nil {
 		return false
 	}
@@ -131,54 +131,54 @@ func impossible(op *backend.Op) bool {
 type visit struct {
 	*leases
 
-	shard *leaseShard
-	op    *backend.Op
-	note  *note
-	most  uint64 // hits of op's counter that may be leased; see leasable
-	now   engine.Micros
+	shard    *leaseShard
+	op       *backend.Op
+	pending  *pending
+	maxLease uint64 // hits of op's counter that may be leased; see leasable
+	now      engine.Micros
 }
 
-// answer decides op from what is leased, or notes in n what to do with the store's answer. If waiting may help, n.wait
+// answer decides op from what is leased, or notes in p what to do with the store's answer. If waiting may help, p.wait
 // is what to wait for. op may not wait if ops, the ops of the call, is nil, or if others of them have the same key,
 // since it would be decided after them.
-func (ls *leases) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
-	v := &visit{ls, ls.shard(n.hash), op, n, leasable(op), now}
-	if op.Take.Cost > v.most && impossible(op) {
-		return asks // just for the texts and times of its refusal
+func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
+	v := &visit{ls, ls.shard(p.hash), op, p, leasable(op), now}
+	if op.Take.Cost > v.maxLease && neverAdmitted(op) {
+		return askStore // just for the texts and times of its refusal
 	}
 	sh := v.shard
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	switch op.Mode {
 	case backend.Reset:
-		ls.forget(sh, op.Key, n.hash)
-		n.resets = true
-		return asks
+		ls.forget(sh, op.Key, p.hash)
+		p.resetsLease = true
+		return askStore
 	case backend.Give:
 		if e, ok := sh.known.Peek(op.Key); ok {
-			n.add(e)
+			p.addLease(e)
 		}
-		return asks
+		return askStore
 	case backend.Take, backend.Look:
 	}
 	takes := spends(op)
 	e, ok := v.find(takes)
-	if ok && (!e.sameRule(op) || v.most == 0 && takes) {
-		v.change(e)
-		return asks
+	if ok && (!e.sameRule(op) || v.maxLease == 0 && takes) {
+		v.changeRule(e)
+		return askStore
 	}
 	if !takes {
-		return v.look(e)
+		return v.answerLook(e)
 	}
-	if v.most == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.flights.open.Load() {
-		return asks
+	if v.maxLease == 0 || op.Take.Extra > 0 || op.Take.Count == 0 || !ls.flights.open.Load() {
+		return askStore
 	}
 	if !ok {
-		if e = v.meet(); e == nil {
-			return asks
+		if e = v.addIfHot(); e == nil {
+			return askStore
 		}
 	}
-	return v.take(e, ops)
+	return v.answerTake(e, ops)
 }
 
 // find returns what is known about op's key. Only takes keep it from being swept.
@@ -189,15 +189,15 @@ func (v *visit) find(takes bool) (*entry, bool) {
 	return v.shard.known.Peek(v.op.Key)
 }
 
-// fits reports whether requests of op's cost are worth a lease.
-func (v *visit) fits() bool { return v.op.Take.Cost <= v.most/minLease }
+// worthLease reports whether requests of op's cost are worth a lease.
+func (v *visit) worthLease() bool { return v.op.Take.Cost <= v.maxLease/minLease }
 
-// meet counts a take of an unknown key, and adds an entry if the key is hot.
-func (v *visit) meet() *entry {
-	if !v.fits() {
+// addIfHot counts a take of an unknown key, and adds an entry if the key is hot.
+func (v *visit) addIfHot() *entry {
+	if !v.worthLease() {
 		return nil
 	}
-	count := v.shard.heat.touch(v.note.hash, v.now)
+	count := v.shard.hotKeys.count(v.pending.hash, v.now)
 	if count < hotForced || count < hotAuto && v.op.Lease == backend.LeaseAuto {
 		return nil
 	}
@@ -212,7 +212,7 @@ func (v *visit) meet() *entry {
 
 // counter returns op's counter, which has a single limit.
 func (v *visit) counter() counter {
-	return counter{key: v.op.Key, hash: v.note.hash, limit: v.op.Limits[0]}
+	return counter{key: v.op.Key, hash: v.pending.hash, limit: v.op.Limits[0]}
 }
 
 // sameRule reports whether op is under the limit of e.
@@ -220,58 +220,58 @@ func (e *entry) sameRule(op *backend.Op) bool {
 	return len(op.Limits) == 1 && e.limit.Equal(op.Limits[0])
 }
 
-// take decides a take of a known key.
-func (v *visit) take(e *entry, ops []backend.Op) verdict {
-	op, n, fits := v.op, v.note, v.fits()
+// answerTake decides a take of a known key.
+func (v *visit) answerTake(e *entry, ops []backend.Op) action {
+	op, p, fits := v.op, v.pending, v.worthLease()
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
-	if e.touched = v.now; !n.counted && fits {
-		e.hits, n.counted = e.hits+hits, true
+	if e.touched = v.now; !p.counted && fits {
+		e.hits, p.counted = e.hits+hits, true
 	}
-	var over [2]grant
-	e.lease, over = e.expire(v.now)
-	ended := over[0].left + over[1].left
+	var expired [2]grant
+	e.lease, expired = e.expire(v.now)
+	ended := expired[0].left + expired[1].left
 	if ended > 0 {
-		e.ladder.drop(ended)
+		e.remaining.dropLowest(ended)
 	}
 	var from grant
 	var ok bool
 	if e.lease, from, ok = e.spend(hits, v.now); ok {
-		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.take(hits)+hits, v.now), nil, false
+		op.Decision, op.Err, op.Remembered = from.decide(op, e.remaining.takeHighest(hits)+hits, v.now), nil, false
 		v.shard.served++
 		v.shard.spent += hits
-		if fits && e.mayAsk() && e.now.left <= e.size/4 {
-			v.refill(e)
+		if fits && e.mayAsk() && e.now.left <= e.lastGrant/4 {
+			v.startRefill(e)
 		}
 		if ended > 0 {
-			v.giveBack(e.counter, over[:]...)
+			v.queueGiveBack(e.counter, expired[:]...)
 		}
 		return served
 	}
-	n.learns = true
+	p.updatesLease = true
 	if fits {
-		v.refill(e)
+		v.startRefill(e)
 	}
-	if n.after = e.wait; fits && n.after != nil && hits <= v.most && mayWait(ops, n.index) {
-		v.giveBack(e.counter, over[:]...)
-		n.wait = e.wait
-		return waits
+	if p.refill = e.wait; fits && p.refill != nil && hits <= v.maxLease && mayWait(ops, p.index) {
+		v.queueGiveBack(e.counter, expired[:]...)
+		p.wait = e.wait
+		return wait
 	}
 	// If there are too few for this take, the store decides with all there are.
-	var all [2]grant
-	e.lease, all = e.empty()
-	e.ladder = ladder{}
-	v.returns(e, over[:])
-	v.returns(e, all[:])
-	return asks
+	var unspent [2]grant
+	e.lease, unspent = e.empty()
+	e.remaining = remaining{}
+	v.giveBackBefore(e, expired[:])
+	v.giveBackBefore(e, unspent[:])
+	return askStore
 }
 
-// returns has grants of e given back in op's call, before op.
-func (v *visit) returns(e *entry, grants []grant) {
-	n := v.note
+// giveBackBefore has grants of e given back in op's call, before op.
+func (v *visit) giveBackBefore(e *entry, grants []grant) {
+	p := v.pending
 	for _, g := range grants {
-		if b := (back{e.counter, g}); g.left > 0 && !v.worthless(&b, v.now) {
-			n.ends, n.holds = true, true
-			n.backs = append(n.backs, b)
+		if b := (giveBack{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
+			p.endsRefusal, p.leased = true, true
+			p.giveBacks = append(p.giveBacks, b)
 		}
 	}
 }
@@ -281,15 +281,15 @@ func (g grant) decide(op *backend.Op, left uint64, now engine.Micros) engine.Dec
 	return engine.Decision{
 		Admitted:   op.Take.Count,
 		Left:       left,
-		ResetAfter: time.Duration(max(g.reset-now, 0)) * time.Microsecond,
+		ResetAfter: time.Duration(max(g.resetsAt-now, 0)) * time.Microsecond,
 		Window:     g.window,
 	}
 }
 
-// look answers a look that is covered by leased hits.
-func (v *visit) look(e *entry) verdict {
+// answerLook answers a look that is covered by leased hits.
+func (v *visit) answerLook(e *entry) action {
 	if e == nil {
-		return asks
+		return askStore
 	}
 	op := v.op
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
@@ -297,33 +297,33 @@ func (v *visit) look(e *entry) verdict {
 		hits = min(op.Take.Count, 1)
 	}
 	if _, from, ok := e.spend(hits, v.now); ok && hits > 0 {
-		op.Decision, op.Err, op.Remembered = from.decide(op, e.ladder.top(), v.now), nil, false
+		op.Decision, op.Err, op.Remembered = from.decide(op, e.remaining.highest(), v.now), nil, false
 		v.shard.served++
 		return served
 	}
-	v.note.add(e)
-	v.note.holds = e.has(v.now) > 0
-	return asks
+	v.pending.addLease(e)
+	v.pending.leased = e.has(v.now) > 0
+	return askStore
 }
 
-// add notes that the hits leased of e are to be added to the answer.
-func (n *note) add(e *entry) { n.adds, n.after, n.refills = true, e.wait, e.refills }
+// addLease notes that the hits leased of e are to be added to the answer.
+func (p *pending) addLease(e *entry) { p.addsLease, p.refill, p.refills = true, e.wait, e.refills }
 
-// change ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
+// changeRule ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
 // alternate.
-func (v *visit) change(e *entry) {
+func (v *visit) changeRule(e *entry) {
 	if !spends(v.op) {
 		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
 	}
-	v.note.ends, v.note.holds = true, true
-	var all [2]grant
-	e.lease, all = e.end()
-	v.returns(e, all[:])
-	if v.most == 0 {
+	v.pending.endsRefusal, v.pending.leased = true, true
+	var unspent [2]grant
+	e.lease, unspent = e.end()
+	v.giveBackBefore(e, unspent[:])
+	if v.maxLease == 0 {
 		v.shard.known.Remove(v.op.Key)
 		return
 	}
-	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, calm: v.now + changed}
+	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, noRefillBefore: v.now + ruleBackoff}
 }
 
 // forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
@@ -333,49 +333,49 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 	if !ok {
 		return
 	}
-	var over [2]grant
-	e.lease, over = e.end()
-	ls.fates.reset.Add(over[0].left + over[1].left)
+	var unspent [2]grant
+	e.lease, unspent = e.end()
+	ls.outcomes.reset.Add(unspent[0].left + unspent[1].left)
 	sh.known.Remove(key)
 }
 
 // learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
 // reports whether a refusal may be remembered.
-func (ls *leases) learn(op *backend.Op, n *note, at, now engine.Micros) (lasts bool) {
-	if !n.learns && !n.adds && !n.resets {
+func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (lasts bool) {
+	if !p.updatesLease && !p.addsLease && !p.resetsLease {
 		return true
 	}
-	sh := ls.shard(n.hash)
+	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if n.resets {
-		ls.forget(sh, op.Key, n.hash)
+	if p.resetsLease {
+		ls.forget(sh, op.Key, p.hash)
 		return true
 	}
 	e, ok := sh.known.Peek(op.Key)
 	if !ok || op.Err != nil || !e.sameRule(op) {
 		return true
 	}
-	if n.adds {
+	if p.addsLease {
 		has := e.has(now)
-		e.add(op, n, has)
+		e.add(op, p, has)
 		return has == 0
 	}
 	d := &op.Decision
 	spent := engine.Times(d.Admitted, op.Take.Cost)
-	e.told(d, spent, at)
-	if spent > 0 && e.ladder.n > 0 { // a refill has come in the meantime
-		e.ladder.add(run{low: left(d.Left, spent), n: spent})
-		d.Left = e.ladder.take(spent) + spent
+	e.setStoreLeft(d, spent, at)
+	if spent > 0 && e.remaining.n > 0 { // a refill has come in the meantime
+		e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
+		d.Left = e.remaining.takeHighest(spent) + spent
 	}
 	return true
 }
 
 // add adds has leased hits to the store's answer.
-func (e *entry) add(op *backend.Op, n *note, has uint64) {
+func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 	d := &op.Decision
-	if n.after == nil && n.refills == e.refills { // what is leased was debited before
-		e.ladder.lift(d.Left)
+	if p.refill == nil && p.refills == e.refills { // what is leased was debited before
+		e.remaining.renumber(d.Left)
 	}
 	d.Left = min(d.Left+has, e.limit.Capacity())
 	if op.Mode == backend.Give {
@@ -392,22 +392,22 @@ func (e *entry) add(op *backend.Op, n *note, has uint64) {
 			d.RetryAfter = 0
 		}
 	}
-	if e.ladder.n > 0 { // what a take would be told
-		d.Left = max(e.ladder.top(), engine.Times(d.Admitted, op.Take.Cost))
+	if e.remaining.n > 0 { // what a take would get
+		d.Left = max(e.remaining.highest(), engine.Times(d.Admitted, op.Take.Cost))
 	}
 }
 
-// told notes what the store has left after spent of the hits that it reported as left.
-func (e *entry) told(d *engine.Decision, spent uint64, at engine.Micros) {
-	e.left, e.known, e.whole = left(d.Left, spent), true, 0
+// setStoreLeft notes what the store has left after spent of the hits that it reported as left.
+func (e *entry) setStoreLeft(d *engine.Decision, spent uint64, at engine.Micros) {
+	e.storeLeft, e.leftKnown, e.windowEnds = subtract(d.Left, spent), true, 0
 	if d.Window != 0 {
-		e.whole = at + micros(d.ResetAfter)
+		e.windowEnds = at + micros(d.ResetAfter)
 	}
 }
 
 // count adds the counts of ls to s.
 func (ls *leases) count(s *Stats) {
-	f := &ls.fates // first, so that nothing is counted as gone before it was leased
+	f := &ls.outcomes // first, so that nothing is counted as gone before it was leased
 	s.Returned, s.Full, s.Ended, s.Reset, s.Failed = f.returned.Load(), f.full.Load(), f.ended.Load(), f.reset.Load(), f.failed.Load()
 	for i := range ls.shards {
 		sh := &ls.shards[i]
@@ -425,7 +425,7 @@ func (ls *leases) count(s *Stats) {
 
 // evicted gives back what is left of the lease of a key that is dropped. The shard must be locked.
 func (ls *leases) evicted(_ backend.Key, e *entry) {
-	var over [2]grant
-	e.lease, over = e.end()
-	ls.giveBack(e.counter, over[:]...)
+	var unspent [2]grant
+	e.lease, unspent = e.end()
+	ls.queueGiveBack(e.counter, unspent[:]...)
 }

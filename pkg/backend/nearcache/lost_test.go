@@ -58,7 +58,7 @@ func TestLateRefill(t *testing.T) {
 				if name == "Left" && r.Held() != held {
 					t.Errorf("%d hits are leased, want the %d that could not be given back", r.Held(), held)
 				}
-				time.Sleep(2 * time.Second) // the hits arrive, and the key cools down
+				time.Sleep(2 * time.Second) // the hits arrive, and the key is idle for long enough
 				synctest.Wait()
 				r.limits = engine.Limits{plain(limit, hour)}
 				if st := r.Stats(); st.Held != 0 || st.Unspent != 0 || r.left() != limit-admitted {

@@ -355,7 +355,7 @@ func (m *model) local(s modelState, i int) {
 	} else if l.asked != 0 {
 		next := s
 		r := &next.replicas[i]
-		r.set(l.lose(r.call.flight()))
+		r.set(l.giveUp(r.call.flight()))
 		m.reach(next, i, "giving up a reply, which may come late", 0)
 		r.call = modelCall{}
 		m.fault(next, i, "losing a call or its reply")
@@ -367,12 +367,12 @@ func (m *model) local(s modelState, i int) {
 			m.reach(next, i, "spending", int(hits))
 		}
 	}
-	left, over := l.expire(now)
-	m.back(s, i, left, over, "expiring")
-	left, over = l.empty()
-	m.back(s, i, left, over, "emptying")
-	left, over = l.end()
-	m.back(s, i, left, over, "ending")
+	left, unspent := l.expire(now)
+	m.back(s, i, left, unspent, "expiring")
+	left, unspent = l.empty()
+	m.back(s, i, left, unspent, "emptying")
+	left, unspent = l.end()
+	m.back(s, i, left, unspent, "ending")
 	if left.waitsFor(s.replicas[i].call.flight()) {
 		m.fail(&s, "a lease that has ended takes a reply")
 	}
@@ -382,10 +382,10 @@ func (m *model) local(s modelState, i int) {
 }
 
 // back makes a replica give back what it took out of its lease.
-func (m *model) back(s modelState, i int, l lease, over [2]grant, step string) {
+func (m *model) back(s modelState, i int, l lease, unspent [2]grant, step string) {
 	s.replicas[i].set(l)
-	s.giveBack(over[0])
-	s.giveBack(over[1])
+	s.giveBack(unspent[0])
+	s.giveBack(unspent[1])
 	m.reach(s, i, step, 0)
 }
 
@@ -409,12 +409,12 @@ func (m *model) messages(s modelState, i int) {
 		default:
 			next := s
 			r := &next.replicas[i]
-			l, f, back := r.lease().receive(c.flight(), c.grant.unpack())
+			l, f, stale := r.lease().receive(c.flight(), c.grant.unpack())
 			r.set(l)
-			next.giveBack(back)
+			next.giveBack(stale)
 			*call(r) = modelCall{}
 			m.reach(next, i, "a reply", 0)
-			if again, _, back := l.receive(f, c.grant.unpack()); again != l || back.left > 0 {
+			if again, _, stale := l.receive(f, c.grant.unpack()); again != l || stale.left > 0 {
 				m.fail(&next, "a reply that comes twice has an effect")
 			}
 		}
@@ -426,7 +426,7 @@ func (m *model) messages(s modelState, i int) {
 func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall, want uint64) {
 	c := call(&s.replicas[i])
 	d := m.store(&s, storeCall{mode: storeRefill, want: uint8(want)})
-	g := packGrant(granted(&d, d.Admitted, replicaTime(c.at), replicaTime(s.time), modelTTL))
+	g := packGrant(newGrant(&d, d.Admitted, replicaTime(c.at), replicaTime(s.time), modelTTL))
 	*c = modelCall{number: c.number, decided: true, grant: g}
 	if g.left == 0 {
 		*c = modelCall{}

@@ -8,7 +8,7 @@
 // It also leases hits. For a key that is asked for often, hits are fetched in advance, which later requests spend
 // without a round trip. They are debited in the store before anyone may spend them, so a replica that dies, hangs or
 // loses a reply can only leave hits unused; see lease.go. Hits are leased while [Backend.Run] runs. What was not spent
-// goes back once a key has cooled down or has to make room, or when Run ends.
+// goes back once a key is idle or has to make room, or when Run ends.
 //
 // Memory is bounded by [Config.Keys] whatever clients send, and keys that come once do not push out those that come
 // often. Expiry is checked on access.
@@ -110,7 +110,7 @@ func New(store backend.Backend, c Config) *Backend {
 		now:    c.Now,
 		budget: c.Budget,
 		seed:   backend.NewSeed(),
-		calls:  sync.Pool{New: func() any { return new(call) }},
+		calls:  sync.Pool{New: func() any { return new(scratch) }},
 	}
 	if c.Keys > 0 && c.Refusal > 0 {
 		b.refusals = newRefusals(c.Keys, micros(c.Refusal))
@@ -161,8 +161,8 @@ func micros(d time.Duration) engine.Micros { return engine.Micros(d / time.Micro
 
 var _ backend.Backend = (*Backend)(nil)
 
-// tally is a counter on a cache line of its own, so that shards do not slow each other down.
-type tally struct {
+// paddedCounter is a counter on a cache line of its own, so that shards do not slow each other down.
+type paddedCounter struct {
 	atomic.Uint64
 
 	_ [56]byte

@@ -99,7 +99,7 @@ func TestNothingLostOverRedis(t *testing.T) {
 		}
 	}
 	for i, stop := range stops {
-		if i > 0 { // the first lets its keys cool down
+		if i > 0 { // the first lets its keys be idle
 			stop()
 		}
 	}

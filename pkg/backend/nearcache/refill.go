@@ -9,9 +9,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// patience is how long a refill, or giving back a batch, may take if the store has no bound of its own; and how long
+// storeTimeout is how long a refill, or giving back a batch, may take if the store has no bound of its own; and how long
 // giving back everything may take at the end.
-const patience = time.Second
+const storeTimeout = time.Second
 
 // refill is a refill under way.
 type refill struct {
@@ -24,27 +24,27 @@ type refill struct {
 	count   uint64 // of requests with that cost
 }
 
-// refill begins a refill of e, if it is worth it.
-func (v *visit) refill(e *entry) {
+// startRefill begins a refill of e, if it is worth it.
+func (v *visit) startRefill(e *entry) {
 	op, now := v.op, v.now
-	if e.wait != nil || !e.mayAsk() || now < e.calm || !e.known {
+	if e.wait != nil || !e.mayAsk() || now < e.noRefillBefore || !e.leftKnown {
 		return
 	}
-	span := horizon
-	if e.whole != 0 {
-		if now >= e.whole {
-			e.left, e.whole = e.limit.Capacity(), 0
-		} else if span = min(span, e.whole-now); span < lastMoment {
+	span := refillSpan
+	if e.windowEnds != 0 {
+		if now >= e.windowEnds {
+			e.storeLeft, e.windowEnds = e.limit.Capacity(), 0
+		} else if span = min(span, e.windowEnds-now); span < minWindowLeft {
 			return
 		}
 	}
 	lasts := uint64(engine.MaxHits)
 	if op.Lease == backend.LeaseAuto {
-		lasts = uint64(min(float64(e.hits)*float64(span)/float64(max(now-e.since, shortest)), engine.MaxHits))
+		lasts = uint64(min(float64(e.hits)*float64(span)/float64(max(now-e.since, minRateSpan)), engine.MaxHits))
 	}
 	cost := op.Take.Cost
-	hits := wants(v.most, e.left, lasts, cost)
-	if hits == 0 || v.backs.full() || !v.flights.begin() {
+	hits := refillSize(v.maxLease, e.storeLeft, lasts, cost)
+	if hits == 0 || v.giveBacks.full() || !v.flights.begin() {
 		return
 	}
 	f := &refill{
@@ -63,22 +63,23 @@ func (ls *leases) fetch(f *refill) {
 		Key: f.key, Limits: engine.Limits{f.limit}, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
-	n := note{hash: f.hash}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	p := pending{hash: f.hash}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	at := ls.now()
 	if r := ls.refusals; r != nil {
-		r.epoch(n.hash).ask(&ops[0], &n)
+		r.epoch(p.hash).ask(&ops[0], &p)
 	}
 	ls.store.Apply(ctx, ops)
 	if r := ls.refusals; r != nil {
-		r.learn(&ops[0], &n, at)
+		r.learn(&ops[0], &p, at)
 	}
-	ls.land(f, &ops[0], at)
+	ls.refillArrived(f, &ops[0], at)
 }
 
-// land handles the store's answer to f, which it was sent at time at or later. What the lease does not take goes back.
-func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
+// refillArrived handles the store's answer to f, which it was sent at time at or later. What the lease does not take goes
+// back.
+func (ls *leases) refillArrived(f *refill, op *backend.Op, at engine.Micros) {
 	e, d := f.entry, &op.Decision
 	sh := ls.shard(f.hash)
 	sh.mu.Lock()
@@ -88,38 +89,38 @@ func (ls *leases) land(f *refill, op *backend.Op, at engine.Micros) {
 	now := ls.now()
 	hits := engine.Times(d.Admitted, f.cost)
 	if op.Err != nil || hits == 0 {
-		if e.lease = e.lose(f.flight); op.Err == nil && d.Left >= f.cost {
-			e.calm = now + changed // a store that does not lease
+		if e.lease = e.giveUp(f.flight); op.Err == nil && d.Left >= f.cost {
+			e.noRefillBefore = now + ruleBackoff // a store that does not lease
 		} else {
-			e.calm = now + pause
+			e.noRefillBefore = now + refillBackoff
 		}
 		return
 	}
 	sh.leased += hits
 	if f.resets != ls.resets.of(f.hash).Load() { // the store may have forgotten that it debited them
-		ls.fates.reset.Add(hits)
-		e.lease = e.lose(f.flight)
+		ls.outcomes.reset.Add(hits)
+		e.lease = e.giveUp(f.flight)
 		return
 	}
-	keep := keeps(hits, d.Left)
-	g := granted(d, keep, at, now, ttl)
+	keep := keepable(hits, d.Left)
+	g := newGrant(d, keep, at, now, grantTTL)
 	g.resets = f.resets
 	surplus := g
 	surplus.left = hits - keep
-	var over grant
+	var stale grant
 	taken := e.waitsFor(f.flight)
-	e.lease, f.flight, over = e.receive(f.flight, g)
-	ls.giveBack(f.counter, over, surplus)
+	e.lease, f.flight, stale = e.receive(f.flight, g)
+	ls.queueGiveBack(f.counter, stale, surplus)
 	if !taken { // the lease has ended in the meantime
 		return
 	}
-	numbers := run{low: left(d.Left, keep), n: keep}
-	e.ladder.drop(over.left)
-	e.ladder.lift(numbers.low + keep)
-	e.ladder.add(numbers)
-	e.told(d, keep, at)
-	if e.size = keep; surplus.left > 0 {
-		e.calm = now + pause
+	numbers := run{low: subtract(d.Left, keep), n: keep}
+	e.remaining.dropLowest(stale.left)
+	e.remaining.renumber(numbers.low + keep)
+	e.remaining.add(numbers)
+	e.setStoreLeft(d, keep, at)
+	if e.lastGrant = keep; surplus.left > 0 {
+		e.noRefillBefore = now + refillBackoff
 	}
 }
 
@@ -155,19 +156,19 @@ func (f *flights) end() {
 	}
 }
 
-// How often to look for keys that have cooled down, and for hits that could not be given back before.
-const sweeps = 100 * time.Millisecond
+// sweepInterval is how often to look for keys that are idle, and for hits that could not be given back before.
+const sweepInterval = 100 * time.Millisecond
 
-// run allows leases, and gives back those of keys that have cooled down, until ctx ends; then it gives back everything.
+// run allows leases, and gives back those of idle keys, until ctx ends; then it gives back everything.
 func (ls *leases) run(ctx context.Context) {
 	ls.flights.open.Store(true)
 	context.AfterFunc(ctx, func() { ls.flights.open.Store(false) }) // at once, although something may be on its way back
-	ticker := time.NewTicker(sweeps)
+	ticker := time.NewTicker(sweepInterval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-ls.backs.wake:
+		case <-ls.giveBacks.wake:
 		case <-ticker.C:
 			ls.sweep()
 		}
@@ -182,7 +183,7 @@ func (ls *leases) run(ctx context.Context) {
 		sh.known.Purge()
 		sh.mu.Unlock()
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()
 	for !ls.flush(ctx) && ctx.Err() == nil {
 		select {
@@ -190,7 +191,7 @@ func (ls *leases) run(ctx context.Context) {
 		case <-ticker.C:
 		}
 	}
-	ls.backs.close()
+	ls.giveBacks.close()
 }
 
 // sweep gives back the leases of keys that have had no take for a while.
@@ -201,7 +202,7 @@ func (ls *leases) sweep() {
 		now := ls.now()
 		for {
 			_, e, ok := sh.known.GetOldest()
-			if !ok || now-e.touched < cool || e.wait != nil {
+			if !ok || now-e.touched < idleTimeout || e.wait != nil {
 				break
 			}
 			sh.known.RemoveOldest()

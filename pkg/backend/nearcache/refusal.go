@@ -10,16 +10,16 @@ import (
 
 // refusal is a remembered refusal. It is immutable.
 type refusal struct {
-	limits   engine.Limits // a copy, because the caller may reuse its own
-	penalty  engine.Penalty
-	gated    bool // there is a penalty
-	takes    bool // it answers takes too, which are then not counted
-	probes   bool // it answers looks of cost 0 too
-	cost     uint64
-	at       engine.Micros // before the store was asked
-	until    engine.Micros // remembered until
-	lasts    bool          // the store will still refuse at that time
-	decision engine.Decision
+	limits        engine.Limits // a copy, because the caller may reuse its own
+	penalty       engine.Penalty
+	hasPenalty    bool // there is a penalty
+	refusesTakes  bool // it answers takes too, which are then not counted
+	refusesProbes bool // it answers looks of cost 0 too
+	cost          uint64
+	at            engine.Micros // before the store was asked
+	until         engine.Micros // remembered until
+	lasts         bool          // the store will still refuse at that time
+	decision      engine.Decision
 }
 
 // refusalOf returns the refusal in op, which the store has answered, having been asked at the given time or later. It
@@ -33,28 +33,28 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 	if cost == 0 || d.RetryAfter <= 0 {
 		return nil
 	}
-	span := min(sooner(micros(d.RetryAfter)), longest)
+	span := min(minusDrift(micros(d.RetryAfter)), longest)
 	counts := len(op.Limits) == 1 && op.Limits[0].CountRefused
 	if op.Penalty != nil && (op.Penalty.On == engine.OnExceeded || counts && d.Penalty > 0) {
-		span = min(span, sooner(micros(d.Penalty))) // a refusal after that starts another penalty, or counts again
+		span = min(span, minusDrift(micros(d.Penalty))) // a refusal after that starts another penalty, or counts again
 	}
 	if span <= 0 {
 		return nil
 	}
 	r := &refusal{
-		limits: slices.Clone(op.Limits), takes: true, probes: true,
+		limits: slices.Clone(op.Limits), refusesTakes: true, refusesProbes: true,
 		cost: cost, at: at, until: at + span, lasts: span == longest, decision: *d,
 	}
 	if op.Penalty != nil {
-		r.penalty, r.gated = *op.Penalty, true
+		r.penalty, r.hasPenalty = *op.Penalty, true
 	}
 	left := d.Left - min(d.Left, d.Admitted*cost) // as the first refused one of several found it
 	if l := &op.Limits[0]; counts {
 		// A window that refused hits have taken above its limit refuses everything until it ends, whether more are
 		// counted or not. One exactly at its limit still admits a look with a cost of 0.
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
-		r.takes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over
-		r.probes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
+		r.refusesTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over
+		r.refusesProbes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
 		if spends(op) && l.Algorithm == engine.FixedWindow {
 			left = 0
 		}
@@ -103,11 +103,12 @@ func overdrawn(op *backend.Op) bool {
 	return l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && l.CountRefused
 }
 
-// sooner shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per second.
-func sooner(span engine.Micros) engine.Micros { return span - (span+drift-1)/drift }
+// minusDrift shortens a span of the store's clock so that it ends in time by a local clock that may lose 200 µs per
+// second.
+func minusDrift(span engine.Micros) engine.Micros { return span - (span+drift-1)/drift }
 
-// later lengthens a span of the store's clock so that it has ended by a local clock that may gain 200 µs per second.
-func later(span engine.Micros) engine.Micros { return span + (span+drift-1)/drift }
+// plusDrift lengthens a span of the store's clock so that it has ended by a local clock that may gain 200 µs per second.
+func plusDrift(span engine.Micros) engine.Micros { return span + (span+drift-1)/drift }
 
 // drift is one part in 5,000.
 const drift = 5000
@@ -125,9 +126,9 @@ func passable(limits engine.Limits, cost uint64) bool {
 // live reports whether r holds at now. If the clock was set back to before r was made, it does not.
 func (r *refusal) live(now engine.Micros) bool { return r.at <= now && now < r.until }
 
-// speaks reports whether r was made by the same rule as op's.
-func (r *refusal) speaks(op *backend.Op) bool {
-	if r.gated != (op.Penalty != nil) || r.gated && r.penalty != *op.Penalty || len(r.limits) != len(op.Limits) {
+// sameRule reports whether r was made by the same rule as op's.
+func (r *refusal) sameRule(op *backend.Op) bool {
+	if r.hasPenalty != (op.Penalty != nil) || r.hasPenalty && r.penalty != *op.Penalty || len(r.limits) != len(op.Limits) {
 		return false
 	}
 	for i := range r.limits {
@@ -138,15 +139,15 @@ func (r *refusal) speaks(op *backend.Op) bool {
 	return true
 }
 
-// answers reports whether r is the answer to op, to which it applies according to speaks.
-func (r *refusal) answers(op *backend.Op) bool {
+// refuses reports whether r is the answer to op, which has the same rule.
+func (r *refusal) refuses(op *backend.Op) bool {
 	if op.Take.Count == 0 || max(op.Take.Cost, 1) < r.cost {
 		return false
 	}
 	if op.Take.Cost == 0 { // a look, whatever the mode
-		return r.probes
+		return r.refusesProbes
 	}
-	return op.Mode == backend.Look || r.takes
+	return op.Mode == backend.Look || r.refusesTakes
 }
 
 // decide returns the decision for op at now. Times count down from before the store was asked, so that they end no

@@ -29,7 +29,7 @@ const (
 type refusals struct {
 	longest engine.Micros
 	mask    uint64
-	shards  []shard
+	shards  []refusalShard
 	epochs  []epoch
 }
 
@@ -47,8 +47,8 @@ type epoch struct {
 // next begins the next epoch.
 func (e *epoch) next() { e.now.Add(1) }
 
-// ask notes in n that the store is asked about op, a take or a look.
-func (e *epoch) ask(op *backend.Op, n *note) {
+// ask notes in p that the store is asked about op, a take or a look.
+func (e *epoch) ask(op *backend.Op, p *pending) {
 	rule := ruleHash(op)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -59,8 +59,8 @@ func (e *epoch) ask(op *backend.Op, n *note) {
 		e.differ = true
 		e.next()
 	}
-	n.ends = n.ends || e.differ
-	n.epoch = e.now.Load()
+	p.endsRefusal = p.endsRefusal || e.differ
+	p.epoch = e.now.Load()
 	e.asked++
 }
 
@@ -87,23 +87,23 @@ func ruleHash(op *backend.Op) uint32 {
 	return uint32(h >> 32)
 }
 
-// shard remembers the refusals of some keys.
-type shard struct {
+// refusalShard remembers the refusals of some keys.
+type refusalShard struct {
 	adding sync.Mutex // held while a key is added, so that a new one is counted once
 	added  uint64     // new keys; guarded by adding
-	cache  *lru.TwoQueueCache[backend.Key, *memory]
-	served tally
+	cache  *lru.TwoQueueCache[backend.Key, *remembered]
+	served paddedCounter
 
-	misses, expired tally
+	misses, expired paddedCounter
 }
 
-// memory is a refusal and its state.
-type memory struct {
+// remembered is a refusal and its state.
+type remembered struct {
 	refusal
 
-	epoch uint32
-	ended atomic.Bool // was found expired, so a clock that jumps back does not revive it
-	again atomic.Pointer[renewal]
+	epoch   uint32
+	ended   atomic.Bool // was found expired, so a clock that jumps back does not revive it
+	renewal atomic.Pointer[renewal]
 }
 
 // renewal is the first op that asks the store again when a refusal is no longer remembered although it lasts. Others
@@ -113,20 +113,20 @@ type renewal struct {
 	wait chan struct{} // closed then
 }
 
-// renew makes the op of n the one that asks if it is the first. Otherwise it sets n.wait, and reports whether the first
+// renew makes the op of p the one that asks if it is the first. Otherwise it sets p.wait, and reports whether the first
 // is still under way.
-func (m *memory) renew(n *note) (waits bool) {
-	again := m.again.Load()
-	if again == nil {
-		again = &renewal{wait: make(chan struct{})}
-		if m.again.CompareAndSwap(nil, again) {
-			n.renews = again
+func (m *remembered) renew(p *pending) (waits bool) {
+	first := m.renewal.Load()
+	if first == nil {
+		first = &renewal{wait: make(chan struct{})}
+		if m.renewal.CompareAndSwap(nil, first) {
+			p.renewal = first
 			return false
 		}
-		again = m.again.Load()
+		first = m.renewal.Load()
 	}
-	n.wait = again.wait
-	return !again.over.Load()
+	p.wait = first.wait
+	return !first.over.Load()
 }
 
 // end releases those who wait.
@@ -151,11 +151,11 @@ func newRefusals(keys int, longest engine.Micros) *refusals {
 	r := &refusals{
 		longest: longest,
 		mask:    uint64(n - 1),
-		shards:  make([]shard, n),
+		shards:  make([]refusalShard, n),
 		epochs:  make([]epoch, epochs),
 	}
 	for i := range r.shards {
-		cache, err := lru.New2Q[backend.Key, *memory](max(keys/n, minKeys))
+		cache, err := lru.New2Q[backend.Key, *remembered](max(keys/n, minKeys))
 		if err != nil {
 			panic("nearcache: a cache of at least two keys was refused: " + err.Error()) //nolint:forbidigo // the size is checked above
 		}
@@ -164,75 +164,75 @@ func newRefusals(keys int, longest engine.Micros) *refusals {
 	return r
 }
 
-func (r *refusals) shard(hash uint64) *shard { return &r.shards[hash&r.mask] }
+func (r *refusals) shard(hash uint64) *refusalShard { return &r.shards[hash&r.mask] }
 
 func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
-// answer decides op from what is remembered, or notes in n that the store is asked, or what to wait for. ops are the
+// answer decides op from what is remembered, or notes in p that the store is asked, or what to wait for. ops are the
 // ops of the call; if nil, op may not wait.
-func (r *refusals) answer(op *backend.Op, n *note, now engine.Micros, ops []backend.Op) verdict {
-	e := r.epoch(n.hash)
+func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
+	e := r.epoch(p.hash)
 	if op.Mode != backend.Take && op.Mode != backend.Look {
-		n.ends = true
+		p.endsRefusal = true
 		e.next()
-		return asks
+		return askStore
 	}
-	sh := r.shard(n.hash)
+	sh := r.shard(p.hash)
 	m, ok := sh.cache.Get(op.Key)
-	if ok && !n.holds && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
+	if ok && !p.leased && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
 		switch {
 		case m.ended.Load() || !m.live(now):
 			if !m.ended.Swap(true) {
 				sh.expired.Add(1)
 			}
-			if m.lasts && m.speaks(op) && m.answers(op) && m.renew(n) && mayWait(ops, n.index) {
-				return waits
+			if m.lasts && m.sameRule(op) && m.refuses(op) && m.renew(p) && mayWait(ops, p.index) {
+				return wait
 			}
-		case !m.speaks(op):
-			n.ends = true
+		case !m.sameRule(op):
+			p.endsRefusal = true
 			e.next()
-		case m.answers(op):
+		case m.refuses(op):
 			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
 			sh.served.Add(1)
 			return served
 		}
 	}
-	r.missed(op, n)
-	e.ask(op, n)
-	return asks
+	r.countMiss(op, p)
+	e.ask(op, p)
+	return askStore
 }
 
-// missed counts op, a take or a look that no refusal answers, unless its request has asked before.
-func (r *refusals) missed(op *backend.Op, n *note) {
+// countMiss counts op, a take or a look that no refusal answers, unless its request has asked before.
+func (r *refusals) countMiss(op *backend.Op, p *pending) {
 	if !op.Again {
-		r.shard(n.hash).misses.Add(1)
+		r.shard(p.hash).misses.Add(1)
 	}
 }
 
 // learn remembers the store's answer to op, which it was sent at time at or later.
-func (r *refusals) learn(op *backend.Op, n *note, at engine.Micros) {
-	defer n.renews.end()
-	e := r.epoch(n.hash)
-	if n.ends {
+func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
+	defer p.renewal.end()
+	e := r.epoch(p.hash)
+	if p.endsRefusal {
 		e.next()
 	}
 	if op.Mode == backend.Take || op.Mode == backend.Look {
 		e.answered()
 	}
-	if n.ends {
+	if p.endsRefusal {
 		return
 	}
 	refused := refusalOf(op, at, r.longest)
-	if refused == nil || e.now.Load() != n.epoch {
+	if refused == nil || e.now.Load() != p.epoch {
 		return
 	}
-	sh := r.shard(n.hash)
+	sh := r.shard(p.hash)
 	sh.adding.Lock()
 	defer sh.adding.Unlock()
 	if !sh.cache.Contains(op.Key) {
 		sh.added++
 	}
-	sh.cache.Add(op.Key, &memory{refusal: *refused, epoch: n.epoch})
+	sh.cache.Add(op.Key, &remembered{refusal: *refused, epoch: p.epoch})
 }
 
 // count adds the counts of r to s.
