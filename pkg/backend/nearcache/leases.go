@@ -33,7 +33,6 @@ type leases struct {
 	store     backend.Backend
 	now       func() engine.Micros
 	refusals  *refusals // of the same keys; nil if refusals are not remembered
-	mask      uint64
 	shards    []leaseShard
 	giveBacks giveBackQueue
 	outcomes  outcomes
@@ -79,7 +78,7 @@ const (
 
 func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *refusals) *leases {
 	n := shardsFor(keys)
-	ls := &leases{store: store, now: now, refusals: r, mask: uint64(n - 1), shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
+	ls := &leases{store: store, now: now, refusals: r, shards: make([]leaseShard, n), resets: make(resets, resetCounts)}
 	ls.giveBacks.wake, ls.giveBacks.outcomes = make(chan struct{}, 1), &ls.outcomes
 	ls.flights.slots = make(chan struct{}, maxFlights)
 	for i := range ls.shards {
@@ -96,7 +95,7 @@ func newLeases(store backend.Backend, keys int, now func() engine.Micros, r *ref
 // hotKeyCounters is how many counters of keys a shard has.
 const hotKeyCounters = 1024
 
-func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&ls.mask] }
+func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&uint64(len(ls.shards)-1)] }
 
 // leasable returns how many hits of op's counter may be leased at most; 0 means none. Counters under
 // envoyproxy/ratelimit's names are never leased: they are shared with its servers, and have no scripts.

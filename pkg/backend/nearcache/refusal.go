@@ -10,11 +10,10 @@ import (
 
 // refusal is a remembered refusal. It is immutable.
 type refusal struct {
-	limits        engine.Limits // a copy, because the caller may reuse its own
-	penalty       engine.Penalty
-	hasPenalty    bool // there is a penalty
-	refusesTakes  bool // it answers takes too, which are then not counted
-	refusesProbes bool // it answers looks of cost 0 too
+	limits        engine.Limits   // a copy, because the caller may reuse its own
+	penalty       *engine.Penalty // likewise; nil if there is none
+	refusesTakes  bool            // it answers takes too, which are then not counted
+	refusesProbes bool            // it answers looks of cost 0 too
 	cost          uint64
 	at            engine.Micros // before the store was asked
 	until         engine.Micros // remembered until
@@ -46,7 +45,7 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 		cost: cost, at: at, until: at + span, lasts: span == longest, decision: *d,
 	}
 	if op.Penalty != nil {
-		r.penalty, r.hasPenalty = *op.Penalty, true
+		r.penalty = new(*op.Penalty)
 	}
 	left := d.Left - min(d.Left, d.Admitted*cost) // as the first refused one of several found it
 	if l := &op.Limits[0]; counts {
@@ -128,15 +127,10 @@ func (r *refusal) live(now engine.Micros) bool { return r.at <= now && now < r.u
 
 // sameRule reports whether r was made by the same rule as op's.
 func (r *refusal) sameRule(op *backend.Op) bool {
-	if r.hasPenalty != (op.Penalty != nil) || r.hasPenalty && r.penalty != *op.Penalty || len(r.limits) != len(op.Limits) {
+	if (r.penalty == nil) != (op.Penalty == nil) || r.penalty != nil && *r.penalty != *op.Penalty {
 		return false
 	}
-	for i := range r.limits {
-		if !r.limits[i].Equal(op.Limits[i]) {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(r.limits, op.Limits, engine.Limit.Equal)
 }
 
 // refuses reports whether r is the answer to op, which has the same rule.

@@ -28,7 +28,6 @@ const (
 // epoch, which is rare because there are so many; a refusal is then forgotten early.
 type refusals struct {
 	longest engine.Micros
-	mask    uint64
 	shards  []refusalShard
 	epochs  []epoch
 }
@@ -148,12 +147,7 @@ func shardsFor(keys int) int {
 
 func newRefusals(keys int, longest engine.Micros) *refusals {
 	n := shardsFor(keys)
-	r := &refusals{
-		longest: longest,
-		mask:    uint64(n - 1),
-		shards:  make([]refusalShard, n),
-		epochs:  make([]epoch, epochs),
-	}
+	r := &refusals{longest: longest, shards: make([]refusalShard, n), epochs: make([]epoch, epochs)}
 	for i := range r.shards {
 		cache, err := lru.New2Q[backend.Key, *remembered](max(keys/n, minKeys))
 		if err != nil {
@@ -164,7 +158,7 @@ func newRefusals(keys int, longest engine.Micros) *refusals {
 	return r
 }
 
-func (r *refusals) shard(hash uint64) *refusalShard { return &r.shards[hash&r.mask] }
+func (r *refusals) shard(hash uint64) *refusalShard { return &r.shards[hash&uint64(len(r.shards)-1)] }
 
 func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
