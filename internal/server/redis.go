@@ -105,41 +105,32 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 			return redis.Config{}, fmt.Errorf("%w (REDIS_TLS_CACERT, REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)", err)
 		}
 	}
+	c := redisServer(&r.RedisServer, files)
+	c.KeyPrefix = s.Backend.KeyPrefix
+	c.KeyFormat = redisKeyFormat(s)
+	c.ExpirationJitter = time.Duration(s.Backend.JitterSeconds) * time.Second
+	if p.On {
+		c.PerSecond = new(redisServer(&p.RedisServer, files))
+	}
+	return c, nil
+}
+
+func redisServer(r *settings.RedisServer, files remote.TLSFiles) redis.Config {
 	c := redis.Config{
-		Type:             redisType(r.Type),
-		Network:          strings.ToLower(r.Socket),
-		URL:              r.URL,
-		Auth:             r.Auth,
-		AuthFile:         r.AuthFile,
-		SentinelAuth:     r.SentinelAuth,
-		KeyPrefix:        s.Backend.KeyPrefix,
-		ExpirationJitter: time.Duration(s.Backend.JitterSeconds) * time.Second,
-		PoolSize:         r.PoolSize,
-		OpTimeout:        r.OpTimeout,
-		DialTimeout:      r.DialTimeout,
-		KeyFormat:        redisKeyFormat(s),
+		Type:         redisType(r.Type),
+		Network:      strings.ToLower(r.Socket),
+		URL:          r.URL,
+		Auth:         r.Auth,
+		AuthFile:     r.AuthFile,
+		SentinelAuth: r.SentinelAuth,
+		PoolSize:     r.PoolSize,
+		OpTimeout:    r.OpTimeout,
+		DialTimeout:  r.DialTimeout,
 	}
 	if r.OverTLS() {
 		c.TLS = files.Load
 	}
-	if !p.On {
-		return c, nil
-	}
-	c.PerSecond = &redis.Config{
-		Type:         redisType(p.Type),
-		Network:      strings.ToLower(p.Socket),
-		URL:          p.URL,
-		Auth:         p.Auth,
-		AuthFile:     p.AuthFile,
-		SentinelAuth: p.SentinelAuth,
-		PoolSize:     p.PoolSize,
-		OpTimeout:    p.OpTimeout,
-		DialTimeout:  p.DialTimeout,
-	}
-	if p.OverTLS() {
-		c.PerSecond.TLS = files.Load
-	}
-	return c, nil
+	return c
 }
 
 func redisType(name string) redis.Type {

@@ -71,12 +71,12 @@ func assigned(v string, says func(string) string) (used, notice string) {
 }
 
 // OverTLS reports whether TLS is used, for which the URL may ask too.
-func (r *Redis) OverTLS() bool { return r.TLS || rediss(r.URL) }
+func (r *RedisServer) OverTLS() bool {
+	return r.TLS || strings.Contains(strings.ToLower(r.URL), "rediss://")
+}
 
 // OverTLS reports whether there is such a Redis, and TLS is used.
-func (r *RedisPerSecond) OverTLS() bool { return r.On && (r.TLS || rediss(r.URL)) }
-
-func rediss(url string) bool { return strings.Contains(strings.ToLower(url), "rediss://") }
+func (r *RedisPerSecond) OverTLS() bool { return r.On && r.RedisServer.OverTLS() }
 
 // withoutTLS returns notices of files that are not read because the store of s is reached without TLS.
 func (s *Settings) withoutTLS() (notices []string) {

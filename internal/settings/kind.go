@@ -42,132 +42,103 @@ const (
 	secretPairs // like pairs, but secret
 )
 
-// words returns the values that a variable of this kind accepts, in upper or lower case; nil if there are more than a
-// few.
-func (k kind) words() []string {
-	switch k {
-	case level:
-		return []string{"panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"}
-	case deployment:
-		return []string{"single", "sentinel", "cluster"}
-	case socket:
-		return []string{"tcp", "tcp4", "tcp6", "unix"}
-	case keyFormat:
-		return []string{"reference"}
-	case failure:
-		return []string{"error", "allow", "deny", "local"}
-	case exporter:
-		return []string{"http", "grpc"}
-	case protocol:
-		return []string{"tcp", "udp"}
-	case tlsVersion:
-		return []string{"1.2", "1.3"}
-	case text, boolean, integer, positive, seconds, port, ratio, duration, interval, list, names, pairs, address, path, header, assignments, secretPairs:
+// acceptance is what a variable of a kind accepts.
+type acceptance struct {
+	takes string                 // what that is, as the end of a sentence
+	words []string               // all of it, in upper or lower case, if that is only a few words
+	check func(v string) error   // what is wrong with a value; nil if nothing can be
+	same  func(a, b string) bool // whether two values mean the same; nil if only equal ones do
+}
+
+// accepts returns the row of a kind.
+func (k kind) accepts() acceptance {
+	return [...]acceptance{
+		text:        {takes: "any text"},
+		boolean:     parsed("true or false", strconv.ParseBool),
+		integer:     parsed("a whole number of 0 or more", between(0, math.MaxInt)),
+		positive:    parsed("a whole number of 1 or more", between(1, math.MaxInt)),
+		seconds:     parsed("a whole number of seconds from 0 to 2147483647", between(0, math.MaxInt32)),
+		port:        {takes: "a port number from 0 to 65535", check: checkPort},
+		ratio:       parsed("a number of 0 or more, such as 0.8", parseRatio),
+		duration:    parsed("a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h", lasting(0)),
+		list:        {takes: "a list such as a,b"},
+		names:       {takes: "names separated by commas, such as envoy.edge,spiffe://cluster.local/ns/edge/sa/envoy", check: checkNames},
+		pairs:       {takes: "pairs such as key:value,key2:value2", check: checkPairs},
+		address:     {takes: "an address such as :9090 or 127.0.0.1:9090", check: checkAddress},
+		path:        {takes: "a path such as /metrics", check: checkPath},
+		header:      {takes: "the name of a header, such as Retry-After: letters, digits and dashes", check: checkHeader},
+		level:       oneOf("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"),
+		deployment:  oneOf("single", "sentinel", "cluster"),
+		socket:      oneOf("tcp", "tcp4", "tcp6", "unix"),
+		keyFormat:   oneOf("reference"),
+		failure:     oneOf("error", "allow", "deny", "local"),
+		tlsVersion:  oneOf("1.2", "1.3"),
+		interval:    parsed("a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h", lasting(1)),
+		protocol:    oneOf("tcp", "udp"),
+		exporter:    oneOf("http", "grpc"),
+		assignments: {takes: "pairs such as key=value,key2=value2", check: func(v string) error { return checkNamed(v, "=") }},
+		secretPairs: {takes: "pairs such as key:value,key2:value2", check: func(v string) error { return checkNamed(v, ":") }},
+	}[k]
+}
+
+// takes returns what a variable of this kind accepts, as the end of a sentence.
+func (k kind) takes() string { return k.accepts().takes }
+
+// check reports whether v is valid for this kind.
+func (k kind) check(v string) error {
+	if check := k.accepts().check; check != nil {
+		return check(v)
 	}
 	return nil
 }
 
-// takes returns what a variable of this kind accepts, as the end of a sentence.
-func (k kind) takes() string {
-	switch k {
-	case text:
-		return "any text"
-	case boolean:
-		return "true or false"
-	case integer:
-		return "a whole number of 0 or more"
-	case positive:
-		return "a whole number of 1 or more"
-	case seconds:
-		return "a whole number of seconds from 0 to 2147483647"
-	case port:
-		return "a port number from 0 to 65535"
-	case ratio:
-		return "a number of 0 or more, such as 0.8"
-	case duration:
-		return "a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h"
-	case list:
-		return "a list such as a,b"
-	case names:
-		return "names separated by commas, such as envoy.edge,spiffe://cluster.local/ns/edge/sa/envoy"
-	case pairs, secretPairs:
-		return "pairs such as key:value,key2:value2"
-	case assignments:
-		return "pairs such as key=value,key2=value2"
-	case address:
-		return "an address such as :9090 or 127.0.0.1:9090"
-	case path:
-		return "a path such as /metrics"
-	case header:
-		return "the name of a header, such as Retry-After: letters, digits and dashes"
-	case interval:
-		return "a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h"
-	case level, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
-		return "one of " + strings.Join(k.words(), ", ")
+// same reports whether two values of this kind mean the same.
+func (k kind) same(a, b string) bool {
+	same := k.accepts().same
+	return a == b || same != nil && same(a, b)
+}
+
+// parsed accepts what parse does.
+func parsed[T comparable](takes string, parse func(string) (T, error)) acceptance {
+	return acceptance{
+		takes: takes,
+		check: func(v string) error {
+			_, err := parse(v)
+			return err
+		},
+		same: func(a, b string) bool {
+			x, errX := parse(a)
+			y, errY := parse(b)
+			return errX == nil && errY == nil && x == y
+		},
 	}
-	return fmt.Sprintf("kind %d", k)
+}
+
+// oneOf accepts a few words, in upper or lower case.
+func oneOf(words ...string) acceptance {
+	return acceptance{
+		takes: "one of " + strings.Join(words, ", "),
+		words: words,
+		check: func(v string) error {
+			if !slices.Contains(words, strings.ToLower(v)) {
+				return errors.New("not one of the words")
+			}
+			return nil
+		},
+		same: strings.EqualFold,
+	}
 }
 
 var errOutOfRange = errors.New("out of range")
 
-// check reports whether v is valid for this kind.
-func (k kind) check(v string) error {
-	switch k {
-	case text, list:
-		return nil
-	case boolean:
-		_, err := strconv.ParseBool(v)
-		return err
-	case integer:
-		return between(v, 0, math.MaxInt)
-	case positive:
-		return between(v, 1, math.MaxInt)
-	case seconds:
-		return between(v, 0, math.MaxInt32)
-	case port:
-		_, err := strconv.ParseUint(v, 10, 16)
-		return err
-	case ratio:
-		return checkRatio(v)
-	case duration:
-		return checkDuration(v, 0)
-	case interval:
-		return checkDuration(v, 1)
-	case names:
-		if slices.Contains(strings.Split(strings.ReplaceAll(v, " ", ""), ","), "") {
-			return errors.New("an empty name")
+func between(least, most int) func(string) (int, error) {
+	return func(v string) (int, error) {
+		n, err := parseInt(v)
+		if err == nil && (n < least || n > most) {
+			err = errOutOfRange
 		}
-		return nil
-	case pairs:
-		return checkPairs(v)
-	case assignments:
-		return checkNamed(v, "=")
-	case secretPairs:
-		return checkNamed(v, ":")
-	case address:
-		return checkAddress(v)
-	case path:
-		if !strings.HasPrefix(v, "/") {
-			return errors.New("no slash at the start")
-		}
-		return nil
-	case header:
-		return checkHeader(v)
-	case level, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
-		if !slices.Contains(k.words(), strings.ToLower(v)) {
-			return errors.New("not one of the words")
-		}
-		return nil
+		return n, err
 	}
-	return nil
-}
-
-func between(v string, least, most int) error {
-	n, err := parseInt(v)
-	if err == nil && (n < least || n > most) {
-		return errOutOfRange
-	}
-	return err
 }
 
 // parseInt reads an integer with Go's prefixes for its base, as the reference does.
@@ -179,26 +150,51 @@ func parseInt(v string) (int, error) {
 // forever is the longest duration that is accepted. Twice of it, or something added to it, does not overflow.
 const forever = 876_000 * time.Hour
 
-func checkDuration(v string, least time.Duration) error {
-	d, err := time.ParseDuration(v)
-	if err == nil && (d < least || d > forever) {
-		return errOutOfRange
+func lasting(least time.Duration) func(string) (time.Duration, error) {
+	return func(v string) (time.Duration, error) {
+		d, err := time.ParseDuration(v)
+		if err == nil && (d < least || d > forever) {
+			err = errOutOfRange
+		}
+		return d, err
 	}
+}
+
+func parseRatio(v string) (float64, error) {
+	f, err := strconv.ParseFloat(v, 32)
+	if err == nil && !(f >= 0) { // NaN too
+		err = errOutOfRange
+	}
+	return f, err
+}
+
+func checkPort(v string) error {
+	_, err := strconv.ParseUint(v, 10, 16)
 	return err
 }
 
-func checkRatio(v string) error {
-	f, err := strconv.ParseFloat(v, 32)
-	if err == nil && !(f >= 0) { // NaN too
-		return errOutOfRange
+func checkNames(v string) error {
+	if slices.Contains(strings.Split(strings.ReplaceAll(v, " ", ""), ","), "") {
+		return errors.New("an empty name")
 	}
-	return err
+	return nil
 }
 
 func checkPairs(v string) error {
 	for pair := range strings.SplitSeq(v, ",") {
 		if strings.Count(pair, ":") != 1 {
 			return fmt.Errorf("%q is not a pair", pair)
+		}
+	}
+	return nil
+}
+
+// checkNamed requires a name before the first separator of each pair. The error does not repeat the pairs, which may be
+// secret.
+func checkNamed(v, separator string) error {
+	for pair := range strings.SplitSeq(v, ",") {
+		if name, _, found := strings.Cut(pair, separator); !found || strings.TrimSpace(name) == "" {
+			return errors.New("a pair without a name")
 		}
 	}
 	return nil
@@ -234,34 +230,12 @@ func checkAddress(v string) error {
 	if err != nil {
 		return err
 	}
-	return port.check(p)
+	return checkPort(p)
 }
 
-// same reports whether two values of this kind mean the same.
-func (k kind) same(a, b string) bool {
-	if a == b {
-		return true
+func checkPath(v string) error {
+	if !strings.HasPrefix(v, "/") {
+		return errors.New("no slash at the start")
 	}
-	switch k {
-	case boolean:
-		x, errX := strconv.ParseBool(a)
-		y, errY := strconv.ParseBool(b)
-		return errX == nil && errY == nil && x == y
-	case integer, positive, seconds:
-		x, errX := parseInt(a)
-		y, errY := parseInt(b)
-		return errX == nil && errY == nil && x == y
-	case ratio:
-		x, errX := strconv.ParseFloat(a, 32)
-		y, errY := strconv.ParseFloat(b, 32)
-		return errX == nil && errY == nil && x == y
-	case duration, interval:
-		x, errX := time.ParseDuration(a)
-		y, errY := time.ParseDuration(b)
-		return errX == nil && errY == nil && x == y
-	case level, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
-		return strings.EqualFold(a, b)
-	case text, port, list, names, pairs, address, path, header, assignments, secretPairs:
-	}
-	return false
+	return nil
 }

@@ -143,16 +143,7 @@ type Datadog struct {
 
 // Redis says where the counters are in Redis.
 type Redis struct {
-	Type         string
-	Socket       string
-	URL          string
-	Auth         string
-	AuthFile     string
-	SentinelAuth string
-	TLS          bool
-	PoolSize     int
-	DialTimeout  time.Duration
-	OpTimeout    time.Duration
+	RedisServer
 
 	// The following also applies to the Redis for limits per second.
 
@@ -166,7 +157,13 @@ type Redis struct {
 
 // RedisPerSecond says where the counters of limits per second are, if they have a Redis of their own.
 type RedisPerSecond struct {
-	On           bool
+	RedisServer
+
+	On bool
+}
+
+// RedisServer says where a Redis is, and how to reach it.
+type RedisServer struct {
 	Type         string
 	Socket       string
 	URL          string

@@ -47,11 +47,11 @@ func TestDefaults(t *testing.T) {
 	want.Backend.Type, want.Backend.MemoryMaxKeys, want.Backend.OnFailure = "memory", 1_000_000, "error"
 	want.Backend.JitterSeconds = 300
 	want.NearCache.Keys, want.NearCache.Refusal, want.NearCache.Leases = 100_000, time.Second, true
-	want.Redis = Redis{
+	want.Redis.RedisServer = RedisServer{
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimit.sock", PoolSize: 10,
 		DialTimeout: 250 * time.Millisecond,
 	}
-	want.RedisPerSecond = RedisPerSecond{
+	want.RedisPerSecond.RedisServer = RedisServer{
 		Type: "SINGLE", Socket: "unix", URL: "/var/run/nutcracker/ratelimitpersecond.sock", PoolSize: 10,
 		DialTimeout: 250 * time.Millisecond,
 	}
@@ -127,8 +127,8 @@ func TestEveryVariableRefusesNonsense(t *testing.T) {
 	}
 	for _, v := range variables(new(Settings)) {
 		values := nonsense[v.kind]
-		if v.kind.words() != nil {
-			values = []string{"nonsense", v.kind.words()[0] + " "}
+		if v.kind.accepts().words != nil {
+			values = []string{"nonsense", v.kind.accepts().words[0] + " "}
 		}
 		if values == nil && v.kind != text && v.kind != list {
 			t.Errorf("this test has no nonsense for %s", v.name)
@@ -309,7 +309,7 @@ func TestEveryVariableDoesWhatItsRowSays(t *testing.T) {
 		if slices.Contains([]string{"BACKEND_TYPE", "CONFIG_TYPE", "LOG_FORMAT", "GRPC_SERVER_USE_TLS"}, v.name) {
 			continue // they take only some texts, or need others
 		}
-		if v.kind.words() != nil {
+		if v.kind.accepts().words != nil {
 			continue // the same
 		}
 		_, notices, problems := parse(t, "USE_STATSD=false", v.name+"="+other(v))
