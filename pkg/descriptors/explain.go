@@ -43,13 +43,13 @@ func (l *level) reason(e *Entry, n *node) string {
 	case !utf8.Valid(e.Key):
 		return "the key is not UTF-8 and matches nothing: no limit"
 	case n == nil && l.group(e.Key) == nil && len(l.wild) == 0:
-		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", printable(e.Key), hint(string(e.Key), l.keys))
+		return fmt.Sprintf("no descriptor at this level has the key %s: no limit%s", printable(e.Key), hint(string(e.Key), l.keys()))
 	case n == nil:
 		text := "no descriptor at this level has this key with this value, no wildcard matches it, and none has the key alone: no limit"
 		if g := l.group(e.Key); g != nil {
-			return text + hint(string(e.Value), g.values)
+			return text + hint(string(e.Value), g.values())
 		}
-		return text + hint(string(e.Key), l.keys)
+		return text + hint(string(e.Key), l.keys())
 	case n.isWildcard() && !n.spells(e):
 		return fmt.Sprintf("no exact match; the first wildcard in the file that matches is %s", n.placed())
 	case n.value != "":

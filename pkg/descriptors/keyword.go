@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -144,15 +145,23 @@ func newGrammar() grammar {
 	return g
 }
 
-// accepted lists the keys of a place, for messages.
-func (p place) accepted() string {
-	var names []string
+// keys returns the keys of a place.
+func (p place) keys() (keys []string) {
 	for _, k := range keywords() {
-		if k.where&p != 0 && (k.name != kwUnlimited || p != inItem) {
-			names = append(names, k.name)
+		if k.where&p != 0 {
+			keys = append(keys, k.name)
 		}
 	}
-	return strings.Join(names, ", ")
+	return keys
+}
+
+// accepted lists the keys of a place, for messages.
+func (p place) accepted() string {
+	keys := p.keys()
+	if p == inItem {
+		keys = slices.DeleteFunc(keys, func(k string) bool { return k == kwUnlimited })
+	}
+	return strings.Join(keys, ", ")
 }
 
 // String returns what messages call the place.
@@ -167,12 +176,4 @@ func (p place) String() string {
 }
 
 // similar returns the key of a place that name is probably a misspelling of, or "".
-func (p place) similar(name string) string {
-	return nearest(name, func(yield func(string) bool) {
-		for _, k := range keywords() {
-			if k.where&p != 0 && !yield(k.name) {
-				return
-			}
-		}
-	})
-}
+func (p place) similar(name string) string { return nearest(name, slices.Values(p.keys())) }

@@ -35,8 +35,11 @@ type written struct {
 	at mark
 }
 
-// written lists the keys that are present.
+// written lists the keys that are present; a nil p has none.
 func (p *rawPolicy) written() (out []written) {
+	if p == nil {
+		return nil
+	}
 	for _, w := range []written{
 		{kwOnFailure, p.onFailure.at}, {kwPenalty, p.penaltyAt}, {kwHolder, p.holder.at}, {kwLease, p.lease.at},
 	} {

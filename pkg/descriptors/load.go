@@ -60,11 +60,8 @@ type domainSettings struct {
 }
 
 func (c *compiler) file(f *rawFile) {
-	if f.domain.s == "" {
-		if !f.domain.broken {
-			c.fail(f.domain.orTop(), "", "config file cannot have empty domain: want a name under domain")
-		}
-		f.domain.s = ""
+	if f.domain.s == "" && !f.domain.broken {
+		c.fail(f.domain.or(mark{1, 1}), "", "config file cannot have empty domain: want a name under domain")
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
@@ -82,14 +79,6 @@ func (r *reader) source(s *Source) rawFile {
 		return r.tree(s.Tree)
 	}
 	return r.read(s.Data)
-}
-
-// orTop returns where the text is, or the top of the file if it is missing.
-func (t text) orTop() mark {
-	if t.at.present() {
-		return t.at
-	}
-	return mark{1, 1}
 }
 
 // enterDomain returns the domain that a file belongs to. If there is an error it returns a domain outside the set, so
@@ -252,19 +241,15 @@ func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
 			c.warn(f.at, path, "%s has no effect on a descriptor without a limit", f.k)
 		}
 	}
-	if d.policy != nil {
-		for _, k := range d.policy.written() {
-			c.fail(k.at, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
-		}
+	for _, k := range d.policy.written() {
+		c.fail(k.at, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
 	}
 }
 
 // single makes the rule of rate_limit.
 func (c *compiler) single(d *rawDescriptor, r *Rule) {
-	if d.policy != nil {
-		for _, k := range d.policy.written() {
-			c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
-		}
+	for _, k := range d.policy.written() {
+		c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
 	}
 	l := d.limit
 	item, ok := c.item(l, r.Path, false)
@@ -287,10 +272,8 @@ func (c *compiler) list(d *rawDescriptor, r *Rule) {
 	for i := range d.limits {
 		l := &d.limits[i]
 		path := fmt.Sprintf("%s.rate_limits[%d]", r.Path, i)
-		if l.policy != nil {
-			for _, k := range l.policy.written() {
-				c.fail(k.at, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.k)
-			}
+		for _, k := range l.policy.written() {
+			c.fail(k.at, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.k)
 		}
 		item, ok := c.item(l, path, true)
 		c.replaces(l, names, path)

@@ -1,6 +1,10 @@
 package descriptors
 
-import "unicode/utf8"
+import (
+	"cmp"
+	"strings"
+	"unicode/utf8"
+)
 
 // Match finds the node for the entries of a descriptor. Each entry goes one level down: to the node with its key and
 // value or, if there is none, to the first wildcard of the file that fits or, failing that, to the node with its key
@@ -22,6 +26,16 @@ func (d *Domain) Match(entries []Entry) Match {
 		return Match{months: d.months}
 	}
 	return Match{Rule: n.rule, node: n, months: d.months}
+}
+
+// Example returns the entries of a descriptor that the rule is for, with an x for each * of a value, and with value where
+// any is as good. Another rule may still take it.
+func (r *Rule) Example(value string) (entries []Entry) {
+	for _, n := range r.node.path() {
+		like := cmp.Or(strings.ReplaceAll(n.value, "*", "x"), value)
+		entries = append(entries, Entry{Key: []byte(n.key), Value: []byte(like)})
+	}
+	return entries
 }
 
 // find returns the node that an entry leads to, or nil. An empty key leads nowhere, and neither does one that is not

@@ -18,29 +18,26 @@ func (s *Set) Unknown(domain string) string {
 	if len(s.domains) == 0 {
 		return text + ": the rules have none"
 	}
-	return text + hint(domain, func(yield func(string) bool) {
-		for _, d := range s.domains {
-			if !yield(d.Name) {
-				return
-			}
-		}
-	})
+	return text + hint(domain, names(s.domains, func(d *Domain) string { return d.Name }))
 }
 
 // keys yields the keys of a level, in the order of the files.
-func (l *level) keys(yield func(string) bool) {
-	for _, g := range l.groups {
-		if !yield(g.key) {
-			return
-		}
-	}
+func (l *level) keys() iter.Seq[string] {
+	return names(l.groups, func(g *group) string { return g.key })
 }
 
 // values yields the values that are listed for a key, in the order of the files.
-func (g *group) values(yield func(string) bool) {
-	for _, n := range g.exact {
-		if !yield(n.value) {
-			return
+func (g *group) values() iter.Seq[string] {
+	return names(g.exact, func(n *node) string { return n.value })
+}
+
+// names yields the name of each element.
+func names[E any](all []E, name func(E) string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, e := range all {
+			if !yield(name(e)) {
+				return
+			}
 		}
 	}
 }

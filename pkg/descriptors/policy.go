@@ -32,18 +32,7 @@ const (
 
 // String returns the policy as rules spell it, or default.
 func (f OnFailure) String() string {
-	switch f {
-	case FailError:
-		return "error"
-	case FailAllow:
-		return "allow"
-	case FailDeny:
-		return "deny"
-	case FailLocal:
-		return "local"
-	case FailDefault:
-	}
-	return "default"
+	return [...]string{"default", "error", "allow", "deny", "local"}[f]
 }
 
 // ParseOnFailure returns the policy with a name used in rules and in DEFAULT_ON_FAILURE: error, allow, deny or local.

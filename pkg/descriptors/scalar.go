@@ -24,18 +24,7 @@ const (
 
 // String returns the tag of the kind.
 func (k kind) String() string {
-	switch k {
-	case kindNull:
-		return "!!null"
-	case kindBool:
-		return "!!bool"
-	case kindInt:
-		return "!!int"
-	case kindFloat:
-		return "!!float"
-	case kindString:
-	}
-	return "!!str"
+	return [...]string{"!!str", "!!null", "!!bool", "!!int", "!!float"}[k]
 }
 
 // scalar is a resolved scalar. A string's text is not here: it is the node's.

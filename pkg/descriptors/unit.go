@@ -29,24 +29,10 @@ const (
 
 // String returns the unit as rules and Envoy's API spell it, in capitals: SECOND, or UNKNOWN.
 func (u Unit) String() string {
-	switch u {
-	case Second:
-		return "SECOND"
-	case Minute:
-		return "MINUTE"
-	case Hour:
-		return "HOUR"
-	case Day:
-		return "DAY"
-	case Month:
-		return "MONTH"
-	case Year:
-		return "YEAR"
-	case Week:
-		return "WEEK"
-	case UnitUnknown:
+	if u > Week {
+		u = UnitUnknown
 	}
-	return "UNKNOWN"
+	return [...]string{"UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK"}[u]
 }
 
 // Length returns how long a window of one unit is, or 0 if u is not a unit.
