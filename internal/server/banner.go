@@ -1,13 +1,11 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -50,11 +48,9 @@ func (v *Server) awaitStore(ctx context.Context) {
 	if v.store.tried == nil {
 		return
 	}
-	enough := time.NewTimer(storeKnown)
-	defer enough.Stop()
 	select {
 	case <-v.store.tried:
-	case <-enough.C:
+	case <-time.After(storeKnown):
 	case <-ctx.Done():
 	}
 }
@@ -142,8 +138,7 @@ func reachable(at net.Addr) string {
 	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
 }
 
-// example returns a descriptor that matches a rule of the set: the first one for which a descriptor can be made from
-// the path. A path joins keys and values ambiguously, so candidates are tried.
+// example returns a descriptor that matches a rule of the set: the first one that can be pasted into a shell.
 func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) {
 	for d := range set.Domains() {
 		for r := range set.Rules() {
@@ -151,7 +146,7 @@ func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) 
 			if !ok || r.Unlimited || plainWord(path) != path {
 				continue
 			}
-			if entries := guess(d, r, strings.Split(path, "."), nil); entries != nil {
+			if entries := r.Example("ann"); d.Match(entries).Rule == r {
 				return d.Name, entries
 			}
 		}
@@ -167,26 +162,4 @@ func plainWord(s string) string {
 		}
 		return -1
 	}, s)
-}
-
-// guess finds entries for the remaining levels of a path, after those already found, that lead to r.
-func guess(d *descriptors.Domain, r *descriptors.Rule, levels []string, found []descriptors.Entry) []descriptors.Entry {
-	if len(levels) == 0 {
-		if d.Match(found).Rule == r {
-			return found
-		}
-		return nil
-	}
-	level := levels[0]
-	for i := len(level); i > 0; i = strings.LastIndexByte(level[:i], '_') {
-		value := ""
-		if i < len(level) {
-			value = strings.ReplaceAll(level[i+1:], "*", "x")
-		}
-		e := descriptors.Entry{Key: []byte(level[:i]), Value: []byte(cmp.Or(value, "ann"))}
-		if all := guess(d, r, levels[1:], append(slices.Clip(found), e)); all != nil {
-			return all
-		}
-	}
-	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// A descriptor derived from a path leads back to its rule, or none is shown.
+// A descriptor made for a rule leads to it, or none is shown.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -18,10 +18,11 @@ func TestExample(t *testing.T) {
 		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "ann")}},
 		{"domain: d.e\ndescriptors:\n- {key: a_b, value: c_d, rate_limit: {unit: day, requests_per_unit: 1}}", "d.e", []descriptors.Entry{entry("a_b", "c_d")}},
 		{"domain: d\ndescriptors:\n- key: a\n  value: /x*\n  descriptors:\n  - {key: b, rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "/xx"), entry("b", "ann")}},
-		{ // dots cannot be told from levels, so another rule is shown
-			"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}",
+		{"domain: d\ndescriptors:\n- {key: a, value: \"1.2\", rate_limit: {unit: day, requests_per_unit: 1}}", "d", []descriptors.Entry{entry("a", "1.2")}}, // dots are no levels
+		{ // another rule takes what the first one is for
+			"domain: d\ndescriptors:\n- {key: a, value: \"*\", rate_limit: {unit: day, requests_per_unit: 1}}\n- {key: a, value: x, rate_limit: {unit: day, requests_per_unit: 2}}",
 			"d",
-			[]descriptors.Entry{entry("b", "ann")},
+			[]descriptors.Entry{entry("a", "x")},
 		},
 		{"domain: d\ndescriptors:\n- {key: \"a'b\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}", "", nil},

@@ -34,7 +34,8 @@ type rulesState struct {
 	since                     atomic.Int64              // when the current rules were loaded, in seconds since the Unix epoch
 	behind                    atomic.Pointer[time.Time] // since when they may be out of date; nil while they are not
 	successes, failures, warn *stats.Counter
-	loads                     loads
+
+	loadAttempts, loadFailures *stats.Counter // the same, under other names of the reference
 }
 
 // newRulesState returns the state before the first load.
@@ -48,7 +49,9 @@ func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *set
 		successes:  r.Counter(stats.ConfigLoadSuccess),
 		failures:   r.Counter(stats.ConfigLoadError),
 		warn:       r.Counter(stats.ConfigLoadWarningsTotal),
-		loads:      newLoads(r, l.Rules),
+
+		loadAttempts: r.Counter(stats.RuntimeLoadAttempts),
+		loadFailures: r.Counter(stats.RuntimeLoadFailures),
 	}
 	s.reason.Store(new(string(waiting)))
 	s.current(false)
@@ -57,13 +60,19 @@ func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *set
 	}
 	r.Gauge(stats.ConfigLoadedTimestamp, func() float64 { return float64(s.since.Load()) })
 	r.Gauge(stats.ConfigAge, func() float64 { return s.age().Seconds() })
+	r.Gauge(stats.RuntimeNumValues, func() float64 {
+		if set := l.Rules(); set != nil {
+			return float64(len(set.Files()))
+		}
+		return 0
+	})
 	return s
 }
 
 func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
 	s.limiter.SetRules(set)
 	s.successes.Add(1)
-	s.loads.loaded()
+	s.loadAttempts.Add(1)
 	s.warn.Add(uint64(warnings))
 	s.since.Store(time.Now().Unix())
 	s.reason.Store(nil)
@@ -72,7 +81,8 @@ func (s *rulesState) loaded(set *descriptors.Set, warnings int) {
 
 func (s *rulesState) refused(err error) {
 	s.failures.Add(1)
-	s.loads.refused()
+	s.loadAttempts.Add(1)
+	s.loadFailures.Add(1)
 	s.current(false)
 	s.waiting(firstLine(err))
 	if s.limiter.Rules() != nil && !s.tooFew() {
@@ -201,8 +211,7 @@ func (v *Server) afterRules(t task.Task) task.Func {
 }
 
 func (v *Server) awaitRules(ctx context.Context) {
-	enough := time.NewTimer(firstRules)
-	defer enough.Stop()
+	enough := time.After(firstRules)
 	ready := []<-chan struct{}{v.watcher.First()}
 	if v.store.tried != nil {
 		ready = append(ready, v.store.tried)
@@ -210,7 +219,7 @@ func (v *Server) awaitRules(ctx context.Context) {
 	for _, c := range ready {
 		select {
 		case <-c:
-		case <-enough.C:
+		case <-enough:
 			return
 		case <-ctx.Done():
 			return

@@ -14,7 +14,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats/statsd"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // statistics is what reads the registry.
@@ -140,27 +139,4 @@ func redisPools(b *redis.Backend) func(*stats.Values) {
 			v.Counter(closed, p.Closed)
 		}
 	}
-}
-
-// loads counts loads of rules under the reference's names.
-type loads struct {
-	attempts, failures *stats.Counter
-}
-
-// newLoads returns loads that count in r. The number of files is that of rules, which may be nil at first.
-func newLoads(r *stats.Registry, rules func() *descriptors.Set) loads {
-	r.Gauge(stats.RuntimeNumValues, func() float64 {
-		if set := rules(); set != nil {
-			return float64(len(set.Files()))
-		}
-		return 0
-	})
-	return loads{attempts: r.Counter(stats.RuntimeLoadAttempts), failures: r.Counter(stats.RuntimeLoadFailures)}
-}
-
-func (l *loads) loaded() { l.attempts.Add(1) }
-
-func (l *loads) refused() {
-	l.attempts.Add(1)
-	l.failures.Add(1)
 }
