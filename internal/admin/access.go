@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -111,12 +110,10 @@ func readToken(file string) (string, error) {
 	case len(b) > maxToken:
 		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s holds more than %d bytes", file, maxToken)
 	case token == "":
-		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s: %w", file, errEmptyToken)
+		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s: the file is empty; write a token into it", file)
 	}
 	return token, nil
 }
-
-var errEmptyToken = errors.New("the file is empty; write a token into it")
 
 // equal compares in a time that reveals nothing about either text, not even its length.
 func equal(a, b string) bool {

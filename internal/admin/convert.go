@@ -132,7 +132,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		QuotaMode:   r.Quota,
 		Holder:      valid(r.Holder),
 		Penalty:     penaltyMessage(r.Penalty),
-		OnFailure:   onFailureMessage(r.OnFailure),
+		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
 		Lease:       r.Lease,
 	}
 	if !r.Unlimited {
@@ -152,7 +152,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 
 func limitMessage(i *descriptors.RateLimit) *adminv1.Limit {
 	m := &adminv1.Limit{
-		Algorithm:       adminv1.Algorithm(adminv1.Algorithm_value["ALGORITHM_"+strings.ToUpper(i.Limit.Algorithm.String())]),
+		Algorithm:       adminv1.Algorithm(enumValue(adminv1.Algorithm_value, "ALGORITHM", i.Limit.Algorithm)),
 		RequestsPerUnit: i.RequestsPerUnit,
 		Unit:            adminv1.Unit(i.Unit),
 		UnitMultiplier:  max(i.Multiplier, 1),
@@ -194,29 +194,17 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 	}
 }
 
-func onFailureMessage(f descriptors.OnFailure) adminv1.OnFailure {
-	switch f {
-	case descriptors.FailError:
-		return adminv1.OnFailure_ON_FAILURE_ERROR
-	case descriptors.FailAllow:
-		return adminv1.OnFailure_ON_FAILURE_ALLOW
-	case descriptors.FailDeny:
-		return adminv1.OnFailure_ON_FAILURE_DENY
-	case descriptors.FailLocal:
-		return adminv1.OnFailure_ON_FAILURE_LOCAL
-	case descriptors.FailDefault:
-	}
-	return adminv1.OnFailure_ON_FAILURE_UNSPECIFIED
+// enumValue returns the number of v in an enum whose values are its words in capitals, behind a prefix; 0 if it is none
+// of them, such as a default.
+func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
+	return numbers[prefix+"_"+strings.ToUpper(v.String())]
 }
 
 func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {
 	if p == nil {
 		return nil
 	}
-	on := adminv1.Trigger_TRIGGER_EXCEEDED
-	if p.On == engine.OnReached {
-		on = adminv1.Trigger_TRIGGER_REACHED
-	}
+	on := adminv1.Trigger(enumValue(adminv1.Trigger_value, "TRIGGER", p.On))
 	return &adminv1.Penalty{For: span(p.For), On: on, Escalate: p.Escalate, Max: span(p.Max)}
 }
 
