@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -32,24 +33,18 @@ func (b Backoff) wait(failed int) time.Duration {
 }
 
 func (b Backoff) bound(failed int) time.Duration {
-	if b.First == 0 {
-		b.First = 3 * time.Second
-	}
-	if b.Initial == 0 {
-		b.Initial = 10 * time.Second
-	}
-	if b.Max == 0 {
-		b.Max = time.Minute
-	}
+	first := cmp.Or(b.First, 3*time.Second)
+	initial := cmp.Or(b.Initial, 10*time.Second)
+	longest := cmp.Or(b.Max, time.Minute)
 	if !(b.Factor > 1) { // NaN too
 		b.Factor = growth
 	}
 	if failed == 0 {
-		return min(b.First, b.Max)
+		return min(first, longest)
 	}
-	grown := float64(b.Initial) * math.Pow(b.Factor, float64(failed-1))
-	if grown >= float64(b.Max) {
-		return b.Max
+	grown := float64(initial) * math.Pow(b.Factor, float64(failed-1))
+	if grown >= float64(longest) {
+		return longest
 	}
 	return time.Duration(grown)
 }

@@ -10,13 +10,18 @@ import (
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
 
-// convert returns the message in the form that package descriptors accepts. It checks nothing.
-func convert(m *configv1.RateLimitConfig) *descriptors.Tree {
+// convert returns the message in the form that package descriptors accepts. It checks nothing. Unless ours is true no
+// limit has keys of our own, which take time to look for.
+func convert(m *configv1.RateLimitConfig, ours bool) *descriptors.Tree {
+	var own []protoreflect.FieldDescriptor
+	if ours {
+		own = ownFields()
+	}
 	return &descriptors.Tree{
 		Domain:             m.GetDomain(),
 		Charge:             m.GetCharge(),
 		AllowLimitOverride: m.AllowLimitOverride,
-		Descriptors:        convertNodes(m.GetDescriptors(), ownFields()),
+		Descriptors:        convertNodes(m.GetDescriptors(), own),
 	}
 }
 

@@ -28,13 +28,13 @@ func decode(all []resource) (sources []descriptors.Source, problems descriptors.
 	if len(all) > maxResources {
 		return nil, descriptors.Problems{{File: "the response", Text: errTooMuch.Error()}}
 	}
-	budget := maxMessages
+	s := survey{budget: maxMessages}
 	for i, res := range all {
 		label := res.label(i)
 		if i > 0 && res.name != "" && res.name == all[i-1].name {
 			problems = append(problems, descriptors.Problem{File: label, Text: "a second resource with this name: each needs its own", Warning: true})
 		}
-		tree, err := res.decode(&budget)
+		tree, err := res.decode(&s)
 		if err != nil {
 			problems = append(problems, descriptors.Problem{File: label, Text: err.Error()})
 			continue
@@ -56,7 +56,7 @@ func (r *resource) label(position int) string {
 	return name
 }
 
-func (r *resource) decode(budget *int) (*descriptors.Tree, error) {
+func (r *resource) decode(s *survey) (*descriptors.Tree, error) {
 	switch {
 	case r.typeURL != TypeURL:
 		return nil, fmt.Errorf("it is of the type %q: want %s", r.typeURL, TypeURL)
@@ -64,13 +64,13 @@ func (r *resource) decode(budget *int) (*descriptors.Tree, error) {
 		return nil, fmt.Errorf("it has %d bytes: want at most %d", len(r.value), descriptors.MaxFileSize)
 	}
 	var m configv1.RateLimitConfig
-	if err := survey(r.value, m.ProtoReflect().Descriptor(), budget, 0); err != nil {
+	if err := s.message(r.value, m.ProtoReflect().Descriptor(), 0); err != nil {
 		return nil, fmt.Errorf("it cannot be decoded: %w", err)
 	}
 	if err := proto.Unmarshal(r.value, &m); err != nil {
 		return nil, fmt.Errorf("it cannot be decoded: %w", err)
 	}
-	return convert(&m), nil
+	return convert(&m, s.ours), nil
 }
 
 // nameIn returns the name inside a resource, which may be damaged.
@@ -99,9 +99,17 @@ var (
 	errDamaged = errors.New("it is damaged, or not protobuf")
 )
 
-// survey examines an encoded message before any memory is spent on it, and subtracts what it contains from the budget.
-func survey(b []byte, of protoreflect.MessageDescriptor, budget *int, depth int) error {
-	if *budget--; *budget < 0 {
+// survey examines encoded messages before any memory is spent on them.
+type survey struct {
+	budget int  // how many more of them there may be
+	ours   bool // one of them has a field that is not envoyproxy/ratelimit's
+}
+
+// firstOurs is the lowest number of our own fields.
+const firstOurs = 1000
+
+func (s *survey) message(b []byte, of protoreflect.MessageDescriptor, depth int) error {
+	if s.budget--; s.budget < 0 {
 		return errTooMany
 	}
 	if depth > maxNesting {
@@ -116,10 +124,11 @@ func survey(b []byte, of protoreflect.MessageDescriptor, budget *int, depth int)
 		if n = protowire.ConsumeFieldValue(num, kind, b); n < 0 {
 			return errDamaged
 		}
+		s.ours = s.ours || num >= firstOurs
 		field := of.Fields().ByNumber(num)
 		if field != nil && kind == protowire.BytesType {
 			value, _ := protowire.ConsumeBytes(b)
-			if err := surveyField(value, field, budget, depth); err != nil {
+			if err := s.field(value, field, depth); err != nil {
 				return err
 			}
 		}
@@ -128,10 +137,10 @@ func survey(b []byte, of protoreflect.MessageDescriptor, budget *int, depth int)
 	return nil
 }
 
-func surveyField(value []byte, field protoreflect.FieldDescriptor, budget *int, depth int) error {
+func (s *survey) field(value []byte, field protoreflect.FieldDescriptor, depth int) error {
 	switch {
 	case field.Message() != nil:
-		return survey(value, field.Message(), budget, depth+1)
+		return s.message(value, field.Message(), depth+1)
 	case field.Kind() != protoreflect.StringKind:
 		return nil
 	case len(value) > maxText:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -78,10 +77,8 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("loading the CA of the control plane: %q: %w", t.CA, errNoCertificate)
+			return nil, fmt.Errorf("loading the CA of the control plane: %q: there is no certificate in it: want PEM", t.CA)
 		}
 	}
 	return credentials.NewTLS(c), nil
 }
-
-var errNoCertificate = errors.New("there is no certificate in it: want PEM")

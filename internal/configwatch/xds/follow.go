@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
-	"sync"
 	"time"
 )
 
@@ -15,7 +13,7 @@ type following struct {
 	*Client
 
 	responses  chan response
-	out        *outbox
+	out        outbox
 	unanswered []response
 	accepted   string // the version of the last response that was not refused
 }
@@ -94,10 +92,8 @@ func (f *following) settle() {
 
 // pause waits until the next set may be compiled. It returns false if ctx ends before that.
 func (c *Client) pause(ctx context.Context) bool {
-	wait := time.NewTimer(time.Until(c.notBefore))
-	defer wait.Stop()
 	select {
-	case <-wait.C:
+	case <-time.After(time.Until(c.notBefore)):
 		return true
 	case <-ctx.Done():
 		return false
@@ -126,49 +122,29 @@ func read(ctx context.Context, s session, to chan<- response) error {
 const maxAnswers = 1000
 
 // outbox holds answers until they are sent, so that a control plane that sends but does not read blocks nothing.
-type outbox struct {
-	mu      sync.Mutex
-	answers []answer
-	ready   chan struct{} // has one element while there may be answers
-}
+type outbox chan answer
 
-func newOutbox() *outbox { return &outbox{ready: make(chan struct{}, 1)} }
+func newOutbox() outbox { return make(outbox, maxAnswers) }
 
-// put adds an answer. If last is true, it replaces those that have not been sent yet.
-func (o *outbox) put(a answer, last bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if last {
-		o.answers = nil
+// put adds an answer. If last is true, it replaces those that have not been sent yet. Only one goroutine may put.
+func (o outbox) put(a answer, last bool) {
+	for last && len(o) > 0 || len(o) == cap(o) {
+		select {
+		case <-o:
+		default: // it has just been sent
+		}
 	}
-	o.answers = append(o.answers, a)
-	if more := len(o.answers) - maxAnswers; more > 0 {
-		o.answers = slices.Delete(o.answers, 0, more)
-	}
-	select {
-	case o.ready <- struct{}{}:
-	default:
-	}
-}
-
-func (o *outbox) take() []answer {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	all := o.answers
-	o.answers = nil
-	return all
+	o <- a
 }
 
 // send sends answers until the stream or ctx ends. It does not report the end of the stream, since read has the better
 // error.
-func (o *outbox) send(ctx context.Context, s session) error {
+func (o outbox) send(ctx context.Context, s session) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-o.ready:
-		}
-		for _, a := range o.take() {
+		case a := <-o:
 			if err := s.answer(a); errors.Is(err, io.EOF) {
 				<-ctx.Done()
 				return ctx.Err()

@@ -11,6 +11,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -98,21 +99,11 @@ type Client struct {
 
 // New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
 func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
-	if c.Server == "" {
-		c.Server = "localhost:18000"
-	}
-	if c.NodeID == "" {
-		c.NodeID = "default"
-	}
-	if c.MaxMessage == 0 {
-		c.MaxMessage = DefaultMaxMessage
-	}
-	if c.Keepalive == 0 {
-		c.Keepalive = keepaliveTime
-	}
-	if c.KeepaliveTimeout == 0 {
-		c.KeepaliveTimeout = keepaliveTimeout
-	}
+	c.Server = cmp.Or(c.Server, "localhost:18000")
+	c.NodeID = cmp.Or(c.NodeID, "default")
+	c.MaxMessage = cmp.Or(c.MaxMessage, DefaultMaxMessage)
+	c.Keepalive = cmp.Or(c.Keepalive, keepaliveTime)
+	c.KeepaliveTimeout = cmp.Or(c.KeepaliveTimeout, keepaliveTimeout)
 	if c.Hooks.Event == nil {
 		c.Hooks.Event = func(Event) {}
 	}
@@ -164,15 +155,12 @@ func (c *Client) Run(ctx context.Context) error {
 			wait, c.last = 0, outcome{}
 		}
 		c.lost(err, wait)
-		again := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			again.Stop()
 			return nil
 		case <-c.force:
-			again.Stop()
 			c.last = outcome{}
-		case <-again.C:
+		case <-time.After(wait):
 		}
 	}
 }
