@@ -1,6 +1,7 @@
 package memcached
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -113,21 +114,13 @@ const (
 )
 
 func (c *Config) defaults() {
-	if c.MaxIdleConns == 0 {
-		c.MaxIdleConns = DefaultMaxIdleConns
-	}
-	if c.MaxConns == 0 {
-		c.MaxConns = DefaultMaxConns
-	}
-	if c.DialTimeout == 0 {
-		c.DialTimeout = remote.DefaultDialTimeout
-	}
+	c.MaxIdleConns = cmp.Or(c.MaxIdleConns, DefaultMaxIdleConns)
+	c.MaxConns = cmp.Or(c.MaxConns, DefaultMaxConns)
+	c.DialTimeout = cmp.Or(c.DialTimeout, remote.DefaultDialTimeout)
+	c.Resolver = cmp.Or(c.Resolver, net.DefaultResolver)
 	c.Observer = c.Observer.Filled()
 	if c.Command == nil {
 		c.Command = func(Command) {}
-	}
-	if c.Resolver == nil {
-		c.Resolver = net.DefaultResolver
 	}
 	if c.Now == nil {
 		c.Now = func() engine.Micros { return engine.Micros(time.Now().UnixMicro()) }

@@ -164,17 +164,15 @@ func (l *link) do(items []*item) error {
 func (l *link) look(items []*item) error {
 	if len(items) == 1 {
 		got, err := l.client.Get(items[0].key)
-		miss := errors.Is(err, memcache.ErrCacheMiss)
-		if err != nil && !miss {
+		found := 1
+		if errors.Is(err, memcache.ErrCacheMiss) {
+			got, err, found = nil, nil, 0
+		}
+		if err != nil {
 			l.tell(Command{CommandMultiGet, CodeError, 1, 0})
 			return err
 		}
-		if miss {
-			l.tell(Command{CommandMultiGet, CodeSuccess, 1, 0})
-			items[0].found(0)
-			return nil
-		}
-		l.tell(Command{CommandMultiGet, CodeSuccess, 1, 1})
+		l.tell(Command{CommandMultiGet, CodeSuccess, 1, found})
 		return items[0].read(got)
 	}
 	keys := make([]string, 0, len(items))

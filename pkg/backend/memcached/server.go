@@ -270,11 +270,9 @@ func (s *server) missing() bool {
 
 // pause waits for d, or until ctx ends or wake receives.
 func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	case <-wake:
 	}
 }
