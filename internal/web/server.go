@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,21 +27,13 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	for _, f := range []struct {
-		d     *time.Duration
-		usual time.Duration
-	}{
-		{&l.ReadHeader, 5 * time.Second},
-		{&l.Read, 10 * time.Second},
-		{&l.Write, 30 * time.Second},
-		{&l.Idle, 60 * time.Second},
-		{&l.Grace, 5 * time.Second},
-	} {
-		if *f.d == 0 {
-			*f.d = f.usual
-		}
+	return Limits{
+		ReadHeader: cmp.Or(l.ReadHeader, 5*time.Second),
+		Read:       cmp.Or(l.Read, 10*time.Second),
+		Write:      cmp.Or(l.Write, 30*time.Second),
+		Idle:       cmp.Or(l.Idle, time.Minute),
+		Grace:      cmp.Or(l.Grace, 5*time.Second),
 	}
-	return l
 }
 
 // Server serves HTTP/1.1 on one listener. It is a task: it runs until its context ends.

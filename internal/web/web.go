@@ -51,11 +51,11 @@ type Main struct {
 
 // Component is the state of one part of the server.
 type Component struct {
-	Name      string
-	OK        bool      // it works
-	Degraded  bool      // it does not, and health does not depend on that
-	Since     time.Time // when OK last changed
-	LastError string    // the latest reason for not being OK, kept after recovery; may be empty
+	Name      string    `json:"name"`
+	OK        bool      `json:"ok"`                   // it works
+	Degraded  bool      `json:"degraded,omitempty"`   // it does not, and health does not depend on that
+	Since     time.Time `json:"since"`                // when OK last changed
+	LastError string    `json:"last_error,omitempty"` // the latest reason for not being OK, kept after recovery; may be empty
 }
 
 // MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
@@ -176,20 +176,13 @@ func word(ok bool) string {
 }
 
 func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
-	type component struct {
-		Name      string    `json:"name"`
-		OK        bool      `json:"ok"`
-		Degraded  bool      `json:"degraded,omitempty"`
-		Since     time.Time `json:"since"`
-		LastError string    `json:"last_error,omitempty"`
-	}
 	answer := struct {
 		OK         bool        `json:"ok"`
-		Components []component `json:"components"`
-	}{OK: ok, Components: []component{}}
+		Components []Component `json:"components"`
+	}{OK: ok, Components: []Component{}}
 	for _, c := range cs {
 		c.Since = c.Since.UTC()
-		answer.Components = append(answer.Components, component(c))
+		answer.Components = append(answer.Components, c)
 	}
 	b, err := json.Marshal(answer)
 	if err != nil { // a time after the year 9999
