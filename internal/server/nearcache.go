@@ -46,27 +46,14 @@ func newNearCache(s *settings.Settings, r *stats.Registry, b backend.Backend) *n
 		v.Counter(stats.NearCacheResetTotal, now.Reset)
 		v.Counter(stats.NearCacheFailedTotal, now.Failed)
 		v.Counter(stats.NearCacheUnspentTotal, now.Unspent)
+		if s.Backend.LocalCache > 0 { // as envoyproxy/ratelimit has them, but for the average access time, which would mean nothing here
+			v.Gauge(stats.LocalCacheHitCount, float64(now.Refusals))
+			v.Gauge(stats.LocalCacheMissCount, float64(now.Misses))
+			v.Gauge(stats.LocalCacheLookupCount, float64(now.Refusals+now.Misses))
+			v.Gauge(stats.LocalCacheEntryCount, float64(now.Remembered))
+			v.Gauge(stats.LocalCacheEvacuateCount, float64(now.Forgotten))
+			v.Gauge(stats.LocalCacheExpiredCount, float64(now.Expired))
+		}
 	})
-	if s.Backend.LocalCache > 0 {
-		localCacheGauges(r, near)
-	}
 	return near
-}
-
-// localCacheGauges registers the gauges that envoyproxy/ratelimit has for its local cache, except the average access
-// time, which would mean nothing here.
-func localCacheGauges(r *stats.Registry, near *nearcache.Backend) {
-	for metric, value := range map[stats.Metric]func(*nearcache.Stats) uint64{
-		stats.LocalCacheHitCount:      func(s *nearcache.Stats) uint64 { return s.Refusals },
-		stats.LocalCacheMissCount:     func(s *nearcache.Stats) uint64 { return s.Misses },
-		stats.LocalCacheLookupCount:   func(s *nearcache.Stats) uint64 { return s.Refusals + s.Misses },
-		stats.LocalCacheEntryCount:    func(s *nearcache.Stats) uint64 { return uint64(s.Remembered) },
-		stats.LocalCacheEvacuateCount: func(s *nearcache.Stats) uint64 { return s.Forgotten },
-		stats.LocalCacheExpiredCount:  func(s *nearcache.Stats) uint64 { return s.Expired },
-	} {
-		r.Gauge(metric, func() float64 {
-			now := near.Stats()
-			return float64(value(&now))
-		})
-	}
 }
