@@ -46,8 +46,8 @@ var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
 // sanitize turns s into one part of a statsd name.
 func sanitize(s string) string {
-	s = underscores(strings.ToValidUTF8(s, "\uFFFD"), ":|")
-	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return underscores(ip, ".") })
+	s = Underscores(strings.ToValidUTF8(s, "\uFFFD"), ":|")
+	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return Underscores(ip, ".") })
 }
 
 // TagName returns the name of a series with its tags written into it as the reference does: name.__tag=value, in the
@@ -64,7 +64,7 @@ func TagName(name string, tags []Label) string {
 }
 
 // TagValue turns s into the value of a statsd tag: dots, colons and bars become underscores, as in the reference.
-func TagValue(s string) string { return underscores(strings.ToValidUTF8(s, "\uFFFD"), ".:|") }
+func TagValue(s string) string { return Underscores(strings.ToValidUTF8(s, "\uFFFD"), ".:|") }
 
 // OneLine replaces the control characters and line separators of s by underscores, so that s fits into a line.
 func OneLine(s string) string {
@@ -76,8 +76,8 @@ func OneLine(s string) string {
 	}, s)
 }
 
-// underscores replaces each of the characters by an underscore.
-func underscores(s, characters string) string {
+// Underscores replaces each of the characters by an underscore.
+func Underscores(s, characters string) string {
 	return strings.Map(func(c rune) rune {
 		if strings.ContainsRune(characters, c) {
 			return '_'
