@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
-	"github.com/ratelimitd/ratelimitd/internal/nettest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -45,7 +45,7 @@ func TestAccessRemote(t *testing.T) {
 		&net.UDPAddr{IP: net.ParseIP("127.0.0.1")},
 	} {
 		t.Run(from.String(), func(t *testing.T) {
-			s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{})
+			s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{})
 			s.hit(t, "shop", 3, "user", "u1")
 			ctx := metadata.AppendToOutgoingContext(bearer(t.Context(), "Bearer x"),
 				"x-forwarded-for", "127.0.0.1", "forwarded", "for=127.0.0.1")
@@ -67,7 +67,7 @@ func TestAccessLocal(t *testing.T) {
 		&net.TCPAddr{IP: net.ParseIP("127.9.9.9"), Port: 4711},
 		&net.TCPAddr{IP: net.ParseIP("::1"), Port: 4711},
 	} {
-		s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: "/nonexistent"})
+		s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: "/nonexistent"})
 		for method, err := range s.calls(t.Context()) {
 			if err != nil {
 				t.Errorf("%s from %v: %v", method, from, err)
@@ -92,7 +92,7 @@ func TestAccessUnix(t *testing.T) {
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
-	s := startOn(t, shop, nettest.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: file})
+	s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: file})
 	for _, tt := range []struct {
 		name, file    string
 		authorization []string

@@ -45,16 +45,15 @@ var allowed = map[string]row{
 	"pkg/backend/remote":                  {ours: []string{"pkg/backend"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
 	"pkg/backend/redis":                   {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/memcached":               {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
-	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/proctest"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
-	"pkg/backend/redis/redistest":         {ours: []string{"internal/proctest"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
+	"pkg/backend/redis/redistest":         {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"internal/limiter":                    {ours: []string{"internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/rls":                        {ours: []string{"internal/limiter", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
 	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
 	"internal/web":                        {},
 	"internal/certs":                      {},
 	"internal/certs/certstest":            {},
-	"internal/nettest":                    {},
-	"internal/proctest":                   {},
+	"internal/testkit":                    {},
 	"internal/configwatch":                {ours: []string{"pkg/descriptors"}},
 	"internal/configwatch/file":           {ours: []string{"internal/configwatch", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
 	"internal/configwatch/xds":            {ours: []string{"internal/configwatch", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy}},
@@ -97,6 +96,11 @@ func TestImports(t *testing.T) {
 			}
 			if ours && dep == "internal/settings" && !strings.HasPrefix(name, "cmd/") && name != "internal/server" && name != dep {
 				t.Errorf("%s imports %s; the environment is read by commands and internal/server alone", name, dep)
+			}
+		}
+		for imp := range p.imports {
+			if dep, _ := strings.CutPrefix(imp, module+"/"); !kit(name) && (kit(dep) || dep == "testing") {
+				t.Errorf("%s imports %s, which is for tests and test kits", name, dep)
 			}
 		}
 		if strings.HasPrefix(name, "cmd/") {
@@ -174,6 +178,9 @@ func quoted(cell string) []string {
 	}
 	return slices.Sorted(maps.Keys(words))
 }
+
+// kit reports whether a package, named relative to the module, is for tests alone.
+func kit(name string) bool { return name == "internal/testkit" || strings.HasSuffix(name, "test") }
 
 // third reports whether an import path, not of this module, is outside the standard library too.
 func third(path string) bool {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ratelimitd/ratelimitd/internal/nettest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
@@ -108,7 +108,7 @@ func TestH07_Remote(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, _ := startOn(t, nettest.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		addr, _ := startOn(t, testkit.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
 		for _, path := range []string{"/", "/rlconfig", "/stats", "/metrics"} {
 			if got := do(t, "GET", "http://"+addr+path, ""); got.Status != 200 {
 				t.Errorf("%s from %s: %v; want 200", path, from, got)
@@ -135,7 +135,7 @@ func TestH07_Loopback(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, _ := startOn(t, nettest.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		addr, _ := startOn(t, testkit.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
 		if got := do(t, "GET", "http://"+addr+"/debug/pprof/heap", ""); got.Status != 200 {
 			t.Errorf("/debug/pprof/heap from %s: %v; want 200", from, got)
 		}

@@ -14,17 +14,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/proctest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const (
-	patience = proctest.Patience
+	patience = testkit.Patience
 	hangs    = time.Second // a process that does not answer for so long hangs
 )
 
 // Server is a memcached process.
 type Server struct {
-	*proctest.Server
+	*testkit.Server
 
 	t testing.TB
 }
@@ -39,24 +39,24 @@ func Start(tb testing.TB, args ...string) *Server {
 	if slices.Contains(args, "-Z") {
 		ready = connects
 	}
-	return &Server{t: tb, Server: proctest.Start(tb, &proctest.Program{
+	return &Server{t: tb, Server: testkit.Start(tb, &testkit.Program{
 		Name: "memcached", Package: "memcached",
 		Args: func(port int) []string {
 			return append([]string{"-l", "127.0.0.1", "-p", fmt.Sprint(port), "-U", "0", "-t", "2"}, args...)
 		},
-		Ready: func(s *proctest.Server, _ string) bool { return ready(s) },
+		Ready: func(s *testkit.Server, _ string) bool { return ready(s) },
 	})}
 }
 
 // listens reports whether the process takes connections, and is the one that answers: somebody else may have taken the
 // port, in which case the process will say so and end.
-func listens(s *proctest.Server) bool {
+func listens(s *testkit.Server) bool {
 	stats, err := say(s.Addr(), "stats", patience)
 	return err == nil && strings.Contains(stats, fmt.Sprintf("STAT pid %d\n", s.PID()))
 }
 
 // connects reports whether the process takes connections, over which TLS is spoken.
-func connects(s *proctest.Server) bool {
+func connects(s *testkit.Server) bool {
 	conn, err := net.Dial("tcp", s.Addr()) //nolint:noctx // on loopback
 	return err == nil && conn.Close() == nil
 }
@@ -65,14 +65,10 @@ func connects(s *proctest.Server) bool {
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.Server.Stop()
-	for deadline := time.Now().Add(patience); ; {
-		if _, err := say(s.Addr(), "version", hangs); err != nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("memcachedtest: the process answers though it is stopped")
-		}
-	}
+	testkit.Eventually(s.t, "memcached, which is suspended, no longer answers", func() bool {
+		_, err := say(s.Addr(), "version", hangs)
+		return err != nil
+	})
 }
 
 // Say sends a command, with its data, if any, after a line break, and returns the reply without the last line break. It
@@ -115,10 +111,11 @@ func say(addr, command string, within time.Duration) (string, error) {
 // Items returns the names of all items, and when each expires.
 func (s *Server) Items() map[string]time.Time {
 	s.t.Helper()
-	dump := s.Say("lru_crawler metadump all")
-	for deadline := time.Now().Add(patience); strings.HasPrefix(dump, "BUSY") && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		dump = s.Say("lru_crawler metadump all") // its crawler was busy with housekeeping
-	}
+	var dump string
+	testkit.Eventually(s.t, "memcached's crawler, which does the housekeeping too, has time", func() bool {
+		dump = s.Say("lru_crawler metadump all")
+		return !strings.HasPrefix(dump, "BUSY")
+	})
 	items := map[string]time.Time{}
 	for line := range strings.Lines(dump) {
 		var name, expires string

@@ -1,17 +1,13 @@
 package redistest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"os"
+	"net"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 )
 
 // Certificates are PEM files: a CA, and a certificate issued by it with its key, which is valid for servers and
@@ -23,41 +19,11 @@ func NewCertificates(tb testing.TB, host string) Certificates {
 	tb.Helper()
 	dir := tb.TempDir()
 	c := Certificates{filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
-	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
-		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	caKey, leafKey := newKey(tb), newKey(tb)
-	write := func(file, kind string, der []byte, err error) {
-		tb.Helper()
-		if err == nil {
-			err = os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
-		}
-		if err != nil {
-			tb.Fatalf("redistest: %v", err)
-		}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
-	write(c.CA, "CERTIFICATE", der, err)
-	der, err = x509.CreateCertificate(rand.Reader, leaf, ca, &leafKey.PublicKey, caKey)
-	write(c.Cert, "CERTIFICATE", der, err)
-	der, err = x509.MarshalECPrivateKey(leafKey)
-	write(c.Key, "EC PRIVATE KEY", der, err)
+	ca := certstest.NewCA(tb, "test CA")
+	certstest.Write(tb, c.CA, ca.PEM)
+	leaf := x509.Certificate{Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, IPAddresses: []net.IP{}} // not this machine's
+	ca.Issue(tb, leaf).Write(tb, c.Cert, c.Key)
 	return c
-}
-
-func newKey(tb testing.TB) *ecdsa.PrivateKey {
-	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatalf("redistest: %v", err)
-	}
-	return key
 }
 
 // Config returns the configuration for a server that accepts only TLS on its port, and asks clients for a certificate.

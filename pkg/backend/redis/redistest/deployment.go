@@ -8,13 +8,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // Replica starts a server that replicates master, and waits until it is in sync.
 func Replica(tb testing.TB, master *Server, config ...string) *Server {
 	tb.Helper()
 	s := Start(tb, append([]string{fmt.Sprintf("replicaof 127.0.0.1 %d", master.Port())}, config...)...)
-	s.until("a replica is not in step", s.InStep)
+	testkit.Eventually(tb, "a replica is in step", s.InStep)
 	return s
 }
 
@@ -55,7 +57,7 @@ func Down(all []*Server, name string, after time.Duration) {
 func AwaitSentinels(all []*Server, name string, replicas int) {
 	for _, s := range all {
 		s.t.Helper()
-		s.until("the sentinels do not know each other", func() bool {
+		testkit.Eventually(s.t, "the sentinels know each other", func() bool {
 			says := strings.Split(s.CLI("SENTINEL", "MASTER", name), "\n")
 			return field(says, "num-slaves") == fmt.Sprint(replicas) && field(says, "num-other-sentinels") == fmt.Sprint(len(all)-1)
 		})
@@ -93,7 +95,7 @@ func Cluster(tb testing.TB, masters int, config ...string) []*Server {
 		tb.Fatalf("redistest: creating a cluster: %v\n%s", err, out)
 	}
 	for i, s := range all {
-		s.until("a cluster is not complete", func() bool {
+		testkit.Eventually(tb, "a cluster is complete", func() bool {
 			return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") &&
 				(i < masters || s.InStep()) &&
 				strings.Count(s.CLI("CLUSTER", "NODES"), "connected") == len(all)
@@ -107,15 +109,5 @@ func NodeTimeout(all []*Server, after time.Duration) {
 	for _, s := range all {
 		s.t.Helper()
 		s.CLI("CONFIG", "SET", "cluster-node-timeout", fmt.Sprint(after.Milliseconds()))
-	}
-}
-
-// until waits until ok returns true.
-func (s *Server) until(what string, ok func() bool) {
-	s.t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("redistest: %s after %v", what, patience)
-		}
 	}
 }

@@ -14,14 +14,14 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/ratelimitd/ratelimitd/internal/proctest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-const patience = proctest.Patience
+const patience = testkit.Patience
 
 // Server is a redis-server process.
 type Server struct {
-	*proctest.Server
+	*testkit.Server
 
 	t   testing.TB
 	dir string
@@ -40,13 +40,13 @@ func Start(tb testing.TB, config ...string) *Server {
 func start(tb testing.TB, ready string, config []string, args ...string) *Server {
 	tb.Helper()
 	s := &Server{t: tb, dir: tb.TempDir()}
-	s.Server = proctest.Start(tb, &proctest.Program{
+	s.Server = testkit.Start(tb, &testkit.Program{
 		Name: "redis-server", Package: "redis-server", Free: hasBus,
 		Args: func(port int) []string {
 			s.write(port, config)
 			return append([]string{s.file("redis.conf")}, args...)
 		},
-		Ready: func(_ *proctest.Server, said string) bool { return strings.Contains(said, ready) },
+		Ready: func(_ *testkit.Server, said string) bool { return strings.Contains(said, ready) },
 	})
 	return s
 }

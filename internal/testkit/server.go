@@ -1,9 +1,6 @@
-// Package proctest runs real servers for tests: processes on free ports of 127.0.0.1, which end with the test that
-// started them.
-package proctest
+package testkit
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,11 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
-
-// Patience is how long to wait for a server to be ready, or to answer.
-const Patience = time.Minute
 
 // attempts bounds the search for a port that is still free when the process binds it.
 const attempts = 5
@@ -33,22 +26,22 @@ type Program struct {
 	Ready func(s *Server, said string) bool
 }
 
-// Server is a process.
+// Server is a process on a port of its own.
 type Server struct {
+	*Process
+
 	tb      testing.TB
 	program *Program
 	log     string // the file that it prints to
 	port    int
 	args    []string
-	cmd     *exec.Cmd
-	done    chan struct{} // closed when cmd has ended
 }
 
 // Start starts a server on a free port, and waits until it is ready.
 func Start(tb testing.TB, p *Program) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, program: p, log: filepath.Join(tb.TempDir(), "log")}
-	tb.Cleanup(s.Kill)
+	tb.Cleanup(func() { s.Kill() }) // the process of then
 	for range attempts {
 		s.port = s.freePort()
 		s.args = p.Args(s.port)
@@ -57,10 +50,10 @@ func Start(tb testing.TB, p *Program) *Server {
 			return s
 		}
 		if !taken(err) {
-			tb.Fatalf("proctest: %v", err)
+			tb.Fatalf("testkit: %v", err)
 		}
 	}
-	tb.Fatalf("proctest: found no free port for %s in %d attempts", p.Name, attempts)
+	tb.Fatalf("testkit: found no free port for %s in %d attempts", p.Name, attempts)
 	return nil
 }
 
@@ -73,19 +66,6 @@ func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 // Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
 
-// PID returns the id of the process.
-func (s *Server) PID() int { return s.cmd.Process.Pid }
-
-// Kill ends the process at once, as a crash would, and waits until it has ended. It does nothing if the process has
-// already ended.
-func (s *Server) Kill() {
-	if s.cmd == nil {
-		return
-	}
-	_ = s.cmd.Process.Kill() // fails only if it has ended
-	<-s.done
-}
-
 // Stop suspends the process: connections stay up, but soon get no answers.
 func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
 
@@ -94,8 +74,8 @@ func (s *Server) Cont() { s.signal(syscall.SIGCONT) }
 
 func (s *Server) signal(sig syscall.Signal) {
 	s.tb.Helper()
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		s.tb.Fatalf("proctest: sending %v to %s: %v", sig, s.program.Name, err)
+	if err := s.Signal(sig); err != nil {
+		s.tb.Fatalf("testkit: sending %v to %s: %v", sig, s.program.Name, err)
 	}
 }
 
@@ -103,12 +83,13 @@ func (s *Server) signal(sig syscall.Signal) {
 func (s *Server) Restart() {
 	s.tb.Helper()
 	s.Kill()
-	err := s.run()
-	for deadline := time.Now().Add(Patience); err != nil && taken(err) && time.Now().Before(deadline); err = s.run() {
-		time.Sleep(10 * time.Millisecond) // somebody's connection may hold the port for a moment
-	}
+	var err error
+	Poll(Patience, func() bool { // somebody's connection may hold the port for a moment
+		err = s.run()
+		return err == nil || !taken(err)
+	})
 	if err != nil {
-		s.tb.Fatalf("proctest: restarting: %v", err)
+		s.tb.Fatalf("testkit: restarting: %v", err)
 	}
 }
 
@@ -122,60 +103,44 @@ func (s *Server) run() error {
 	cmd := exec.Command(s.program.Name, s.args...) //nolint:noctx // it ends by Kill
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes()
-	if err := cmd.Start(); err != nil {
+	if s.Process, err = start(cmd); err != nil {
 		return fmt.Errorf("starting %s, which is in Debian's package %s: %w", s.program.Name, s.program.Package, err)
 	}
-	done := make(chan struct{})
-	s.cmd, s.done = cmd, done
-	go func() {
-		defer close(done)
-		_ = cmd.Wait() // it is killed, so there is always an error
-	}()
 	return s.await()
 }
 
 // await waits until the process is ready.
 func (s *Server) await() error {
-	for deadline := time.Now().Add(Patience); ; time.Sleep(2 * time.Millisecond) {
-		over := s.over() // before it is read what it printed last
-		said, err := os.ReadFile(s.log)
-		switch {
-		case err != nil:
-			return err
-		case over:
-			return fmt.Errorf("%s ended at once:\n%s", s.program.Name, said)
-		case s.program.Ready(s, string(said)):
-			return nil
-		case time.Now().After(deadline):
-			return errors.Join(fmt.Errorf("%s was not ready after %v", s.program.Name, Patience), errors.New(string(said)))
-		}
+	var said []byte
+	var err error
+	over := false
+	ready := Poll(Patience, func() bool {
+		over = s.Over() // before it is read what it printed last
+		said, err = os.ReadFile(s.log)
+		return err != nil || over || s.program.Ready(s, string(said))
+	})
+	switch {
+	case err != nil:
+		return err
+	case over:
+		return fmt.Errorf("%s ended at once:\n%s", s.program.Name, said)
+	case !ready:
+		return fmt.Errorf("%s was not ready after %v:\n%s", s.program.Name, Patience, said)
 	}
-}
-
-// over reports whether the process has ended.
-func (s *Server) over() bool {
-	select {
-	case <-s.done:
-		return true
-	default:
-		return false
-	}
+	return nil
 }
 
 // freePort returns a port that was free a moment ago, and that suits the program.
 func (s *Server) freePort() int {
 	s.tb.Helper()
 	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
-		if err != nil {
-			s.tb.Fatalf("proctest: %v", err)
-		}
+		l := Listen(s.tb)
 		port := l.Addr().(*net.TCPAddr).Port
 		suits := s.program.Free == nil || s.program.Free(port)
 		if err := l.Close(); err == nil && suits {
 			return port
 		}
 	}
-	s.tb.Fatalf("proctest: found no port for %s", s.program.Name)
+	s.tb.Fatalf("testkit: found no port for %s", s.program.Name)
 	return 0
 }

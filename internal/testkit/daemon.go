@@ -1,0 +1,107 @@
+package testkit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// Build is what go build makes of packages, once for all tests that use it: without the race detector, as it is shipped.
+type Build struct {
+	Packages []string // as go build takes them
+
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// Dir returns the directory of the programs. The first call builds them.
+func (b *Build) Dir(tb testing.TB) string {
+	tb.Helper()
+	b.once.Do(func() {
+		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil { //nolint:usetesting // all tests use what the first one builds
+			return
+		}
+		args := append([]string{"build", "-o", b.dir}, b.Packages...)
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it ends
+			b.err = fmt.Errorf("go build: %w\n%s", err, out)
+		}
+	})
+	if b.err != nil {
+		tb.Fatal(b.err)
+	}
+	return b.dir
+}
+
+// Path returns the path of a program.
+func (b *Build) Path(tb testing.TB, name string) string {
+	tb.Helper()
+	return filepath.Join(b.Dir(tb), name)
+}
+
+// Remove removes the programs, when all tests have ended.
+func (b *Build) Remove() error { return os.RemoveAll(b.dir) }
+
+// Env is the environment of a ratelimitd on free ports of 127.0.0.1, with counters in memory, whose rules are the files
+// in the directory rules. It sends no statistics, does not look for changed files, and ends at once.
+func Env(rules string) []string {
+	return []string{
+		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
+		"RUNTIME_ROOT=" + rules, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "DRAIN_DELAY=0s", "USE_STATSD=false",
+	}
+}
+
+// Daemon is a ratelimitd as a process.
+type Daemon struct {
+	*Process
+
+	Stdout, Log Buffer            // what it prints
+	At          map[string]string // its addresses: GRPC, HTTP, DEBUG, METRICS
+}
+
+// StartDaemon starts the command, and waits until it serves. The caller ends it, unless there is an error.
+func StartDaemon(cmd *exec.Cmd) (*Daemon, error) {
+	d := new(Daemon)
+	cmd.Stdout, cmd.Stderr = &d.Stdout, &d.Log
+	var err error
+	if d.Process, err = start(cmd); err != nil {
+		return nil, err
+	}
+	if !Poll(Patience, func() bool { return d.Over() || d.serves() }) || d.Over() {
+		d.Kill()
+		return nil, fmt.Errorf("the server does not serve: %w\n%s%s", d.Wait(), d.Stdout.String(), d.Log.String())
+	}
+	d.At = Addresses(d.Stdout.String() + d.Log.String())
+	return d, nil
+}
+
+// serves reports whether d has said that it serves: in its banner, or in a log in JSON.
+func (d *Daemon) serves() bool {
+	return strings.Contains(d.Stdout.String(), "\ndebug ") || strings.Contains(d.Log.String(), `"@message":"serving"`)
+}
+
+// Addresses finds the addresses in what a ratelimitd prints at the start.
+func Addresses(printed string) map[string]string {
+	found := make(map[string]string)
+	for name, pattern := range map[string]string{
+		"GRPC":    `\ngRPC +(\S+)|"grpc":"([^"]*)"`,
+		"HTTP":    `\nHTTP +(\S+)|"http":"([^"]*)"`,
+		"DEBUG":   `\ndebug +(\S+)|"debug":"([^"]*)"`,
+		"METRICS": `\nmetrics +(\S+)`,
+	} {
+		if m := regexp.MustCompile(pattern).FindStringSubmatch(printed); m != nil {
+			found[name] = strings.Join(m[1:], "")
+		}
+	}
+	return found
+}
+
+// Terminate ends the process as an orchestrator does, by SIGTERM, and waits until it has ended.
+func (d *Daemon) Terminate() error { return errors.Join(d.Signal(syscall.SIGTERM), d.Wait()) }

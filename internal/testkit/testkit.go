@@ -1,0 +1,114 @@
+// Package testkit has what the tests of several packages need: to wait for something, to read a log that is being
+// written, listeners and proxies on loopback, real servers and ratelimitd itself as processes. Whatever it starts on behalf
+// of a test ends with it. Product code must not import it, which internal/archtest checks.
+package testkit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Patience is how long to wait for what should happen at once, on a machine that may be busy.
+const Patience = time.Minute
+
+// Failer fails a test: a [testing.TB], or the script of a testscript.
+type Failer interface {
+	Fatalf(format string, args ...any)
+}
+
+// Eventually waits until ok returns true, and fails the test if that takes longer than [Patience]: what is then said not
+// to have happened, with what each of seen returns, such as the String method of a log. It returns how long it took.
+func Eventually(tb Failer, what string, ok func() bool, seen ...func() string) time.Duration {
+	if t, helps := tb.(testing.TB); helps {
+		t.Helper()
+	}
+	begin := time.Now()
+	if !Poll(Patience, ok) {
+		var last strings.Builder
+		for _, see := range seen {
+			last.WriteString("\n" + see())
+		}
+		tb.Fatalf("not within %v: %s%s", Patience, what, last.String())
+	}
+	return time.Since(begin)
+}
+
+// Poll calls ok every few milliseconds until it returns true, and reports whether it has done so within limit.
+func Poll(limit time.Duration, ok func() bool) bool {
+	const longest = 5 * time.Millisecond
+	pause := time.Millisecond
+	for begin := time.Now(); !ok(); pause = min(2*pause, longest) {
+		if time.Since(begin) > limit {
+			return false
+		}
+		time.Sleep(pause)
+	}
+	return true
+}
+
+// Run runs something beside the test. stop, which the end of the test calls too, tells it to end by its context, and waits
+// until it has; an error that it returns, or that it does not end within [Patience], fails the test.
+func Run(tb testing.TB, run func(ctx context.Context) error) (stop func()) {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		tb.Helper()
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				tb.Errorf("what ran beside the test ended with: %v", err)
+			}
+		case <-time.After(Patience):
+			tb.Errorf("what runs beside the test was told to end, and has not within %v", Patience)
+		}
+	})
+	tb.Cleanup(stop)
+	return stop
+}
+
+// Buffer keeps what is written to it, such as a log, and can be read meanwhile. Its zero value is empty.
+type Buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// String returns everything that was written so far.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// Fetch makes an HTTP request on a connection of its own, so that no goroutines are left behind, and returns the answer.
+func Fetch(ctx context.Context, method, url, body string) (status int, answer string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), errors.Join(err, resp.Body.Close())
+}
