@@ -45,7 +45,7 @@ func TestAccessRemote(t *testing.T) {
 		&net.UDPAddr{IP: net.ParseIP("127.0.0.1")},
 	} {
 		t.Run(from.String(), func(t *testing.T) {
-			s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{})
+			s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{})
 			s.hit(t, "shop", 3, "user", "u1")
 			ctx := metadata.AppendToOutgoingContext(bearer(t.Context(), "Bearer x"),
 				"x-forwarded-for", "127.0.0.1", "forwarded", "for=127.0.0.1")
@@ -67,7 +67,7 @@ func TestAccessLocal(t *testing.T) {
 		&net.TCPAddr{IP: net.ParseIP("127.9.9.9"), Port: 4711},
 		&net.TCPAddr{IP: net.ParseIP("::1"), Port: 4711},
 	} {
-		s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: "/nonexistent"})
+		s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{TokenFile: "/nonexistent"})
 		for method, err := range s.calls(t.Context()) {
 			if err != nil {
 				t.Errorf("%s from %v: %v", method, from, err)
@@ -77,7 +77,7 @@ func TestAccessLocal(t *testing.T) {
 }
 
 func TestAccessUnix(t *testing.T) {
-	s := startOn(t, shop, listen(t, "unix", filepath.Join(t.TempDir(), "s")), admin.Config{})
+	s := startOn(t, shop, testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s")), admin.Config{})
 	for method, err := range s.calls(t.Context()) {
 		if err != nil {
 			t.Errorf("%s: %v", method, err)
@@ -92,7 +92,7 @@ func TestAccessUnix(t *testing.T) {
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
-	s := startOn(t, shop, testkit.From(listen(t, "tcp", "127.0.0.1:0"), from), admin.Config{TokenFile: file})
+	s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{TokenFile: file})
 	for _, tt := range []struct {
 		name, file    string
 		authorization []string
@@ -139,9 +139,8 @@ func TestAccessToken(t *testing.T) {
 
 // Where the API is not registered there is none.
 func TestNotRegistered(t *testing.T) {
-	g, ln := grpc.NewServer(), listen(t, "tcp", "127.0.0.1:0")
-	ended := make(chan error, 1)
-	go func() { ended <- g.Serve(ln) }()
+	g, ln := grpc.NewServer(), testkit.Listen(t)
+	testkit.Run(t, func(context.Context) error { return g.Serve(ln) })
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +153,4 @@ func TestNotRegistered(t *testing.T) {
 	}
 	_ = conn.Close()
 	g.Stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
 }

@@ -1,12 +1,11 @@
 package admin_test
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -35,7 +35,7 @@ type server struct {
 
 	limiter *limiter.Limiter
 	now     atomic.Int64 // in µs
-	log     buffer
+	log     testkit.Buffer
 }
 
 // begin is a whole minute, hour and day.
@@ -43,16 +43,7 @@ const begin = engine.Micros(20_000 * 86_400 * 1_000_000)
 
 func start(t *testing.T, rules string) *server {
 	t.Helper()
-	return startOn(t, rules, listen(t, "tcp", "127.0.0.1:0"), admin.Config{})
-}
-
-func listen(t *testing.T, network, addr string) net.Listener {
-	t.Helper()
-	ln, err := net.Listen(network, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ln
+	return startOn(t, rules, testkit.Listen(t), admin.Config{})
 }
 
 func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *server {
@@ -74,8 +65,7 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	g := grpc.NewServer()
 	admin.New(s.limiter, c).Register(g)
-	ended := make(chan error, 1)
-	go func() { ended <- g.Serve(ln) }()
+	testkit.Run(t, func(context.Context) error { return g.Serve(ln) })
 	target := ln.Addr().String()
 	if ln.Addr().Network() == "unix" {
 		target = "unix:" + target
@@ -89,9 +79,6 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 			t.Error(err)
 		}
 		g.Stop()
-		if err := <-ended; err != nil {
-			t.Errorf("serving: %v", err)
-		}
 	})
 	s.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
 }
@@ -130,23 +117,6 @@ func entries(kvs ...string) (es []*adminv1.Entry) {
 		es = append(es, &adminv1.Entry{Key: kvs[i], Value: kvs[i+1]})
 	}
 	return es
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 const shop = `domain: shop
