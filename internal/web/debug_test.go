@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -108,7 +107,7 @@ func TestH07_Remote(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, _ := startOn(t, testkit.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		addr, _ := startOn(t, testkit.From(testkit.Listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
 		for _, path := range []string{"/", "/rlconfig", "/stats", "/metrics"} {
 			if got := do(t, "GET", "http://"+addr+path, ""); got.Status != 200 {
 				t.Errorf("%s from %s: %v; want 200", path, from, got)
@@ -135,7 +134,7 @@ func TestH07_Loopback(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, _ := startOn(t, testkit.From(listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
+		addr, _ := startOn(t, testkit.From(testkit.Listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
 		if got := do(t, "GET", "http://"+addr+"/debug/pprof/heap", ""); got.Status != 200 {
 			t.Errorf("/debug/pprof/heap from %s: %v; want 200", from, got)
 		}
@@ -183,7 +182,7 @@ func TestH09_Profiles(t *testing.T) {
 			t.Errorf("%s: %s", path, wrong)
 		}
 	}
-	eventually(t, func() bool { // once the profiles have ended
+	testkit.Eventually(t, "there is a profile again, once those have ended", func() bool {
 		got, err := try(t, "GET", "http://"+addr+"/debug/pprof/profile?seconds=0.01", "")
 		return err == nil && got.Status == 200 && isGzip(got.Body)
 	})
@@ -211,7 +210,7 @@ func twoProfiles(t *testing.T, url string, longest time.Duration) (wrong string)
 	switch {
 	case a.err != nil || b.err != nil:
 		return fmt.Sprintf("%v, %v", a.err, b.err)
-	case took < longest || took > longest+patience:
+	case took < longest || took > longest+testkit.Patience:
 		return fmt.Sprintf("they took %v; want %v", took, longest)
 	case a.Status != http.StatusConflict || a.Body != "another profile is being taken; there is one at a time\n":
 		return fmt.Sprintf("the second: %v; want 409", a.answer)
@@ -229,7 +228,7 @@ func TestH09_CallerLeaves(t *testing.T) {
 		t.Fatal(err)
 	}
 	runs := regexp.MustCompile(`\[select[^\]]*\]:\nnet/http/pprof\.sleep\(`)
-	eventually(t, func() bool {
+	testkit.Eventually(t, "the profile has begun", func() bool {
 		return runs.MatchString(do(t, "GET", "http://"+addr+"/debug/pprof/goroutine?debug=2", "").Body)
 	})
 	url := "http://" + addr + "/debug/pprof/profile?seconds=0.01"
@@ -237,16 +236,7 @@ func TestH09_CallerLeaves(t *testing.T) {
 		t.Errorf("a second profile: %d; want 409", got.Status)
 	}
 	_ = c.Close()
-	eventually(t, func() bool { return do(t, "GET", url, "").Status == http.StatusOK })
-}
-
-func eventually(t *testing.T, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("it has not come true within %v", patience)
-		}
-	}
+	testkit.Eventually(t, "the profile has ended", func() bool { return do(t, "GET", url, "").Status == http.StatusOK })
 }
 
 func TestH09_Cap(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
@@ -120,12 +121,12 @@ func TestH02_Slow(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, func() bool { // this client is slow too if it is kept from writing for that long
+			testkit.Eventually(t, "another client is answered", func() bool { // this client is slow too if it is kept from writing for that long
 				got, err := try(t, "POST", "http://"+addr+"/json", "{}")
 				return err == nil && got.Status == 200
 			})
 			wg.Wait()
-			if d := time.Since(begin); d < soon || d > soon+patience {
+			if d := time.Since(begin); d < soon || d > soon+testkit.Patience {
 				t.Errorf("closed after %v; want %v", d, soon)
 			}
 		})

@@ -2,7 +2,6 @@ package web_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,68 +10,30 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for something that should happen at once.
-const patience = 30 * time.Second
-
 // start serves h on a free port until the test ends, and returns its address and what it logs.
-func start(t *testing.T, h http.Handler, l web.Limits) (addr string, log *buffer) {
+func start(t *testing.T, h http.Handler, l web.Limits) (addr string, log *testkit.Buffer) {
 	t.Helper()
-	return startOn(t, listen(t), h, l)
+	return startOn(t, testkit.Listen(t), h, l)
 }
 
-func listen(t *testing.T) net.Listener {
+func startOn(t *testing.T, ln net.Listener, h http.Handler, l web.Limits) (addr string, log *testkit.Buffer) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ln
-}
-
-func startOn(t *testing.T, ln net.Listener, h http.Handler, l web.Limits) (addr string, log *buffer) {
-	t.Helper()
-	log = new(buffer)
+	log = new(testkit.Buffer)
 	s := web.NewServer("test", ln, h, slog.New(slog.NewTextHandler(log, nil)), l)
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // t.Context ends before cleanups
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	testkit.Run(t, s.Run)
 	return ln.Addr().String(), log
-}
-
-// buffer is a log that may be read while it is being written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // echo returns a healthy main listener, whose /json answers with what it is sent.
@@ -95,7 +56,7 @@ func dial(t *testing.T, addr string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -256,7 +217,7 @@ func TestStop(t *testing.T) {
 				}
 				return http.StatusOK, "application/json", body
 			}
-			ln := listen(t)
+			ln := testkit.Listen(t)
 			s := web.NewServer("test", ln, web.MainHandler(m), slog.New(slog.DiscardHandler), web.Limits{Grace: tt.grace})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -290,7 +251,7 @@ func TestStop(t *testing.T) {
 
 // If a listener fails, Run returns an error that names it.
 func TestRunError(t *testing.T) {
-	ln := listen(t)
+	ln := testkit.Listen(t)
 	if err := ln.Close(); err != nil {
 		t.Fatal(err)
 	}
