@@ -2,7 +2,6 @@ package certs_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,11 +35,7 @@ func paths(t *testing.T) certs.Config {
 // handshake makes one with a server of s, and returns the certificate that it shows. The error is the server's.
 func handshake(t *testing.T, s *certs.Server, config *tls.Config) (*x509.Certificate, error) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
+	ln := testkit.Listen(t)
 	var wg sync.WaitGroup
 	var shown *x509.Certificate
 	wg.Go(func() {
@@ -232,23 +228,10 @@ type following struct {
 
 	t *testing.T
 
+	log testkit.Buffer
+
 	mu    sync.Mutex
 	tried []error
-	log   bytes.Buffer
-}
-
-// Write takes lines of the log.
-func (f *following) Write(p []byte) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.log.Write(p)
-}
-
-// logged is the log so far.
-func (f *following) logged() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.log.String()
 }
 
 // tries is how often the files were tried, and what came of the last time.
@@ -266,20 +249,12 @@ func follow(t *testing.T, c certs.Config) *following {
 		defer f.mu.Unlock()
 		f.tried = append(f.tried, err)
 	}
-	s, err := certs.New(slog.New(slog.NewTextHandler(f, nil)), c)
+	s, err := certs.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.Server = s
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
+	testkit.Run(t, s.Run)
 	return f
 }
 
@@ -330,8 +305,8 @@ func TestFollowsItsFiles(t *testing.T) {
 			f.settle()
 		}
 		f.want(second, 3, false)
-		if n := strings.Count(f.logged(), "new TLS certificates refused"); n != 1 || strings.Contains(f.logged(), "PRIVATE") {
-			t.Errorf("said %d times that they are refused, want once:\n%s", n, f.logged())
+		if n := strings.Count(f.log.String(), "new TLS certificates refused"); n != 1 || strings.Contains(f.log.String(), "PRIVATE") {
+			t.Errorf("said %d times that they are refused, want once:\n%s", n, f.log.String())
 		}
 
 		// Gone, for a while; half written; and then good.
