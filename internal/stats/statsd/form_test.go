@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 func mogrifier(t *testing.T, pattern, name string, tags ...stats.Label) Mogrifier {
@@ -52,7 +53,7 @@ func TestDogStatsD(t *testing.T) {
 		"ratelimitd.override_ignored_total:4|c" + tags + ",domain:my_domain,reason:invalid",
 		"ratelimitd.unlimited_hits.shop.free:7|c" + tags,
 	}
-	eventually(t, "the first flush", func() bool { return len(l.lines()) > len(want) })
+	testkit.Eventually(t, "the first flush", func() bool { return len(l.lines()) > len(want) })
 	stop()
 	got := slices.DeleteFunc(l.lines()[:len(want)+1], func(line string) bool { return isTime(line, "", tags) })
 	slices.Sort(got)

@@ -2,7 +2,6 @@ package statsd
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -20,21 +19,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// patience is how long a test waits for something that should happen at once; it is long because machines may be busy.
-const patience = 30 * time.Second
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
 
 // listener is a statsd server that records what it is sent.
 type listener struct {
@@ -142,41 +130,16 @@ func listenUDP(t *testing.T) *listener {
 // nobody is an address at which nobody listens, and which no listener of a test is given by chance.
 const nobody = "127.0.0.1:1"
 
-// buffer is a log.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // run runs a sink until the test ends or stop is called, which returns how long the sink took to end.
 func run(t *testing.T, r *stats.Registry, log io.Writer, c Config) (stop func() time.Duration) {
 	t.Helper()
 	s := New(r, slog.New(slog.NewTextHandler(log, nil)), c)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	stop = sync.OnceValue(func() time.Duration {
+	end := testkit.Run(t, s.Run)
+	return func() time.Duration {
 		begin := time.Now()
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
+		end()
 		return time.Since(begin)
-	})
-	t.Cleanup(func() { stop() })
-	return stop
+	}
 }
 
 // counted returns a registry with values of every kind.
@@ -256,7 +219,7 @@ func TestLines(t *testing.T) {
 			}
 			lines := append(want(tt.tag), "ratelimitd.override_ignored_total"+tt.ignored+":4|c")
 			stop := run(t, counted(), t.Output(), Config{Network: tt.network, Address: l.address, Interval: time.Hour, Tags: tt.tags})
-			eventually(t, "the first flush", func() bool { return len(l.lines()) > len(lines) })
+			testkit.Eventually(t, "the first flush", func() bool { return len(l.lines()) > len(lines) })
 			got := l.lines()
 			got = slices.DeleteFunc(got, func(line string) bool { return isTime(line, tt.tag, "") })
 			slices.Sort(got)
@@ -284,10 +247,10 @@ func TestDeltasAndTheLastInterval(t *testing.T) {
 			}
 			r := counted()
 			stop := run(t, r, t.Output(), Config{Network: network, Address: l.address, Interval: time.Hour})
-			eventually(t, "the first flush", func() bool { return len(l.lines()) == 15 })
+			testkit.Eventually(t, "the first flush", func() bool { return len(l.lines()) == 15 })
 			r.Rule(stats.NewKey("shop", "user_u1", "path")).TotalHits.Add(3)
 			stop()
-			eventually(t, "the last flush", func() bool { return len(l.lines()) == 20 })
+			testkit.Eventually(t, "the last flush", func() bool { return len(l.lines()) == 20 })
 			got := l.lines()[15:]
 			slices.Sort(got)
 			if d := cmp.Diff([]string{
@@ -322,20 +285,20 @@ func TestReconnect(t *testing.T) {
 	r := stats.New()
 	n := r.Counter(stats.PanicsTotal)
 	n.Add(1)
-	var log buffer
+	var log testkit.Buffer
 	run(t, r, &log, Config{Network: "unix", Address: address, Interval: time.Millisecond, Retry: time.Millisecond})
-	eventually(t, "a line that nobody listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
+	testkit.Eventually(t, "a line that nobody listens", func() bool { return strings.Contains(log.String(), "cannot be sent") })
 	n.Add(10)
 	l := listenStream(t, "unix", address)
-	eventually(t, "both counts", func() bool { return sum(l.lines(), "ratelimitd.panics_total") == 11 })
+	testkit.Eventually(t, "both counts", func() bool { return sum(l.lines(), "ratelimitd.panics_total") == 11 })
 	l.close()
 	opened := l.opened
-	eventually(t, "the end of the connection", func() bool { // a closed connection is noticed even if there is nothing to send
+	testkit.Eventually(t, "the end of the connection", func() bool { // a closed connection is noticed even if there is nothing to send
 		ln := listenStream(t, "unix", address)
 		defer ln.close()
-		eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
+		testkit.Eventually(t, "a new connection", func() bool { ln.mu.Lock(); defer ln.mu.Unlock(); return ln.opened > 0 })
 		n.Add(100)
-		eventually(t, "what came on top", func() bool { return sum(ln.lines(), "ratelimitd.panics_total") == 100 })
+		testkit.Eventually(t, "what came on top", func() bool { return sum(ln.lines(), "ratelimitd.panics_total") == 100 })
 		return true
 	})
 	if opened != 1 {
@@ -352,14 +315,14 @@ func TestNobodyListens(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
 			r := counted()
-			var log buffer
+			var log testkit.Buffer
 			stop := run(t, r, &log, Config{Network: network, Address: nobody, Interval: time.Millisecond, Retry: time.Millisecond})
-			eventually(t, "a line in the log", func() bool { return strings.Contains(log.String(), "USE_STATSD=false") })
+			testkit.Eventually(t, "a line in the log", func() bool { return strings.Contains(log.String(), "USE_STATSD=false") })
 			for range 100 {
 				r.Counter(stats.PanicsTotal).Add(1)
 				time.Sleep(time.Millisecond)
 			}
-			if took := stop(); took > patience {
+			if took := stop(); took > testkit.Patience {
 				t.Errorf("the end took %v", took)
 			}
 			if got := log.String(); strings.Count(got, "\n") != 1 {
@@ -385,9 +348,9 @@ func TestHangingStatsd(t *testing.T) {
 		}
 	}
 	count()
-	var log buffer
+	var log testkit.Buffer
 	stop := run(t, r, &log, Config{Network: "tcp", Address: ln.Addr().String(), Interval: time.Millisecond})
-	eventually(t, "a write that times out", func() bool { return strings.Contains(log.String(), "cannot be sent") })
+	testkit.Eventually(t, "a write that times out", func() bool { return strings.Contains(log.String(), "cannot be sent") })
 	count()
 	if took := stop(); took > 10*(writeTimeout+lastTimeout) {
 		t.Errorf("the end took %v", took)
@@ -424,7 +387,7 @@ func TestDatagrams(t *testing.T) {
 	}
 	r.Rule(stats.NewKey("shop", strings.Repeat("y", mostUDP))).TotalHits.Add(1)
 	run(t, r, t.Output(), Config{Network: "udp", Address: l.address, Interval: time.Hour})
-	eventually(t, "every name that fits", func() bool { return len(l.lines()) >= 500 })
+	testkit.Eventually(t, "every name that fits", func() bool { return len(l.lines()) >= 500 })
 	if len(l.lines()) != 500 || l.most > 1432 || l.most < 1000 {
 		t.Errorf("%d lines, the longest datagram has %d bytes; want 500 and at most, but about, 1432", len(l.lines()), l.most)
 	}
@@ -441,7 +404,7 @@ func TestG8NoInjection(t *testing.T) {
 			r.Counter(stats.XDSEventsTotal, v).Add(1)
 		}
 		stop := run(t, r, t.Output(), Config{Network: "tcp", Address: l.address, Interval: time.Hour, Dog: dog})
-		eventually(t, "the lines", func() bool { return len(l.lines()) >= 14 })
+		testkit.Eventually(t, "the lines", func() bool { return len(l.lines()) >= 14 })
 		stop()
 		for _, line := range l.lines() {
 			name, value, _ := strings.Cut(line, ":")
