@@ -1,11 +1,9 @@
 package tracing_test
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -27,6 +25,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
 	"github.com/ratelimitd/ratelimitd/internal/web"
@@ -54,9 +53,6 @@ type world struct {
 	stop   func() // waits for calls under way, whose spans end after their answers
 }
 
-// patience is how long to wait for what must happen soon.
-const patience = 30 * time.Second
-
 // startCollector runs a collector that speaks this protocol, and points the exporters to it.
 func startCollector(t *testing.T, protocol string) *tracingtest.Collector {
 	t.Helper()
@@ -73,7 +69,7 @@ func startCollector(t *testing.T, protocol string) *tracingtest.Collector {
 func start(t *testing.T, c tracing.Config) *world {
 	t.Helper()
 	if c.Flush == 0 {
-		c.Flush = patience
+		c.Flush = testkit.Patience
 	}
 	tracer, err := tracing.New(t.Context(), c)
 	if err != nil {
@@ -88,12 +84,8 @@ func start(t *testing.T, c tracing.Config) *world {
 	l.SetRules(set)
 	service := rls.New(tracer.Decider(l), rls.Config{})
 	server := rls.NewServer(service, rls.ServerConfig{Stats: tracer.Server()})
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ln) }()
+	ln := testkit.Listen(t)
+	testkit.Run(t, func(context.Context) error { return server.Serve(ln) })
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -107,9 +99,6 @@ func start(t *testing.T, c tracing.Config) *world {
 		conn.Close()
 		server.GracefulStop()
 		w.http.Close()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
 	})
 	t.Cleanup(w.stop)
 	return w
@@ -319,24 +308,6 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// log collects what is logged.
-type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // A collector that accepts everything but never answers delays neither requests nor the end.
 func TestCollectorThatHangs(t *testing.T) {
 	awaitGoroutines(t)
@@ -352,21 +323,21 @@ func TestCollectorThatHangs(t *testing.T) {
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1") // ms
 	t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
 	t.Setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
-	var said log
+	var said testkit.Buffer
 	w := start(t, tracing.Config{Rate: 1, Flush: 50 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&said, nil))})
 	begin := time.Now()
 	for range 500 { // 1,500 spans
 		w.ask("ann")
 	}
-	if took := time.Since(begin); took > patience {
+	if took := time.Since(begin); took > testkit.Patience {
 		t.Errorf("500 calls took %v", took)
 	}
 	select {
 	case <-asked:
-	case <-time.After(patience):
+	case <-time.After(testkit.Patience):
 		t.Error("the collector was not asked")
 	}
-	if took := w.flush(); took > patience {
+	if took := w.flush(); took > testkit.Patience {
 		t.Errorf("the end took %v, want 50ms", took)
 	}
 	if got := said.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "spans were lost: they could not be sent before the server stopped") {
@@ -384,7 +355,7 @@ func TestCollectorThatIsAway(t *testing.T) {
 			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "50")                     // ms, with all tries
 			t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
 			t.Setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
-			var said log
+			var said testkit.Buffer
 			w := start(t, tracing.Config{Rate: 1, Protocol: protocol, Log: slog.New(slog.NewTextHandler(&said, nil))})
 			otel.SetErrorHandler(w.tracer)
 			t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {})) })
@@ -407,12 +378,9 @@ func awaitGoroutines(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		var err error
-		for begin := time.Now(); time.Since(begin) < patience; {
-			if err = goleak.Find(before); err == nil {
-				return
-			}
+		if !testkit.Poll(testkit.Patience, func() bool { err = goleak.Find(before); return err == nil }) {
+			t.Error(err)
 		}
-		t.Error(err)
 	})
 }
 
