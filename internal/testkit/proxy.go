@@ -50,7 +50,7 @@ func (p *Proxy) Addr() string { return p.addr }
 // Target sets the server of new connections.
 func (p *Proxy) Target(addr string) { p.target.Store(&addr) }
 
-// Replies sets how the replies of new connections are passed on, instead of what the fields say. If copy returns, the
+// Replies sets how the replies of new connections are passed on; with nil as the fields say. When pass returns, the
 // connection is closed.
 func (p *Proxy) Replies(pass func(to io.Writer, from io.Reader)) { p.replies.Store(&pass) }
 
@@ -64,7 +64,7 @@ func (p *Proxy) serve(c net.Conn) {
 	p.Accepted.Add(1)
 	p.Most.Store(max(p.Most.Load(), p.Open.Add(1)))
 	defer p.Open.Add(-1)
-	replies := p.replies.Load()
+	pass := p.replies.Load()
 	s, err := net.Dial("tcp", *p.target.Load()) //nolint:noctx // on this machine
 	if err != nil {
 		if p.Silent.Load() {
@@ -79,8 +79,8 @@ func (p *Proxy) serve(c net.Conn) {
 		defer func() { _ = s.Close() }()
 		p.copy(s, c, &p.CutRequests, nil)
 	})
-	if replies != nil {
-		(*replies)(c, s)
+	if pass != nil && *pass != nil {
+		(*pass)(c, s)
 	} else {
 		p.copy(c, s, &p.CutReplies, &p.Slice)
 	}

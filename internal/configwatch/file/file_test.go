@@ -1,7 +1,6 @@
 package file_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -63,15 +63,7 @@ func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 		Refused: func(error) { note("refused") },
 	})
 	w.Watcher = file.New(log, file.Config{Layout: l, Rescan: rescan}, w.rules)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	testkit.Run(t, w.Run)
 	<-w.First()
 	return w
 }

@@ -1,11 +1,10 @@
 package xds_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,26 +23,11 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// patience is how long a test waits for something that should take milliseconds.
-const patience = time.Minute
-
-// eventually waits until something is true.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	late := time.After(patience)
-	for !is() {
-		select {
-		case <-late:
-			t.Fatalf("it is still not true that %s", what)
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
-}
 
 // plane is a control plane like Envoy Gateway's: a snapshot cache of go-control-plane, keyed by node id, behind its
 // server.
@@ -94,16 +78,12 @@ func (p *plane) end() {
 // serve serves on a free port until the server is stopped, which the caller does.
 func serve(t *testing.T, s *grpc.Server) string {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
-	t.Cleanup(func() { // this runs after the caller's Stop
-		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			t.Errorf("serving: %v", err)
+	l := testkit.Listen(t)
+	testkit.Run(t, func(context.Context) error { // whose end is awaited after the caller's Stop
+		if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) {
+			return err
 		}
+		return nil
 	})
 	return l.Addr().String()
 }
@@ -135,7 +115,7 @@ func (p *plane) all() []answer {
 // refusal waits for a refusal, and discards all answers.
 func (p *plane) refusal(t *testing.T) (text string) {
 	t.Helper()
-	eventually(t, "there is a refusal", func() bool {
+	testkit.Eventually(t, "there is a refusal", func() bool {
 		for _, a := range p.all() {
 			if a.refusal != "" {
 				text = a.refusal
@@ -157,12 +137,11 @@ func config(name, domain string, limit uint32) *ratelimitv3.RateLimitConfig {
 type follower struct {
 	*xds.Client
 
-	rules  *configwatch.Watch
-	cancel context.CancelFunc
-	done   chan error
+	rules *configwatch.Watch
+	log   testkit.Buffer
+	end   func() // stops the client
 
 	mu      sync.Mutex
-	log     bytes.Buffer
 	loads   []string // the domains and limits of each set, or "refused"
 	loadsAt []time.Time
 	events  map[xds.Event]int
@@ -183,8 +162,8 @@ func follow(t *testing.T, c xds.Config) *follower {
 
 func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 	t.Helper()
-	f := &follower{events: map[xds.Event]int{}, done: make(chan error, 1)}
-	log := slog.New(slog.NewTextHandler(f, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	f := &follower{events: map[xds.Event]int{}}
+	log := slog.New(slog.NewTextHandler(&f.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	f.rules = configwatch.New(log, configwatch.Config{
 		Options: o,
 		Empty:   true,
@@ -200,26 +179,8 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 		Waiting: func(why string) { f.mu.Lock(); f.waiting = why; f.mu.Unlock() },
 	}
 	f.Client = xds.New(log, c, f.rules)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	f.cancel = cancel
-	go func() { f.done <- f.Run(ctx) }()
-	t.Cleanup(func() { f.end(t) })
+	f.end = testkit.Run(t, f.Run)
 	return f
-}
-
-// end stops the client; it may be called more than once.
-func (f *follower) end(t *testing.T) {
-	t.Helper()
-	f.cancel()
-	select {
-	case err := <-f.done:
-		f.done <- nil
-		if err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	case <-time.After(patience):
-		t.Fatal("Run does not end")
-	}
 }
 
 // text returns a set in a form to compare: each domain with the numbers of its limits or, for a large set, the number
@@ -248,19 +209,6 @@ func (f *follower) loaded(what string) {
 	f.loads, f.loadsAt = append(f.loads, what), append(f.loadsAt, time.Now())
 }
 
-// Write receives what is logged.
-func (f *follower) Write(b []byte) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.log.Write(b)
-}
-
-func (f *follower) logged() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.log.String()
-}
-
 func (f *follower) outcomes() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -282,18 +230,11 @@ func (f *follower) isCurrent() bool {
 // wants waits until the last load has the expected outcome.
 func (f *follower) wants(t *testing.T, want string) {
 	t.Helper()
-	late := time.After(patience)
-	for {
-		all := f.outcomes()
-		if len(all) > 0 && all[len(all)-1] == want {
-			return
-		}
-		select {
-		case <-late:
-			t.Fatalf("loads %q; want %q at last\n%s", all, want, f.logged())
-		case <-time.After(2 * time.Millisecond):
-		}
-	}
+	var all []string
+	testkit.Eventually(t, fmt.Sprintf("the last load is %q", want), func() bool {
+		all = f.outcomes()
+		return len(all) > 0 && all[len(all)-1] == want
+	}, func() string { return fmt.Sprintf("%q", all) }, f.log.String)
 }
 
 // serves checks the current rules.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	configv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/config/v1"
 )
@@ -27,7 +28,7 @@ func TestRulesComeChangeAndGo(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			<-f.First()
-			eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // shortly after the rules have arrived
+			testkit.Eventually(t, "it is connected and current", func() bool { return f.Connected() && f.isCurrent() }) // shortly after the rules have arrived
 			p.set(t, "2", config("a", "shop", 5), config("b", "mail", 7))
 			f.wants(t, "shop=5 mail=7")
 		})
@@ -48,7 +49,7 @@ func TestX1ZeroResourcesAreObeyed(t *testing.T) {
 			if n := f.count(xds.EventEmpty); n != 1 {
 				t.Errorf("%d empty sets were counted, want 1", n)
 			}
-			if log := f.logged(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "nothing is limited") {
+			if log := f.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "nothing is limited") {
 				t.Errorf("the log does not warn:\n%s", log)
 			}
 			p.set(t, "3", config("a", "shop", 4))
@@ -69,7 +70,7 @@ func TestX1KeepOnEmpty(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f.wants(t, "shop=3")
 			p.set(t, "2")
-			eventually(t, "the empty set was counted", func() bool { return f.count(xds.EventEmpty) == 2 })
+			testkit.Eventually(t, "the empty set was counted", func() bool { return f.count(xds.EventEmpty) == 2 })
 			p.set(t, "3", config("a", "shop", 3), config("b", "mail", 1))
 			f.wants(t, "shop=3 mail=1")
 			for _, load := range f.outcomes()[1:] {
@@ -130,7 +131,7 @@ func TestARefusedSetThatComesAgainAndAgain(t *testing.T) {
 	p := newPlane(t)
 	p.set(t, "1", config("a", "", 3)) // go-control-plane sends it again as soon as it is refused
 	f := follow(t, xds.Config{Server: p.address})
-	eventually(t, "it was refused four times", func() bool { return f.count(xds.EventRefused) >= 4 })
+	testkit.Eventually(t, "it was refused four times", func() bool { return f.count(xds.EventRefused) >= 4 })
 	if all := f.outcomes(); len(all) != 1 || all[0] != "refused" {
 		t.Errorf("loads %q: want one refusal, as the set is the same", all)
 	}
@@ -148,7 +149,7 @@ func TestACorrectedSetIsSoonInForce(t *testing.T) {
 	for try := 1; try <= 3; try++ { // this machine may be busy
 		before := f.count(xds.EventRefused)
 		p.set(t, fmt.Sprint("bad", try), config("a", "", uint32(try)))
-		eventually(t, "it was refused so often that the next answer is as late as any", func() bool { return f.count(xds.EventRefused) >= before+7 })
+		testkit.Eventually(t, "it was refused so often that the next answer is as late as any", func() bool { return f.count(xds.EventRefused) >= before+7 })
 		begin := time.Now()
 		p.set(t, fmt.Sprint("good", try), config("a", "shop", uint32(try)))
 		f.wants(t, fmt.Sprint("shop=", try))
@@ -192,7 +193,7 @@ func TestX4ContentsDecide(t *testing.T) {
 			f.wants(t, "shop=3")
 			p.set(t, "2", config("a", "shop", 3)) // a new version with the same contents
 			if !delta {                           // which delta does not even send
-				eventually(t, "it was seen that nothing changed", func() bool { return f.count(xds.EventUnchanged) == 1 })
+				testkit.Eventually(t, "it was seen that nothing changed", func() bool { return f.count(xds.EventUnchanged) == 1 })
 			}
 			p.set(t, "3", config("a", "shop", 4))
 			f.wants(t, "shop=4")
@@ -214,12 +215,12 @@ func TestX4SameVersionFromAnotherControlPlane(t *testing.T) {
 			t.Parallel()
 			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3), config("b", "mail", 1))
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, Delta: delta})
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
 			f.wants(t, "shop=3 mail=1")
 			q := newPlane(t) // it counts from 1 again
 			q.set(t, "1", config("a", "shop", 4))
-			w.change(q.address, plainly)
+			w.Target(q.address)
 			p.end()
 			f.wants(t, "shop=4")
 			for _, a := range q.all()[:1] {

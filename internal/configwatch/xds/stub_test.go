@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // ads is the control plane's side of a state-of-the-world stream.
@@ -113,8 +114,8 @@ func tellResponse(t *testing.T, r *discoveryv3.DiscoveryResponse) told {
 			t.Errorf("a refusal with the code OK: %v", q)
 		}
 		return told{f, q.GetErrorDetail().GetMessage()}
-	case <-time.After(patience):
-		t.Fatalf("no answer\n%s", f.logged())
+	case <-time.After(testkit.Patience):
+		t.Fatalf("no answer\n%s", f.log.String())
 		return told{}
 	}
 }
@@ -174,7 +175,7 @@ func TestX2TheOldRulesStay(t *testing.T) {
 	for _, bad := range []*discoveryv3.DiscoveryResponse{wrong, response(3, raw("\xff"))} {
 		before := len(f.outcomes())
 		next <- bad
-		eventually(t, "it was refused", func() bool { return len(f.outcomes()) > before })
+		testkit.Eventually(t, "it was refused", func() bool { return len(f.outcomes()) > before })
 		f.wants(t, "refused")
 		if f.rules.Rules() != good || f.isCurrent() {
 			t.Errorf("after %.60v the good rules are gone, or are called current", bad)
@@ -189,10 +190,10 @@ func TestX4DuplicateNames(t *testing.T) {
 	t.Parallel()
 	f := tell(t, config("a", "shop", 3), config("a", "mail", 4))
 	if f.refusal != "" {
-		t.Fatalf("refusal %q: want what envoyproxy/ratelimit must be taken", f.refusal)
+		t.Fatalf("refusal %q: want what envoyproxy/ratelimit takes taken", f.refusal)
 	}
 	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
-	if log := f.logged(); !strings.Contains(log, "a: warning: a second resource with this name") {
+	if log := f.log.String(); !strings.Contains(log, "a: warning: a second resource with this name") {
 		t.Errorf("no warning in the log:\n%s", log)
 	}
 }
@@ -242,8 +243,8 @@ func TestVersionsAndNoncesOfAnswers(t *testing.T) {
 	for range 2 {
 		select {
 		case got = <-streams:
-		case <-time.After(patience):
-			t.Fatalf("no stream\n%s", f.logged())
+		case <-time.After(testkit.Patience):
+			t.Fatalf("no stream\n%s", f.log.String())
 		}
 		if all := strings.Join(got, " "); all != "0:/ 1:1/n1 2:1/n2 3:3/n3" {
 			t.Errorf("requests %s", all)
@@ -290,7 +291,7 @@ func TestTooManyChanges(t *testing.T) {
 		return nil
 	}})
 	f := follow(t, xds.Config{Server: address, Delta: true})
-	eventually(t, "four streams have ended", func() bool { return f.count(xds.EventDisconnected) >= 4 })
+	testkit.Eventually(t, "four streams have ended", func() bool { return f.count(xds.EventDisconnected) >= 4 })
 	for _, load := range f.outcomes() {
 		if load == "" {
 			t.Errorf("loads %q: the rules were gone", f.outcomes())

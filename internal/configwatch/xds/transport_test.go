@@ -1,11 +1,11 @@
 package xds_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // lives checks that a client that has lost its control plane keeps its rules, and reports the loss; and that it then
@@ -31,16 +32,16 @@ func lives(t *testing.T, f *follower, breakIt, mend func()) {
 	good := f.rules.Rules()
 	lost := f.count(xds.EventDisconnected)
 	breakIt()
-	eventually(t, "the loss was noticed", func() bool { return f.count(xds.EventDisconnected) > lost && !f.isCurrent() })
+	testkit.Eventually(t, "the loss was noticed", func() bool { return f.count(xds.EventDisconnected) > lost && !f.isCurrent() })
 	if f.rules.Rules() != good {
 		t.Error("the last good set is gone")
 	}
-	eventually(t, "the log tells of it", func() bool { // the log is written after everything else
-		return strings.Contains(f.logged(), "no control plane: the rules stay as they are")
+	testkit.Eventually(t, "the log tells of it", func() bool { // the log is written after everything else
+		return strings.Contains(f.log.String(), "no control plane: the rules stay as they are")
 	})
 	mend()
 	f.wants(t, "shop=4")
-	eventually(t, "the rules are current", f.isCurrent)
+	testkit.Eventually(t, "the rules are current", f.isCurrent)
 }
 
 func TestX7Reset(t *testing.T) {
@@ -50,14 +51,14 @@ func TestX7Reset(t *testing.T) {
 			t.Parallel()
 			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3))
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, Delta: delta})
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
 			lives(t, f, func() {
-				w.change("127.0.0.1:1", plainly)
-				w.cut(true)
+				w.Target("127.0.0.1:1")
+				w.Reset()
 			}, func() {
 				p.set(t, "2", config("a", "shop", 4))
-				w.change(p.address, plainly)
+				w.Target(p.address)
 			})
 		})
 	}
@@ -70,13 +71,13 @@ func TestX7SilentServer(t *testing.T) {
 			t.Parallel()
 			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3))
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, Delta: delta})
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
 			silent := newPlane(t) // it has no snapshot, so it accepts streams but sends nothing on them
 			lives(t, f, func() {
-				w.change(silent.address, plainly)
-				w.cut(false)
-				eventually(t, "it has asked", func() bool { return len(silent.all()) > 0 })
+				w.Target(silent.address)
+				w.Cut()
+				testkit.Eventually(t, "it has asked", func() bool { return len(silent.all()) > 0 })
 			}, func() {
 				silent.set(t, "1", config("a", "shop", 4))
 			})
@@ -88,7 +89,7 @@ func TestX7SilentFromTheStart(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	f := follow(t, xds.Config{Server: p.address, NodeID: "me"})
-	eventually(t, "it is said whom nothing was sent for", func() bool {
+	testkit.Eventually(t, "it is said whom nothing was sent for", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return strings.Contains(f.waiting, `has sent nothing for node "me"`)
@@ -105,10 +106,10 @@ func TestX7OneBytePerSecond(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	p.set(t, "1", config("a", "shop", 3))
-	w := newWay(t, p.address)
-	f := follow(t, xds.Config{Server: w.address})
+	w := testkit.NewProxy(t, p.address)
+	f := follow(t, xds.Config{Server: w.Addr()})
 	lives(t, f, func() {
-		w.change(p.address, func(to io.Writer, from io.Reader) {
+		w.Replies(func(to io.Writer, from io.Reader) {
 			one := make([]byte, 1)
 			for {
 				if _, err := from.Read(one); err != nil {
@@ -120,12 +121,12 @@ func TestX7OneBytePerSecond(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		})
-		w.cut(false)
-		eventually(t, "it has come back", func() bool { return w.connections() >= 2 })
+		w.Cut()
+		testkit.Eventually(t, "it has come back", func() bool { return w.Accepted.Load() >= 2 })
 	}, func() {
 		p.set(t, "2", config("a", "shop", 4))
-		w.change(p.address, plainly)
-		w.cut(false) // before the handshake times out
+		w.Replies(nil)
+		w.Cut() // before the handshake times out
 	})
 }
 
@@ -134,9 +135,9 @@ func TestX7HalfOpen(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second}))
 	p.set(t, "1", config("a", "shop", 3))
-	w := newWay(t, p.address)
+	w := testkit.NewProxy(t, p.address)
 	halt := make(chan struct{})
-	w.change(p.address, func(to io.Writer, from io.Reader) {
+	w.Replies(func(to io.Writer, from io.Reader) {
 		b := make([]byte, 4096)
 		for {
 			n, err := from.Read(b)
@@ -150,10 +151,10 @@ func TestX7HalfOpen(t *testing.T) {
 			}
 		}
 	})
-	f := follow(t, xds.Config{Server: w.address, Keepalive: 10 * time.Second, KeepaliveTimeout: time.Second})
+	f := follow(t, xds.Config{Server: w.Addr(), Keepalive: 10 * time.Second, KeepaliveTimeout: time.Second})
 	lives(t, f, func() { close(halt) }, func() {
 		p.set(t, "2", config("a", "shop", 4))
-		w.change(p.address, plainly)
+		w.Replies(nil)
 	})
 }
 
@@ -166,7 +167,7 @@ func TestX7GoAwayEverySecond(t *testing.T) {
 			p.set(t, "1", config("a", "shop", 3))
 			f := follow(t, xds.Config{Server: p.address, Delta: delta})
 			lives(t, f, func() {}, func() { p.set(t, "2", config("a", "shop", 4)) })
-			eventually(t, "three streams have ended", func() bool { return f.count(xds.EventDisconnected) >= 3 })
+			testkit.Eventually(t, "three streams have ended", func() bool { return f.count(xds.EventDisconnected) >= 3 })
 			if all := f.outcomes(); len(all) != 2 {
 				t.Errorf("loads %q: want two, as each stream but one brings the same", all)
 			}
@@ -255,14 +256,14 @@ func TestX7Certificates(t *testing.T) {
 			on := newFiles(t)
 			p := newPlane(t, secured(on.CA, on.path("server.pem"), on.path("server.key")))
 			p.set(t, "1", config("a", "shop", 3))
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, TLS: xds.TLS{
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), TLS: xds.TLS{
 				On: true, Cert: on.path("client.pem"), Key: on.path("client.key"), CA: on.path("ca.pem"), ServerName: "plane.example",
 			}})
 			lives(t, f, func() {
 				tt.spoil(t, on)
-				w.cut(false)
-				eventually(t, "the reason was logged", func() bool { return strings.Contains(f.logged(), tt.reason) })
+				w.Cut()
+				testkit.Eventually(t, "the reason was logged", func() bool { return strings.Contains(f.log.String(), tt.reason) })
 			}, func() {
 				p.set(t, "2", config("a", "shop", 4))
 				on.renew(t)
@@ -278,7 +279,7 @@ func TestTLSWithoutCATrustsTheSystem(t *testing.T) {
 	f := follow(t, xds.Config{Server: p.address, TLS: xds.TLS{
 		On: true, Cert: on.path("client.pem"), Key: on.path("client.key"), ServerName: "plane.example",
 	}})
-	eventually(t, "the stranger was refused", func() bool { return strings.Contains(f.logged(), "unknown authority") })
+	testkit.Eventually(t, "the stranger was refused", func() bool { return strings.Contains(f.log.String(), "unknown authority") })
 }
 
 func TestX9UpdateDuringFailover(t *testing.T) {
@@ -287,15 +288,15 @@ func TestX9UpdateDuringFailover(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPlane(t)
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, Delta: delta})
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta})
 			for i := range 5 {
 				for j := range uint32(20) {
 					p.set(t, fmt.Sprint(j), config("a", "shop", uint32(100*i)+j))
 				}
 				p.end()
 				p = newPlane(t)
-				w.change(p.address, plainly)
+				w.Target(p.address)
 				p.set(t, "1", config("a", "shop", uint32(1000+i)))
 				f.wants(t, fmt.Sprintf("shop=%d", 1000+i))
 			}
@@ -325,7 +326,7 @@ func TestX9UpdateDuringTheEnd(t *testing.T) {
 						}
 					}
 				})
-				f.end(t)
+				f.end()
 				close(stop)
 				sender.Wait()
 			}
@@ -342,9 +343,9 @@ func TestTheEndWhileWaiting(t *testing.T) {
 			if name == "nobody" {
 				<-f.First()
 			} else {
-				eventually(t, "it has asked", func() bool { return len(silent.all()) > 0 })
+				testkit.Eventually(t, "it has asked", func() bool { return len(silent.all()) > 0 })
 			}
-			f.end(t)
+			f.end()
 		})
 	}
 }
@@ -416,12 +417,12 @@ func TestHeadersAreSentAndNeverLogged(t *testing.T) {
 		if strings.Join(md.Get("authorization"), "|") != "Bearer geheim" || strings.Join(md.Get("x-zone"), "|") != "eu" {
 			t.Errorf("headers %v", md)
 		}
-	case <-time.After(patience):
+	case <-time.After(testkit.Patience):
 		t.Fatal("nobody asked")
 	}
 	<-f.First()
-	if strings.Contains(f.logged(), "geheim") {
-		t.Errorf("the log has a secret:\n%s", f.logged())
+	if strings.Contains(f.log.String(), "geheim") {
+		t.Errorf("the log has a secret:\n%s", f.log.String())
 	}
 }
 
@@ -432,7 +433,7 @@ func TestMaxMessage(t *testing.T) {
 	f := follow(t, xds.Config{Server: p.address, MaxMessage: 1000})
 	f.wants(t, "shop=3")
 	p.set(t, "2", config(strings.Repeat("a", 1000), "shop", 4))
-	eventually(t, "the message was too large", func() bool { return strings.Contains(f.logged(), "received message larger than max") })
+	testkit.Eventually(t, "the message was too large", func() bool { return strings.Contains(f.log.String(), "received message larger than max") })
 	f.serves(t, "shop=3")
 	p.set(t, "3", config("a", "shop", 5))
 	f.wants(t, "shop=5")
@@ -445,16 +446,16 @@ func TestReload(t *testing.T) {
 			t.Parallel()
 			p := newPlane(t)
 			p.set(t, "1", config("a", "shop", 3))
-			w := newWay(t, p.address)
-			f := follow(t, xds.Config{Server: w.address, Delta: delta, Backoff: xds.Backoff{First: time.Hour, Max: time.Hour, NoJitter: true}})
+			w := testkit.NewProxy(t, p.address)
+			f := follow(t, xds.Config{Server: w.Addr(), Delta: delta, Backoff: xds.Backoff{First: time.Hour, Max: time.Hour, NoJitter: true}})
 			f.wants(t, "shop=3")
 			f.Reload()
-			eventually(t, "the same was loaded again", func() bool { return len(f.outcomes()) == 2 })
+			testkit.Eventually(t, "the same was loaded again", func() bool { return len(f.outcomes()) == 2 })
 			p.end()
-			eventually(t, "the control plane is gone", func() bool { return strings.Contains(f.logged(), "no control plane") })
+			testkit.Eventually(t, "the control plane is gone", func() bool { return strings.Contains(f.log.String(), "no control plane") })
 			q := newPlane(t)
 			q.set(t, "1", config("a", "shop", 4))
-			w.change(q.address, plainly)
+			w.Target(q.address)
 			f.Reload() // does not wait for the hour to end
 			f.wants(t, "shop=4")
 		})
@@ -464,10 +465,7 @@ func TestReload(t *testing.T) {
 func TestUnixSocket(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.ListenOn(t, "unix", path)
 	s := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, &stub{sotw: func(stream ads) error {
 		if err := stream.Send(response(1, resources(t, config("a", "shop", 3))...)); err != nil {
@@ -476,15 +474,9 @@ func TestUnixSocket(t *testing.T) {
 		<-stream.Context().Done()
 		return nil
 	}})
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(l) }()
-	defer func() {
-		s.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	testkit.Run(t, func(context.Context) error { return s.Serve(l) })
+	t.Cleanup(s.Stop)
 	f := follow(t, xds.Config{Server: "unix://" + path})
 	f.wants(t, "shop=3")
-	f.end(t)
+	f.end()
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/xds"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestWords connects to what is no control plane: the log says what it is, in words that are not those of a library.
@@ -57,8 +58,8 @@ func TestWords(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			f := follow(t, xds.Config{Server: c.server, TLS: xds.TLS{On: c.tls}, Backoff: xds.Backoff{First: time.Hour, Initial: time.Hour, Max: time.Hour, NoJitter: true}})
-			eventually(t, "it is in the log", func() bool { return strings.Contains(f.logged(), "no control plane") })
-			if log := f.logged(); !strings.Contains(log, fmt.Sprintf("error=%q", c.want)) {
+			testkit.Eventually(t, "it is in the log", func() bool { return strings.Contains(f.log.String(), "no control plane") })
+			if log := f.log.String(); !strings.Contains(log, fmt.Sprintf("error=%q", c.want)) {
 				t.Errorf("want %s, got\n%s", c.want, log)
 			}
 		})
