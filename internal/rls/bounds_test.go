@@ -57,16 +57,7 @@ func (p *pipes) dial() net.Conn {
 func serveInBubble(t *testing.T, c ServerConfig) *pipes {
 	t.Helper()
 	p, server := newPipes(), NewServer(New(decideFunc(allow), Config{}), c)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(p) }()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-		if err := <-served; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
-	})
+	serveOn(t, server, p)
 	return p
 }
 

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // outcome is how a call ended that was made with bare HTTP/2 frames.
@@ -214,9 +216,7 @@ func TestG30_CancelledMidCall(t *testing.T) {
 		cancel()
 		wantCode(t, <-answered, codes.Canceled)
 	}
-	for w.calls.Load() < calls { // the last handlers may still be at it
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "the last handlers have ended", func() bool { return w.calls.Load() >= calls })
 	w.store.hook = nil
 	look := request("shop", "user=a")
 	look.Descriptors[0].HitsAddend = hits(0)
@@ -364,9 +364,7 @@ func TestG38_HealthIsNeverShed(t *testing.T) {
 			answered <- err
 		}()
 	}
-	for inside.Load() < busy {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "all calls are being decided", func() bool { return inside.Load() >= busy })
 	c := healthpb.NewHealthClient(w.conn)
 	for _, name := range []string{"", "ratelimit"} {
 		response, err := c.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,15 +61,11 @@ func serve(t *testing.T, server *Server) (address string) {
 
 func serveOn(t *testing.T, server *Server, l net.Listener) {
 	t.Helper()
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	testkit.Run(t, func(context.Context) error { return server.Serve(l) })
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 		defer cancel()
 		server.Shutdown(ctx)
-		if err := <-served; err != nil {
-			t.Errorf("Serve = %v", err)
-		}
 	})
 }
 
