@@ -1,8 +1,6 @@
 package server
 
 import (
-	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,20 +12,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
-
-// elsewhere is a listener to which all seem to come from another machine.
-type elsewhere struct{ net.Listener }
-
-func (l elsewhere) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	return stranger{c}, err
-}
-
-type stranger struct{ net.Conn }
-
-func (stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5} }
 
 // TestAdminToken: on another machine, the admin API answers callers that know the token of ADMIN_TOKEN_FILE.
 func TestAdminToken(t *testing.T) {
@@ -44,21 +31,19 @@ func TestAdminToken(t *testing.T) {
 		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // which is the answer while there are no rules,
 	} {
 		v := inProcess(t, "ADMIN=true", tt.env)
-		v.listeners.grpc = elsewhere{v.listeners.grpc}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- v.Run(ctx) }()
+		v.listeners.grpc = testkit.From(v.listeners.grpc, &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5})
+		stop := testkit.Run(t, v.Run)
 		conn, err := grpc.NewClient(v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = adminv1.NewAdminServiceClient(conn).ListRules(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+tt.token), &adminv1.ListRulesRequest{})
+		_, err = adminv1.NewAdminServiceClient(conn).ListRules(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+tt.token), &adminv1.ListRulesRequest{})
 		if got := status.Code(err); got != tt.want {
 			t.Errorf("%s, token %s: %v, want %v", tt.env, tt.token, err, tt.want)
 		}
-		cancel()
-		if err := errors.Join(conn.Close(), <-ended); err != nil {
+		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
+		stop()
 	}
 }

@@ -14,10 +14,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
-
-// patience is how long tests wait for what must happen at once.
-const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -74,7 +72,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	const body = `{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`
@@ -87,11 +85,7 @@ func TestFinishesWhatHasBegun(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	cancel()
-	for begin := time.Now(); !refuses(v.listeners.http.Addr()); time.Sleep(time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatal("the listener stays open")
-		}
-	}
+	testkit.Eventually(t, "the listener is closed", func() bool { return refuses(v.listeners.http.Addr()) })
 	if _, err := io.WriteString(c, body); err != nil {
 		t.Fatal(err)
 	}
