@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
@@ -21,11 +22,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Times that no test takes unless something is wrong.
-const (
-	slow       = 20 * time.Second // the time-out of tests that are not about time
-	eventually = time.Minute      // for what has to come
-)
+// slow is the time-out of tests that are not about time, which none takes unless something is wrong.
+const slow = 20 * time.Second
 
 // TestKilled: while one of two servers is dead, its counters fail at once and those of the other do not; it recovers.
 func TestKilled(t *testing.T) {
@@ -37,7 +35,7 @@ func TestKilled(t *testing.T) {
 	}}, false)
 	onDead, onWell := namesOn(t, 0), namesOn(t, 1)
 	for _, name := range []string{onDead, onWell} {
-		within(t, eventually, "a decision", func() bool { return one(b, name).Err == nil })
+		testkit.Eventually(t, "a decision", func() bool { return one(b, name).Err == nil })
 	}
 	dead.Kill()
 	for range 200 {
@@ -55,10 +53,10 @@ func TestKilled(t *testing.T) {
 		t.Errorf("of one call: %v and %v", both[0].Err, both[1].Err)
 	}
 	dead.Restart()
-	took := within(t, eventually, "a decision by the server that came back", func() bool { return one(b, onDead).Err == nil })
+	took := testkit.Eventually(t, "a decision by the server that came back", func() bool { return one(b, onDead).Err == nil })
 	t.Logf("exact again after %v", took)
 	for _, e := range []string{"connected " + dead.Addr(), "connect_failed " + dead.Addr(), "connected " + well.Addr()} {
-		within(t, eventually, "word of "+e, func() bool { _, ok := events.Load(e); return ok })
+		testkit.Eventually(t, "word of "+e, func() bool { _, ok := events.Load(e); return ok })
 	}
 }
 
@@ -86,7 +84,7 @@ func TestRestartedWhileIdle(t *testing.T) {
 	wg.Wait()
 	for range 5 {
 		s.Restart()
-		within(t, eventually, "a decision", func() bool {
+		testkit.Eventually(t, "a decision", func() bool {
 			op := one(b, "a")
 			if op.Err != nil && class(op) != remote.Refused { // it may be known to be down for a while
 				t.Errorf("after a restart: %v", op.Err)
@@ -106,7 +104,7 @@ func TestStopped(t *testing.T) {
 	if op := one(b, "a"); class(op) != remote.Timeout || time.Since(begun) > patience {
 		t.Errorf("a server that hangs: %v after %v", op.Err, time.Since(begun))
 	}
-	within(t, eventually, "calls to be kept away", func() bool {
+	testkit.Eventually(t, "calls to be kept away", func() bool {
 		e, ok := errors.AsType[*remote.Error](one(b, "a").Err)
 		return ok && e.Class == remote.Timeout && errors.Is(e, backend.ErrUnsent)
 	})
@@ -120,19 +118,16 @@ func TestStopped(t *testing.T) {
 		t.Errorf("1000 calls to a server that hangs took %v", took)
 	}
 	s.Cont()
-	t.Logf("exact again after %v", within(t, eventually, "a decision", func() bool { return one(b, "a").Err == nil }))
+	t.Logf("exact again after %v", testkit.Eventually(t, "a decision", func() bool { return one(b, "a").Err == nil }))
 }
 
 // TestBreaker: a server that accepts connections but does not answer in time opens its breaker, which closes when the
 // server answers again.
 func TestBreaker(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Listen(t)
 	var well atomic.Bool
-	serve(t, l, func(c net.Conn) {
+	testkit.Serve(t, l, func(c net.Conn) {
 		for r := bufio.NewReader(c); ; {
 			line, err := r.ReadString('\n')
 			if err != nil {
@@ -161,7 +156,7 @@ func TestBreaker(t *testing.T) {
 		defer mu.Unlock()
 		return strings.Join(states, " ")
 	}
-	within(t, eventually, "the breaker to open", func() bool {
+	testkit.Eventually(t, "the breaker to open", func() bool {
 		if op := one(b, "a"); class(op) != remote.Timeout {
 			t.Fatalf("%+v, %v", op.Decision, op.Err)
 		}
@@ -175,7 +170,7 @@ func TestBreaker(t *testing.T) {
 		t.Errorf("with an open breaker 1000 calls took %v", took)
 	}
 	well.Store(true)
-	within(t, eventually, "the breaker to close", func() bool { return one(b, "a").Err == nil && strings.HasSuffix(told(), "closed") })
+	testkit.Eventually(t, "the breaker to close", func() bool { return one(b, "a").Err == nil && strings.HasSuffix(told(), "closed") })
 }
 
 // TestDeadlines: a caller returns in time, but what was sent is counted nevertheless; with too little time nothing is
@@ -183,7 +178,7 @@ func TestBreaker(t *testing.T) {
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	s := memcachedtest.Start(t)
-	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: eventually, Now: at(7200)}, true)
+	b := run(t, Config{Servers: []string{s.Addr()}, KeyFormat: ReferenceKeys, OpTimeout: testkit.Patience, Now: at(7200)}, true)
 	in := func(d time.Duration, name string) (backend.Op, time.Duration) {
 		ctx, cancel := context.WithTimeout(t.Context(), d)
 		defer cancel()
@@ -201,7 +196,7 @@ func TestDeadlines(t *testing.T) {
 		t.Errorf("of a caller that has gone: %v", ops[0].Err)
 	}
 	s.Stop()
-	within(t, eventually, "a caller that leaves when its hit is sent", func() bool {
+	testkit.Eventually(t, "a caller that leaves when its hit is sent", func() bool {
 		op, took := in(500*time.Millisecond, "left")
 		e, ok := errors.AsType[*remote.Error](op.Err)
 		if !ok || e.Class != remote.Timeout || took > slow {
@@ -210,7 +205,7 @@ func TestDeadlines(t *testing.T) {
 		return !e.Unsent // it is where this process stood still first
 	})
 	s.Cont()
-	within(t, eventually, "the hit of who has left", func() bool { return s.Say("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
+	testkit.Eventually(t, "the hit of who has left", func() bool { return s.Say("get left_7200") == "VALUE left_7200 0 1\n1\nEND" })
 	if got := s.Say("get late_7200"); got != "END" {
 		t.Errorf("what was not sent is there: %q", got)
 	}
@@ -257,7 +252,7 @@ func TestSilent(t *testing.T) {
 		t.Errorf("1000 calls to a silent server took %v", took)
 	}
 	s.Cont()
-	t.Logf("exact again after %v", within(t, eventually, "a decision", func() bool { op, _ := ask(); return op.Err == nil }))
+	t.Logf("exact again after %v", testkit.Eventually(t, "a decision", func() bool { op, _ := ask(); return op.Err == nil }))
 }
 
 // TestFewConnections: many callers share two connections, in turn, and none is lost.
@@ -346,11 +341,8 @@ func TestStrangeServers(t *testing.T) {
 		"\n", "\r\n", "ERROR\r\n", "SERVER_ERROR busy\r\n", "HTTP/1.1 400 Bad Request\r\n\r\n", "-1\r\n", "99999999999999999999999\r\n",
 		"VALUE \r\n", "VALUE x 0 0\r\n\r\nEND\r\n", "ERROR Too many open connections\r\n", strings.Repeat("9", 10_000) + "\r\n", "", "1",
 	} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		serve(t, l, func(c net.Conn) {
+		l := testkit.Listen(t)
+		testkit.Serve(t, l, func(c net.Conn) {
 			for r := bufio.NewReader(c); ; {
 				line, err := r.ReadString('\n')
 				if err != nil {
@@ -423,7 +415,7 @@ func TestObserver(t *testing.T) {
 		}
 	}
 	b := run(t, Config{Servers: []string{s.Addr()}, OpTimeout: slow, Now: at(7200), Observer: remote.Observer{Batch: batch}, Command: command}, true)
-	within(t, eventually, "the first take to be told", func() bool {
+	testkit.Eventually(t, "the first take to be told", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return ops > 0

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 )
 
@@ -19,7 +20,7 @@ func TestIdleConnections(t *testing.T) {
 		defer v.mu.Unlock()
 		return v.open, v.open == len(v.idle) && v.dialing == 0
 	}
-	within(t, eventually, "more than 3 connections", func() bool {
+	testkit.Eventually(t, "more than 3 connections", func() bool {
 		var crowd sync.WaitGroup
 		for range 100 {
 			crowd.Go(func() { one(b, "a") })
@@ -33,7 +34,7 @@ func TestIdleConnections(t *testing.T) {
 		l.used = l.used.Add(-2 * idleAfter)
 	}
 	v.mu.Unlock()
-	within(t, eventually, "3 connections", func() bool {
+	testkit.Eventually(t, "3 connections", func() bool {
 		v.poke()
 		open, ok := quiet()
 		return ok && open == 3

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"github.com/bradfitz/gomemcache/memcache"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -246,12 +246,9 @@ func TestConfig(t *testing.T) {
 func TestUnix(t *testing.T) {
 	t.Parallel()
 	socket := t.TempDir() + "/memcached.sock"
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.ListenOn(t, "unix", socket)
 	s := memcachedtest.Start(t)
-	forward(t, l, s.Addr())
+	testkit.NewProxyOn(t, l, s.Addr())
 	b := run(t, Config{Servers: []string{socket}, OpTimeout: slow}, true)
 	if op := one(b, "a"); op.Err != nil || op.Decision.Left != 1e6 {
 		t.Errorf("%+v, %v", op.Decision, op.Err)

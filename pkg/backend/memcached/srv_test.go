@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
@@ -33,20 +34,20 @@ func TestSRV(t *testing.T) {
 	}
 	targets := map[string]uint16{"m1.example.org.": uint16(first.Port())}
 	names.Set(targets)
-	within(t, eventually, "a decision", func() bool { return one(b, "a").Err == nil })
+	testkit.Eventually(t, "a decision", func() bool { return one(b, "a").Err == nil })
 	if _, ok := first.Items()["a_7200"]; !ok {
 		t.Errorf("the server has %v", first.Items())
 	}
 	asked := names.Asked()
-	within(t, eventually, "another question", func() bool { return names.Asked() > asked+2 })
+	testkit.Eventually(t, "another question", func() bool { return names.Asked() > asked+2 })
 
 	names.Set(map[string]uint16{"m2.example.org.": uint16(second.Port())})
-	within(t, eventually, "the other server to be asked", func() bool {
+	testkit.Eventually(t, "the other server to be asked", func() bool {
 		op := one(b, "b")
 		_, ok := second.Items()["b_7200"]
 		return op.Err == nil && ok
 	})
-	within(t, eventually, "word that the servers changed", func() bool {
+	testkit.Eventually(t, "word that the servers changed", func() bool {
 		for len(events) > 0 {
 			if (<-events).Kind == EventServersChanged {
 				return true
@@ -66,7 +67,7 @@ func TestSRV(t *testing.T) {
 
 	names.Set(nil) // DNS has lost its mind: the last servers stay
 	asked = names.Asked()
-	within(t, eventually, "two more questions", func() bool { return names.Asked() > asked+2 })
+	testkit.Eventually(t, "two more questions", func() bool { return names.Asked() > asked+2 })
 	if op := one(b, "b"); op.Err != nil {
 		t.Errorf("after DNS has forgotten: %v", op.Err)
 	}

@@ -3,12 +3,12 @@ package memcached
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
@@ -25,35 +25,16 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := b.Run(context.WithoutCancel(tb.Context())); err != nil {
-			tb.Errorf("Run: %v", err)
-		}
-	})
-	tb.Cleanup(func() {
+	testkit.Run(tb, b.Run)
+	tb.Cleanup(func() { // which ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
-		wg.Wait()
 	})
 	if want {
-		within(tb, eventually, "a decision", func() bool { return one(b, "ready").Err == nil })
+		testkit.Eventually(tb, "a decision", func() bool { return one(b, "ready").Err == nil })
 	}
 	return b
-}
-
-// within waits until ok, and returns how long that took.
-func within(tb testing.TB, limit time.Duration, what string, ok func() bool) time.Duration {
-	tb.Helper()
-	begun := time.Now()
-	for !ok() {
-		if time.Since(begun) > limit {
-			tb.Fatalf("%s: not within %v", what, limit)
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return time.Since(begun)
 }
 
 // perHour is a fixed window of an hour.
