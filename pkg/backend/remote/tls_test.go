@@ -4,13 +4,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestDialFollowsFiles: each connection uses the contents of the files at the time it is opened. When both sides have
@@ -43,11 +43,7 @@ func TestDialFollowsFiles(t *testing.T) {
 // acceptOne serves one handshake with a client whose certificate comes from ca, and tells the name in it, or what was wrong.
 func acceptOne(t *testing.T, ca *certstest.CA) (addr string, shown <-chan string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() }) // it is closed already, unless nobody came
+	l := testkit.Listen(t)
 	config := &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(t, x509.Certificate{}).TLS(t)},
 		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(), MinVersion: tls.VersionTLS13,
