@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
@@ -197,14 +198,14 @@ func TestBothConnections(t *testing.T) {
 		t.Errorf("%d connections were reported and %d are counted, want 0 without one to the second deployment", n, b.Connections())
 	}
 	short.Restart()
-	within(t, eventually, "two connections", func() bool { return active.Load() >= 2 })
+	testkit.Eventually(t, "two connections", func() bool { return active.Load() >= 2 })
 	long.Kill()
-	within(t, eventually, "the loss", func() bool { return b.main.one.links.Load() == 0 })
+	testkit.Eventually(t, "the loss", func() bool { return b.main.one.links.Load() == 0 })
 	if active.Load() == 0 {
 		t.Error("no connections are reported, though there are those to the second deployment")
 	}
 	short.Kill()
-	within(t, eventually, "no connection", func() bool { return active.Load() == 0 })
+	testkit.Eventually(t, "no connection", func() bool { return active.Load() == 0 })
 }
 
 // TestCluster runs the whole suite over a cluster.
@@ -338,11 +339,11 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 	killed := time.Now()
 	nodes[1].Kill()
 	time.Sleep(100 * time.Millisecond)
-	promoted := within(t, 2*eventually, "another master", func() bool {
+	promoted := failover(t, func() bool {
 		return slices.ContainsFunc(nodes[3:], (*redistest.Server).IsMaster)
 	})
 	t.Logf("another master after %v", promoted+100*time.Millisecond)
-	within(t, eventually, "decisions on all shards", func() bool {
+	testkit.Eventually(t, "decisions on all shards", func() bool {
 		for i := range 100 {
 			if oneIn(b, i, usual).Err != nil {
 				return false
@@ -350,7 +351,7 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 		}
 		return true
 	})
-	within(t, eventually, "the old master to be gone", func() bool {
+	testkit.Eventually(t, "the old master to be gone", func() bool {
 		state, _ := breaker.Load(nodes[1].Addr())
 		return state == remote.Gone
 	})
@@ -388,7 +389,7 @@ func TestF06_SentinelFailover(t *testing.T) {
 		cause, cure func(now, next *redistest.Server)
 	}{
 		{"SENTINEL FAILOVER", func(_, _ *redistest.Server) {
-			within(t, eventually, "a replica that the sentinel takes", func() bool { return all[0].CLI("SENTINEL", "FAILOVER", "mine") == "OK" })
+			testkit.Eventually(t, "a replica that the sentinel takes", func() bool { return all[0].CLI("SENTINEL", "FAILOVER", "mine") == "OK" })
 		}, func(_, _ *redistest.Server) {}},
 		{"SIGSTOP", func(now, _ *redistest.Server) { now.Stop() }, func(now, _ *redistest.Server) { now.Cont() }},
 		{"SIGKILL", func(now, _ *redistest.Server) { now.Kill() }, func(_, _ *redistest.Server) {}},
@@ -398,10 +399,10 @@ func TestF06_SentinelFailover(t *testing.T) {
 		begun := time.Now()
 		fault.cause(master, replica)
 		redistest.Down(all, "mine", time.Second/2)
-		within(t, 2*eventually, "a failover", replica.IsMaster)
-		redistest.Down(all, "mine", eventually)
+		failover(t, replica.IsMaster)
+		redistest.Down(all, "mine", testkit.Patience)
 		t.Logf("%s: another master after %v", fault.name, time.Since(begun))
-		within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil })
+		testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil })
 		time.Sleep(1500 * time.Millisecond)
 		l.end()
 		figure(t, fault.name+": errors end", recovery(l.answers, begun), 3*time.Second)
@@ -414,7 +415,7 @@ func TestF06_SentinelFailover(t *testing.T) {
 		master, replica = replica, master
 		if round < 2 {
 			redistest.AwaitSentinels(all, "mine", 1)
-			within(t, eventually, "the old master to follow the new one", replica.InStep)
+			testkit.Eventually(t, "the old master to follow the new one", replica.InStep)
 		}
 	}
 	if e.count(EventDataChanged) < 3 || e.count(EventMasterChanged) < 3 {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -34,8 +35,8 @@ func TestF15_KeysAreShort(t *testing.T) {
 
 func TestF16_ConnectionStorm(t *testing.T) {
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for i := range 200 {
@@ -53,27 +54,27 @@ func TestF16_ConnectionStorm(t *testing.T) {
 		})
 	}
 	time.Sleep(200 * time.Millisecond)
-	before := p.accepted.Load()
+	before := p.Accepted.Load()
 	s.Kill()
 	for range 3 { // dials that hang, and in between some that are refused
-		p.silent.Store(true)
-		p.reset()
-		within(t, eventually, "the old connections to end", func() bool { return p.open.Load() <= 4 })
-		p.most.Store(0)
+		p.Silent.Store(true)
+		p.Reset()
+		testkit.Eventually(t, "the old connections to end", func() bool { return p.Open.Load() <= 4 })
+		p.Most.Store(0)
 		time.Sleep(time.Second)
-		within(t, eventually, "an attempt to connect", func() bool { return p.most.Load() > 0 })
-		if most := p.most.Load(); most > 4 {
+		testkit.Eventually(t, "an attempt to connect", func() bool { return p.Most.Load() > 0 })
+		if most := p.Most.Load(); most > 4 {
 			t.Errorf("%d connections were being opened at once, want 1 to 4", most)
 		}
-		p.silent.Store(false)
-		p.reset()
+		p.Silent.Store(false)
+		p.Reset()
 		time.Sleep(100 * time.Millisecond)
 	}
-	if dials := p.accepted.Load() - before; dials > 150 {
+	if dials := p.Accepted.Load() - before; dials > 150 {
 		t.Errorf("%d connections were tried in three seconds", dials)
 	}
 	s.Restart()
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 	close(stop)
 	wg.Wait()
 	if got := infoField(s.CLI("INFO", "stats"), "rejected_connections"); got != "0" {
@@ -121,7 +122,7 @@ func TestF17_EdgeOfWindows(t *testing.T) {
 func TestF22_OneConnection(t *testing.T) {
 	s := redistest.Start(t)
 	b := run(t, Config{URL: s.Addr(), PoolSize: 1}, true)
-	within(t, eventually, "one connection", func() bool { return b.Connections() == 1 })
+	testkit.Eventually(t, "one connection", func() bool { return b.Connections() == 1 })
 	s.Stop()
 	before := runtime.NumGoroutine()
 	l := &load{stop: make(chan struct{})}
@@ -143,7 +144,7 @@ func TestF22_OneConnection(t *testing.T) {
 	s.Cont()
 	l.end()
 	figure(t, "p99", p99(l.answers), 25*time.Millisecond)
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 	settled(t, before)
 }
 
@@ -151,16 +152,16 @@ func TestF25_CutConnections(t *testing.T) {
 	t.Parallel()
 	const cuts = 1000
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
-	p.limit.Store(12_000)
-	p.reset()
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
+	p.CutReplies.Store(12_000)
+	p.Reset()
 	var failures atomic.Int64
 	var wg sync.WaitGroup
 	end := time.Now().Add(5 * time.Minute)
 	for caller := range 16 {
 		wg.Go(func() {
-			for i := caller; p.accepted.Load() <= cuts && time.Now().Before(end); i += 16 {
+			for i := caller; p.Accepted.Load() <= cuts && time.Now().Before(end); i += 16 {
 				if oneIn(b, i%10_000, usual).Err != nil {
 					failures.Add(1)
 					time.Sleep(time.Millisecond)
@@ -169,10 +170,10 @@ func TestF25_CutConnections(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	p.limit.Store(0)
-	t.Logf("%d connections, %d failed ops", p.accepted.Load(), failures.Load())
-	if p.accepted.Load() < cuts {
-		t.Errorf("only %d connections were cut", p.accepted.Load())
+	p.CutReplies.Store(0)
+	t.Logf("%d connections, %d failed ops", p.Accepted.Load(), failures.Load())
+	if p.Accepted.Load() < cuts {
+		t.Errorf("only %d connections were cut", p.Accepted.Load())
 	}
 	c := s.Client()
 	keys, err := c.Keys(t.Context(), "*").Result()
@@ -190,13 +191,13 @@ func TestF25_CutConnections(t *testing.T) {
 func TestF26_RepliesMatch(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr(), OpTimeout: 10 * time.Millisecond}, true)
-	p.slice.Store(true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr(), OpTimeout: 10 * time.Millisecond}, true)
+	p.Slice.Store(true)
 	var wg sync.WaitGroup
 	var decided, left atomic.Int64
 	const enough = 50
-	end := time.Now().Add(eventually)
+	end := time.Now().Add(testkit.Patience)
 	for caller := range 16 {
 		wg.Go(func() {
 			for i := 0; i < 50_000/16 || decided.Load() < enough && i < 50_000 && time.Now().Before(end); i++ {

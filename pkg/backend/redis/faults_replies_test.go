@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -37,7 +38,7 @@ func TestF08_ScriptFlush(t *testing.T) {
 func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	t.Helper()
 	cause()
-	within(t, eventually, "class "+string(want), func() bool { return class(oneIn(b, 1, usual)) == want })
+	testkit.Eventually(t, "class "+string(want), func() bool { return class(oneIn(b, 1, usual)) == want })
 	var took []time.Duration
 	for end := time.Now().Add(2 * time.Second); len(took) < 100 || time.Now().Before(end); time.Sleep(time.Millisecond) {
 		begun := time.Now()
@@ -49,7 +50,7 @@ func broken(t *testing.T, b *Backend, want remote.Class, cause, cure func()) {
 	slices.Sort(took)
 	figure(t, "most answers", took[len(took)*9/10], usual)
 	cure()
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
 func TestF09_OutOfMemory(t *testing.T) {
@@ -84,7 +85,7 @@ func TestF09b_Evicted(t *testing.T) {
 	if want == "0" {
 		t.Fatal("nothing was evicted")
 	}
-	within(t, eventually, "the count", func() bool {
+	testkit.Eventually(t, "the count", func() bool {
 		if fmt.Sprint(evicted.Load()) == want {
 			return true
 		}
@@ -92,29 +93,27 @@ func TestF09b_Evicted(t *testing.T) {
 		want = infoField(s.CLI("INFO", "stats"), "evicted_keys") // who asks may himself push something out
 		return false
 	})
-	within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
+	testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil })
 }
 
 func TestF10_ReadOnly(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
 	s.CLI("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port()))
-	within(t, eventually, "a refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassReadOnly })
-	addr := other.Addr()
-	p.target.Store(&addr)
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	testkit.Eventually(t, "a refusal", func() bool { return class(oneIn(b, 1, usual)) == ClassReadOnly })
+	p.Target(other.Addr())
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
 // TestF10_ReadOnlyHealsAtOnce: if a new connection leads to a master, no caller notices the replica.
 func TestF10_ReadOnlyHealsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, other := redistest.Start(t), redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr(), OpTimeout: slow, DialTimeout: slow}, true)
-	addr := other.Addr()
-	p.target.Store(&addr)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr(), OpTimeout: slow, DialTimeout: slow}, true)
+	p.Target(other.Addr())
 	s.CLI("REPLICAOF", "127.0.0.1", fmt.Sprint(other.Port()))
 	for i := range 10 {
 		if op := one(b, i); op.Err != nil {
@@ -161,12 +160,12 @@ func TestF11_RotatedPassword(t *testing.T) {
 	write("app:wrong\n")
 	cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 	var last backend.Op
-	within(t, eventually, "a refusal", func() bool { last = one(b, 1); return class(last) == ClassNoAuth })
+	testkit.Eventually(t, "a refusal", func() bool { last = one(b, 1); return class(last) == ClassNoAuth })
 	if text := last.Err.Error(); strings.Contains(text, "wrong") && strings.Contains(text, "app:") {
 		t.Errorf("the error tells the password: %s", text)
 	}
 	write("app:second\n")
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
 }
 
 func TestF14_Busy(t *testing.T) {
@@ -178,7 +177,7 @@ func TestF14_Busy(t *testing.T) {
 	l := ride(t, b, 2*time.Second, func() {
 		wg.Go(func() { c.Eval(context.WithoutCancel(t.Context()), "while true do end", nil) }) // ended by the cure
 	}, func() {
-		within(t, eventually, "the end of the script", func() bool { return s.CLI("SCRIPT", "KILL") == "OK" })
+		testkit.Eventually(t, "the end of the script", func() bool { return s.CLI("SCRIPT", "KILL") == "OK" })
 	})
 	if f := failed(l.answers); f[ClassBusy] == 0 {
 		t.Errorf("no call met BUSY: %v", f)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -21,14 +22,14 @@ const usual = 20 * time.Millisecond
 // settled waits until no more goroutines run than before.
 func settled(t *testing.T, before int) {
 	t.Helper()
-	within(t, eventually, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before+10 })
+	testkit.Eventually(t, "goroutines to end", func() bool { return runtime.NumGoroutine() <= before+10 })
 }
 
 func TestF01_DownAtStart(t *testing.T) {
 	s := redistest.Start(t)
 	s.Kill()
 	b := run(t, Config{URL: s.Addr(), DialTimeout: slow}, false)
-	within(t, eventually, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == remote.Refused })
+	testkit.Eventually(t, "the first refusal", func() bool { return class(oneIn(b, 1, usual)) == remote.Refused })
 	took := make([]time.Duration, 100)
 	for i := range took {
 		begun := time.Now()
@@ -40,7 +41,7 @@ func TestF01_DownAtStart(t *testing.T) {
 	slices.Sort(took)
 	figure(t, "a refusal", took[len(took)/2], time.Millisecond)
 	s.Restart()
-	figure(t, "the first exact decision", within(t, eventually, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
+	figure(t, "the first exact decision", testkit.Eventually(t, "a decision", func() bool { return oneIn(b, 1, usual).Err == nil }), time.Second)
 }
 
 // ride makes 2,000 calls a second, through a fault that begins with cause and ends with cure, and shows what they met.
@@ -102,8 +103,8 @@ func TestF03_RestartedEmpty(t *testing.T) {
 		t.Errorf("%d were admitted of a window and a bucket of %d", n, limit)
 	}
 	s.Restart()
-	within(t, eventually, "the event", func() bool { return e.count(EventDataChanged) > 0 })
-	within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil })
+	testkit.Eventually(t, "the event", func() bool { return e.count(EventDataChanged) > 0 })
+	testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil })
 	extra := admitted()
 	t.Logf("%d more were admitted after the counters were gone", extra)
 	if extra > 2*limit {
@@ -113,16 +114,16 @@ func TestF03_RestartedEmpty(t *testing.T) {
 
 func TestF04_Slow(t *testing.T) {
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
 	before, memory := runtime.NumGoroutine(), resident(t)
 	l := newLoad(b, 2000, usual)
 	l.healthy(t)
-	p.latency.Store(int64(time.Second))
+	p.Latency.Store(int64(time.Second))
 	slow := time.Now()
 	time.Sleep(3 * time.Second)
 	end := time.Now()
-	p.latency.Store(0)
+	p.Latency.Store(0)
 	time.Sleep(3 * time.Second)
 	l.end()
 	figure(t, "p99 while Redis is slow", p99(l.between(slow, end)), 25*time.Millisecond)
@@ -154,16 +155,16 @@ func resident(t *testing.T) int {
 func TestF04_SlowerThanCallers(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
+	p := testkit.NewProxy(t, s.Addr())
 	var mu sync.Mutex
 	states := map[string]bool{}
-	b := run(t, Config{URL: p.addr(), OpTimeout: 500 * time.Millisecond, Observer: remote.Observer{Breaker: func(_, state string) {
+	b := run(t, Config{URL: p.Addr(), OpTimeout: 500 * time.Millisecond, Observer: remote.Observer{Breaker: func(_, state string) {
 		mu.Lock()
 		defer mu.Unlock()
 		states[state] = true
 	}}}, true)
-	p.latency.Store(int64(50 * time.Millisecond))
-	within(t, eventually, "the breaker to open", func() bool {
+	p.Latency.Store(int64(50 * time.Millisecond))
+	testkit.Eventually(t, "the breaker to open", func() bool {
 		oneIn(b, 1, usual)
 		mu.Lock()
 		defer mu.Unlock()
@@ -191,9 +192,9 @@ func TestF05_Stopped(t *testing.T) {
 func TestF05_Blackhole(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
-	p.silent.Store(true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
+	p.Silent.Store(true)
 	begun := time.Now()
 	for range 5 {
 		if c := class(oneIn(b, 1, slow)); c == "" { // how long its callers are willing to wait is not the point
@@ -201,6 +202,6 @@ func TestF05_Blackhole(t *testing.T) {
 		}
 	}
 	figure(t, "noticing that nothing comes back", time.Since(begun)/5, 100*time.Millisecond)
-	p.silent.Store(false)
-	figure(t, "recovery", within(t, eventually, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+	p.Silent.Store(false)
+	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
 }

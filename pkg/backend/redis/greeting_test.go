@@ -3,6 +3,7 @@ package redis
 import (
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -60,29 +62,10 @@ func TestGreeting(t *testing.T) {
 // says starts a server that says a text to everybody, and then nothing.
 func says(t *testing.T, text string) (addr string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	var conns []net.Conn
-	go func() {
-		defer close(done)
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Write([]byte(text)) // the client may have left
-			conns = append(conns, conn)
-		}
-	}()
-	t.Cleanup(func() {
-		_ = ln.Close()
-		<-done
-		for _, conn := range conns {
-			_ = conn.Close()
-		}
+	ln := testkit.Listen(t)
+	testkit.Serve(t, ln, func(conn net.Conn) {
+		_, _ = conn.Write([]byte(text))  // the client may have left,
+		_, _ = io.Copy(io.Discard, conn) // and leaves sooner or later
 	})
 	return ln.Addr().String()
 }

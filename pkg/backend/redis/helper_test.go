@@ -9,16 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Times that no test takes unless something is wrong.
-const (
-	slow       = 20 * time.Second // the time-out of tests that are not about time
-	eventually = time.Minute      // for what has to come
-)
+// slow is the time-out of tests that are not about time, which none takes unless something is wrong.
+const slow = 20 * time.Second
 
 // run makes a backend of c, runs it, and waits until it is connected if want is true. It ends with the test.
 func run(tb testing.TB, c Config, want bool) *Backend {
@@ -29,7 +27,7 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 	}
 	start(tb, b)
 	if want {
-		within(tb, eventually, "a decision", func() bool { return one(b, 1<<60).Err == nil })
+		testkit.Eventually(tb, "a decision", func() bool { return one(b, 1<<60).Err == nil })
 	}
 	return b
 }
@@ -37,29 +35,20 @@ func run(tb testing.TB, c Config, want bool) *Backend {
 // start runs b until the test ends.
 func start(tb testing.TB, b *Backend) {
 	tb.Helper()
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := b.Run(context.WithoutCancel(tb.Context())); err != nil {
-			tb.Errorf("Run: %v", err)
-		}
-	})
-	tb.Cleanup(func() {
+	testkit.Run(tb, b.Run)
+	tb.Cleanup(func() { // which ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
-		wg.Wait()
 	})
 }
 
-// within waits until ok, and returns how long that took.
-func within(tb testing.TB, limit time.Duration, what string, ok func() bool) time.Duration {
+// failover waits for another master, for longer than for other things, and returns how long that took.
+func failover(tb testing.TB, done func() bool) time.Duration {
 	tb.Helper()
 	begun := time.Now()
-	for !ok() {
-		if time.Since(begun) > limit {
-			tb.Fatalf("%s: not within %v", what, limit)
-		}
-		time.Sleep(time.Millisecond)
+	if !testkit.Poll(2*testkit.Patience, done) {
+		tb.Fatalf("no other master after %v", time.Since(begun))
 	}
 	return time.Since(begun)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -105,7 +106,7 @@ func (l *load) stood(from, to time.Time) (sum time.Duration) {
 // so many calls, it has fewer made.
 func (l *load) healthy(t *testing.T) {
 	t.Helper()
-	within(t, eventually, "calls that are answered", func() bool {
+	testkit.Eventually(t, "calls that are answered", func() bool {
 		from := time.Now()
 		time.Sleep(500 * time.Millisecond)
 		l.mu.Lock()

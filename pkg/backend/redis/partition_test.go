@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -30,10 +31,10 @@ func TestF20_Split(t *testing.T) {
 	t.Parallel()
 	const limit = 10_000
 	master := redistest.Start(t, "min-replicas-to-write 1", "min-replicas-max-lag 2", "repl-ping-replica-period 1")
-	link := newProxy(t, master.Addr())
-	replica := redistest.Start(t, "replicaof "+strings.Replace(link.addr(), ":", " ", 1))
-	within(t, eventually, "a replica in step", replica.InStep)
-	all := redistest.SentinelsAt(t, link.addr(), "mine", 3)
+	link := testkit.NewProxy(t, master.Addr())
+	replica := redistest.Start(t, "replicaof "+strings.Replace(link.Addr(), ":", " ", 1))
+	testkit.Eventually(t, "a replica in step", replica.InStep)
+	all := redistest.SentinelsAt(t, link.Addr(), "mine", 3)
 	redistest.AwaitSentinels(all, "mine", 1)
 	beside := run(t, Config{URL: master.Addr()}, true)
 	beyond := run(t, Config{Type: Sentinel, URL: "mine," + all[0].Addr() + "," + all[1].Addr() + "," + all[2].Addr()}, true)
@@ -66,15 +67,15 @@ func TestF20_Split(t *testing.T) {
 	}
 	time.Sleep(200 * time.Millisecond)
 	split := time.Now()
-	link.silent.Store(true)
+	link.Silent.Store(true)
 	redistest.Down(all, "mine", time.Second/2)
-	within(t, 2*eventually, "another master", replica.IsMaster)
+	failover(t, replica.IsMaster)
 	t.Logf("another master after %v", time.Since(split))
-	figure(t, "a decision there", within(t, eventually, "a decision", func() bool { return oneIn(beyond, 2, usual).Err == nil }), time.Second)
+	figure(t, "a decision there", testkit.Eventually(t, "a decision", func() bool { return oneIn(beyond, 2, usual).Err == nil }), time.Second)
 	// Nobody can know of hits that the old master counted and did not pass on: it stops after a lag of two seconds.
-	within(t, eventually, "the old master to stop", func() bool { return class(oneIn(beside, 3, usual)) == ClassClusterDown })
+	testkit.Eventually(t, "the old master to stop", func() bool { return class(oneIn(beside, 3, usual)) == ClassClusterDown })
 	time.Sleep(time.Second)
-	within(t, eventually, "a decision of the server that sentinels lead", func() bool {
+	testkit.Eventually(t, "a decision of the server that sentinels lead", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return last[beyond].After(last[beside])

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -91,7 +92,7 @@ func TestBatchBounded(t *testing.T) {
 			}
 		})
 	}
-	within(t, eventually, "all to wait", func() bool { return waiting(b) == calls })
+	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == calls })
 	start(t, b)
 	wg.Wait()
 	if n := largest.Load(); n > maxCommands+same {
@@ -166,7 +167,7 @@ func TestLeaving(t *testing.T) {
 	start(t, b)
 	for key := range 2 {
 		var op backend.Op
-		within(t, eventually, "a decision", func() bool { op = one(b, 1+key); return op.Err == nil })
+		testkit.Eventually(t, "a decision", func() bool { op = one(b, 1+key); return op.Err == nil })
 		if op.Decision.Left != 1e6 {
 			t.Errorf("%d are left of key %d, want all: those who left were sent", op.Decision.Left, 1+key)
 		}
@@ -178,8 +179,8 @@ func TestLeaving(t *testing.T) {
 func TestNothingTwice(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr()}, true)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
 	var known, unknown atomic.Int64
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -204,12 +205,12 @@ func TestNothingTwice(t *testing.T) {
 	}
 	for range 50 {
 		time.Sleep(30 * time.Millisecond)
-		p.reset()
+		p.Reset()
 	}
 	close(stop)
 	wg.Wait()
 	var op backend.Op
-	within(t, eventually, "a decision", func() bool {
+	testkit.Eventually(t, "a decision", func() bool {
 		op = one(b, 1)
 		if e, failed := op.Err.(*remote.Error); failed && !e.Unsent { //nolint:errorlint // as above
 			unknown.Add(1)
@@ -228,7 +229,7 @@ func TestMerging(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	var merged atomic.Int64
-	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * eventually, Observer: remote.Observer{Batch: func(x remote.Batch) { merged.Add(int64(x.Merged)) }}})
+	b, err := New(Config{URL: s.Addr(), OpTimeout: 2 * testkit.Patience, Observer: remote.Observer{Batch: func(x remote.Batch) { merged.Add(int64(x.Merged)) }}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,13 +244,13 @@ func TestMerging(t *testing.T) {
 			left[op.Decision.Left] = op.Err == nil
 		})
 	}
-	within(t, eventually, "all to wait", func() bool { return waiting(b) == 100 })
+	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == 100 })
 	start(t, b)
 	wg.Wait()
 	if len(left) != 100 {
 		t.Errorf("100 takes were answered with %d different numbers", len(left))
 	}
-	within(t, eventually, "word of 99 that were merged", func() bool { return merged.Load() == 99 }) // which comes after the answers
+	testkit.Eventually(t, "word of 99 that were merged", func() bool { return merged.Load() == 99 }) // which comes after the answers
 }
 
 // TestOrder: ops of one call on one key are done in order, however many calls there are, even though two writers send
@@ -344,11 +345,11 @@ func TestNoTime(t *testing.T) {
 // while: four batches of 25 ms each.
 func TestSlowQueue(t *testing.T) {
 	s := redistest.Start(t)
-	p := newProxy(t, s.Addr())
-	b := run(t, Config{URL: p.addr(), PoolSize: 1, DialTimeout: slow}, true)
-	p.latency.Store(int64(12 * time.Millisecond)) // each way
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr(), PoolSize: 1, DialTimeout: slow}, true)
+	p.Latency.Store(int64(12 * time.Millisecond)) // each way
 	for _, wait := range []time.Duration{0, slow} {
-		within(t, eventually, "a crowd of which all are answered", func() bool { // which a stall of the machine may prevent
+		testkit.Eventually(t, "a crowd of which all are answered", func() bool { // which a stall of the machine may prevent
 			var wg sync.WaitGroup
 			var failed atomic.Int64
 			begun := time.Now()

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -219,15 +220,15 @@ func TestReferenceCut(t *testing.T) {
 	t.Parallel()
 	for _, stops := range []bool{false, true} {
 		s := redistest.Start(t)
-		p := newProxy(t, s.Addr())
-		b := run(t, Config{URL: p.addr(), KeyFormat: ReferenceKeys}, true)
-		p.requests.Store(2000)
-		p.reset()
+		p := testkit.NewProxy(t, s.Addr())
+		b := run(t, Config{URL: p.Addr(), KeyFormat: ReferenceKeys}, true)
+		p.CutRequests.Store(2000)
+		p.Reset()
 		var next, failures atomic.Int64
 		var wg sync.WaitGroup
 		for range 16 {
 			wg.Go(func() {
-				for p.accepted.Load() < 200 {
+				for p.Accepted.Load() < 200 {
 					if oneIn(b, int(next.Add(1)), usual).Err != nil {
 						failures.Add(1)
 						time.Sleep(time.Millisecond)
@@ -236,9 +237,9 @@ func TestReferenceCut(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		p.requests.Store(0)
+		p.CutRequests.Store(0)
 		if stops {
-			p.reset()
+			p.Reset()
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
@@ -255,7 +256,7 @@ func TestReferenceCut(t *testing.T) {
 		if stops && lasting() {
 			t.Error("a key never expires")
 		}
-		within(t, eventually, "an expiry for each key", func() bool { return !lasting() })
+		testkit.Eventually(t, "an expiry for each key", func() bool { return !lasting() })
 	}
 }
 
