@@ -2,12 +2,14 @@ package nearcache_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/backendtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
@@ -127,25 +129,16 @@ func openRedis(tb testing.TB, s *redistest.Server, now func() engine.Micros) *re
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := b.Run(context.WithoutCancel(tb.Context())); err != nil {
-			tb.Errorf("Run: %v", err)
-		}
-	})
-	tb.Cleanup(func() {
+	testkit.Run(tb, b.Run)
+	tb.Cleanup(func() { // which ends Run
 		if err := b.Close(); err != nil {
 			tb.Errorf("Close: %v", err)
 		}
-		wg.Wait()
 	})
 	ops := []backend.Op{{Limits: engine.Limits{bucket(1, hour)}, Mode: backend.Look, Take: engine.Take{Count: 1}}}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if b.Apply(tb.Context(), ops); ops[0].Err == nil {
-			return b
-		}
-		if time.Now().After(deadline) {
-			tb.Fatal(ops[0].Err)
-		}
-	}
+	testkit.Eventually(tb, "Redis decides", func() bool {
+		b.Apply(tb.Context(), ops)
+		return ops[0].Err == nil
+	}, func() string { return fmt.Sprint(ops[0].Err) })
+	return b
 }
