@@ -1,11 +1,7 @@
 package imagetest_test
 
 import (
-	"bufio"
 	"bytes"
-	"context"
-	"errors"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -13,7 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 const testRules = `domain: image
@@ -75,67 +72,20 @@ func serve(t *testing.T, root string, command []string) {
 	if cmd.SysProcAttr == nil {
 		rules = filepath.Join(root, rules)
 	}
-	var log bytes.Buffer
-	cmd.Stderr = &log
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
 	cmd.Env = []string{
 		"BACKEND_TYPE=memory", "USE_STATSD=false", "DRAIN_DELAY=0s", "RUNTIME_WATCH_ROOT=false", "RUNTIME_ROOT=" + rules,
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
 	}
-	if err := cmd.Start(); err != nil {
+	d, err := testkit.StartDaemon(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	stuck := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-	defer stuck.Stop()
-	addr, err := announced(stdout)
-	if err == nil {
-		err = ready(t.Context(), "http://"+addr+"/readyz")
-	}
-	err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM))
-	_, _ = io.Copy(io.Discard, stdout) // to its end, as Wait asks for
-	if err := errors.Join(err, cmd.Wait()); err != nil {
-		t.Errorf("%v\n%s", err, log.String())
-	}
-}
-
-// announced reads what the server prints at its start, and finds where it serves HTTP.
-func announced(stdout io.Reader) (addr string, err error) {
-	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 1 && fields[0] == "HTTP" {
-			return fields[1], nil
-		}
-	}
-	return "", errors.New("the server does not say where it serves HTTP")
-}
-
-// patience is how long a server may take to start, to answer and to end.
-const patience = time.Minute
-
-// ready asks url until it answers 200.
-func ready(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-		if err != nil {
-			return err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err == nil {
-			err = resp.Body.Close()
-		}
-		if err == nil && resp.StatusCode == http.StatusOK {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		case <-tick.C:
-		}
+	t.Cleanup(d.Kill)
+	testkit.Eventually(t, "the server is ready", func() bool {
+		status, _, err := testkit.Fetch(t.Context(), http.MethodGet, "http://"+d.At["HTTP"]+"/readyz", "")
+		return err == nil && status == http.StatusOK
+	}, d.Log.String)
+	if err := d.Terminate(); err != nil {
+		t.Errorf("%v\n%s", err, d.Log.String())
 	}
 }
