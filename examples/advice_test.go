@@ -1,7 +1,6 @@
 package examples_test
 
 import (
-	"context"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
@@ -12,12 +11,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"gopkg.in/yaml.v3"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -204,39 +203,28 @@ func TestComposeREADME(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range servers {
-		for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-			if _, limit := s.json(t, calls[i][2]); limit == 30 {
-				break
-			}
-			if time.Since(begin) > patience {
-				t.Fatalf("server %d does not serve the changed file", i)
-			}
-		}
+		testkit.Eventually(t, fmt.Sprintf("server %d serves the changed file", i), func() bool {
+			_, limit := s.json(t, calls[i][2])
+			return limit == 30
+		})
 	}
 }
 
 // json posts a request to /json, and returns what is left and the limit.
 func (s *server) json(t *testing.T, body string) (left, limit int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.http+"/json", strings.NewReader(body))
+	status, text, err := testkit.Fetch(t.Context(), http.MethodPost, "http://"+s.At["HTTP"]+"/json", body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
 	var answer struct {
 		Statuses []struct {
 			LimitRemaining int
 			CurrentLimit   struct{ RequestsPerUnit int }
 		}
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 {
-		t.Fatalf("/json: %s, %v, %+v", resp.Status, err, answer)
+	if err := json.Unmarshal([]byte(text), &answer); err != nil || len(answer.Statuses) != 1 {
+		t.Fatalf("/json: %d, %v, %+v", status, err, answer)
 	}
 	return answer.Statuses[0].LimitRemaining, answer.Statuses[0].CurrentLimit.RequestsPerUnit
 }

@@ -176,7 +176,7 @@ func TestKubernetesCheck(t *testing.T) {
 	}
 	dir := t.TempDir()
 	mountConfigMap(t, dir, readManifests(t, "kubernetes/ratelimitd.yaml").rules)
-	out, err := exec.Command(program(t, "ratelimitd"), "check", dir).CombinedOutput()
+	out, err := exec.Command(binaries.Path(t, "ratelimitd"), "check", dir).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "ok, 1 rule in 1 file, 0 warnings") {
 		t.Errorf("check: %v\n%s", err, out)
 	}
@@ -212,7 +212,7 @@ func TestKubernetesSecured(t *testing.T) {
 	env["REDIS_URL"] = fmt.Sprintf("localhost:%d", db.Port())
 	s := m.startSecured(t, env, secrets, clientOf(t, ca, "ratelimitd.default.svc"))
 	s.expect(t, "shop", "user", "ann", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 60, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
-	if log := s.log.String(); strings.Contains(log, "no admin token is right") {
+	if log := s.Log.String(); strings.Contains(log, "no admin token is right") {
 		t.Errorf("the admin token cannot be read:\n%s", log)
 	}
 }

@@ -11,62 +11,34 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// binaries are the programs these tests run, built once.
-var binaries struct {
-	once sync.Once
-	dir  string
-	err  error
-}
+// binaries are the programs these tests run: ratelimitd and client.
+var binaries = testkit.Build{Packages: []string{"../cmd/ratelimitd", "./client"}}
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	_ = os.RemoveAll(binaries.dir) // it is below the directory for temporary files anyway
+	_ = binaries.Remove() // it is below the directory for temporary files anyway
 	os.Exit(code)
-}
-
-// program returns the path of ratelimitd, of ratelimit, which is a link to it, or of client.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	b := &binaries
-	b.once.Do(func() {
-		b.dir, b.err = os.MkdirTemp("", "ratelimitd-examples") //nolint:usetesting // all tests use what the first one builds
-		if b.err != nil {
-			return
-		}
-		out, err := exec.Command("go", "build", "-o", b.dir, "../cmd/ratelimitd", "./client").CombinedOutput()
-		if err != nil {
-			b.err = fmt.Errorf("go build: %w\n%s", err, out)
-			return
-		}
-		b.err = os.Symlink("ratelimitd", filepath.Join(b.dir, "ratelimit"))
-	})
-	if b.err != nil {
-		t.Fatal(b.err)
-	}
-	return filepath.Join(b.dir, name)
 }
 
 // server is a running ratelimitd.
 type server struct {
+	*testkit.Daemon
+
 	target string // for grpc.NewClient
-	http   string // host and port
-	log    *output
 	client rlsv3.RateLimitServiceClient
 }
 
@@ -79,10 +51,9 @@ func start(t *testing.T, name string, env map[string]string) *server {
 // startSecured is like start, for a server whose gRPC listener takes these credentials.
 func startSecured(t *testing.T, name string, env map[string]string, creds credentials.TransportCredentials) *server {
 	t.Helper()
-	output := &output{told: make(chan string, 1)}
-	s := &server{target: "unix:" + filepath.Join(t.TempDir(), "grpc.sock"), log: output}
-	cmd := exec.Command(program(t, name))
-	cmd.Stdout, cmd.Stderr = output, output
+	s := &server{target: "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}
+	cmd := exec.Command(binaries.Path(t, "ratelimitd"))
+	cmd.Args[0] = name
 	env = maps.Clone(env)
 	maps.Copy(env, map[string]string{
 		"HOST": "127.0.0.1", "PORT": "0", "DEBUG_HOST": "127.0.0.1", "DEBUG_PORT": "0",
@@ -92,69 +63,29 @@ func startSecured(t *testing.T, name string, env map[string]string, creds creden
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	if err := cmd.Start(); err != nil {
+	var err error
+	if s.Daemon, err = testkit.StartDaemon(cmd); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient(s.target, grpc.WithTransportCredentials(creds), grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond},
-	}))
+	conn, err := grpc.NewClient(s.target, grpc.WithTransportCredentials(creds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.client = rlsv3.NewRateLimitServiceClient(conn)
 	t.Cleanup(func() {
-		err := errors.Join(conn.Close(), cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-		if err != nil || t.Failed() {
-			t.Errorf("ratelimitd ended with %v and said:\n%s", err, output.String())
+		if err := errors.Join(conn.Close(), s.Terminate()); err != nil || t.Failed() {
+			t.Errorf("ratelimitd ended with %v and said:\n%s%s", err, s.Stdout.String(), s.Log.String())
 		}
 	})
 	if err := healthy(t.Context(), conn); err != nil {
 		t.Fatalf("waiting for ratelimitd: %v", err) // its output follows
 	}
-	select {
-	case s.http = <-output.told:
-	case <-time.After(patience):
-		t.Fatal("ratelimitd does not say where it serves HTTP")
-	}
 	return s
 }
 
-// output receives what a server logs, and finds the address of its HTTP listener there.
-type output struct {
-	mu   sync.Mutex
-	said strings.Builder
-	told chan string // has room for the address
-}
-
-// Write implements io.Writer.
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	n, err := o.said.Write(p)
-	if m := listens.FindStringSubmatch(o.said.String()); m != nil {
-		select {
-		case o.told <- m[1] + m[2]:
-		default: // the address has been sent before
-		}
-	}
-	return n, err
-}
-
-// String returns all output so far.
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.said.String()
-}
-
-var listens = regexp.MustCompile(`(?m)^HTTP +(\S+) |"http":"([^"]+)"`)
-
-// patience is how long a server may take for something that it should do at once.
-const patience = time.Minute
-
 // healthy waits until the server reports that it is serving.
 func healthy(ctx context.Context, conn *grpc.ClientConn) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
 	defer cancel()
 	watch, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{Service: "ratelimit"}, grpc.WaitForReady(true))
 	if err != nil {
@@ -191,18 +122,11 @@ func (s *server) expect(t *testing.T, domain, key, value string, want *rlsv3.Rat
 
 // get requests a path from the HTTP listener and expects status 200.
 func (s *server) get(ctx context.Context, path string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.http+path, http.NoBody)
-	if err != nil {
-		return err
+	status, _, err := testkit.Fetch(ctx, http.MethodGet, "http://"+s.At["HTTP"]+path, "")
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("%s answers %d", path, status)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s", path, resp.Status)
-	}
-	return errors.Join(err, resp.Body.Close())
+	return err
 }
 
 // TestClient runs the client for a user. The client gives up after two seconds, which it or the server may spend
@@ -229,7 +153,7 @@ func playClient(t *testing.T, s *server, user string) (wrong string) {
 		{"edge", `^OK left: 3[89] reset: [1-9]s\n$`},
 		{"nobody", `^OK left: 0 reset: 0s\n$`}, // not limited
 	} {
-		out, err := exec.Command(program(t, "client"), s.target, tt.domain, "user", user).CombinedOutput()
+		out, err := exec.Command(binaries.Path(t, "client"), s.target, tt.domain, "user", user).CombinedOutput()
 		if err != nil || !regexp.MustCompile(tt.want).Match(out) {
 			return fmt.Sprintf("client prints %q, %v; want %s", out, err, tt.want)
 		}
