@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/server"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -195,9 +196,7 @@ func minutes(d *daemon, n int, happens func(i int)) []string {
 // until waits for something in the metrics to be so.
 func (d *daemon) until(what string, is func() bool) {
 	d.t.Helper()
-	if !eventually(is) {
-		d.t.Fatalf("it does not happen that %s:\n%s\n%s", what, metrics(d), d.log.String())
-	}
+	testkit.Eventually(d.t, what, is, func() string { return metrics(d) }, d.Log.String)
 }
 
 func redisDies(t *testing.T) []string {
@@ -319,31 +318,20 @@ func storePanics(t *testing.T) []string {
 	t.Helper()
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(endlessRules))
-	s, _, err := settings.Parse([]string{
-		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
-		"DRAIN_DELAY=0s", "RUNTIME_ROOT=" + dir, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "USE_STATSD=false",
-	})
+	s, _, err := settings.Parse(testkit.Env(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t}
+	d := &daemon{t: t, Daemon: new(testkit.Daemon)}
 	v, err := server.New(t.Context(), s, server.Config{
-		Log: slog.New(slog.DiscardHandler), Stdout: &d.stdout, Store: func(b backend.Backend) backend.Backend { return panicking{b} },
+		Log: slog.New(slog.DiscardHandler), Stdout: &d.Stdout, Store: func(b backend.Backend) backend.Backend { return panicking{b} },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- v.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	d.until("it serves", func() bool { return strings.Contains(d.stdout.String(), "\ndebug ") })
-	d.at = addresses(d.stdout.String())
+	testkit.Run(t, v.Run)
+	testkit.Eventually(t, "it serves", func() bool { return strings.Contains(d.Stdout.String(), "\ndebug ") })
+	d.At = testkit.Addresses(d.Stdout.String())
 	client := d.client()
 	return minutes(d, 1, func(int) {
 		if got := asked(t, client); got != "Internal" {

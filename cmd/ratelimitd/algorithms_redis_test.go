@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -95,17 +96,13 @@ func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLim
 	if err != nil {
 		t.Fatal(err)
 	}
-	ran := make(chan error, 1)
-	go func() { ran <- store.Run(context.WithoutCancel(t.Context())) }()
+	testkit.Run(t, store.Run)
 	l := limiter.New(store, stats.New(), limiter.Config{ReferenceNames: c.KeyFormat == redis.ReferenceKeys})
 	client, stop := serveTraces(t, l)
 	t.Cleanup(func() {
 		stop()
 		if err := store.Close(); err != nil {
 			t.Error(err)
-		}
-		if err := <-ran; err != nil {
-			t.Errorf("running the store: %v", err)
 		}
 	})
 	return l, client

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -70,7 +70,7 @@ func TestLeaseLadder(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			spent, back := near(servers, "spent"), near(servers, "returned")
 			remaining := rush(t, clients, request(algorithm, t.Name()), 32, ladderCalls)
-			eventually(func() bool { // what a server holds that was held up, or what it gives back, is for later calls
+			testkit.Poll(patience, func() bool { // what a server holds that was held up, or what it gives back, is for later calls
 				if len(remaining) < leaseLimit {
 					remaining = append(remaining, rush(t, clients, request(algorithm, t.Name()), len(clients), 10*len(clients))...)
 				}
@@ -79,7 +79,7 @@ func TestLeaseLadder(t *testing.T) {
 			slices.Sort(remaining)
 			twice := len(remaining) - len(slices.Compact(slices.Clone(remaining)))
 			before := back
-			eventually(func() bool { // a hit may be given back and taken again before that is counted
+			testkit.Poll(patience, func() bool { // a hit may be given back and taken again before that is counted
 				back = near(servers, "returned") - before
 				return float64(twice) <= back
 			})
@@ -150,7 +150,7 @@ func (r *contest) client(c rlsv3.RateLimitServiceClient, victim bool) {
 // rest asks again, until at least the given number is admitted, because hits may be given back when nobody asks any
 // more.
 func (r *contest) rest(clients []rlsv3.RateLimitServiceClient, least int64) {
-	eventually(func() bool {
+	testkit.Poll(patience, func() bool {
 		for _, c := range clients {
 			if r.ok.Load() >= least {
 				break
@@ -219,9 +219,7 @@ func TestLeaseKilled(t *testing.T) {
 		victim := startLessors(t, db, 1)[0]
 		r := startContest(t, survivors, victim, request("fixed_window", t.Name()), nil)
 		at := int64(50 + 80*n)
-		if !eventually(func() bool { return r.ok.Load() >= at }) {
-			t.Fatal("nothing is admitted")
-		}
+		testkit.Eventually(t, fmt.Sprint(at, " are admitted"), func() bool { return r.ok.Load() >= at })
 		victim.kill()
 		r.wg.Wait()
 		const most = 2*leaseSize + 2
@@ -246,9 +244,7 @@ func TestLeaseStopped(t *testing.T) {
 		contests = append(contests, startContest(t, clients, victim, request("turn", fmt.Sprint(n)), ended))
 	}
 	for n, r := range contests {
-		if !eventually(func() bool { return r.ok.Load() >= int64(100+20*n) }) {
-			t.Fatal("nothing is admitted")
-		}
+		testkit.Eventually(t, fmt.Sprint(100+20*n, " are admitted"), func() bool { return r.ok.Load() >= int64(100+20*n) })
 		victims[n].signal(syscall.SIGSTOP)
 	}
 	time.Sleep(time.Until(time.Now().Truncate(leaseWindow).Add(leaseWindow + leaseWindow*3/4)))
@@ -293,51 +289,22 @@ func TestLeaseRepliesCut(t *testing.T) {
 	})
 }
 
-// cutting returns the address of a proxy to addr that cuts each connection in the middle of one of the first replies.
+// cutting returns the address of a proxy to addr that cuts each connection in the middle of one of the first replies, soon
+// after the few that it takes to connect.
 func cutting(t *testing.T, addr string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
+	p := testkit.NewProxy(t, addr)
+	p.Replies(func(to io.Writer, from io.Reader) {
+		buf := make([]byte, 64<<10)
+		for last := 8 + rand.IntN(12); ; last-- {
+			n, err := from.Read(buf)
+			if err == nil && last == 0 {
+				n /= 2
+			}
+			if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil || last == 0 {
 				return
 			}
-			wg.Go(func() { cut(c, addr) })
 		}
 	})
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l.Addr().String()
-}
-
-// cut copies between c and addr, and breaks off in the middle of a reply, soon after the few that it takes to connect.
-func cut(c net.Conn, addr string) {
-	defer c.Close()
-	s, err := net.Dial("tcp", addr) //nolint:noctx // on this machine
-	if err != nil {
-		return
-	}
-	defer s.Close()
-	go func() {
-		_, _ = io.Copy(s, c) // until one of them is closed
-		_ = s.Close()
-	}()
-	buf := make([]byte, 64<<10)
-	for last := 8 + rand.IntN(12); ; last-- {
-		n, err := s.Read(buf)
-		if err == nil && last == 0 {
-			n /= 2
-		}
-		if _, writeErr := c.Write(buf[:n]); err != nil || writeErr != nil || last == 0 {
-			return
-		}
-	}
+	return p.Addr()
 }

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -14,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 )
@@ -43,12 +40,12 @@ func (l leakChecked) Run() int {
 		defer signal.Stop(ignored)
 	}
 	code := l.m.Run()
-	if err := os.RemoveAll(shipped.dir); err != nil {
+	if err := shipped.Remove(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	if code == 0 {
 		var err error
-		if !eventually(func() bool { err = goleak.Find(); return err == nil }) {
+		if !testkit.Poll(patience, func() bool { err = goleak.Find(); return err == nil }) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -129,12 +126,10 @@ func scripts(t *testing.T, dir string) testscript.Params {
 // setUp prepares the environment of a server on free ports, with counters in memory and the rules in rules/. For
 // scripts with Redis, its time-outs are long enough for a busy machine.
 func setUp(env *testscript.Env) error {
-	for _, pair := range []string{
-		"BACKEND_TYPE=memory", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
-		"RUNTIME_ROOT=rules", "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "DRAIN_DELAY=0s", "USE_STATSD=false",
+	for _, pair := range append(testkit.Env("rules"),
 		"GORACE=atexit_sleep_ms=10", // not a second for each command that ends
 		"REDIS_TIMEOUT=10s", "REDIS_OP_TIMEOUT=10s", "REDIS_PERSECOND_TIMEOUT=10s", "REDIS_PERSECOND_OP_TIMEOUT=10s",
-	} {
+	) {
 		name, value, _ := strings.Cut(pair, "=")
 		env.Setenv(name, value)
 	}
@@ -147,111 +142,48 @@ type serverKey struct{}
 
 // running is the server of a script.
 type running struct {
-	cmd         *exec.Cmd
-	stdout, log buffer
-	seen        int           // bytes of the log that were waited for
-	done        chan struct{} // closed once it has ended, with err
-	err         error
+	*testkit.Daemon
+
+	seen int // bytes of the log that were waited for
 }
 
 func serverOf(ts *testscript.TestScript) *running { return ts.Value(serverKey{}).(*running) }
-
-// buffer collects output while others look at it.
-type buffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-// eventually polls f, which is about another process, until it is true.
-func eventually(f func() bool) bool {
-	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(5 * time.Millisecond) {
-		if f() {
-			return true
-		}
-	}
-	return false
-}
 
 func serve(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) == 0 {
 		args = []string{"ratelimitd"}
 	}
 	r := serverOf(ts)
-	if r.done != nil && !r.over() {
+	if r.Daemon != nil && !r.Over() {
 		ts.Fatalf("a server runs already")
 	}
-	*r = running{done: make(chan struct{})}
 	path := ""
 	for dir := range strings.SplitSeq(ts.Getenv("PATH"), string(os.PathListSeparator)) {
 		if p := filepath.Join(dir, args[0]); path == "" && isFile(p) {
 			path = p
 		}
 	}
-	r.cmd = exec.Command(path, args[1:]...)
-	r.cmd.Args[0] = args[0]
-	r.cmd.Dir, r.cmd.Env = ts.MkAbs("."), environ(ts)
-	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.log
-	ts.Check(r.cmd.Start())
-	go func() { r.err = r.cmd.Wait(); close(r.done) }()
+	cmd := exec.Command(path, args[1:]...)
+	cmd.Args[0] = args[0]
+	cmd.Dir, cmd.Env = ts.MkAbs("."), environ(ts)
+	d, err := testkit.StartDaemon(cmd)
+	ts.Check(err)
+	*r = running{Daemon: d}
 	ts.Defer(func() {
-		_ = r.cmd.Process.Kill() // it may have ended
-		<-r.done
-		ts.Logf("[log of the server]\n%s", r.log.String())
+		d.Kill()
+		ts.Logf("[log of the server]\n%s", d.Log.String())
 	})
-	asJSON := regexp.MustCompile(`"@message":"serving"`)
-	if !eventually(func() bool {
-		return strings.Contains(r.stdout.String(), "\ndebug ") || asJSON.MatchString(r.log.String()) || r.over()
-	}) || r.over() {
-		ts.Fatalf("the server does not serve:\n%s%s", r.stdout.String(), r.log.String())
-	}
-	ts.Setenv("PID", fmt.Sprint(r.cmd.Process.Pid))
-	for name, addr := range addresses(r.stdout.String() + r.log.String()) {
+	ts.Setenv("PID", fmt.Sprint(d.PID()))
+	for name, addr := range d.At {
 		ts.Setenv(name, addr)
 	}
 	r.flush(ts)
 }
 
-// addresses finds the addresses in what a server prints at the start.
-func addresses(printed string) map[string]string {
-	found := make(map[string]string)
-	for name, pattern := range map[string]string{
-		"GRPC":    `\ngRPC +(\S+)|"grpc":"([^"]*)"`,
-		"HTTP":    `\nHTTP +(\S+)|"http":"([^"]*)"`,
-		"DEBUG":   `\ndebug +(\S+)|"debug":"([^"]*)"`,
-		"METRICS": `\nmetrics +(\S+)`,
-	} {
-		if m := regexp.MustCompile(pattern).FindStringSubmatch(printed); m != nil {
-			found[name] = strings.Join(m[1:], "")
-		}
-	}
-	return found
-}
-
-func (r *running) over() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // flush writes what the server has printed to files.
 func (r *running) flush(ts *testscript.TestScript) {
-	ts.Check(os.WriteFile(ts.MkAbs("served"), []byte(r.stdout.String()), 0o600))
-	ts.Check(os.WriteFile(ts.MkAbs("log"), []byte(r.log.String()), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs("served"), []byte(r.Stdout.String()), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs("log"), []byte(r.Log.String()), 0o600))
 }
 
 func isFile(path string) bool {
@@ -270,31 +202,27 @@ func signalServer(ts *testscript.TestScript, _ bool, args []string) {
 	if !ok {
 		ts.Fatalf("signal %q: must be TERM, HUP or INT", args)
 	}
-	ts.Check(serverOf(ts).cmd.Process.Signal(sig))
+	ts.Check(serverOf(ts).Signal(sig))
 }
 
 func ended(ts *testscript.TestScript, neg bool, _ []string) {
 	r := serverOf(ts)
-	if !eventually(r.over) {
-		ts.Fatalf("the server does not end")
-	}
-	if failed := r.err != nil; failed != neg {
-		ts.Fatalf("the server ended with %v", r.err)
+	testkit.Eventually(ts, "the server ends", r.Over)
+	if err := r.Wait(); (err != nil) != neg {
+		ts.Fatalf("the server ended with %v", err)
 	}
 	r.flush(ts)
 }
 
 func logged(ts *testscript.TestScript, _ bool, args []string) {
 	r, pattern := serverOf(ts), regexp.MustCompile(strings.Join(args, " "))
-	if !eventually(func() bool {
-		at := pattern.FindStringIndex(r.log.String()[r.seen:])
+	testkit.Eventually(ts, fmt.Sprintf("the log matches %v", pattern), func() bool {
+		at := pattern.FindStringIndex(r.Log.String()[r.seen:])
 		if at != nil {
 			r.seen += at[1]
 		}
 		return at != nil
-	}) {
-		ts.Fatalf("nothing in the log matches %v", pattern)
-	}
+	})
 	r.flush(ts)
 }
 
@@ -315,7 +243,7 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 		status, answer = askPage(ts, method, args[0], body)
 		return status == want
 	}
-	if !ask() && (!soon || !eventually(ask)) {
+	if !ask() && (!soon || !testkit.Poll(patience, ask)) {
 		ts.Fatalf("%s: status %s, want %s: %s", args[0], status, want, answer)
 	}
 	_, err := ts.Stdout().Write([]byte(answer + "\n"))
@@ -323,28 +251,19 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func askPage(ts *testscript.TestScript, method, url, body string) (status, answer string) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	code, answer, err := testkit.Fetch(context.Background(), method, url, body)
 	ts.Check(err)
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // which would leave goroutines behind
-	resp, err := client.Do(req)
-	ts.Check(err)
-	text, err := io.ReadAll(resp.Body)
-	ts.Check(errors.Join(err, resp.Body.Close()))
-	return fmt.Sprint(resp.StatusCode), string(text)
+	return fmt.Sprint(code), answer
 }
 
 // until polls a page until it has what is wanted.
 func until(ts *testscript.TestScript, _ bool, args []string) {
 	var status, answer string
 	pattern := regexp.MustCompile("(?m)" + args[1])
-	if !eventually(func() bool {
+	testkit.Eventually(ts, fmt.Sprintf("%s matches %v", args[0], pattern), func() bool {
 		status, answer = askPage(ts, http.MethodGet, args[0], "")
 		return pattern.MatchString(answer)
-	}) {
-		ts.Fatalf("%s: nothing matches %v, status %s: %s", args[0], pattern, status, answer)
-	}
+	}, func() string { return status + ": " + answer })
 }
 
 func occupy(ts *testscript.TestScript, _ bool, args []string) {

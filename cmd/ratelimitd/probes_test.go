@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -59,7 +61,7 @@ type pod struct {
 func startPod(t *testing.T, d *daemon, p probes) *pod {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	o := &pod{base: "http://" + d.at["HTTP"], started: p.startup.path == ""}
+	o := &pod{base: "http://" + d.At["HTTP"], started: p.startup.path == ""}
 	var wg sync.WaitGroup
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	wg.Go(func() { o.watch(ctx, p.startup, o.startup) })
@@ -95,19 +97,8 @@ func (o *pod) watch(ctx context.Context, p probe, tell func(p probe, failures in
 // passes makes a probe as a kubelet does, but waits for longer than the kubelet's one second, because this machine may
 // be busy.
 func (o *pod) passes(ctx context.Context, path string) bool {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base+path, http.NoBody)
-	if err != nil {
-		return false
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return false
-	}
-	_ = resp.Body.Close()
-	return resp.StatusCode >= 200 && resp.StatusCode < 400
+	code, _, err := testkit.Fetch(ctx, http.MethodGet, o.base+path, "")
+	return err == nil && code >= 200 && code < 400
 }
 
 func (o *pod) startup(p probe, failures int) {
@@ -180,9 +171,7 @@ func TestProbesWithoutRedis(t *testing.T) {
 			ready := func(when string, want map[string]bool) {
 				t.Helper()
 				for who, o := range all {
-					if !eventually(func() bool { return o.isReady() == want[who] }) {
-						t.Errorf("%s: %s is ready: %t, want %t", when, who, !want[who], want[who])
-					}
+					testkit.Eventually(t, fmt.Sprintf("%s: %s is ready: %t", when, who, want[who]), func() bool { return o.isReady() == want[who] })
 				}
 			}
 			answers := policy != "error" // the server, without Redis
@@ -234,12 +223,10 @@ func asked(t *testing.T, client rlsv3.RateLimitServiceClient) string {
 // exact waits until requests are decided in Redis again.
 func exact(t *testing.T, d *daemon, client rlsv3.RateLimitServiceClient) {
 	t.Helper()
-	if !eventually(func() bool {
+	testkit.Eventually(t, "a request is decided in Redis", func() bool {
 		before := fallbacks(d)
 		return asked(t, client) == "OK" && fallbacks(d) == before
-	}) {
-		t.Errorf("no request is decided in Redis:\n%s", d.log.String())
-	}
+	}, d.Log.String)
 }
 
 // fallbacks are the series that count what was decided without Redis.

@@ -22,6 +22,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // repository is the root of the checkout, where the commands of the README are meant to be run.
@@ -121,7 +123,7 @@ func (r *readme) makeRun(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	r.output = output.String()
-	at := addresses(r.output)
+	at := testkit.Addresses(r.output)
 	for variable, listener := range map[string]string{"PORT": "HTTP", "GRPC_PORT": "GRPC", "DEBUG_PORT": "DEBUG"} {
 		var err error
 		_, r.ports[variable], err = net.SplitHostPort(at[listener])
@@ -135,15 +137,10 @@ func (r *readme) curl(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("curl %q: this test knows curl -s URL -d BODY", args)
 	}
 	url := strings.Replace(args[1], ":8080/", ":"+r.ports["PORT"]+"/", 1)
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, url, strings.NewReader(args[3]))
+	_, body, err := testkit.Fetch(context.Background(), http.MethodPost, url, args[3])
 	ts.Check(err)
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // which would leave goroutines behind
-	resp, err := client.Do(req)
-	ts.Check(err)
-	body, err := io.ReadAll(resp.Body)
-	ts.Check(errors.Join(err, resp.Body.Close()))
 	var compact bytes.Buffer // protojson puts blanks between the fields, or none, as the hash of the binary has it
-	ts.Check(json.Compact(&compact, body))
+	ts.Check(json.Compact(&compact, []byte(body)))
 	r.output = compact.String() + "\n"
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -88,14 +89,14 @@ func TestACLs(t *testing.T) {
 			if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "b")); err != nil {
 				t.Errorf("without scripts: %v", err)
 			}
-			if out, err := exec.Command(shipped.path(t), "reset", "--addr", d.at["GRPC"], "shop", "fixed=a").CombinedOutput(); err != nil {
+			if out, err := exec.Command(shipped.Path(t, "ratelimitd"), "reset", "--addr", d.At["GRPC"], "shop", "fixed=a").CombinedOutput(); err != nil {
 				t.Errorf("a reset: %v\n%s", err, out)
 			}
 			d.stop()
 			if got := db.CLI("ACL", "LOG"); got != "" {
 				t.Errorf("Redis has refused:\n%s", got)
 			}
-			if log := d.log.String(); strings.Contains(log, "may not") {
+			if log := d.Log.String(); strings.Contains(log, "may not") {
 				t.Errorf("the log says:\n%s", log)
 			}
 		})
@@ -110,16 +111,14 @@ var allowedBy = regexp.MustCompile(`allow it in Redis: (ACL SETUSER [^\n]*)`)
 func (d *daemon) denied(what string) []string {
 	d.t.Helper()
 	var body string
-	if !eventually(func() bool {
+	testkit.Eventually(d.t, "/readyz says what is not allowed", func() bool {
 		var status int
 		body, status = d.get("HTTP", "/readyz")
 		return status != http.StatusOK && allowedBy.MatchString(body)
-	}) {
-		d.t.Fatalf("/readyz says %q; the log is\n%s", body, d.log.String())
-	}
+	}, func() string { return body }, d.Log.String)
 	verbose, _ := d.get("HTTP", "/healthcheck?verbose")
 	line := allowedBy.FindStringSubmatch(body)[1]
-	for where, text := range map[string]string{"/readyz": body, "/healthcheck?verbose": verbose, "the log": d.log.String()} {
+	for where, text := range map[string]string{"/readyz": body, "/healthcheck?verbose": verbose, "the log": d.Log.String()} {
 		if !strings.Contains(text, what) || !strings.Contains(text, line) {
 			d.t.Errorf("%s does not say %q and %q:\n%s", where, what, line, text)
 		}
@@ -149,7 +148,7 @@ func TestMigrationWithACL(t *testing.T) {
 	if _, err := d.client().ShouldRateLimit(t.Context(), request("fixed", "a")); err != nil {
 		t.Errorf("step 1: %v", err)
 	}
-	if log := d.log.String(); !strings.Contains(log, "may not run decrby, del, echo") {
+	if log := d.Log.String(); !strings.Contains(log, "may not run decrby, del, echo") {
 		t.Errorf("the log does not say what a reset lacks:\n%s", log)
 	}
 	d.stop()

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -11,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,58 +16,32 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// built is the server as it is shipped, built once: without the race detector, under which it cannot keep up with the
-// load of some tests.
-type built struct {
-	once sync.Once
-	dir  string
-	err  error
-}
-
-// path is that of the program.
-func (b *built) path(t *testing.T) string {
-	t.Helper()
-	b.once.Do(func() {
-		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil { //nolint:usetesting // all tests use what the first one builds
-			return
-		}
-		out, err := exec.Command("go", "build", "-o", b.dir, ".").CombinedOutput()
-		if err != nil {
-			b.err = fmt.Errorf("go build: %w\n%s", err, out)
-		}
-	})
-	if b.err != nil {
-		t.Fatal(b.err)
-	}
-	return filepath.Join(b.dir, "ratelimitd")
-}
-
-// shipped is shared by the tests of this package.
-var shipped built
+// shipped is the server as it is shipped, for the tests of this package: without the race detector, under which it cannot
+// keep up with the load of some of them.
+var shipped = testkit.Build{Packages: []string{"."}}
 
 // daemon is a ratelimitd of its own process. It ends with the test.
 type daemon struct {
-	t           *testing.T
-	stdout, log buffer
-	at          map[string]string // GRPC, HTTP, DEBUG
-	stop        func()            // ends it as SIGTERM does, and waits
-	process     *os.Process
-	killed      bool
+	*testkit.Daemon
+
+	t      *testing.T
+	stop   func() // ends it as SIGTERM does, and waits
+	killed bool
 }
 
 // kill ends d at once, as a crash does.
 func (d *daemon) kill() {
 	d.killed = true
-	d.signal(syscall.SIGKILL)
-	d.stop()
+	d.Kill()
 }
 
 func (d *daemon) signal(s os.Signal) {
 	d.t.Helper()
-	if err := d.process.Signal(s); err != nil {
+	if err := d.Signal(s); err != nil {
 		d.t.Error(err)
 	}
 }
@@ -88,40 +59,29 @@ func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t}
-	cmd := exec.Command(shipped.path(t)) //nolint:noctx // it ends by a signal
-	cmd.Env = append(append(os.Environ(),
-		"USE_STATSD=false",
-		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "GRPC_PORT=0", "DEBUG_PORT=0",
-		"RUNTIME_ROOT="+dir, "RUNTIME_APPDIRECTORY=.", "RUNTIME_WATCH_ROOT=false", "DRAIN_DELAY=0s",
-	), env...)
-	cmd.Stdout, cmd.Stderr = &d.stdout, &d.log
-	if err := cmd.Start(); err != nil {
+	cmd := exec.Command(shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
+	cmd.Env = append(append(os.Environ(), testkit.Env(dir)...), env...)
+	server, err := testkit.StartDaemon(cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
-	d.process = cmd.Process
+	d := &daemon{t: t, Daemon: server}
 	d.stop = sync.OnceFunc(func() {
 		if d.killed {
-			_ = cmd.Wait() // it is not to end well
-			return
+			return // it is not to end well
 		}
-		err := cmd.Process.Signal(syscall.SIGTERM)
-		if waitErr := cmd.Wait(); err != nil || waitErr != nil {
-			t.Errorf("the server ended with %v, %v:\n%s", err, waitErr, d.log.String())
+		if err := d.Terminate(); err != nil {
+			t.Errorf("the server ended with %v:\n%s", err, d.Log.String())
 		}
 	})
 	t.Cleanup(d.stop)
-	if !eventually(func() bool { return strings.Contains(d.stdout.String(), "\ndebug ") }) {
-		t.Fatalf("the server does not serve:\n%s%s", d.stdout.String(), d.log.String())
-	}
-	d.at = addresses(d.stdout.String())
 	return d
 }
 
 // client connects to d.
 func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // what the generated code has
 	d.t.Helper()
-	conn, err := grpc.NewClient(d.at["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -136,33 +96,20 @@ func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // wha
 // ready waits until d can decide, and tells how long that took.
 func (d *daemon) ready() time.Duration {
 	d.t.Helper()
-	begin := time.Now()
-	if !eventually(func() bool { _, status := d.get("HTTP", "/readyz"); return status == http.StatusOK }) {
-		d.t.Fatalf("the server does not become ready:\n%s", d.log.String())
-	}
-	return time.Since(begin)
+	return testkit.Eventually(d.t, "the server is ready", func() bool {
+		_, status := d.get("HTTP", "/readyz")
+		return status == http.StatusOK
+	}, d.Log.String)
 }
 
 // get asks for a page.
 func (d *daemon) get(listener, path string) (body string, status int) {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.at[listener]+path, http.NoBody)
+	status, body, err := testkit.Fetch(d.t.Context(), http.MethodGet, "http://"+d.At[listener]+path, "")
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var b strings.Builder
-	if _, err := bufio.NewReader(resp.Body).WriteTo(&b); err != nil {
-		d.t.Fatal(err)
-	}
-	return b.String(), resp.StatusCode
+	return body, status
 }
 
 // metric is the value of a series, with its labels, in /metrics; 0 where it is not there.

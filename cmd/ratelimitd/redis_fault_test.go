@@ -28,7 +28,7 @@ func TestAbsentRedis(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
 	db.Kill()
-	shipped.path(t) // building it takes its time
+	shipped.Path(t, "ratelimitd") // building it takes its time
 	begin := time.Now()
 	d := startDaemon(t, db, localRules)
 	if took := time.Since(begin); took > 10*time.Second {
@@ -59,7 +59,7 @@ func exactAgain(t *testing.T, d *daemon, client rlsv3.RateLimitServiceClient, va
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("no exact decision within 10s of Redis' return, want 1s; the log is\n%s", d.log.String())
+	t.Fatalf("no exact decision within 10s of Redis' return, want 1s; the log is\n%s", d.Log.String())
 }
 
 // mayMiss is which part of the requests may go without an answer, beyond twice that of requests which need no Redis and are

@@ -211,7 +211,7 @@ func TestF23_RollingRestarts(t *testing.T) {
 	d := start()
 	names := manual.NewBuilderWithScheme("fleet")
 	at := func(d *daemon) resolver.State {
-		return resolver.State{Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: d.at["GRPC"]}}}}}
+		return resolver.State{Endpoints: []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: d.At["GRPC"]}}}}}
 	}
 	names.InitialState(at(d))
 	conn, err := grpc.NewClient("fleet:///", grpc.WithResolvers(names), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -280,9 +280,7 @@ func TestF24_BadReloads(t *testing.T) {
 	before := d.metric(refused)
 	for i := range reloads {
 		write(badRules[i%len(badRules)] + fmt.Sprintf("\n# %d\n", i))
-		if !eventually(func() bool { return d.metric(refused) > before+float64(i) }) {
-			t.Fatalf("reload %d of bad rules was not refused; the log is\n%s", i, d.log.String())
-		}
+		d.until(fmt.Sprintf("reload %d, of bad rules, is refused", i), func() bool { return d.metric(refused) > before+float64(i) })
 	}
 	calls := stop()
 	t.Logf("%d calls over %d reloads that were refused", calls, reloads)

@@ -73,9 +73,7 @@ func (r *raised) reload(rule string) {
 	r.hits[rule] = raisedTo
 	r.write()
 	for _, d := range []*daemon{r.this, r.other} {
-		if !eventually(func() bool { now, _ := d.get("DEBUG", page); return now != before }) {
-			r.t.Fatalf("the rules are not loaded again:\n%s", d.log.String())
-		}
+		d.until("the rules are loaded again", func() bool { now, _ := d.get("DEBUG", page); return now != before })
 	}
 }
 
@@ -94,14 +92,12 @@ func (r *raised) remember(d *daemon, c rlsv3.RateLimitServiceClient, q *rlsv3.Ra
 	r.t.Helper()
 	const refusals = "ratelimitd_near_cache_refusals_total"
 	before := d.metric(refusals)
-	if !eventually(func() bool {
+	d.until("a refusal is served from memory", func() bool {
 		if r.passes(c, q) {
 			r.t.Fatal("more is admitted than the limit says")
 		}
 		return d.metric(refusals) > before
-	}) {
-		r.t.Fatal("no refusal is served from memory")
-	}
+	})
 }
 
 // TestRefusalRaised: two servers refuse a key from memory when one of them learns that its limit was raised. That
@@ -123,8 +119,8 @@ func TestRefusalRaised(t *testing.T) {
 		}},
 		{"reset", func(t *testing.T, rule, value string) {
 			t.Helper()
-			out, err := exec.CommandContext(t.Context(), shipped.path(t),
-				"reset", "--addr", r.this.at["GRPC"], "--timeout", "1m", "shop", rule+"="+value).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), shipped.Path(t, "ratelimitd"),
+				"reset", "--addr", r.this.At["GRPC"], "--timeout", "1m", "shop", rule+"="+value).CombinedOutput()
 			if err != nil {
 				t.Fatalf("ratelimitd reset: %v\n%s", err, out)
 			}

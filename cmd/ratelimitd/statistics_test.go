@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -173,7 +173,7 @@ func statsdUDP(t *testing.T) (port string, sent func() string) {
 		t.Fatal(err)
 	}
 	const mark = "all until here"
-	var all buffer
+	var all testkit.Buffer
 	marks, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -228,7 +228,7 @@ func TestStatsd(t *testing.T) {
 			want := worked(t, d.client())
 			d.stop()
 			compareSums(t, want, lines(sent()), ".__az=b.__zone=eu_1")
-			if log := d.log.String(); strings.Contains(log, "statistics") {
+			if log := d.Log.String(); strings.Contains(log, "statistics") {
 				t.Errorf("the log speaks of statistics:\n%s", log)
 			}
 		})
@@ -243,7 +243,7 @@ func TestFlushInterval(t *testing.T) {
 	want := worked(t, d.client())
 	flushes := func() int { return strings.Count(sent(), "ratelimit.go.numGoroutine.__az=b:") } // once each time
 	before := flushes()
-	if !eventually(func() bool { return flushes() >= before+3 }) { // one of them began after the last call, and has ended
+	if !testkit.Poll(patience, func() bool { return flushes() >= before+3 }) { // one of them began after the last call, and has ended
 		t.Errorf("it sends %d times in %v, which takes it less than one second", flushes(), patience)
 	}
 	compareSums(t, want, lines(sent()), ".__az=b")
@@ -297,7 +297,7 @@ func TestPromtool(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			d := startProcess(t, workedRules, append([]string{"BACKEND_TYPE=memory", "USE_PROMETHEUS=true", "PROMETHEUS_ADDR=127.0.0.1:0"}, tt.env...)...)
 			worked(t, d.client())
-			served := fetch(t, "http://"+d.at["METRICS"]+"/metrics")
+			served, _ := d.get("METRICS", "/metrics")
 			if !strings.Contains(served, "\n"+tt.want+"\n") {
 				t.Errorf("no line %s in\n%s", tt.want, served)
 			}
@@ -317,25 +317,6 @@ func TestPromtool(t *testing.T) {
 	}
 }
 
-func fetch(t *testing.T, url string) string {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatal(resp.Status, err)
-	}
-	return string(body)
-}
-
 func TestRedisPools(t *testing.T) {
 	db := redistest.Start(t)
 	d := startDaemon(t, db, workedRules, "REDIS_PERSECOND=true", "REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL="+db.Addr(), "LOG_LEVEL=error")
@@ -351,22 +332,18 @@ func TestRedisPools(t *testing.T) {
 		return n
 	}
 	var served string
-	if !eventually(func() bool {
-		served = fetch(t, "http://"+d.at["DEBUG"]+"/metrics")
+	testkit.Eventually(t, "connections are shown", func() bool {
+		served = metrics(d)
 		for _, pool := range []string{"ratelimit_redis_pool_", "ratelimit_redis_per_second_pool_"} {
 			if active := value(served, pool+"cx_active"); active < 1 || value(served, pool+"cx_total") < active {
 				return false
 			}
 		}
 		return true
-	}) {
-		t.Fatalf("no connections are shown:\n%s", served)
-	}
+	}, func() string { return served })
 	db.Kill()
-	if !eventually(func() bool {
-		served = fetch(t, "http://"+d.at["DEBUG"]+"/metrics")
+	testkit.Eventually(t, "the end of the connections is shown", func() bool {
+		served = metrics(d)
 		return value(served, "ratelimit_redis_pool_cx_active") == 0 && value(served, "ratelimit_redis_pool_cx_local_close") == value(served, "ratelimit_redis_pool_cx_total")
-	}) {
-		t.Errorf("the end of the connections is not shown:\n%s", served)
-	}
+	}, func() string { return served })
 }

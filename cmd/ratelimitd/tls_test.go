@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // certificate makes a CA and a pair for a script.
@@ -122,7 +123,7 @@ func (s *secured) config(t *testing.T, pair *certstest.Pair) *tls.Config {
 
 // call makes one call on a connection of its own.
 func (s *secured) call(ctx context.Context, creds credentials.TransportCredentials) error {
-	conn, err := grpc.NewClient(s.at["GRPC"], grpc.WithTransportCredentials(creds))
+	conn, err := grpc.NewClient(s.At["GRPC"], grpc.WithTransportCredentials(creds))
 	if err != nil {
 		return err
 	}
@@ -184,9 +185,7 @@ func TestTLS(t *testing.T) {
 			if err := s.call(t.Context(), creds); status.Code(err) != codes.Unavailable {
 				t.Errorf("%v; want it to be refused", err)
 			}
-			if !eventually(func() bool { return s.metric(failures) > before }) {
-				t.Error("the server has not noticed")
-			}
+			s.until("the server has noticed", func() bool { return s.metric(failures) > before })
 		})
 	}
 	for name, config := range refused {
@@ -234,9 +233,7 @@ func TestTLSRotation(t *testing.T) {
 	shows := func(what string, pair certstest.Pair) {
 		t.Helper()
 		want := pair.TLS(t).Leaf
-		if !eventually(func() bool { return s.shown(t, client.Load()).Equal(want) }) {
-			t.Fatalf("%s: the server does not show it:\n%s", what, s.log.String())
-		}
+		testkit.Eventually(t, "the server shows "+what, func() bool { return s.shown(t, client.Load()).Equal(want) }, s.Log.String)
 		load.report(t, what)
 	}
 
@@ -250,9 +247,7 @@ func TestTLSRotation(t *testing.T) {
 
 	byHand := nextCA.Issue(t, x509.Certificate{})
 	certstest.Write(t, s.cert, byHand.Cert) // and the key much later
-	if !eventually(func() bool { return s.metric("certs_load_failures") == 1 }) {
-		t.Fatal("a pair that does not match is not counted")
-	}
+	s.until("a pair that does not match is counted", func() bool { return s.metric("certs_load_failures") == 1 })
 	shows("a pair that does not match", rekeyed)
 	certstest.Write(t, s.key, byHand.Key)
 	shows("one file after the other", byHand)
@@ -280,7 +275,7 @@ func (s *secured) shown(t *testing.T, config *tls.Config) *x509.Certificate {
 	t.Helper()
 	config = config.Clone()
 	config.NextProtos = []string{"h2"}
-	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", s.at["GRPC"])
+	conn, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", s.At["GRPC"])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +296,7 @@ func (s *secured) load(t *testing.T, config *atomic.Pointer[tls.Config]) *tlsLoa
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &tlsLoad{cancel: cancel}
-	stay, err := grpc.NewClient(s.at["GRPC"], grpc.WithTransportCredentials(credentials.NewTLS(config.Load())))
+	stay, err := grpc.NewClient(s.At["GRPC"], grpc.WithTransportCredentials(credentials.NewTLS(config.Load())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +310,7 @@ func (s *secured) load(t *testing.T, config *atomic.Pointer[tls.Config]) *tlsLoa
 	for range 2 {
 		l.wg.Go(func() {
 			for ctx.Err() == nil {
-				l.round(ctx, t, s.at["GRPC"], config)
+				l.round(ctx, t, s.At["GRPC"], config)
 				time.Sleep(10 * time.Millisecond)
 			}
 		})
@@ -360,9 +355,7 @@ func (l *tlsLoad) renew() {
 func (l *tlsLoad) report(t *testing.T, when string) {
 	t.Helper()
 	opened := l.opened.Load()
-	if !eventually(func() bool { return l.opened.Load() > opened+4 }) {
-		t.Errorf("%s: no connections are opened any more", when)
-	}
+	testkit.Eventually(t, when+": connections are opened", func() bool { return l.opened.Load() > opened+4 })
 	if err := l.failed.Swap(nil); err != nil {
 		t.Errorf("%s: a call failed: %v", when, *err)
 	}

@@ -24,6 +24,7 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -220,7 +221,7 @@ func dnsCommand(t *testing.T, ts *testscript.TestScript, args []string) {
 		return
 	}
 	before := (*at).Asked()
-	if before == 0 || !eventually(func() bool { return (*at).Asked() > before+1 }) {
+	if before == 0 || !testkit.Poll(patience, func() bool { return (*at).Asked() > before+1 }) {
 		ts.Fatalf("it was asked %d times, and not again", before)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -27,6 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // gateway is the control plane of Envoy Gateway: go-control-plane's cache and server over TLS, a node id, and versions that
@@ -57,10 +57,7 @@ func newGateway(t *testing.T) *gateway {
 		StreamOpenFunc:    func(ctx context.Context, _ int64, _ string) error { g.seen.open(ctx); return nil },
 		StreamRequestFunc: func(_ int64, r *discoveryv3.DiscoveryRequest) error { g.seen.request(r); return nil },
 	}))
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Listen(t)
 	g.address = l.Addr().String()
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = g.server.Serve(l) }) // it ends with the server
@@ -111,9 +108,10 @@ func policy(domain, key string, limit uint32) *ratelimitv3.RateLimitConfig {
 func (d *daemon) waits(listener, path, text string) {
 	d.t.Helper()
 	var body string
-	if !eventually(func() bool { body, _ = d.get(listener, path); return strings.Contains(body, text) }) {
-		d.t.Fatalf("%s never has %q, but\n%s\nthe log is\n%s", path, text, body, d.log.String())
-	}
+	testkit.Eventually(d.t, fmt.Sprintf("%s has %q", path, text), func() bool {
+		body, _ = d.get(listener, path)
+		return strings.Contains(body, text)
+	}, func() string { return body }, d.Log.String)
 }
 
 func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
@@ -173,9 +171,7 @@ func TestXDSAsEnvoyGatewayRunsIt(t *testing.T) {
 			d.waits("DEBUG", "/metrics", "ratelimitd_xds_connected 0\n")
 			wants(rlsv3.RateLimitResponse_OVER_LIMIT)
 			before := d.metric("ratelimitd_config_age_seconds")
-			if !eventually(func() bool { return d.metric("ratelimitd_config_age_seconds") > before }) {
-				t.Errorf("config_age_seconds stays %v", before)
-			}
+			d.until("the rules age", func() bool { return d.metric("ratelimitd_config_age_seconds") > before })
 			if _, code := d.get("HTTP", "/readyz"); code != http.StatusOK {
 				t.Errorf("readyz %d without control plane", code)
 			}
@@ -190,10 +186,7 @@ func TestXDSHealthyWithAtLeastOneConfig(t *testing.T) {
 	d := startProcess(t, "", g.env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true")...)
 	healthy := func(want int) { // a moment after the rules are there
 		t.Helper()
-		code := 0
-		if !eventually(func() bool { _, code = d.get("HTTP", "/healthcheck"); return code == want }) {
-			t.Errorf("healthcheck %d, want %d", code, want)
-		}
+		d.until(fmt.Sprintf("/healthcheck answers %d", want), func() bool { _, code := d.get("HTTP", "/healthcheck"); return code == want })
 	}
 	healthy(http.StatusInternalServerError)
 	g.send()
