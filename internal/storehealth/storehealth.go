@@ -86,19 +86,19 @@ func (s *Store) change(do func()) {
 
 // Connected notes how many connections are up.
 func (s *Store) Connected(active int) {
-	if active > 0 {
-		s.once.Do(func() { close(s.tried) })
-	}
 	s.change(func() {
 		if s.connections = active; active <= 0 && s.worked {
 			s.failure = "there is no connection"
 		}
 	})
+	if active > 0 { // after it is noted, because who waits for this asks at once how things are
+		s.once.Do(func() { close(s.tried) })
+	}
 }
 
 // ConnectFailed notes why a connection could not be made; nil is no reason.
 func (s *Store) ConnectFailed(err error) {
-	s.once.Do(func() { close(s.tried) })
+	defer s.once.Do(func() { close(s.tried) }) // after it is noted, as in Connected
 	if err == nil {
 		return
 	}
