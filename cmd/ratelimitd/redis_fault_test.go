@@ -46,12 +46,12 @@ func TestAbsentRedis(t *testing.T) {
 }
 
 // exactAgain waits until a decision on a counter that is new in Redis is made there, which must be within a second; ten
-// times that fails.
+// times that fails, unless the machine was too busy to ask a hundred times in it.
 func exactAgain(t *testing.T, d *daemon, client rlsv3.RateLimitServiceClient, value string) {
 	t.Helper()
 	const local = `ratelimitd_backend_fallback_total{policy="local",rule="shop.exact"}`
 	begin := time.Now()
-	for time.Since(begin) < 10*time.Second {
+	for asked := 0; asked < 100 || time.Since(begin) < 10*time.Second; asked++ {
 		before := d.metric(local)
 		if _, err := client.ShouldRateLimit(t.Context(), request("exact", value)); err == nil && d.metric(local) == before {
 			t.Logf("exact again after %v", time.Since(begin))
@@ -59,7 +59,7 @@ func exactAgain(t *testing.T, d *daemon, client rlsv3.RateLimitServiceClient, va
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("no exact decision within 10s of Redis' return, want 1s; the log is\n%s", d.Log.String())
+	t.Fatalf("no exact decision within %v of Redis' return, want 1s; the log is\n%s", time.Since(begin), d.Log.String())
 }
 
 // mayMiss is which part of the requests may go without an answer, beyond twice that of requests which need no Redis and are
@@ -124,7 +124,8 @@ func playFault(t *testing.T, d *daemon, name string, begin, after func()) {
 	}
 }
 
-// load is requests at an even rate, whatever becomes of them. Every fourth one is followed by one that needs no Redis.
+// load is requests at an even rate, whatever becomes of them; what the machine was too busy to send in time is not sent
+// late, in a burst that nobody could answer. Every fourth one is followed by one that needs no Redis.
 type load struct {
 	cancel         context.CancelFunc
 	wg             sync.WaitGroup
@@ -146,9 +147,13 @@ func startLoad(t *testing.T, clients []rlsv3.RateLimitServiceClient) *load {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &load{cancel: cancel}
 	l.wg.Go(func() {
-		begin := time.Now()
+		next := time.Now()
 		for i := 0; ctx.Err() == nil; i++ {
-			time.Sleep(time.Until(begin.Add(time.Duration(i) * time.Second / loadRate)))
+			time.Sleep(time.Until(next))
+			if now := time.Now(); now.Sub(next) > giveUp {
+				next = now
+			}
+			next = next.Add(time.Second / loadRate)
 			client := clients[i%len(clients)]
 			l.wg.Go(func() { l.counted.ask(context.WithoutCancel(ctx), client, request("user", fmt.Sprint(i%1000))) })
 			if i%4 == 0 {
