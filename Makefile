@@ -13,8 +13,8 @@ IMAGE ?= ratelimitd:dev
 CONFORMANCE_DIR ?= ../shared/conformance
 LOADGEN_DIR ?= ../shared/loadgen
 
-GOLANGCI := $(GO) tool -modfile=tools/golangci-lint/go.mod golangci-lint
-BUF := $(GO) tool -modfile=tools/buf/go.mod buf
+GOLANGCI := bin/golangci-lint
+BUF := bin/buf
 VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
 
 .PHONY: help
@@ -55,8 +55,21 @@ test: ## run every test; with the race detector where there is a C compiler, whi
 	$(GO) -C tools/manifests vet ./...
 	$(GO) -C tools/manifests test ./...
 
+.PHONY: check
+check: ## run go vet, the linters where make lint has built them, and the tests that start no process: while one writes
+	$(GO) vet $(PKG)
+	@if $(MAKE) -sq $(GOLANGCI); then $(GOLANGCI) run $(PKG); else echo 'golangci-lint is left out: make lint builds it' >&2; fi
+	@if $(MAKE) -sq $(BUF); then $(BUF) lint; else echo 'buf is left out: make lint builds it' >&2; fi
+	$(GO) test -short -vet=off $(PKG)
+
+bin/golangci-lint: tools/golangci-lint/go.mod tools/golangci-lint/go.sum
+	$(GO) build -modfile=tools/golangci-lint/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+bin/buf: tools/buf/go.mod tools/buf/go.sum
+	$(GO) build -modfile=tools/buf/go.mod -o $@ github.com/bufbuild/buf/cmd/buf
+
 .PHONY: lint
-lint: ## run go vet, golangci-lint and buf lint
+lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint and buf lint
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	$(BUF) lint
@@ -70,7 +83,7 @@ vuln: ## look for known vulnerabilities in what is called here; asks vuln.go.dev
 	esac
 
 .PHONY: fmt
-fmt: ## format the Go files
+fmt: $(GOLANGCI) ## format the Go files
 	$(GOLANGCI) fmt ./...
 
 .PHONY: conformance
@@ -114,7 +127,7 @@ fuzz: ## run each fuzz target for FUZZTIME
 	done
 
 .PHONY: proto
-proto: ## generate Go from the .proto files
+proto: $(BUF) ## generate Go from the .proto files
 	$(BUF) generate
 
 .PHONY: docs

@@ -12,6 +12,7 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -111,6 +112,7 @@ func TestCompose(t *testing.T) {
 // TestPrometheusFiles has Prometheus' own tool check the configuration and the alerts.
 func TestPrometheusFiles(t *testing.T) {
 	t.Parallel()
+	testkit.NotShort(t)
 	for _, args := range [][]string{{"config", "compose/prometheus.yaml"}, {"rules", "compose/alerts.yaml"}} {
 		out, err := exec.Command("promtool", append([]string{"check"}, args...)...).CombinedOutput()
 		if err != nil {

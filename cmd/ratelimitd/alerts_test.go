@@ -146,6 +146,7 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 	if err != nil {
 		t.Fatal(err)
 	}
+	testkit.NotShort(t)
 	dir := t.TempDir()
 	certstest.Write(t, filepath.Join(dir, "alerts.yaml"), []byte(rules))
 	certstest.Write(t, filepath.Join(dir, "test.yaml"), text)

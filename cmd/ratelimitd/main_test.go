@@ -92,6 +92,7 @@ func TestScripts(t *testing.T) { testscript.Run(t, scripts(t, "testdata/script")
 // scripts are those of a directory.
 func scripts(t *testing.T, dir string) testscript.Params {
 	t.Helper()
+	testkit.NotShort(t)
 	return testscript.Params{
 		Dir: dir,
 		Setup: func(env *testscript.Env) error {

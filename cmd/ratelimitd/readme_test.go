@@ -33,6 +33,7 @@ const repository = "../.."
 // commands print with what the README shows. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
 func TestREADME(t *testing.T) {
+	testkit.NotShort(t)
 	raw, err := os.ReadFile(filepath.Join(repository, "README.md"))
 	if err != nil {
 		t.Fatal(err)

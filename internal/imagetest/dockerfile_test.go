@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // repository is the root of the checkout, which is the build's context.
@@ -109,6 +111,7 @@ func TestFinalStage(t *testing.T) {
 // final stage copies.
 func build(t *testing.T) (root string) {
 	t.Helper()
+	testkit.NotShort(t)
 	dir := t.TempDir()
 	src, out := filepath.Join(dir, "src"), filepath.Join(dir, "out")
 	s := stages(t)[0]

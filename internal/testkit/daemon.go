@@ -22,9 +22,10 @@ type Build struct {
 	err  error
 }
 
-// Dir returns the directory of the programs. The first call builds them.
+// Dir returns the directory of the programs. The first call builds them. See [NotShort].
 func (b *Build) Dir(tb testing.TB) string {
 	tb.Helper()
+	NotShort(tb)
 	b.once.Do(func() {
 		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil { //nolint:usetesting // all tests use what the first one builds
 			return

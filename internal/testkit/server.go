@@ -37,9 +37,19 @@ type Server struct {
 	args    []string
 }
 
-// Start starts a server on a free port, and waits until it is ready.
+// NotShort skips a test that starts processes, or builds them, if it is run with -short, as `make check` runs it. It is
+// the only reason to skip a test: `make test` runs each of them.
+func NotShort(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("starts processes, which -short forbids")
+	}
+}
+
+// Start starts a server on a free port, and waits until it is ready. See [NotShort].
 func Start(tb testing.TB, p *Program) *Server {
 	tb.Helper()
+	NotShort(tb)
 	s := &Server{tb: tb, program: p, log: filepath.Join(tb.TempDir(), "log")}
 	tb.Cleanup(func() { s.Kill() }) // the process of then
 	for range attempts {

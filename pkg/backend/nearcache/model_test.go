@@ -437,7 +437,11 @@ func (m *model) decide(s modelState, i int, call func(*modelReplica) *modelCall,
 // TestModel visits every state for each limit.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	for hits := uint64(1); hits <= ModelLimits; hits++ {
+	limits := uint64(ModelLimits)
+	if testing.Short() {
+		limits = 2
+	}
+	for hits := uint64(1); hits <= limits; hits++ {
 		m := &model{hits: hits, others: 1, seen: map[modelState]struct{}{}, memo: map[storeCall]storeAnswer{}}
 		if hits <= modelLate {
 			m.others = len(modelState{}.replicas)
