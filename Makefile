@@ -42,12 +42,12 @@ run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C 
 	@exec bin/ratelimitd
 
 .PHONY: test
-test: ## run every test; with the race detector where there is a C compiler, which it alone needs
+test: ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need redis-server redis-server
 	@tools/need memcached memcached
 	@tools/need -x promtool prometheus
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
-	$(GO) test $$(command -v "$$($(GO) env CC)" >/dev/null && echo -race) -timeout 20m $(PKG)
+	GO='$(GO)' tools/test $(PKG)
 	$(GO) -C tools/bench vet ./...
 	$(GO) -C tools/bench test ./...
 	$(GO) -C tools/exact vet ./...
