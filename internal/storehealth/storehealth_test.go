@@ -147,3 +147,20 @@ func TestTried(t *testing.T) {
 		}
 	}
 }
+
+// Who waits until the store was tried, and then asks whether it is away, hears how that went.
+func TestTriedTellsTheResult(t *testing.T) {
+	t.Parallel()
+	for range 50_000 {
+		s := storehealth.New("store", task.NewHealth(), storehealth.Policy{})
+		heard := make(chan string)
+		go func() {
+			<-s.Tried()
+			heard <- s.Away()
+		}()
+		s.Connected(1)
+		if away := <-heard; away != "" {
+			t.Fatalf("connected, and away because %s", away)
+		}
+	}
+}
