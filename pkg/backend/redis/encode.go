@@ -126,17 +126,7 @@ func (e *encoder) pick(op *backend.Op) *script {
 	if len(op.Limits) != 1 || op.Penalty != nil {
 		return e.scripts.limits
 	}
-	switch familyOf(&op.Limits[0]) {
-	case familyFixed, familyCalendar:
-		return e.scripts.fixed
-	case familyBucket:
-		return e.scripts.bucket
-	case familyRuns:
-		return e.scripts.runs
-	case familySlots:
-		return e.scripts.slots
-	}
-	return e.scripts.limits
+	return e.scripts.single[familyOf(&op.Limits[0])]
 }
 
 // slack returns how much longer than needed a key is kept, in ms.
@@ -149,34 +139,6 @@ func (e *encoder) slack() uint64 {
 		slack += injectedSlack
 	}
 	return slack
-}
-
-// family is a kind of state, by the number that scripts know it by.
-type family uint8
-
-const (
-	familyFixed family = iota
-	familyBucket
-	familyRuns
-	familySlots
-	familyCalendar
-)
-
-// familyOf returns the family that keeps the state of l.
-func familyOf(l *engine.Limit) family {
-	switch l.Algorithm.Family() {
-	case engine.FamilyBucket:
-		return familyBucket
-	case engine.FamilyRuns:
-		return familyRuns
-	case engine.FamilySlots:
-		return familySlots
-	case engine.FamilyWindow:
-		if l.Calendar != nil {
-			return familyCalendar
-		}
-	}
-	return familyFixed
 }
 
 // mode is the mode argument of scripts.
@@ -214,39 +176,6 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
-// quick writes the short form of the arguments, for the fast path of a script, if op qualifies for it, and reports
-// whether it does. The bounds keep products within the exact range of a double.
-func (p *packed) quick(op *backend.Op, slack uint64) bool {
-	t, l := &op.Take, &op.Limits[0]
-	if op.Mode != backend.Take || t.Cost == 0 || t.Cost > math.MaxInt32 || t.Extra != 0 || l.Hits == 0 || slack > math.MaxUint32 {
-		return false
-	}
-	switch l.Algorithm.Family() {
-	case engine.FamilyWindow:
-		if l.Align != engine.AlignClock || l.Calendar != nil || l.Hits >= uint64(l.Window) ||
-			t.Count == 0 || t.Count > math.MaxInt32/t.Cost {
-			return false
-		}
-		p.words(t.Cost, t.Count, l.Hits, slack)
-		p.num(uint64(l.Window))
-		p.flag(l.CountRefused)
-		return true
-	case engine.FamilyBucket:
-		leaky := l.Algorithm == engine.LeakyBucket
-		if l.Debt > 0 || l.FillInterval > 0 || l.Initial < l.Burst && !leaky || t.Count != 1 {
-			return false
-		}
-		us, den := l.Rate()
-		p.words(t.Cost, den, l.Burst, slack)
-		p.num(us, uint64(l.Window))
-		p.flag(leaky)
-		p.flag(l.CountRefused)
-		return true
-	case engine.FamilyRuns, engine.FamilySlots:
-	}
-	return false
-}
-
 // ask appends the arguments that ask.lua describes, up to and including the penalty, if there is one.
 func (p *packed) ask(op *backend.Op, slack uint64) {
 	t, m := &op.Take, modeOf(op)
@@ -282,49 +211,4 @@ func (p *packed) owner(name string) {
 		sum := sha256.Sum256([]byte(name))
 		p.b = append(p.b, sum[:16]...)
 	}
-}
-
-// limit appends l's family and the numbers that the family's script describes.
-func (p *packed) limit(l *engine.Limit, e *encoder) {
-	kind := familyOf(l)
-	p.b = append(p.b, byte(kind))
-	switch kind {
-	case familyFixed, familyCalendar:
-		p.num(l.Hits, uint64(l.Window))
-		p.flag(l.Align == engine.AlignFirst)
-		p.flag(l.CountRefused)
-		if kind == familyCalendar {
-			for _, edge := range l.Calendar.Edges(e.here()) {
-				p.float(float64(edge))
-			}
-		}
-	case familyBucket:
-		p.bucket(l)
-	case familyRuns:
-		p.num(l.Hits, uint64(l.Window), uint64(l.Precision))
-		p.flag(l.CountRefused)
-	case familySlots:
-		p.num(l.Hits, uint64(l.Window))
-	}
-}
-
-// bucket appends the numbers of a bucket: its rate, den hits in us microseconds, where den is 0 if it never fills; its
-// size; how many hits can be spent at once; its debt; what it starts with; its fill interval; its window; and its
-// flags.
-func (p *packed) bucket(l *engine.Limit) {
-	leaky := l.Algorithm == engine.LeakyBucket
-	us, den := uint64(1), uint64(0)
-	if l.Hits > 0 {
-		us, den = l.Rate()
-	}
-	most, initial := l.Burst+l.Debt, l.Initial
-	switch {
-	case leaky:
-		initial = l.Burst
-	case l.CountRefused:
-		most = 2 * l.Burst
-	}
-	p.num(us, den, l.Burst, most, l.Debt, initial, uint64(l.FillInterval), uint64(l.Window))
-	p.flag(leaky)
-	p.flag(l.CountRefused)
 }

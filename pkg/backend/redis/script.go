@@ -4,6 +4,7 @@ import (
 	"crypto/sha1" //nolint:gosec // Redis names scripts by it
 	"embed"
 	"encoding/hex"
+	"slices"
 	"strings"
 )
 
@@ -22,39 +23,47 @@ type script struct {
 
 // scripts are all the scripts. They are built once and never change.
 type scripts struct {
-	fixed  *script // one fixed window
-	bucket *script // one bucket
-	runs   *script // one sliding window or log
-	slots  *script // one concurrency limit
-	limits *script // a list, or anything behind a penalty
+	single [familyCount]*script // for one limit of each family
+	limits *script              // for a list, or anything behind a penalty
 }
 
 // all returns all scripts, in no particular order.
 func (s *scripts) all() []*script {
-	return []*script{s.fixed, s.bucket, s.runs, s.slots, s.limits}
+	all := []*script{s.limits}
+	for _, one := range s.single {
+		if !slices.Contains(all, one) {
+			all = append(all, one)
+		}
+	}
+	return all
 }
 
 func newScripts() (*scripts, error) {
 	var s scripts
-	for _, c := range []struct {
-		script **script
-		name   string
-		files  string
-	}{
-		{&s.fixed, "fixed", "head quick_fixed ask fixed single"},
-		{&s.bucket, "bucket", "head quick_bucket muldiv ask bucket single"},
-		{&s.runs, "runs", "head muldiv ask runs single"},
-		{&s.slots, "slots", "head ask slots single"},
-		{&s.limits, "limits", "head muldiv ask fixed bucket runs slots limits penalty"},
-	} {
-		text, err := compose(strings.Fields(c.files))
-		if err != nil {
-			return nil, err
+	made := map[string]*script{}
+	for f := range s.single {
+		name, files := family(f).single()
+		if made[name] == nil {
+			one, err := newScript(name, files)
+			if err != nil {
+				return nil, err
+			}
+			made[name] = one
 		}
-		sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis names scripts by it
-		*c.script = &script{name: c.name, text: text, sha: hex.EncodeToString(sum[:])}
+		s.single[f] = made[name]
 	}
-	return &s, nil
+	var err error
+	s.limits, err = newScript("limits", limitsFiles)
+	return &s, err
+}
+
+func newScript(name, names string) (*script, error) {
+	text, err := compose(strings.Fields(names))
+	if err != nil {
+		return nil, err
+	}
+	sum := sha1.Sum([]byte(text)) //nolint:gosec // Redis names scripts by it
+	return &script{name: name, text: text, sha: hex.EncodeToString(sum[:])}, nil
 }
 
 // compose concatenates files of scripts/.
