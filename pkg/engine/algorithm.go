@@ -15,7 +15,16 @@ const (
 	Concurrency                    // counts slots held at the same time
 )
 
-// Family is a shape of [State]. Algorithms of one family keep the same fields of it.
+// Family is a shape of [State]. Algorithms of one family keep the same fields of it, which mean:
+//
+//	fixed_window               at: start of the window; n: hits in it
+//	sliding_window             n: hits in all of more.runs, each at the number of its sub-window
+//	sliding_log                n: hits in all of more.runs, each at its time; at, part: the longest window and the
+//	                           largest number of hits of the limits that took from it
+//	token_bucket               n + part/us: hits spent as of at; full: when they will have come back
+//	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
+//	concurrency                n: slots in all of more.holders; at: when the newest was taken
+//	a penalty's gate           at: its end; n: how long it lasts
 type Family uint8
 
 // The families.
@@ -85,7 +94,7 @@ func (a Algorithm) Remembered() bool { return a.row().remembered }
 
 // Capacity returns how many hits a counter that was not used has left.
 func (l *Limit) Capacity() uint64 {
-	if l.Algorithm.row().family == FamilyBucket {
+	if ParamBurst.TakenBy(l.Algorithm) {
 		return l.Burst
 	}
 	return l.Hits

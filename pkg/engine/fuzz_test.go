@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -55,6 +56,12 @@ func (in *input) limit(a engine.Algorithm) engine.Limit {
 		l.Burst = choose(in, l.Hits, 1, 2, 5, 1000, 1<<32-1)
 	case engine.Concurrency:
 		l.Hits = min(l.Hits, 10)
+	default: // one that needs nothing more than that its parameters take values
+		for p := range engine.Parameters() {
+			if p.TakenBy(a) {
+				p.Set(&l, choose(in, p.Usual(&l), 0, 1, 5, 1000, 1<<32-1))
+			}
+		}
 	}
 	return l
 }
@@ -124,11 +131,21 @@ func FuzzTokenBucket(f *testing.F)   { fuzz(f, engine.TokenBucket) }
 func FuzzLeakyBucket(f *testing.F)   { fuzz(f, engine.LeakyBucket) }
 func FuzzConcurrency(f *testing.F)   { fuzz(f, engine.Concurrency) }
 
+// FuzzAlgorithm is the target of algorithms that have none of their own, and tries the others too.
+func FuzzAlgorithm(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		in := input(data)
+		all := slices.Collect(engine.Algorithms())
+		slices.Reverse(all) // the latest first
+		in.play(t, newCounter(engine.Limits{in.limit(choose(&in, all...))}, nil))
+	})
+}
+
 // limits makes one limit, or a list.
 func (in *input) limits() engine.Limits {
 	var l engine.Limits
 	for range choose(in, 2, 1, 3) {
-		l = append(l, in.limit(engine.Algorithm(in.byte()%6)))
+		l = append(l, in.limit(choose(in, slices.Collect(engine.Algorithms())...)))
 	}
 	for i := range l {
 		if l[i].Listed = len(l) > 1; l[i].Listed {

@@ -39,7 +39,7 @@ func (l Limit) Prepared() Limit {
 func (l *Limit) Rescale(hits uint64, window Micros) {
 	a := l.Algorithm.row()
 	l.OwnWindow = a.family == FamilyRuns && !a.perWindow
-	if a.family == FamilyBucket {
+	if ParamBurst.TakenBy(l.Algorithm) {
 		full := l.startsFull() // it stays so even if the burst is too small to scale
 		if l.Hits == 0 {       // there is nothing to scale from
 			l.Burst, l.Initial = hits, min(l.Initial, hits)
@@ -168,7 +168,7 @@ func (l Limit) Validate() error {
 	errs.add(l.checkRefused())
 	errs.add(l.checkAlign())
 	errs.add(l.checkInitial())
-	if l.Algorithm.Family() == FamilyBucket && l.Hits > 0 && l.Window > 0 {
+	if ParamBurst.TakenBy(l.Algorithm) && l.Hits > 0 && l.Window > 0 {
 		errs.add(l.checkFilling())
 		errs.add(l.checkSteps())
 	}

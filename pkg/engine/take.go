@@ -5,18 +5,8 @@ import "time"
 // State is what one limit has counted so far. The zero State is that of a key not seen before. A State belongs to the
 // [Slot] of the limit that wrote it; the limit's other fields may have changed since then, through a reload of the
 // rules or a request that brought its own limit. A State must not be copied while the copy and the original are both in
-// use.
-//
-// What the fields mean depends on the algorithm:
-//
-//	fixed_window               at: start of the window; n: hits in it
-//	sliding_window             n: hits in all of more.runs, each at the number of its sub-window
-//	sliding_log                n: hits in all of more.runs, each at its time; at, part: the longest window and the
-//	                           largest number of hits of the limits that took from it
-//	token_bucket               n + part/us: hits spent as of at; full: when they will have come back
-//	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
-//	concurrency                n: slots in all of more.holders; at: when the newest was taken
-//	a penalty's gate           at: its end; n: how long it lasts
+// use. What the fields mean
+// depends on the algorithm: see [Family].
 type State struct {
 	at      Micros
 	n       uint64

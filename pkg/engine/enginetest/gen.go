@@ -100,7 +100,7 @@ func numbers(t *rapid.T, l *engine.Limit) {
 	l.Hits = rapid.OneOf(
 		rapid.Uint64Range(1, 12), rapid.Uint64Range(0, 1000), rapid.SampledFrom([]uint64{1, 3, 7, 10, 60, 100, 10_000, 150_000, 1<<32 - 1}),
 	).Draw(t, "hits")
-	bucket := l.Algorithm.Family() == engine.FamilyBucket
+	bucket := engine.ParamBurst.TakenBy(l.Algorithm)
 	switch {
 	case l.Algorithm.Holds():
 		l.Hits = min(l.Hits, 12)
