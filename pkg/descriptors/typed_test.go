@@ -27,7 +27,7 @@ func TestTreeIsCheckedAsAFile(t *testing.T) {
 		{Key: "e", Policy: descriptors.TreePolicy{Lease: "off"}},
 		{Key: "f", ShareThreshold: true, ShadowMode: true},
 		{Key: "g", RateLimit: &descriptors.TreeLimit{
-			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Own: map[string]any{"burst": uint32(3), "count_refused": true},
+			Unit: "day", Name: "g", Replaces: []string{"", "g"}, Own: map[string]any{"debt": uint32(3), "count_refused": true},
 			Policy: descriptors.TreePolicy{OnFailure: "maybe", Penalty: &descriptors.TreePenalty{Max: "1h"}},
 		}},
 	}})
@@ -43,7 +43,7 @@ res: ?.c: rate_limit and rate_limits are on one descriptor: want one of them
 res: ?.e: lease does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits
 res: warning: ?.f: shadow_mode has no effect on a descriptor without a limit
 res: ?.f: share_threshold can only be used with wildcard values (containing '*'), but found key 'f'
-res: ?.g: burst does not apply to fixed_window: it belongs to token_bucket, leaky_bucket
+res: ?.g: debt does not apply to fixed_window: it belongs to token_bucket
 res: ?.g: should not have an empty replaces entry: want the name of another limit
 res: ?.g: replaces should not contain name of same descriptor: 'g' is its own
 res: ?.g: unknown on_failure 'maybe': want error, allow, deny or local

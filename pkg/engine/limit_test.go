@@ -41,7 +41,7 @@ func TestValidate(t *testing.T) {
 		"unknown algorithm":      {limitOf(255, func(*engine.Limit) {}), "algorithm: fixed_window, sliding_window"},
 		"unknown alignment":      {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Align = 2 }), "align: clock or first"},
 		"aligned log":            {limitOf(engine.SlidingLog, func(l *engine.Limit) { l.Align = engine.AlignFirst }), "align: belongs to fixed_window"},
-		"burst of a window":      {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Burst = 1 }), "burst: belongs to token_bucket and leaky_bucket"},
+		"burst of a window":      {limitOf(engine.FixedWindow, func(l *engine.Limit) { l.Burst = 1 }), "burst: belongs to token_bucket"},
 		"debt of a queue":        {limitOf(engine.LeakyBucket, func(l *engine.Limit) { l.Burst = 1; l.Debt = 1 }), "debt: belongs to token_bucket"},
 		"initial of a queue":     {limitOf(engine.LeakyBucket, func(l *engine.Limit) { l.Burst = 1; l.Initial = 1 }), "initial: belongs to token_bucket"},
 		"steps of a log":         {limitOf(engine.SlidingLog, func(l *engine.Limit) { l.FillInterval = 1 }), "fill_interval: belongs to token_bucket"},
