@@ -22,7 +22,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// Rows of the table of faults that take a whole server. The others are tests of pkg/backend/redis.
+// Rows of docs/faults.md that take a whole server. The others are tests of pkg/backend/redis.
 
 // TestF15_BigValues: a value of 60 KB costs no more than a short one, apart from its transport.
 func TestF15_BigValues(t *testing.T) {

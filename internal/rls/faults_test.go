@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// The tests named G1 to G38 are the rows of bad input to ShouldRateLimit in the table of faults, by their numbers.
+// The tests named G1 to G38 are the rows of docs/faults.md about ShouldRateLimit, by their numbers.
 
 const threePerHour = `
 domain: shop
