@@ -112,6 +112,7 @@ func numbers(t *rapid.T, l *engine.Limit) {
 			l.Initial = l.Burst
 		}
 	}
+	others(t, l)
 	l.CountRefused = !bucket && engine.ParamCountRefused.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, "count refused")
 	if !engine.ParamDebt.TakenBy(l.Algorithm) {
 		return
@@ -128,6 +129,20 @@ func numbers(t *rapid.T, l *engine.Limit) {
 	if l.Hits > 0 && rapid.IntRange(0, 3).Draw(t, "steps") == 0 {
 		each := l.Window / engine.Micros(gcd(uint64(l.Window), l.Hits))
 		l.FillInterval = each * rapid.SampledFrom([]engine.Micros{1, 1, 2, 3, 10}).Draw(t, "step")
+	}
+}
+
+// others draws small values for parameters that nothing here knows.
+func others(t *rapid.T, l *engine.Limit) {
+	for p := range engine.Parameters() {
+		switch p {
+		case engine.ParamBurst, engine.ParamPrecision, engine.ParamDebt, engine.ParamFillInterval, engine.ParamInitial, engine.ParamAlign,
+			engine.ParamCalendar, engine.ParamTimezone, engine.ParamCountRefused:
+		default:
+			if p.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, p.String()+" given") {
+				p.Set(l, rapid.Uint64Range(0, 20).Draw(t, p.String()))
+			}
+		}
 	}
 }
 
