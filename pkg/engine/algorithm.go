@@ -92,22 +92,6 @@ func (a Algorithm) Holds() bool { return a.row().held }
 // Remembered reports whether a refusal holds until the time that it gives, unless hits are given back.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
-// Capacity returns how many hits a counter that was not used has left.
-func (l *Limit) Capacity() uint64 {
-	if ParamBurst.TakenBy(l.Algorithm) {
-		return l.Burst
-	}
-	return l.Hits
-}
-
-// MaxCost returns the largest cost that is ever admitted, 0 if none is.
-func (l *Limit) MaxCost() uint64 {
-	if l.Hits == 0 {
-		return 0
-	}
-	return l.Capacity() + l.Debt
-}
-
 // Unleased returns what forbids that hits of l are fetched in advance: rate_limits, the key of a parameter, or the name
 // of the algorithm. It returns "" if nothing does.
 func (l *Limit) Unleased() string {

@@ -48,6 +48,22 @@ type Limit struct {
 	prepared prepared
 }
 
+// Capacity returns how many hits a counter that was not used has left.
+func (l *Limit) Capacity() uint64 {
+	if ParamBurst.TakenBy(l.Algorithm) {
+		return l.Burst
+	}
+	return l.Hits
+}
+
+// MaxCost returns the largest cost that is ever admitted, 0 if none is.
+func (l *Limit) MaxCost() uint64 {
+	if l.Hits == 0 {
+		return 0
+	}
+	return l.Capacity() + l.Debt
+}
+
 // Limits are the limits of a descriptor: one, or several that admit together or not at all.
 type Limits []Limit
 

@@ -107,7 +107,7 @@ func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 func (c *counter) left(l *engine.Limit, owner string) uint64 {
 	switch l.Algorithm {
 	case engine.FixedWindow:
-		return c.fixed.left(l)
+		return minus(capacity(l), c.fixed.count)
 	case engine.SlidingWindow, engine.SlidingLog:
 		return c.hits.left(l)
 	case engine.TokenBucket, engine.LeakyBucket:
@@ -121,7 +121,7 @@ func (c *counter) left(l *engine.Limit, owner string) uint64 {
 func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
 	switch l.Algorithm {
 	case engine.FixedWindow:
-		return c.fixed.count+cost <= l.Hits
+		return c.fixed.count+cost <= capacity(l)
 	case engine.SlidingWindow, engine.SlidingLog:
 		return c.hits.total()+cost <= l.Hits
 	case engine.TokenBucket, engine.LeakyBucket:

@@ -36,8 +36,6 @@ func (f fixed) at(l *engine.Limit, now engine.Micros, seen bool, w windows) fixe
 	return f
 }
 
-func (f *fixed) left(l *engine.Limit) uint64 { return minus(l.Hits, f.count) }
-
 func (f *fixed) add(hits uint64) {
 	f.count = min(f.count+hits, engine.MaxHits)
 	f.begun = true
