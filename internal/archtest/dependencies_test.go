@@ -1,0 +1,64 @@
+package archtest_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestDependenciesAreExplained: section 10 of docs/design.md has a reason for each module that go.mod requires directly, and
+// for no other, in at most 20 families.
+func TestDependenciesAreExplained(t *testing.T) {
+	t.Parallel()
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := map[string]bool{}
+	for line := range strings.Lines(string(mod)) {
+		words := strings.Fields(line)
+		if strings.HasPrefix(line, "\t") && len(words) > 1 && !strings.Contains(line, "// indirect") {
+			direct[words[0]] = true
+		}
+	}
+	if len(direct) < 10 {
+		t.Fatalf("found only %d modules in go.mod", len(direct))
+	}
+	doc, err := os.ReadFile(filepath.Join(root, "docs", "design.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const head = "| family | modules | why it is here |\n| --- | --- | --- |\n"
+	_, table, found := strings.Cut(string(doc), head)
+	if !found {
+		t.Fatalf("docs/design.md has no table that begins with %q", head)
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	families, explained := 0, map[string]bool{}
+	for line := range strings.Lines(table) {
+		families++
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || strings.TrimSpace(cells[3]) == "" {
+			t.Errorf("docs/design.md: a family needs a name, its modules and a reason: %q", line)
+			continue
+		}
+		for _, module := range quoted(cells[2]) {
+			if explained[module] {
+				t.Errorf("docs/design.md explains %s twice", module)
+			}
+			if !direct[module] {
+				t.Errorf("docs/design.md explains %s, which go.mod does not require directly", module)
+			}
+			explained[module] = true
+		}
+	}
+	for module := range direct {
+		if !explained[module] {
+			t.Errorf("go.mod requires %s, which has no reason in section 10 of docs/design.md", module)
+		}
+	}
+	if families > 20 {
+		t.Errorf("%d families of dependencies, want at most 20", families)
+	}
+}
