@@ -87,7 +87,7 @@ func refusedCost(op *backend.Op, longest engine.Micros) uint64 {
 
 // startsLow reports whether one of l is a bucket that starts with less than its burst when it is first asked.
 func startsLow(l engine.Limits) bool {
-	return slices.ContainsFunc(l, func(l engine.Limit) bool { return l.Algorithm == engine.TokenBucket && l.Initial < l.Burst })
+	return slices.ContainsFunc(l, func(l engine.Limit) bool { return engine.ParamInitial.TakenBy(l.Algorithm) && l.Initial < l.Burst })
 }
 
 // untilEnd is [UntilEnd].
