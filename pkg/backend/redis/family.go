@@ -33,9 +33,9 @@ func (f family) single() (name, files string) {
 		return "runs", "head muldiv ask runs single"
 	case familySlots:
 		return "slots", "head ask slots single"
-	default: // a calendar's windows are fixed ones
-		return "fixed", "head quick_fixed ask fixed single"
+	case familyFixed, familyCalendar:
 	}
+	return "fixed", "head quick_fixed ask fixed single"
 }
 
 // familyOf returns the family that keeps the state of l.
