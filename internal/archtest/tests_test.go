@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestEachTestRuns: `make test` runs every test. No test skips itself but by proctest.NotShort, nothing but `make check`
+// TestEachTestRuns: `make test` runs every test. No test skips itself but by testkit.NotShort, nothing but `make check`
 // passes -short, and what tools/test keeps from the race detector has no goroutine and runs without it.
 func TestEachTestRuns(t *testing.T) {
 	t.Parallel()
@@ -45,8 +45,8 @@ func TestEachTestRuns(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if skips := skipping(file); len(skips) > 0 && filepath.Base(dir) != "proctest" {
-			t.Errorf("%s: %v: no test skips; one that needs a process calls proctest.NotShort", path, skips)
+		if skips := skipping(file); len(skips) > 0 && filepath.Base(dir) != "testkit" {
+			t.Errorf("%s: %v: no test skips; one that needs a process calls testkit.NotShort", path, skips)
 		}
 		if why := concurrent(file); why != "" && slices.Contains(alone, dir) {
 			t.Errorf("%s: %s: tools/test must not keep %s from the race detector", path, why, dir)
