@@ -146,7 +146,7 @@ func (s *survey) field(value []byte, field protoreflect.FieldDescriptor, depth i
 	case len(value) > maxText:
 		return fmt.Errorf("the text of %s has %d bytes: want at most %d", readable(field), len(value), maxText)
 	case !utf8.Valid(value):
-		return fmt.Errorf("the text of %sis not UTF-8: %.40q", readable(field), value)
+		return fmt.Errorf("the text of %s is not UTF-8: %.40q", readable(field), value)
 	}
 	return nil
 }

@@ -142,8 +142,8 @@ func TestX2Undecodable(t *testing.T) {
 		{"cut short", named + "\x12\x10shop", "a: it cannot be decoded: it is damaged, or not protobuf"},
 		{"no tag", "\xff\xff\xff", "resource 1: it cannot be decoded: it is damaged, or not protobuf"},
 		{"cut short below", named + "\x1a\x02\x0a\x05", "a: it cannot be decoded: it is damaged, or not protobuf"},
-		{"no UTF-8", named + "\x12\x02\xff\xfe", `a: it cannot be decoded: the text of RateLimitConfig.domainis not UTF-8: "\xff\xfe"`},
-		{"no UTF-8 in the name", "\x0a\x02\xff\xfe", "\uFFFD: it cannot be decoded: the text of RateLimitConfig.nameis not UTF-8: \"\\xff\\xfe\""},
+		{"no UTF-8", named + "\x12\x02\xff\xfe", `a: it cannot be decoded: the text of RateLimitConfig.domain is not UTF-8: "\xff\xfe"`},
+		{"no UTF-8 in the name", "\x0a\x02\xff\xfe", "\uFFFD: it cannot be decoded: the text of RateLimitConfig.name is not UTF-8: \"\\xff\\xfe\""},
 		{"empty", "", "resource 1: config file cannot have empty domain: want a name under domain"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
