@@ -190,7 +190,7 @@ func TestX4DuplicateNames(t *testing.T) {
 	t.Parallel()
 	f := tell(t, config("a", "shop", 3), config("a", "mail", 4))
 	if f.refusal != "" {
-		t.Fatalf("refusal %q: want what envoyproxy/ratelimit takes taken", f.refusal)
+		t.Fatalf("refusal %q: want none, because envoyproxy/ratelimit takes it too", f.refusal)
 	}
 	f.serves(t, "mail=4 shop=3") // ordered by contents, whatever order they came in
 	if log := f.log.String(); !strings.Contains(log, "a: warning: a second resource with this name") {
