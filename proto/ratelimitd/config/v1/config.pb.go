@@ -371,7 +371,7 @@ type RateLimitPolicy struct {
 	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	// The limits that this one takes the place of.
 	Replaces []*RateLimitReplace `protobuf:"bytes,5,rep,name=replaces,proto3" json:"replaces,omitempty"`
-	// fixed_window, sliding_window, sliding_log, token_bucket, leaky_bucket or concurrency.
+	// The name of the algorithm; fixed_window unless set. docs/algorithms.md has them all.
 	Algorithm string `protobuf:"bytes,1000,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
 	// How many units the window spans.
 	UnitMultiplier *uint32 `protobuf:"varint,1001,opt,name=unit_multiplier,json=unitMultiplier,proto3,oneof" json:"unit_multiplier,omitempty"`
