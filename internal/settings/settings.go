@@ -1,9 +1,9 @@
 // Package settings turns the environment into typed values, once, at the start.
 //
-// One table, in table.go, lists every variable that envoyproxy/ratelimit reads, and our own, each with its default,
-// what it accepts, and the field of [Settings] that takes its value or why there is none. The table in the README is
-// generated from it. A variable that is set but empty counts as not set. All errors are reported at once, each with the variable, its value and what it
-// accepts.
+// One table, in table.go and, for stores, table_stores.go, lists every variable that envoyproxy/ratelimit reads, and our
+// own, each with its default, what it accepts, and the field of [Settings] that takes its value or why there is none. The
+// table in the README is generated from it. A variable that is set but empty counts as not set. All errors are reported at
+// once, each with the variable, its value and what it accepts.
 package settings
 
 import (
@@ -214,8 +214,9 @@ func (l *Level) UnmarshalText(name []byte) error {
 	return nil
 }
 
-// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say what is
-// accepted and has no effect, or another one than it says, each in a sentence for the log. The error has everything that is wrong, one line each.
+// Parse reads the settings from the environment, a list of NAME=value as [os.Environ] returns it. Notices say which
+// variables are accepted but have no effect, or mean something else than they say, each in a sentence for the log. The
+// error has everything that is wrong, one line each.
 func Parse(environ []string) (s Settings, notices []string, err error) {
 	given := givenIn(environ)
 	values, notices, problems := lookUp(given)

@@ -16,17 +16,6 @@ const (
 	tuning                // changes only how fast the reference is; values other than the default cause a warning
 )
 
-// The backends that variables belong to.
-const (
-	redis    = "redis"
-	memcache = "memcache"
-	memory   = "memory"
-	shared   = "redis or memcache"
-)
-
-// BackendTypes returns the values of BACKEND_TYPE.
-func BackendTypes() []string { return []string{memory, redis, memcache} }
-
 // variable is a row of the table of variables.
 type variable struct {
 	name    string
@@ -98,7 +87,7 @@ type section struct {
 }
 
 func sections(s *Settings) []section {
-	return []section{
+	return append([]section{
 		{"Listening", listening(s)},
 		{"Rules", rules(s)},
 		{"Deciding", deciding(s)},
@@ -108,9 +97,7 @@ func sections(s *Settings) []section {
 		{"Metrics", metrics(s)},
 		{"Rules over xDS", xds(s)},
 		{"Tracing", tracing(s)},
-		{"Redis", redisRows(s)},
-		{"Memcached", memcacheRows(s)},
-	}
+	}, stores(s)...)
 }
 
 func listening(s *Settings) []variable {
@@ -171,20 +158,6 @@ func answers(s *Settings) []variable {
 		{"LIMIT_BODY", "", text, &s.Answer.Body, "", "template for the body of refusals, with `{{rule}}`, `{{domain}}`, `{{limit}}`, `{{unit}}`, `{{remaining}}` and `{{retry_after}}`; a template that begins with a brace is JSON; if empty, the body is left to Envoy (ours)"},
 		{"RESPONSE_DYNAMIC_METADATA", "false", boolean, &s.Answer.DynamicMetadata, "", "add dynamic metadata: the request, and the metadata of the rules"},
 		{"DECISION_METADATA", "false", boolean, &s.Answer.DecisionMetadata, "", "add, for each descriptor, the rule with its file and line, what remains and how long to wait (ours)"},
-	}
-}
-
-func backends(s *Settings) []variable {
-	return []variable{
-		{"BACKEND_TYPE", "redis", text, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
-		{"DEFAULT_ON_FAILURE", "error", failure, &s.Backend.OnFailure, "", "what rules without `on_failure` do while the store fails: `error`, `allow`, `deny`, or `local`, which counts in this process (ours)"},
-		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are evicted (ours)"},
-		{"LOCAL_CACHE_SIZE_IN_BYTES", "0", integer, &s.Backend.LocalCache, "", "any value above 0 turns on the reference's local cache: refusals are remembered until they end, and counted as over_limit_with_local_cache; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT first checks whether a descriptor is already over its limit. How many are kept is set by NEAR_CACHE_KEYS, or its default if that is 0"},
-		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (ours)"},
-		{"NEAR_CACHE_REFUSAL", "1s", duration, &s.NearCache.Refusal, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
-		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
-		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
-		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
 	}
 }
 

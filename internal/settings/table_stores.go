@@ -2,6 +2,40 @@ package settings
 
 import "errors"
 
+// The backends that variables belong to.
+const (
+	redis    = "redis"
+	memcache = "memcache"
+	memory   = "memory"
+	shared   = "redis or memcache"
+)
+
+// BackendTypes returns the values of BACKEND_TYPE.
+func BackendTypes() []string { return []string{memory, redis, memcache} }
+
+// stores are the sections of variables that are used only with one store each.
+func stores(s *Settings) []section {
+	return []section{
+		{"Redis", redisRows(s)},
+		{"Memcached", memcacheRows(s)},
+	}
+}
+
+// backends returns the variables on where counters are kept, whatever the store is.
+func backends(s *Settings) []variable {
+	return []variable{
+		{"BACKEND_TYPE", "redis", text, &s.Backend.Type, "", "where counters are kept: `redis`; `memcache`, for fixed windows; or `memory`, in this process only"},
+		{"DEFAULT_ON_FAILURE", "error", failure, &s.Backend.OnFailure, "", "what rules without `on_failure` do while the store fails: `error`, `allow`, `deny`, or `local`, which counts in this process (ours)"},
+		{"MEMORY_MAX_KEYS", "1000000", positive, &s.Backend.MemoryMaxKeys, "", "maximum number of counters in this process, with BACKEND_TYPE=memory and for `local`; beyond that, live ones are evicted (ours)"},
+		{"LOCAL_CACHE_SIZE_IN_BYTES", "0", integer, &s.Backend.LocalCache, "", "any value above 0 turns on the reference's local cache: refusals are remembered until they end, and counted as over_limit_with_local_cache; STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT first checks whether a descriptor is already over its limit. How many are kept is set by NEAR_CACHE_KEYS, or its default if that is 0"},
+		{"NEAR_CACHE_KEYS", "100000", integer, &s.NearCache.Keys, "", "maximum number of keys that a replica remembers, to avoid asking Redis again; 0 means none, but for LOCAL_CACHE_SIZE_IN_BYTES (ours)"},
+		{"NEAR_CACHE_REFUSAL", "1s", duration, &s.NearCache.Refusal, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
+		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
+		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
+		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
+	}
+}
+
 // redisRows returns the variables that are used only with BACKEND_TYPE=redis.
 func redisRows(s *Settings) []variable {
 	return []variable{
