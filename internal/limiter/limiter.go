@@ -1,10 +1,8 @@
 // Package limiter decides requests: it matches the descriptors against the rules, makes an operation for each one that
 // has a limit, lets the backend apply them, and folds the decisions into a verdict.
 //
-// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree: [Decide] charges, [Limiter.Explain]
-// only looks, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
-//
-// [Decide]: Limiter.Decide
+// Everything goes through here, so gRPC, HTTP and the admin API cannot disagree: [Limiter.Decide] charges,
+// [Limiter.Explain] only looks, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
 package limiter
 
 import (

@@ -88,7 +88,7 @@ type Backend struct {
 	refusals *refusals // nil if refusals are not remembered
 	leases   *leases   // nil if hits are not leased
 	budget   time.Duration
-	calls    sync.Pool // of *call
+	calls    sync.Pool // of *scratch
 
 	life backend.Life
 }
