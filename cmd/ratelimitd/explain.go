@@ -11,8 +11,8 @@ func (p *program) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Show which rule a descriptor matches, step by step, and with which limit",
-		Long: `Explain reads the rules in DIR and tells how each descriptor is looked up in them: what each
-entry meets, the rule that is found with its file and line, its limits, and the name of the
+		Long: `Explain reads the rules in DIR and shows how each descriptor is looked up in them: what each
+entry matches, the rule that is found with its file and line, its limits, and the name of the
 counter. It asks no server and counts nothing.
 
 ` + descriptorHelp + `

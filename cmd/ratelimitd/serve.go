@@ -27,11 +27,11 @@ operators on DEBUG_PORT (6070). All settings are environment variables; README.m
 
 Counters live in Redis, at REDIS_URL, or with BACKEND_TYPE=memory in this process. Where neither
 is set, Redis is looked for at the unix socket that is envoyproxy/ratelimit's default. It starts
-also without Redis, and does what on_failure says until that is there.
+even if Redis cannot be reached, and does what on_failure says until it can.
 
-It starts also without good rules, says what is wrong with them, and is not healthy until it has
+It also starts without valid rules, says what is wrong with them, and is not healthy until it has
 some. Rules are loaded again when their files change, and on SIGHUP. On SIGTERM and SIGINT it
-turns unhealthy, serves on for DRAIN_DELAY, finishes what runs, and exits with 0; a second signal
+turns unhealthy, keeps serving for DRAIN_DELAY, finishes what runs, and exits with 0; a second signal
 ends it at once.`,
 		Example: `  REDIS_SOCKET_TYPE=tcp REDIS_URL=127.0.0.1:6379 RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve
   BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd serve

@@ -289,7 +289,7 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		switch {
 		case v.kind.same(value, v.def):
 		case v.kind.check(value) != nil && v.kind == secretPairs:
-			problems = append(problems, fmt.Errorf("%s takes %s", v.name, v.kind.takes()))
+			problems = append(problems, fmt.Errorf("%s: must be %s", v.name, v.kind.takes()))
 		case v.kind.check(value) != nil:
 			problems = append(problems, wrong(v.name, value, v.kind.takes()))
 		case v.to == tuning:

@@ -144,7 +144,7 @@ func TestEveryVariableRefusesNonsense(t *testing.T) {
 			_, _, err := Parse([]string{"DISABLE_STATS=", "BACKEND_TYPE=" + backend, "MEMCACHE_HOST_PORT=a:1", v.name + "=" + value})
 			want := wrong(v.name, value, v.kind.takes()).Error()
 			if v.kind == secretPairs {
-				want = v.name + " takes " + v.kind.takes()
+				want = v.name + ": must be " + v.kind.takes()
 			}
 			if err == nil || !slices.Contains(strings.Split(err.Error(), "\n"), want) {
 				t.Errorf("%s=%q: %v, want %s", v.name, value, err, want)

@@ -37,8 +37,8 @@ func TestXDSProblems(t *testing.T) {
 		{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=c", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY belong together: set both, or neither"},
 		{"CONFIG_GRPC_XDS_CLIENT_TLS_KEY=k", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY belong together: set both, or neither"},
 		{"CONFIG_GRPC_XDS_NODE_METADATA==eu", `CONFIG_GRPC_XDS_NODE_METADATA="=eu": must be pairs such as key=value,key2=value2`},
-		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS takes pairs such as key:value,key2:value2"},
-		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=a:b, :geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS takes pairs such as key:value,key2:value2"},
+		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: must be pairs such as key:value,key2:value2"},
+		{"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=a:b, :geheim", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: must be pairs such as key:value,key2:value2"},
 	} {
 		_, _, problems := parse(t, "CONFIG_TYPE=GRPC_XDS_SOTW", tt.environ)
 		if all := strings.Join(problems, "\n"); all != tt.want {

@@ -187,14 +187,14 @@ func storeRows() []Row {
 		counter(BackendErrorsTotal, "ratelimitd.backend_errors_total", "Operations on counters that failed in the store.", "class"),
 		counter(BackendEventsTotal, "ratelimitd.backend_events_total", "Events on the connections to the store.", "event"),
 		gauge(BackendConnections, "ratelimitd.backend_connections", "Open connections to the store; with REDIS_PERSECOND=true, 0 until both deployments have had one."),
-		gauge(BackendBreakerState, "ratelimitd.backend_breaker_state", "Breaker of the node: 0 is closed (or the node is not used any more), 1 is half-open and probing, 2 is open (or there is no connection).", "node"),
+		gauge(BackendBreakerState, "ratelimitd.backend_breaker_state", "Breaker of the node: 0 is closed (or the node is no longer used), 1 is half-open and probing, 2 is open (or there is no connection).", "node"),
 		counter(BackendBreakerOpenedTotal, "ratelimitd.backend_breaker_opened_total", "Times that the breaker of the node opened.", "node"),
 	}
 }
 
 func redisRows() []Row {
 	return []Row{
-		counter(BackendEvictedKeysTotal, "ratelimitd.backend_evicted_keys_total", "Keys that Redis evicted for lack of memory while this server was connected; counters among them start anew.", "node"),
+		counter(BackendEvictedKeysTotal, "ratelimitd.backend_evicted_keys_total", "Keys that Redis evicted for lack of memory while this server was connected; counters among them start from zero.", "node"),
 		gauge(RedisPoolActive, "ratelimit.redis_pool.cx_active", "Open connections to Redis."),
 		counter(RedisPoolTotal, "ratelimit.redis_pool.cx_total", "Connections to Redis that were opened."),
 		counter(RedisPoolLocalClose, "ratelimit.redis_pool.cx_local_close", "Connections to Redis that were closed, by either side."),
@@ -241,7 +241,7 @@ func nearCacheRows() []Row {
 func memoryRows() []Row {
 	return []Row{
 		gauge(MemoryKeys, "ratelimitd.memory.keys", "Counters held in this process, as MEMORY_MAX_KEYS counts them."),
-		counter(MemoryForcedOutTotal, "ratelimitd.memory.forced_out_total", "Live counters dropped because there were MEMORY_MAX_KEYS of them; each may admit its limit anew."),
+		counter(MemoryForcedOutTotal, "ratelimitd.memory.forced_out_total", "Live counters dropped because there were MEMORY_MAX_KEYS of them; each may admit its limit again."),
 	}
 }
 

@@ -79,7 +79,7 @@ func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 	calendar := item.Unit.calendarOf(zone, item.Multiplier)
 	switch {
 	case item.Limit.Align != engine.AlignClock:
-		c.fail(asked.at, path, "calendar: true with align: first: windows begin by the calendar or with a hit; leave out one of them")
+		c.fail(asked.at, path, "calendar: true with align: first: windows begin by the calendar or with a hit; remove one of them")
 	case !known:
 		c.fail(asked.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
 	case zone == nil:

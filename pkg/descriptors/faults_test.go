@@ -235,7 +235,7 @@ func TestY21_Encodings(t *testing.T) {
 		{"UTF-16 without BOM", "NUL byte", utf16(func(r rune) []byte { return []byte{byte(r), byte(r >> 8)} })[2:], 1},
 		{"NUL", "NUL byte", []byte(strings.Replace(text, "shop\n", "shop\n\x00", 1)), 2},
 		{"tab", "found a tab character that violates indentation", []byte(strings.Replace(text, "    rate", "\trate", 1)), 3}, // yaml.v3 names the line before
-		{"no UTF-8", "the byte 0xff is no UTF-8", []byte(strings.Replace(text, "ключ", "\xff", 1)), 3},
+		{"no UTF-8", "the byte 0xff is not UTF-8", []byte(strings.Replace(text, "ключ", "\xff", 1)), 3},
 		{"control character", "control characters are not allowed", []byte(strings.Replace(text, "shop", "sh\x07op", 1)), 0},
 		{"long line", "the line has 1000000 bytes: want at most 524288", []byte("# " + strings.Repeat("x", 1_000_000-2)), 1},
 	} {

@@ -134,7 +134,7 @@ func (r *reader) readableLines(data []byte) bool {
 			for c, size := utf8.DecodeRune(l); c != utf8.RuneError || size > 1; c, size = utf8.DecodeRune(l[i:]) {
 				i += size
 			}
-			r.fail(mark{line, int32(i + 1)}, "", "error loading config file: the byte 0x%02x is no UTF-8", l[i])
+			r.fail(mark{line, int32(i + 1)}, "", "error loading config file: the byte 0x%02x is not UTF-8", l[i])
 			return false
 		}
 	}

@@ -75,7 +75,7 @@ var variables = regexp.MustCompile(`\$\d+`)
 func newTemplate(text string, groups int) (template, error) {
 	for _, v := range variables.FindAllString(text, -1) {
 		if n, err := strconv.Atoi(v[1:]); err != nil || n > groups {
-			return "", fmt.Errorf("%s stands for no group: the pattern has %d", v, groups)
+			return "", fmt.Errorf("there is no group for %s: the pattern has %d", v, groups)
 		}
 	}
 	return template(text), nil

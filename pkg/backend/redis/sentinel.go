@@ -103,7 +103,7 @@ func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
 	defer func() { _ = c.Close() }() // nothing is outstanding
 	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
 	if errors.Is(err, redis.Nil) {
-		return "", errors.New("it knows no master of this name")
+		return "", errors.New("it knows no master with this name")
 	}
 	if err != nil {
 		return "", p.greeted(err)
