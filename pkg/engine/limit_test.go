@@ -148,6 +148,19 @@ func TestSlot(t *testing.T) {
 	}
 }
 
+// Names of slots of two algorithms never meet: each begins with a letter of its algorithm alone, p being a penalty's.
+func TestLettersOfSlots(t *testing.T) {
+	owners := map[byte]string{engine.GateSlot.String()[0]: "a penalty"}
+	for a := range engine.Algorithms() {
+		l := engine.Limit{Algorithm: a, Window: second}
+		letter := l.Slot().String()[0]
+		if other, taken := owners[letter]; taken || letter < 'a' || letter > 'z' {
+			t.Errorf("slots of %s begin with %c, which is no letter or that of %q", a, letter, other)
+		}
+		owners[letter] = a.String()
+	}
+}
+
 func TestNames(t *testing.T) {
 	for a := range engine.Algorithms() {
 		if got, err := engine.ParseAlgorithm(a.String()); got != a || err != nil {
