@@ -1,19 +1,24 @@
 package archtest_test
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// TestMapsAreTrue follows the maps for newcomers, in CONTRIBUTING.md and docs/design.md: the files that they name exist, and
-// where they say `name` in `file`, the file declares that.
+// TestMapsAreTrue follows the maps for newcomers, in CONTRIBUTING.md and docs/design.md: the files that they name exist, also
+// where they name only the end of the path, and where they say `name` in `file`, or `name` (`file`), the file declares that.
 func TestMapsAreTrue(t *testing.T) {
 	t.Parallel()
 	path := regexp.MustCompile("`((?:cmd|internal|pkg|proto|config|docs|tools|examples)/[\\w./-]+)`")
 	place := regexp.MustCompile("`(\\w+)`(?: here and| there)? in `([\\w./-]+\\.go)`")
+	end := regexp.MustCompile("`([\\w/-]+\\.(?:go|lua|proto))`")
+	beside := regexp.MustCompile("`(\\w+)` \\(`([\\w/-]+\\.go)`\\)")
+	files := sources(t)
 	found := 0
 	for _, doc := range []string{"CONTRIBUTING.md", "docs/design.md"} {
 		text, err := os.ReadFile(filepath.Join(root, doc))
@@ -23,6 +28,17 @@ func TestMapsAreTrue(t *testing.T) {
 		for _, m := range path.FindAllStringSubmatch(string(text), -1) {
 			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 				t.Errorf("%s names %s, which does not exist", doc, m[1])
+			}
+		}
+		for _, m := range end.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil && files[m[1]] == "" {
+				t.Errorf("%s names %s, and no path ends so", doc, m[1])
+			}
+		}
+		for _, m := range beside.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if !regexp.MustCompile(`(?m)^(func (\([^)]*\) )?|type )` + m[1] + `\b`).MatchString(files[m[2]]) {
+				t.Errorf("%s says that %s is in %s; nothing of that name is declared there", doc, m[1], m[2])
 			}
 		}
 		for _, m := range place.FindAllStringSubmatch(string(text), -1) {
@@ -40,4 +56,38 @@ func TestMapsAreTrue(t *testing.T) {
 	if found < 10 {
 		t.Fatalf("found only %d functions in the maps: %s", found, strings.TrimSpace(place.String()))
 	}
+}
+
+// sources returns the texts of the sources in this repository by each end of their paths: a.go, b/a.go and so on. Where
+// several paths have the same end, their texts are joined.
+func sources(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return skipDir(path, d.Name())
+		}
+		if !slices.Contains([]string{".go", ".lua", ".proto"}, filepath.Ext(path)) {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		for rest, more := filepath.ToSlash(rel), true; more; _, rest, more = strings.Cut(rest, "/") {
+			all[rest] += string(text) + "\n"
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
