@@ -28,6 +28,10 @@ type Backend interface {
 // be sent again. Other errors leave that open.
 var ErrUnsent = errors.New("backend: not sent")
 
+// ErrShed is matched by an error of an op that was not sent to the store because it would have waited there for longer
+// than its caller can.
+var ErrShed = errors.New("backend: no time")
+
 // Mode says what an [Op] does.
 type Mode uint8
 
@@ -38,6 +42,9 @@ const (
 	Give              // give hits back
 	Reset             // forget everything
 )
+
+// Flow is whom an op is for, such as a domain. Where ops wait for a store, flows take turns.
+type Flow uint32
 
 // Lease says how many hits the near cache may fetch in advance for a counter.
 type Lease int32
@@ -61,6 +68,7 @@ type Op struct {
 	Take    engine.Take
 	Penalty *engine.Penalty // nil if there is none
 	Lease   Lease
+	Flow    Flow
 	Force   bool // for Reset: also while a penalty runs
 	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
 

@@ -49,8 +49,10 @@ type Set struct {
 // Domain is one domain of a [Set].
 type Domain struct {
 	Name           string
-	ChargeTogether bool // charge: together
-	AllowOverride  bool // allow_limit_override
+	ID             uint32 // a hash of Name
+	ChargeTogether bool   // charge: together
+	AllowOverride  bool   // allow_limit_override
+	FallsBack      bool   // a rule has on_failure: allow, deny or local
 
 	root     level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil

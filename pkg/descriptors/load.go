@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"fmt"
+	"hash/crc32"
 	"slices"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -92,7 +93,7 @@ func (c *compiler) enterDomain(f *rawFile) *Domain {
 	case earlier != nil:
 		c.fail(f.domain.at, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
 	}
-	d := &Domain{Name: name, AllowOverride: true, file: len(c.set.files) - 1}
+	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, file: len(c.set.files) - 1}
 	if c.options.CalendarMonths {
 		d.months = c.zones.zone("UTC")
 	}
@@ -221,6 +222,7 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 		c.list(d, r)
 	}
 	c.policy(policy, r, n)
+	c.domain.FallsBack = c.domain.FallsBack || r.OnFailure != FailDefault && r.OnFailure != FailError
 	r.bind(n)
 	c.set.rules = append(c.set.rules, r)
 }

@@ -100,7 +100,7 @@ func trips(e *remote.Error) bool {
 	switch e.Class {
 	case remote.Timeout, remote.Refused, remote.Reset, ClassReadOnly, remote.OOM, ClassBusy, ClassLoading, ClassClusterDown:
 		return e.Code != "TRYAGAIN"
-	case ClassNoAuth, ClassNoScript, remote.Other:
+	case ClassNoAuth, ClassNoScript, remote.Overload, remote.Other:
 	}
 	return false
 }

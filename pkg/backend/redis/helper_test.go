@@ -54,13 +54,10 @@ func failover(tb testing.TB, done func() bool) time.Duration {
 }
 
 // waiting is how many operations are queued for the one server.
-func waiting(b *Backend) (n int) {
+func waiting(b *Backend) int {
 	b.main.one.mu.Lock()
 	defer b.main.one.mu.Unlock()
-	for it := b.main.one.first; it != nil; it = it.next {
-		n++
-	}
-	return n
+	return int(b.main.one.queue.length.Load())
 }
 
 // keyOf returns the i-th key, a hash as those of real counters are.

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,11 +35,14 @@ type node struct {
 	end     context.CancelFunc // ends the writers, for a node of a cluster
 	again   chan struct{}      // makes writers that wait before they reconnect do so now
 
-	mu          sync.Mutex
-	wake        sync.Cond
-	first, last *item
-	ticks       int
-	stopped     bool
+	pace remote.Pace
+	sent atomic.Int64 // operations that writers have taken from the queue and not answered
+
+	mu      sync.Mutex
+	wake    sync.Cond
+	queue   queue
+	ticks   int
+	stopped bool
 }
 
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
@@ -70,8 +74,9 @@ func (n *node) silenced(silent bool) {
 	}
 }
 
-// push queues it and wakes an idle writer. It returns why not if the writers have been stopped, or n is silent.
-func (n *node) push(it *item) *remote.Error {
+// push queues it, the index-th operation of its call, and wakes an idle writer. It returns why not if the writers have
+// been stopped, or n is silent.
+func (n *node) push(it *item, index int) *remote.Error {
 	n.mu.Lock()
 	switch {
 	case n.stopped:
@@ -81,43 +86,37 @@ func (n *node) push(it *item) *remote.Error {
 		n.mu.Unlock()
 		return n.breaker.Mute()
 	}
-	it.queued = true
-	it.prev, it.next = n.last, nil
-	if n.last == nil {
-		n.first = it
-	} else {
-		n.last.next = it
-	}
-	n.last = it
+	n.queue.push(it, index)
 	n.mu.Unlock()
 	n.wake.Signal()
 	return nil
+}
+
+// wait returns how long the last of ops new operations of a call of the given flow would probably wait for its answer,
+// or 0 if nothing is ahead of the call.
+func (n *node) wait(flow backend.Flow, ops int) time.Duration {
+	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
+	if sent+queued == 0 {
+		return 0
+	}
+	if all := n.pace.Of(sent + queued + ops); all < time.Millisecond { // whoever goes first
+		return all
+	}
+	n.mu.Lock()
+	ahead := n.queue.ahead(flow, ops)
+	n.mu.Unlock()
+	return n.pace.Of(sent + ahead + ops)
 }
 
 // drop removes it from the queue, and reports whether it was there.
 func (n *node) drop(it *item) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !it.queued {
+	if it.list == nil {
 		return false
 	}
-	n.unlink(it)
+	n.queue.remove(it)
 	return true
-}
-
-// unlink removes it from the queue. n.mu must be held.
-func (n *node) unlink(it *item) {
-	if it.prev == nil {
-		n.first = it.next
-	} else {
-		it.prev.next = it.next
-	}
-	if it.next == nil {
-		n.last = it.prev
-	} else {
-		it.next.prev = it.prev
-	}
-	it.prev, it.next, it.queued = nil, nil, false
 }
 
 // await waits until something is queued, in which case work is true, there has been a tick since the one in *tick, or
@@ -125,11 +124,11 @@ func (n *node) unlink(it *item) {
 func (n *node) await(tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for n.first == nil && n.ticks == *tick && !n.stopped {
+	for n.queue.length.Load() == 0 && n.ticks == *tick && !n.stopped {
 		n.wake.Wait()
 	}
 	*tick = n.ticks
-	return n.first != nil, n.stopped
+	return n.queue.length.Load() > 0, n.stopped
 }
 
 // tick has idle writers check their connections.
@@ -162,7 +161,10 @@ func (n *node) stop(why *remote.Error) {
 
 // fail answers everything in the queue with e.
 func (n *node) fail(e *remote.Error) {
-	for it := n.take(); it != nil; it = n.take() {
+	n.mu.Lock()
+	items := n.queue.cut(nil, math.MaxInt)
+	n.mu.Unlock()
+	for _, it := range items {
 		for it != nil {
 			next := it.follow
 			it.fail(e)
@@ -171,30 +173,15 @@ func (n *node) fail(e *remote.Error) {
 	}
 }
 
-// take removes the first item from the queue and returns it, or nil. The items that follow it go with it.
-func (n *node) take() *item {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	it := n.first
-	if it == nil {
-		return nil
-	}
-	n.unlink(it)
-	return it
-}
-
 // cut removes items from the queue and appends them to items, until they and those that follow them number most or more.
 func (n *node) cut(items []*item, most int) []*item {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for it := n.first; it != nil && most > 0; it = n.first {
-		n.unlink(it)
-		items = append(items, it)
-		for ; it != nil; it = it.follow {
-			most--
-		}
-	}
-	if n.first != nil {
+	before := n.queue.length.Load()
+	items = n.queue.cut(items, most)
+	left := n.queue.length.Load()
+	n.sent.Add(before - left)
+	if left > 0 {
 		n.wake.Signal() // for the other writer
 	}
 	return items

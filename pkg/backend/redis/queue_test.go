@@ -92,7 +92,7 @@ func TestBatchBounded(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == calls })
+	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == calls*same })
 	start(t, b)
 	wg.Wait()
 	if n := largest.Load(); n > maxCommands+same {

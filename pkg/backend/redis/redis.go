@@ -328,7 +328,7 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 			op.Err = refused
 			continue
 		}
-		n, e := p.enter(ctx, w, op, now)
+		n, e := p.enter(ctx, w, op, now, len(ops))
 		if e != nil {
 			op.Err = e
 			continue
@@ -358,18 +358,24 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 var (
 	errLate    = store.Late()
 	errStopped = store.Stopped()
+	errShed    = store.Unsent(remote.Overload, "", "more is waiting than can be answered in time")
 	errFull    = store.Unsent(remote.Timeout, "", "too many calls are already waiting")
 )
 
 // enter returns the node to queue op for, or why it must not be queued. The caller of a probe waits for only half of
 // its time.
-func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time) (*node, *remote.Error) {
+func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Time, ops int) (*node, *remote.Error) {
 	n, e := p.route(ctx, op)
 	if e != nil {
 		return nil, e
 	}
 	if p.calls.Load() > manyCalls && n.breaker.Silence.Age() > quietFor {
 		return nil, errFull
+	}
+	if len(w.items) == 0 || w.items[len(w.items)-1].node != n {
+		if wait := n.wait(op.Flow, ops); wait > w.budget/2 {
+			return nil, errShed
+		}
 	}
 	probe, e := n.admit(now, w.budget)
 	if probe {

@@ -18,10 +18,11 @@ import (
 type item struct {
 	waiter     *waiter
 	node       *node
-	prev, next *item // in the node's queue
+	list       *list // of the node's queue, while it is in there; guarded by node.mu
+	prev, next *item // in list
 	follow     *item // the next operation of the same call on the same key, which goes into the same batch
+	follows    bool  // it is such an operation
 	merged     *item // the next item merged into the same command
-	queued     bool  // guarded by node.mu
 	dropped    bool  // withdrawn by its caller before it was sent
 
 	op      backend.Op // Decision and Err are the answer, once done is set
@@ -66,7 +67,7 @@ func (w *waiter) add(index int, op *backend.Op, n *node) *item {
 	w.at = append(w.at, index)
 	it := &w.items[len(w.items)-1]
 	it.waiter, it.node = w, n
-	it.prev, it.next, it.follow, it.merged = nil, nil, nil, nil
+	it.list, it.prev, it.next, it.follow, it.merged, it.follows = nil, nil, nil, nil, nil, false
 	it.done.Store(false)
 	it.dropped = false
 	name := it.op.Name[:0]
@@ -95,7 +96,7 @@ func (w *waiter) queue() {
 	w.pending.Store(n)
 	w.users.Store(n + 1)
 	if n == 1 {
-		w.push(&w.items[0])
+		w.push(0)
 		return
 	}
 	var heads map[backend.Key]*item
@@ -115,21 +116,21 @@ func (w *waiter) queue() {
 				}
 			}
 		}
-		it.queued = last == nil
-		if last != nil {
+		if it.follows = last != nil; it.follows {
 			last.follow = it
 		}
 	}
 	for i := range w.items {
-		if it := &w.items[i]; it.queued {
-			w.push(it)
+		if !w.items[i].follows {
+			w.push(i)
 		}
 	}
 }
 
-// push queues it and the items that follow it, or fails them.
-func (w *waiter) push(it *item) {
-	e := it.node.push(it)
+// push queues the i-th item and those that follow it, or fails them.
+func (w *waiter) push(i int) {
+	it := &w.items[i]
+	e := it.node.push(it, i)
 	if e == nil {
 		return
 	}

@@ -251,6 +251,11 @@ func (w *writer) land() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.flight = nil
+	n := 0
+	for _, it := range w.items {
+		n += it.chained()
+	}
+	w.node.sent.Add(int64(-n))
 }
 
 // poke has those who wait for what has been sent look whether there is still something to wait for.
@@ -298,6 +303,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
+	n.pace.Done(now, w.heard, ops, n.queue.length.Load() > 0)
 	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
 	verdict := worst
 	if verdict == nil && w.slow(took) {

@@ -20,7 +20,9 @@ const (
 	Refused Class = "refused" // no connection, or no known server; nothing was counted
 	Reset   Class = "reset"   // the connection broke; hits may have been counted
 	OOM     Class = "oom"     // the store has no memory left
-	Other   Class = "other"
+	// Overload: it would have had to wait for longer than its caller can; nothing was counted.
+	Overload Class = "overload"
+	Other    Class = "other"
 )
 
 // ClassOf returns the class of an error of a connection, of opening one or of waiting for one.
@@ -61,7 +63,9 @@ func (e *Error) Error() string {
 }
 
 // Is reports that e matches [backend.ErrUnsent], if it does.
-func (e *Error) Is(target error) bool { return target == backend.ErrUnsent && e.Unsent }
+func (e *Error) Is(target error) bool {
+	return target == backend.ErrUnsent && e.Unsent || target == backend.ErrShed && e.Class == Overload
+}
 
 // NotSent returns e, for an operation that was not sent because of it.
 func (e *Error) NotSent() *Error {

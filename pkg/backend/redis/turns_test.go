@@ -1,0 +1,112 @@
+package redis
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// TestQueueTakesTurns: flows take turns, and what exceeds a quantum of a call does not hold up other calls.
+func TestQueueTakesTurns(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		calls []string // a letter for the flow, and how many operations
+		want  string   // the order of the batch: calls, and how many of each come in a row
+	}{
+		{"in order", []string{"a4", "a3"}, "0×4 1×3"},
+		{"a large call waits for small ones", []string{"a40", "a8", "a8"}, "0×16 0×16 1×8 2×8 0×8"},
+		{"a flow with much waits for one with little", []string{"a16", "a16", "a16", "b8"}, "0×16 3×8 1×16 2×16"},
+		{"three flows", []string{"a16", "a16", "b16", "b16", "c4"}, "0×16 2×16 4×4 1×16 3×16"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			q, owners := queueOf(c.calls)
+			var got []string
+			items := q.cut(nil, math.MaxInt)
+			for i := 0; i < len(items); {
+				n := 1
+				for i+n < len(items) && owners[items[i+n]] == owners[items[i]] && n < quantum {
+					n++
+				}
+				got = append(got, fmt.Sprintf("%d×%d", owners[items[i]], n))
+				i += n
+			}
+			if s := strings.Join(got, " "); s != c.want {
+				t.Errorf("%v are sent as\n%s, want\n%s", c.calls, s, c.want)
+			}
+			if q.length.Load() != 0 || q.turn != nil || q.active != 0 {
+				t.Errorf("an empty queue has length %d, and %d flows", q.length.Load(), q.active)
+			}
+		})
+	}
+}
+
+// TestQueueCuts: a batch that is full leaves the rest in turn, and what is withdrawn is not sent.
+func TestQueueCuts(t *testing.T) {
+	t.Parallel()
+	q, owners := queueOf([]string{"a20", "b20", "a4"})
+	first := q.cut(nil, 20)
+	if len(first) != 20 || q.length.Load() != 24 {
+		t.Fatalf("a batch of 20 has %d, and leaves %d", len(first), q.length.Load())
+	}
+	for it, call := range owners {
+		if call == 1 && it.list != nil {
+			q.remove(it)
+		}
+	}
+	rest := q.cut(nil, math.MaxInt)
+	if slices.ContainsFunc(rest, func(it *item) bool { return owners[it] == 1 }) || q.length.Load() != 0 {
+		t.Errorf("withdrawn operations are sent, or %d are left", q.length.Load())
+	}
+}
+
+// TestQueueAhead: what is ahead of a new call is never less than what is sent before its last operation.
+func TestQueueAhead(t *testing.T) {
+	t.Parallel()
+	for _, calls := range [][]string{
+		{}, {"a16"}, {"a128"}, {"a128", "a128", "b16"}, {"a16", "b16", "c16", "d128"}, {"a1", "a1", "b300"}, {"b16", "b16", "b16", "b16"},
+	} {
+		for _, fresh := range []string{"a1", "a16", "a40", "z1", "z16", "z100"} {
+			q, _ := queueOf(calls)
+			var n int
+			var flow byte
+			if _, err := fmt.Sscanf(fresh, "%c%d", &flow, &n); err != nil {
+				t.Fatal(err)
+			}
+			ahead := q.ahead(backend.Flow(flow), n)
+			q, owners := queueOf(append(slices.Clone(calls), fresh))
+			items, before := q.cut(nil, math.MaxInt), 0
+			for i, it := range items {
+				if owners[it] == len(calls) {
+					before = i + 1 - n
+				}
+			}
+			if ahead < before-2*quantum || ahead > max(4*before, 4*quantum)+4*quantum {
+				t.Errorf("after %v %s has %d operations ahead of it, and estimates %d", calls, fresh, before, ahead)
+			}
+		}
+	}
+}
+
+// queueOf returns a queue with calls such as a16, flow a's with 16 operations, and whose call each item is.
+func queueOf(calls []string) (*queue, map[*item]int) {
+	q, owners := new(queue), map[*item]int{}
+	for i, c := range calls {
+		var n int
+		var flow byte
+		if _, err := fmt.Sscanf(c, "%c%d", &flow, &n); err != nil {
+			panic(err)
+		}
+		for k := range n {
+			it := &item{op: backend.Op{Flow: backend.Flow(flow)}}
+			owners[it] = i
+			q.push(it, k)
+		}
+	}
+	return q, owners
+}

@@ -1,0 +1,39 @@
+package remote
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Pace knows how many operations a server answers in a time, from batches that ended while others were waiting: only
+// then is the server what they wait for. Its zero value knows nothing yet, and expects no waiting. Its methods are safe
+// for concurrent use.
+type Pace struct {
+	perOp atomic.Int64 // ns
+
+	mu   sync.Mutex
+	last time.Time // when the last batch ended
+}
+
+// memory is how many operations a Pace remembers, more or less.
+const memory = 2048
+
+// Done notes a batch of ops operations, from when it was formed until it was answered. Busy says whether others were
+// waiting at its end.
+func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last.After(begin) {
+		begin = p.last
+	}
+	p.last = end
+	if !busy || ops == 0 || !end.After(begin) {
+		return
+	}
+	n, took, old := int64(min(ops, memory/4)), int64(end.Sub(begin)), p.perOp.Load()
+	p.perOp.Store(old + (took/int64(ops)-old)*n/memory)
+}
+
+// Of returns about how long n operations take.
+func (p *Pace) Of(n int) time.Duration { return time.Duration(int64(n) * p.perOp.Load()) }
