@@ -21,15 +21,20 @@ func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *Scratch)
 	return l.ask(ctx, p, p.ops, nil)
 }
 
-// apply asks the backend. It returns the error of the first operation that failed; the others are decided.
-func (l *Limiter) apply(ctx context.Context, ops []backend.Op) error {
+// apply asks the backend, unless there is no time for that. It returns the error of the first operation that failed; the
+// others are decided.
+func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrBackend, err)
+	}
+	if late {
+		shed(ops)
+		return ErrOverload
 	}
 	l.backend.Apply(ctx, ops)
 	for i := range ops {
 		if err := ops[i].Err; err != nil {
-			return fmt.Errorf("%w: %w", ErrBackend, err)
+			return storeError(err)
 		}
 	}
 	return nil

@@ -51,6 +51,7 @@ type counts struct {
 type domain struct {
 	overrides           bounded[stats.Rule]
 	notAllowed, invalid *stats.Counter // overrides ignored, by reason
+	late, shed          *stats.Counter // requests shed because this process, or the store, has no time for them
 }
 
 func newCounts(r *stats.Registry, c Config) *counts {
@@ -80,6 +81,7 @@ type snapshot struct {
 	domains map[*descriptors.Domain]*domain // of the set
 
 	referenceNames bool // operations carry the reference's names
+	onFailure      descriptors.OnFailure
 }
 
 // rule is what the limiter adds to a rule of the set.
@@ -125,6 +127,8 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			k = &domain{
 				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
 				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
+				late:       c.registry.Counter(stats.ShedTotal, d.Name, "process"),
+				shed:       c.registry.Counter(stats.ShedTotal, d.Name, "store"),
 			}
 			k.overrides.bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			c.known[d.Name] = k

@@ -62,7 +62,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		p.ops[i].Mode = backend.Look
 	}
 	if len(p.ops) > 0 {
-		if err := l.apply(ctx, p.ops); err != nil {
+		if err := l.apply(ctx, p.ops, false); err != nil {
 			return nil, err
 		}
 	}
@@ -132,7 +132,7 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 	op := &p.ops[0]
 	op.Take.Cost = 1
 	ask(op)
-	if err := l.apply(ctx, p.ops); err != nil {
+	if err := l.apply(ctx, p.ops, false); err != nil {
 		return nil, err
 	}
 	return &Counter{

@@ -24,8 +24,12 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	for _, i := range picked {
 		p.parts[p.owners[i]].fell = descriptors.FailDefault
 	}
-	if err := l.apply(ctx, ops); err == nil || ctx.Err() != nil {
+	err := l.apply(ctx, ops, p.late)
+	if err == nil || ctx.Err() != nil {
 		return err
+	}
+	if !p.late && err == ErrOverload { //nolint:errorlint // storeError returns it as it is
+		p.counts.shed.Add(1)
 	}
 	p.failed, p.local = p.failed[:0], p.local[:0]
 	for i := range ops {
@@ -37,9 +41,9 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 			at = picked[i]
 		}
 		t := &p.parts[p.owners[at]]
-		policy := l.policy(t)
+		policy := t.policy(l.config.OnFailure)
 		if policy == descriptors.FailError {
-			return fmt.Errorf("%w: %w", ErrBackend, ops[i].Err)
+			return storeError(ops[i].Err)
 		}
 		t.fell = policy
 		l.counts.fellBack(t)
@@ -67,12 +71,12 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	return nil
 }
 
-// policy returns how t is decided while the store is failing.
-func (l *Limiter) policy(t *part) descriptors.OnFailure {
+// policy returns how t is decided while the store is failing, given the policy of rules that have none.
+func (t *part) policy(otherwise descriptors.OnFailure) descriptors.OnFailure {
 	if t.rule != nil && t.match.Rule.OnFailure != descriptors.FailDefault {
 		return t.match.Rule.OnFailure
 	}
-	return l.config.OnFailure
+	return otherwise
 }
 
 // allowed returns the decision on an op that its policy allows: as if nothing had been spent yet.
@@ -104,7 +108,7 @@ func (l *Limiter) applyBack(ctx context.Context, p *Scratch, n int) {
 		case descriptors.FailError, descriptors.FailAllow, descriptors.FailDeny:
 		}
 	}
-	if len(stored) > 0 && l.apply(ctx, stored) != nil {
+	if len(stored) > 0 && l.apply(ctx, stored, false) != nil {
 		l.counts.giveBackErrors.Add(1)
 	}
 	if len(p.local) > 0 {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -26,6 +27,7 @@ type Config struct {
 	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend the name that envoyproxy/ratelimit gives each counter
 
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
+	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 }
 
@@ -57,7 +59,7 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
 	compiled := l.counts.snapshot(s)
-	compiled.referenceNames = l.config.ReferenceNames
+	compiled.referenceNames, compiled.onFailure = l.config.ReferenceNames, l.config.OnFailure
 	l.rules.Store(compiled)
 }
 
@@ -83,9 +85,17 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		p.verdict.unmatched(len(r.Descriptors))
 		return &p.verdict, nil
 	}
+	p.counts = s.domains[d]
+	if p.late = l.late(ctx, d, r); p.late {
+		p.counts.late.Add(1)
+		if !l.fallsBack(d) {
+			l.counts.backendErrors.Add(1)
+			return nil, ErrOverload
+		}
+	}
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
-	if err := l.charge(ctx, d, p); err != nil {
+	if err := l.charge(hurry(ctx, r), d, p); err != nil {
 		l.counts.backendErrors.Add(1)
 		return nil, err
 	}

@@ -16,6 +16,8 @@ import (
 // an array that was outgrown stays valid until the next plan.
 type Scratch struct {
 	verdict Verdict
+	late    bool // this process has no time for the request: policies decide
+	counts  *domain
 
 	parts  []part
 	ops    []backend.Op           // one for each part with limits, in order
@@ -69,7 +71,7 @@ func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 		p.dropReplaced()
 	}
 	for i := range r.Descriptors {
-		p.addOp(d, &r.Descriptors[i], i)
+		p.addOp(s, d, &r.Descriptors[i], i)
 	}
 	if s.referenceNames {
 		p.nameOps(d, r)
@@ -158,18 +160,23 @@ func (p *Scratch) replaced(name string) bool {
 }
 
 // addOp makes the operation for the i-th part, if it has limits.
-func (p *Scratch) addOp(d *descriptors.Domain, desc *Descriptor, i int) {
+func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
 	if t.unlimited || t.limits.Len() == 0 {
 		return
 	}
-	p.text = t.match.AppendName(p.text[:0], d, desc.Entries, t.override)
+	var key backend.Key
+	if !p.late || t.policy(s.onFailure) == descriptors.FailLocal { // others need no counter now
+		p.text = t.match.AppendName(p.text[:0], d, desc.Entries, t.override)
+		key = descriptors.Hash(p.text)
+	}
 	t.op = len(p.ops)
 	p.owners = append(p.owners, i)
 	p.ops = append(p.ops, backend.Op{
-		Key:    descriptors.Hash(p.text),
+		Key:    key,
 		Limits: t.limits.Limits(),
 		Mode:   t.mode(),
+		Flow:   backend.Flow(d.ID),
 		Take:   engine.Take{Cost: t.hits, Count: 1},
 	})
 	rule := t.match.Rule

@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -34,7 +35,8 @@ var (
 type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
-	Hits        uint32 // hits_addend of the request; 0 means 1
+	Hits        uint32        // hits_addend of the request; 0 means 1
+	Waited      time.Duration // since the headers of the call were read; 0 if that is not known
 }
 
 // Descriptor is one descriptor of a request.

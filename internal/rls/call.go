@@ -11,7 +11,8 @@ import (
 // not keep its memory forever.
 const pooledEntries = 1024
 
-// call is what one request needs from its first byte until its answer has been encoded.
+// call is what one request needs from when its message has been received until its answer has been encoded. Calls that
+// only wait need none.
 type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer
@@ -20,14 +21,8 @@ type call struct {
 	entries []descriptors.Entry // backs the entries of all descriptors
 }
 
-// hold keeps data until the call is reset. It ignores a second message, which grpc answers with INTERNAL.
-func (c *call) hold(data mem.BufferSlice) {
-	if c.buffer != nil {
-		return
-	}
-	c.buffer = data.MaterializeToBuffer(mem.DefaultBufferPool())
-	c.message = c.buffer.ReadOnlyData()
-}
+// hold keeps a message until the call is reset, and then frees it.
+func (c *call) hold(message mem.Buffer) { c.buffer, c.message = message, message.ReadOnlyData() }
 
 // reset forgets the message and everything that points into it, and reports whether c is worth keeping.
 func (c *call) reset() bool {

@@ -18,8 +18,8 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if q, ours := v.(*call); ours {
-		q.hold(data)
+	if a, ours := v.(*arrival); ours {
+		a.receive(data)
 		return nil
 	}
 	return c.protobuf.Unmarshal(data, v)

@@ -37,7 +37,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return plain(http.StatusBadRequest)
 	}
 	c := s.calls.Get().(*call)
-	c.hold(mem.BufferSlice{mem.SliceBuffer(message)})
+	c.hold(mem.SliceBuffer(message))
 	a, err := s.answer(ctx, c, time.Now())
 	if err != nil {
 		return plain(httpStatus(err))

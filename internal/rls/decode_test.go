@@ -27,7 +27,7 @@ import (
 // decodeBytes is what the server does with a message.
 func decodeBytes(b []byte) (*limiter.Request, error) {
 	c := new(call)
-	c.hold(mem.BufferSlice{mem.SliceBuffer(b)})
+	c.hold(mem.SliceBuffer(b))
 	err := c.decode()
 	return &c.request, err
 }
@@ -336,7 +336,7 @@ func TestCallIsReused(t *testing.T) {
 	long, short := marshal(t, sample()), marshal(t, &ratelimitv3.RateLimitRequest{Domain: "d"})
 	for range 3 {
 		for _, b := range [][]byte{long, short} {
-			c.hold(mem.BufferSlice{mem.SliceBuffer(b)})
+			c.hold(mem.SliceBuffer(b))
 			if err := c.decode(); err != nil {
 				t.Fatal(err)
 			}
@@ -357,7 +357,7 @@ func TestCallIsReused(t *testing.T) {
 			}
 		}
 	}
-	c.hold(mem.BufferSlice{mem.SliceBuffer(bytes.Repeat(field(2, bytes.Repeat(field(1), 64)...), 128))})
+	c.hold(mem.SliceBuffer(bytes.Repeat(field(2, bytes.Repeat(field(1), 64)...), 128)))
 	if err := c.decode(); err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func TestDecodeDoesNotAllocate(t *testing.T) {
 	data := mem.BufferSlice{mem.SliceBuffer(b)}
 	c := new(call)
 	n := testing.AllocsPerRun(100, func() {
-		c.hold(data)
+		c.hold(data.MaterializeToBuffer(mem.DefaultBufferPool()))
 		if err := c.decode(); err != nil {
 			t.Fatal(err)
 		}
@@ -400,7 +400,7 @@ func BenchmarkDecode(b *testing.B) {
 		b.ReportAllocs()
 		c := new(call)
 		for b.Loop() {
-			c.hold(data)
+			c.hold(data.MaterializeToBuffer(mem.DefaultBufferPool()))
 			if err := c.decode(); err != nil {
 				b.Fatal(err)
 			}

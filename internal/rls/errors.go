@@ -14,6 +14,9 @@ import (
 // errPanic is the error for the caller of a method that panicked.
 var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
 
+// errOverload is the error for the caller of a request that was shed.
+var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
+
 // status returns the error for the caller, with its code: mistakes of the caller are INVALID_ARGUMENT, a call that was
 // cancelled or whose deadline has passed is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding
 // is UNAVAILABLE, including a store that did not answer in time although the caller had time left.

@@ -14,6 +14,7 @@ package rls
 import (
 	"context"
 	"log/slog"
+	"math"
 	"net"
 	"runtime/debug"
 	"sync"
@@ -24,12 +25,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
 // The names under which the service is registered.
 const (
 	ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 	methodName  = "ShouldRateLimit"
+	fullMethod  = "/" + ServiceName + "/" + methodName
 )
 
 // MaxMessage is the size in bytes of the largest request that is accepted.
@@ -49,7 +52,8 @@ type Config struct {
 	DynamicMetadata  bool  // RESPONSE_DYNAMIC_METADATA
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
-	Log              *slog.Logger // nil discards
+	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
+	Log              *slog.Logger   // nil discards
 }
 
 // Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
@@ -87,6 +91,8 @@ type Hooks struct {
 	// Refused is called for each request that is over a limit. It must not retain its arguments, which point into the
 	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
+	// Shed is called for each call that is refused before its message has been read.
+	Shed func()
 	// NoRules returns why there are no rules, which is added to the answer unless it is empty.
 	NoRules func() string
 }
@@ -103,6 +109,9 @@ func New(d Decider, c Config) *Service {
 	c.Headers = c.Headers.withDefaults()
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	c.Hooks = c.Hooks.withDefaults()
+	if c.Gate == nil {
+		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt})
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -138,6 +147,9 @@ func (h Hooks) withDefaults() Hooks {
 	if h.Refused == nil {
 		h.Refused = func(*limiter.Request, *limiter.Verdict) {}
 	}
+	if h.Shed == nil {
+		h.Shed = func() {}
+	}
 	if h.NoRules == nil {
 		h.NoRules = func() string { return "" }
 	}
@@ -155,26 +167,41 @@ func (s *Service) register(r grpc.ServiceRegistrar) {
 
 // shouldRateLimit is the handler of one call.
 func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
-	c := s.calls.Get().(*call)
-	if err := stream.RecvMsg(c); err != nil {
-		s.release(c)
+	a := stream.Context().Value(arrivalKey{}).(*arrival)
+	a.count()
+	defer a.leave()
+	if err := stream.RecvMsg(a); err != nil {
+		a.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
 			s.config.Hooks.BadRequest()
 		}
 		return err
 	}
 	start := time.Now()
-	err := s.respond(stream, c, start)
+	err := s.respond(stream, a, start)
 	s.config.Hooks.Call(methodName, time.Since(start).Seconds())
 	return err
 }
 
-func (s *Service) respond(stream grpc.ServerStream, c *call, now time.Time) error {
-	a, err := s.answer(stream.Context(), c, now)
-	if err != nil {
-		return s.status(stream.Context(), err)
+// respond answers the call of which a has the message.
+func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) error {
+	ctx, waited := stream.Context(), now.Sub(a.at)
+	if deadline, ok := ctx.Deadline(); ok && s.config.Gate.Hopeless(waited, deadline.Sub(now)) {
+		a.drop()
+		s.config.Hooks.Shed()
+		return errOverload
 	}
-	return stream.SendMsg(a)
+	c := s.calls.Get().(*call)
+	c.hold(a.message)
+	c.request.Waited = waited
+	answer, err := s.answer(ctx, c, now)
+	if err == nil {
+		return stream.SendMsg(answer)
+	}
+	if err == limiter.ErrOverload { //nolint:errorlint // as it is returned, when every moment counts
+		return errOverload
+	}
+	return s.status(ctx, err)
 }
 
 // answer decides the message that c holds and encodes the verdict. It releases c, except after a panic: c may then

@@ -25,6 +25,7 @@ const HealthName = "ratelimit"
 const (
 	maxStreams       = 1024 // open calls of one connection; grpc also bounds rapid resets by it
 	maxHeaderList    = 64 << 10
+	connWindow       = 4 << 20 // what one connection may send ahead, so that a busy server does not keep it from sending
 	handshakeTimeout = 10 * time.Second
 	pingEvery        = 10 * time.Second // clients may ping this often, as Envoy does
 	probeEvery       = 60 * time.Second // an idle connection is probed
@@ -62,6 +63,7 @@ func NewServer(s *Service, c ServerConfig) *Server {
 		grpc.ForceServerCodecV2(codec{protobuf: encoding.GetCodecV2(proto.Name)}),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.InitialConnWindowSize(connWindow),
 		grpc.MaxHeaderListSize(maxHeaderList),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingEvery, PermitWithoutStream: true}),
@@ -75,6 +77,7 @@ func NewServer(s *Service, c ServerConfig) *Server {
 		grpc.WaitForHandlers(true), // so that nothing uses the store after Stop
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
+		grpc.InTapHandle(s.arrive),
 	}
 	if c.TLS != nil {
 		options = append(options, grpc.Creds(handshakes{credentials.NewTLS(c.TLS), s.config.Hooks.Handshake}))

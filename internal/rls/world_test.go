@@ -111,7 +111,7 @@ func load(t *testing.T, rules string) *descriptors.Set {
 func inProcess(t *testing.T, s *Service, r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse {
 	t.Helper()
 	c := s.calls.Get().(*call)
-	c.hold(mem.BufferSlice{mem.SliceBuffer(marshal(t, r))})
+	c.hold(mem.SliceBuffer(marshal(t, r)))
 	a, err := s.answer(t.Context(), c, time.Now())
 	if err != nil {
 		t.Fatalf("%v: %v", r, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -52,6 +53,7 @@ type Server struct {
 	tracing   *tracing.Tracer // nil if tracing is off
 	store     *store
 	limiter   *limiter.Limiter
+	gate      *overload.Gate
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
 	rules     *rulesState
@@ -82,7 +84,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
+	v.gate = newGate(v.registry)
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
+		Gate:            v.gate,
 		OnFailure:       defaultOnFailure(&s),
 		Local:           v.store.local,
 		Shadow:          s.Decide.Shadow,
@@ -155,9 +159,11 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		return rls.Config{}, err
 	}
 	panics := v.registry.Counter(stats.PanicsTotal)
+	shed := v.registry.Counter(stats.ShedTotal, "", "calls")
 	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
 		Body: body,
+		Gate: v.gate,
 		Headers: rls.Headers{
 			Enabled:    s.Answer.Headers,
 			Limit:      s.Answer.LimitHeader,
@@ -174,6 +180,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 			BadRequest: func() { bad.Add(1) },
 			Handshake:  v.handshakeFailed(),
 			NoRules:    v.rules.why,
+			Shed:       func() { shed.Add(1) },
 			Refused:    refusals(s, v.log),
 		},
 		Log: v.log,

@@ -1,0 +1,70 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// ErrOverload is the error of a request that was shed: there was no time to ask the store about it, and a policy is to
+// fail. It wraps ErrBackend.
+var ErrOverload = fmt.Errorf("%w: too many requests at once, so this one was not sent", ErrBackend)
+
+// late reports whether this process has no time for r, so that policies decide it.
+func (l *Limiter) late(ctx context.Context, d *descriptors.Domain, r *Request) bool {
+	if l.config.Gate == nil || r.Waited < overload.Unloaded {
+		return false
+	}
+	left := l.config.Gate.Patience() - r.Waited
+	if deadline, ok := ctx.Deadline(); ok {
+		left = time.Until(deadline)
+	}
+	return l.config.Gate.Late(overload.Request{Domain: d.ID, Descriptors: len(r.Descriptors), Waited: r.Waited, Left: left})
+}
+
+// fallsBack reports whether a request for d may be decided by a policy other than to fail.
+func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
+	return d.FallsBack || l.config.OnFailure != descriptors.FailError
+}
+
+// shed fails ops as the store does those for which it has no time.
+func shed(ops []backend.Op) {
+	for i := range ops {
+		ops[i].Err = backend.ErrShed
+	}
+}
+
+// storeError returns the error of a request because of that of an operation.
+func storeError(err error) error {
+	if errors.Is(err, backend.ErrShed) { // the usual one in an overload: it costs nothing
+		return ErrOverload
+	}
+	return fmt.Errorf("%w: %w", ErrBackend, err)
+}
+
+// hurried is the context of a request that has waited in this process.
+type hurried struct {
+	context.Context //nolint:containedctx // it is one
+
+	waited time.Duration
+}
+
+// hurry returns ctx with a deadline that leaves time for what is still to come if r has waited for a time that counts:
+// it probably waited as long before its headers were read, and its answer will wait as long.
+func hurry(ctx context.Context, r *Request) context.Context {
+	if r.Waited < overload.Unloaded {
+		return ctx
+	}
+	return hurried{ctx, r.Waited}
+}
+
+// Deadline implements context.Context.
+func (h hurried) Deadline() (time.Time, bool) {
+	deadline, ok := h.Context.Deadline()
+	return deadline.Add(-2 * h.waited), ok
+}

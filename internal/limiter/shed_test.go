@@ -1,0 +1,127 @@
+package limiter_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+)
+
+const policies = `
+domain: mixed
+descriptors:
+- {key: error, rate_limit: {unit: hour, requests_per_unit: 2}}
+- {key: allow, rate_limit: {unit: hour, requests_per_unit: 2, on_failure: allow}}
+- {key: deny, rate_limit: {unit: hour, requests_per_unit: 2, on_failure: deny}}
+- {key: local, rate_limit: {unit: hour, requests_per_unit: 2, on_failure: local}}
+
+`
+
+// TestShed: a request for which this process, or the store, has no time is decided by the policies of its rules, without
+// asking the store, and counted with the reason.
+func TestShed(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []string{"process", "store"} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			asked := 0
+			full := &calls{Backend: still(), before: func() { asked++ }, err: backend.ErrShed}
+			r := stats.New()
+			l := limiter.New(full, r, limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10}), Local: memory.New(memory.Config{})})
+			load(t, l, policies)
+			var scratch limiter.Scratch
+			decide := func(what string) (*limiter.Verdict, error) {
+				q := request("mixed", what)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				if reason == "process" {
+					q.Waited = time.Hour // leaves no time
+				}
+				return l.Decide(ctx, q, &scratch)
+			}
+			if _, err := decide("error=a"); !errors.Is(err, limiter.ErrOverload) || !errors.Is(err, limiter.ErrBackend) {
+				t.Errorf("error: %v, want ErrOverload", err)
+			}
+			for range 3 {
+				if v, err := decide("allow=a"); err != nil || v.Over {
+					t.Errorf("allow: over is %v, and the error %v", v != nil && v.Over, err)
+				}
+				if v, err := decide("deny=a"); err != nil || !v.Over {
+					t.Errorf("deny: passes, or the error is %v", err)
+				}
+			}
+			for i := range 4 {
+				if v, err := decide("local=a"); err != nil || v.Over != (i >= 2) {
+					t.Errorf("local, hit %d of 2: over is %v, and the error %v", i+1, v != nil && v.Over, err)
+				}
+			}
+			if reason == "process" && asked > 0 {
+				t.Errorf("the store was asked %d times", asked)
+			}
+			w := httptest.NewRecorder()
+			r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			if text, want := w.Body.String(), `ratelimitd_shed_total{domain="mixed",reason="`+reason+`"} 11`; !strings.Contains(text, want) {
+				t.Errorf("want %s in\n%s", want, text)
+			}
+		})
+	}
+}
+
+// TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait.
+func TestHurried(t *testing.T) {
+	t.Parallel()
+	var given time.Duration
+	seen := &calls{Backend: still(), saw: func(ctx context.Context) {
+		deadline, _ := ctx.Deadline()
+		given = time.Until(deadline)
+	}}
+	l := limiter.New(seen, stats.New(), limiter.Config{})
+	load(t, l, plainRules)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	for _, waited := range []time.Duration{0, 10 * time.Minute} {
+		q := request("shop", "user=a")
+		q.Waited = waited
+		var scratch limiter.Scratch
+		if _, err := l.Decide(ctx, q, &scratch); err != nil {
+			t.Fatal(err)
+		}
+		if want := time.Hour - 2*waited; given > want || given < want-time.Minute {
+			t.Errorf("after %v the store has %v, want %v", waited, given, want)
+		}
+	}
+}
+
+// calls is a backend of which calls are seen, and may fail.
+type calls struct {
+	backend.Backend
+
+	before func()
+	saw    func(context.Context)
+	err    error
+}
+
+func (c *calls) Apply(ctx context.Context, ops []backend.Op) {
+	if c.before != nil {
+		c.before()
+	}
+	if c.saw != nil {
+		c.saw(ctx)
+	}
+	if c.err == nil {
+		c.Backend.Apply(ctx, ops)
+		return
+	}
+	for i := range ops {
+		ops[i].Err = c.err
+	}
+}

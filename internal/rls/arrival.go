@@ -1,0 +1,87 @@
+package rls
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/tap"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+)
+
+// arrival is the context of a call of ShouldRateLimit, which the gate counts from when its headers have been read.
+type arrival struct {
+	context.Context //nolint:containedctx // it is one
+
+	gate    *overload.Gate
+	at      time.Time
+	counted atomic.Bool // by gate
+	message mem.Buffer  // nil until it has been received
+}
+
+type arrivalKey struct{}
+
+// arrive is called for each call as soon as its headers have been read, by what reads its connection. It refuses calls of
+// ShouldRateLimit if there are too many, and never others: health and the admin API answer whatever the load.
+func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if info.FullMethodName != fullMethod {
+		return ctx, nil
+	}
+	if s.config.Gate.Full() {
+		s.config.Hooks.Shed()
+		return nil, errOverload
+	}
+	a := &arrival{Context: ctx, gate: s.config.Gate, at: time.Now()}
+	a.count()
+	return a, nil
+}
+
+// count has the gate count the call, unless it does so already.
+func (a *arrival) count() {
+	if !a.counted.Swap(true) {
+		a.gate.Enter()
+	}
+}
+
+// leave ends that.
+func (a *arrival) leave() {
+	if a.counted.Swap(false) {
+		a.gate.Leave()
+	}
+}
+
+// receive keeps the message. It ignores a second one, which grpc answers with INTERNAL.
+func (a *arrival) receive(data mem.BufferSlice) {
+	if a.message == nil {
+		a.message = data.MaterializeToBuffer(mem.DefaultBufferPool())
+	}
+}
+
+// drop frees the message, if there is one.
+func (a *arrival) drop() {
+	if a.message != nil {
+		a.message.Free()
+	}
+}
+
+// Value implements context.Context.
+//
+//nolint:ireturn // as there
+func (a *arrival) Value(key any) any {
+	if key == (arrivalKey{}) {
+		return a
+	}
+	return a.Context.Value(key)
+}
+
+// Err implements context.Context. A call that has ended before grpc asks never reaches its handler, so it is no longer
+// counted; if it does, the handler counts it.
+func (a *arrival) Err() error {
+	err := a.Context.Err()
+	if err != nil {
+		a.leave()
+	}
+	return err
+}
