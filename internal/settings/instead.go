@@ -10,7 +10,7 @@ import (
 func (v *variable) instead(value string) (used, notice string) {
 	n, err := parseInt(value)
 	number := err == nil
-	says := func(what string) string { return fmt.Sprintf("%s=%s %s", v.name, value, what) }
+	says := func(what string) string { return v.says(value, what) }
 	switch v.name {
 	case "BACKEND_TYPE":
 		return word(value, BackendTypes()...), ""
@@ -41,6 +41,14 @@ func (v *variable) instead(value string) (used, notice string) {
 		return assigned(value, says)
 	}
 	return value, ""
+}
+
+// says returns a notice of a value of v.
+func (v *variable) says(value, what string) string {
+	if withAt(value) {
+		return v.name + " " + what
+	}
+	return fmt.Sprintf("%s=%s %s", v.name, value, what)
 }
 
 // word returns the one of words that v is, in upper or lower case, or v itself.

@@ -26,6 +26,7 @@ const (
 	list     // a,b
 	names    // a,b, none of them empty
 	pairs    // k:v,k2:v2
+	host     // name or IP address
 	address  // host:port
 	path     // of a URL
 	header   // name of a header
@@ -64,6 +65,7 @@ func (k kind) accepts() acceptance {
 		list:        {takes: "a list such as a,b"},
 		names:       {takes: "names separated by commas, such as envoy.edge,spiffe://cluster.local/ns/edge/sa/envoy", check: checkNames},
 		pairs:       {takes: "pairs such as key:value,key2:value2", check: checkPairs},
+		host:        {takes: "a host name or an IP address, without a user or a password", check: checkHost},
 		address:     {takes: "an address such as :9090 or 127.0.0.1:9090", check: checkAddress},
 		path:        {takes: "a path such as /metrics", check: checkPath},
 		header:      {takes: "the name of a header, such as Retry-After: letters, digits and dashes", check: checkHeader},
@@ -225,12 +227,20 @@ func checkHeader(v string) error {
 	return nil
 }
 
+// checkHost refuses what is written as if a user or a password could stand in front of a host, which leads nowhere.
+func checkHost(v string) error {
+	if withAt(v) {
+		return errors.New("there is an @ in it")
+	}
+	return nil
+}
+
 func checkAddress(v string) error {
-	_, p, err := net.SplitHostPort(v)
+	h, p, err := net.SplitHostPort(v)
 	if err != nil {
 		return err
 	}
-	return checkPort(p)
+	return errors.Join(checkHost(h), checkPort(p))
 }
 
 func checkPath(v string) error {

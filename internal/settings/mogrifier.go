@@ -48,6 +48,10 @@ func checkSinks(given, values map[string]string) []error {
 	if sinks > 1 {
 		problems = append(problems, errors.New("Error: unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS.")) //nolint:revive,staticcheck // the reference's text
 	}
+	sent := on("USE_DOG_STATSD") || boolean.same(values["USE_STATSD"], "true")
+	if v := given["STATSD_HOST"]; sent && checkHost(v) != nil {
+		problems = append(problems, wrong("STATSD_HOST", v, host.takes()))
+	}
 	if names := values["USE_DOG_STATSD_MOGRIFIERS"]; on("USE_DOG_STATSD") && names != "" {
 		for key := range strings.SplitSeq(names, ",") {
 			tags := mogrifierPrefix(key) + "TAGS"

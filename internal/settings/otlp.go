@@ -32,15 +32,18 @@ func checkOTLP(given map[string]string, protocol string) []error {
 	return problems
 }
 
+// httpEndpoint accepts a user and a password too, which are not sent. An @ behind the host means that a password has
+// characters in it that end the host early, so that its beginning would be looked up.
 func httpEndpoint(v string) bool {
 	u, err := url.Parse(v)
-	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && !strings.Contains(u.RawQuery+u.Fragment, "@")
 }
 
-// grpcEndpoint accepts what the exporter accepts: anything that parses as a URL, even if it is just host:port.
+// grpcEndpoint accepts what the exporter accepts: anything that parses as a URL, even if it is just host:port. In a target
+// that is no URL of HTTP, a user and a password would be taken for a part of the host.
 func grpcEndpoint(v string) bool {
-	_, err := url.Parse(v)
-	return err == nil
+	u, err := url.Parse(v)
+	return err == nil && (!strings.Contains(v, "@") || strings.HasPrefix(u.Scheme, "unix") || httpEndpoint(v))
 }
 
 func headers(v string) bool {

@@ -293,7 +293,7 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 		case v.kind.check(value) != nil:
 			problems = append(problems, wrong(v.name, value, v.kind.takes()))
 		case v.to == tuning:
-			notices = append(notices, fmt.Sprintf("%s=%s has no effect: this server needs no such tuning", v.name, value))
+			notices = append(notices, v.says(value, "has no effect: this server needs no such tuning"))
 		}
 	}
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
@@ -312,9 +312,17 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 // noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.
 const noTLS = " has no effect without GRPC_SERVER_USE_TLS=true: gRPC is plain text, and clients are not asked for a certificate"
 
+// wrong is the error of a value that a variable does not take.
 func wrong(name, value, takes string) error {
+	if withAt(value) {
+		return fmt.Errorf("%s: must be %s", name, takes)
+	}
 	return fmt.Errorf("%s=%q: must be %s", name, value, takes)
 }
+
+// withAt reports whether a value must not be repeated, because it may be an address with a password, in whichever variable it
+// ended up.
+func withAt(value string) bool { return strings.Contains(value, "@") }
 
 // relations returns what is wrong with values that must be one of a few, or that do not go together.
 func relations(given, values map[string]string) []error {

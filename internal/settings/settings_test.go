@@ -123,7 +123,7 @@ func TestEveryVariableRefusesNonsense(t *testing.T) {
 		seconds: {"-1", "5s", "2147483648"}, port: {"-1", "65536", "http"}, ratio: {"-0.1", "NaN", "half"},
 		duration: {"10", "-1s", "soon", "876001h"}, interval: {"0s", "10", "-1s", "876001h"}, names: {",", "a,", ",a"},
 		pairs: {"a", "a:b,c", "a:b:c"}, assignments: {"=b", "a=b, =c"}, secretPairs: {"planted", "a:b,planted"},
-		address: {"9090", "a:b:c", "a:65536"}, path: {"metrics", "http://a/b"}, header: {"a b", ":status", "x:"},
+		address: {"9090", "a:b:c", "a:65536", "word@a:1"}, host: {"user:word@a", "word@a"}, path: {"metrics", "http://a/b"}, header: {"a b", ":status", "x:"},
 	}
 	for _, v := range variables(new(Settings)) {
 		values := nonsense[v.kind]
@@ -298,7 +298,7 @@ func other(v variable) string {
 		return "/other"
 	case level:
 		return "debug"
-	case text, list, names, header, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
+	case text, list, names, host, header, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
 	}
 	return "other"
 }

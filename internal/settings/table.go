@@ -102,7 +102,7 @@ func sections(s *Settings) []section {
 
 func listening(s *Settings) []variable {
 	return []variable{
-		{"GRPC_HOST", "0.0.0.0", text, &s.GRPC.Host, "", "address of the gRPC listener"},
+		{"GRPC_HOST", "0.0.0.0", host, &s.GRPC.Host, "", "address of the gRPC listener"},
 		{"GRPC_PORT", "8081", port, &s.GRPC.Port, "", "port of the gRPC listener"},
 		{"GRPC_UDS", "", text, &s.GRPC.UDS, "", "path of a unix socket to serve gRPC on instead of a port"},
 		{"GRPC_MAX_CONNECTION_AGE", "24h", duration, &s.GRPC.MaxAge, "", "how long a connection is kept before the client is asked to open a new one; 0 means for ever"},
@@ -115,9 +115,9 @@ func listening(s *Settings) []variable {
 		{"GRPC_SERVER_TLS_CA_CERT", "", text, accepted, "", "set by Envoy Gateway; as in envoyproxy/ratelimit, it does not make the server ask clients for certificates"},
 		{"GRPC_CLIENT_TLS_CACERT", "", text, &s.GRPC.ClientCA, "", "file of the only CAs that may have issued clients' certificates; if empty, clients are not asked for a certificate"},
 		{"GRPC_CLIENT_TLS_SAN", "", names, &s.GRPC.ClientSANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, one of which a client's certificate must contain"},
-		{"HOST", "0.0.0.0", text, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
+		{"HOST", "0.0.0.0", host, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
 		{"PORT", "8080", port, &s.HTTP.Port, "", "port of the HTTP listener"},
-		{"DEBUG_HOST", "0.0.0.0", text, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof for callers on loopback"},
+		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof for callers on loopback"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
 	}
 }

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -25,11 +26,18 @@ type XDS struct {
 	KeepOnEmpty    bool
 }
 
-// checkXDS returns which settings of the control plane do not go together.
-func checkXDS(given map[string]string) []error {
-	const cert, key = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
-	if (given[cert] == "") != (given[key] == "") {
-		return []error{fmt.Errorf("%s and %s belong together: set both, or neither", cert, key)}
+// checkXDS returns what is wrong with the settings of the control plane, each for itself or together.
+func checkXDS(given map[string]string) (problems []error) {
+	const (
+		server    = "CONFIG_GRPC_XDS_SERVER_URL"
+		cert, key = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
+	)
+	if v := given[server]; withAt(v) && !strings.HasPrefix(v, "unix:") && !strings.HasPrefix(v, "unix-abstract:") {
+		problems = append(problems, wrong(server, v, "host:port, dns:///host:port or unix:PATH, without a user or a password; "+
+			"what the control plane asks for goes into CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS, such as authorization:Bearer TOKEN"))
 	}
-	return nil
+	if (given[cert] == "") != (given[key] == "") {
+		problems = append(problems, fmt.Errorf("%s and %s belong together: set both, or neither", cert, key))
+	}
+	return problems
 }

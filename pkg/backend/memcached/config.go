@@ -133,6 +133,8 @@ func (c *Config) validate() error {
 		return errors.New("memcached: both a list of servers and a DNS name for them are set; remove one of them")
 	case len(c.Servers) == 0 && c.SRV == "":
 		return errors.New("memcached: no server is set; it must be host:port, a list of those, or _service._proto.name for DNS")
+	case strings.Contains(c.SRV, "@"):
+		return errors.New("memcached: the DNS name has an @ in it; it must be _service._proto.name, and memcached is sent no user and no password")
 	case c.SRV != "" && splitSRV(c.SRV) == nil:
 		return fmt.Errorf("memcached: %q is not the name of a service; it must be _service._proto.name", c.SRV)
 	case c.SRVRefresh < 0:
@@ -151,6 +153,9 @@ func (c *Config) validate() error {
 		return fmt.Errorf("memcached: key format %d is not known; it must be ours or reference", c.KeyFormat)
 	}
 	for i, s := range c.Servers {
+		if remote.Credentials(s) {
+			return fmt.Errorf("memcached: server %d of %d has a user or a password; it must be host:port or the path of a socket, and memcached is sent neither", i+1, len(c.Servers))
+		}
 		if _, port, err := net.SplitHostPort(s); !strings.Contains(s, "/") && (err != nil || port == "") {
 			return fmt.Errorf("memcached: server %d of %d, %q, has no port; it must be host:port or the path of a socket", i+1, len(c.Servers), s)
 		}

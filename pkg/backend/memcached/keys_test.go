@@ -222,6 +222,9 @@ func TestConfig(t *testing.T) {
 		`server 2 of 2, "b", has no port`: {Servers: []string{"a:1", "b"}},
 		`server 1 of 1, "", has no port`:  {Servers: []string{""}},
 		`"a:", has no port`:               {Servers: []string{"a:"}},
+		"server 2 of 2 has a user or":     {Servers: []string{"a:1", "user:word@b:1"}},
+		"server 1 of 1 has a user or":     {Servers: []string{"memcached://user:word@b:1"}},
+		"the DNS name has an @ in it":     {SRV: "_memcached._tcp.user:word@b"},
 		"_service._proto.name":            {SRV: "memcached.example.org"},
 		"DNS refresh interval":            {SRV: "_a._b.c", SRVRefresh: -1},
 		"idle connections":                {Servers: []string{"a:1"}, MaxIdleConns: -1},
@@ -230,11 +233,14 @@ func TestConfig(t *testing.T) {
 		"for connecting is":               {Servers: []string{"a:1"}, DialTimeout: -1},
 		"jitter":                          {Servers: []string{"a:1"}, ExpirationJitter: -1},
 		"key format 7":                    {Servers: []string{"a:1"}, KeyFormat: 7},
-		"":                                {Servers: []string{"a:1", "/run/memcached.sock", "[::1]:2"}, OpTimeout: time.Second},
+		"":                                {Servers: []string{"a:1", "/run/memcached@1.sock", "[::1]:2"}, OpTimeout: time.Second},
 	} {
 		_, err := New(c)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
+		if strings.Contains(fmt.Sprint(err), "word@") {
+			t.Errorf("%+v: the error repeats a password: %v", c, err)
 		}
 	}
 	if got := splitSRV("_memcached._tcp.a._b.c"); !slices.Equal(got, []string{"memcached", "tcp", "a._b.c"}) {

@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // target is the parsed URL of a [Config].
@@ -19,8 +21,14 @@ type target struct {
 	tls     bool
 }
 
-// errURL never repeats the URL, which may hold a password.
-var errURL = errors.New("it must be host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
+// Errors of addresses never repeat them, because they may hold a password.
+var (
+	errURL = errors.New("it must be host:port, redis://[user[:password]@]host:port[/db], rediss://… or the path of a socket")
+
+	errScheme = errors.New("a user or a password is in front of its host, but no scheme: write redis://user:password@host:port, " +
+		"or rediss:// for TLS, with / ? # % and @ in the password as %2F %3F %23 %25 and %40; or host:port alone, and set the password apart")
+	errEscapes = errors.New("an @ is where a URL has none: in its user and password write / ? # % and @ as %2F %3F %23 %25 and %40")
+)
 
 // parse reads the URL of c.
 func (c *Config) parse() (target, error) {
@@ -28,7 +36,7 @@ func (c *Config) parse() (target, error) {
 	if c.Type != Single {
 		t.network = "tcp"
 	}
-	if c.Type == Single && t.network == "unix" && socketPath(c.URL) {
+	if c.Type == Single && t.network == "unix" && socketPath(c.URL) && !remote.Credentials(c.URL) {
 		t.addrs = []string{c.URL}
 		return t, nil
 	}
@@ -41,7 +49,9 @@ func (c *Config) parse() (target, error) {
 			return t, errors.New("redis: expected master name and a list of urls for the sentinels, in the format: " +
 				"<redis master name>,<sentinel1>,...,<sentineln>")
 		}
-		t.master, parts = strings.TrimSpace(parts[0]), parts[1:]
+		if t.master, parts = strings.TrimSpace(parts[0]), parts[1:]; strings.Contains(t.master, "@") {
+			return t, errors.New("redis: the master's name has an @ in it, as if it had a password: write name,host:port, and set passwords apart")
+		}
 	}
 	for i, part := range parts {
 		if err := t.add(strings.TrimSpace(part)); err != nil {
@@ -66,6 +76,9 @@ func (t *target) add(s string) error {
 		t.network = "tcp"
 	}
 	if !strings.Contains(s, "://") {
+		if remote.Credentials(s) {
+			return errScheme
+		}
 		host, port, err := net.SplitHostPort(s)
 		usual := ":6379"
 		if t.master != "" {
@@ -80,8 +93,13 @@ func (t *target) add(s string) error {
 		return t.reach(host, port)
 	}
 	u, err := url.Parse(s)
-	if err != nil {
+	switch {
+	case err != nil && strings.Contains(s, "@"):
+		return fmt.Errorf("it is not a URL; %w; %w", errEscapes, errURL)
+	case err != nil:
 		return fmt.Errorf("it is not a URL; %w", errURL)
+	case strayAt(u):
+		return fmt.Errorf("%w; %w", errEscapes, errURL)
 	}
 	switch u.Scheme {
 	case "redis":
@@ -105,6 +123,20 @@ func (t *target) add(s string) error {
 		db = u.Query().Get("db")
 	}
 	return t.options(u, db)
+}
+
+// strayAt reports whether u has an @ behind its host, other than in the path of a socket or in a password there. Then what
+// was read as its host is most likely the beginning of a user or a password, whose / ? or # ended it.
+func strayAt(u *url.URL) bool {
+	if strings.Contains(u.Fragment, "@") || u.Scheme != "unix" && strings.Contains(u.Path, "@") {
+		return true
+	}
+	for pair := range strings.SplitSeq(u.RawQuery, "&") {
+		if name, _, _ := strings.Cut(pair, "="); strings.Contains(pair, "@") && name != "username" && name != "password" {
+			return true
+		}
+	}
+	return false
 }
 
 // reach adds the address of a server.

@@ -72,6 +72,7 @@ func says(t *testing.T, text string) (addr string) {
 
 func TestAddresses(t *testing.T) {
 	t.Parallel()
+	const scheme, escapes = "a user or a password is in front of its host, but no scheme: write redis://user:password@host:port", "an @ is where a URL has none"
 	for _, c := range []struct {
 		config Config
 		want   string // the network and the address, or a part of the error
@@ -93,6 +94,34 @@ func TestAddresses(t *testing.T) {
 		{Config{URL: "localhost:65536", Network: "unix"}, "its port is not a number from 1 to 65535; it must be "},
 		{Config{URL: "redis://localhost:65536"}, "its port is not a number from 1 to 65535; it must be "},
 		{Config{URL: "http://localhost"}, "its scheme is not known; it must be "},
+
+		// Nothing of a password is dialled, or looked up.
+		{Config{URL: "planted@a:1"}, scheme},
+		{Config{URL: "user:planted@a:1"}, scheme},
+		{Config{URL: ":planted@a:1", Network: "unix"}, scheme},
+		{Config{URL: "user:pla/nted@a:1", Network: "unix"}, scheme},
+		{Config{URL: "//user:planted@a:1", Network: "unix"}, scheme},
+		{Config{URL: "redis:planted@a:1", Network: "unix"}, scheme},
+		{Config{URL: "a:1,user:planted@b:1", Type: Cluster}, "address 2 of 2: " + scheme},
+		{Config{URL: "redis://user:12,planted@b:1", Type: Cluster}, "address 2 of 2: " + scheme},
+		{Config{URL: "main,a:1,planted@b:1", Type: Sentinel}, "address 2 of 2: " + scheme},
+		{Config{URL: "planted@main,a:1", Type: Sentinel}, "the master's name has an @ in it"},
+		{Config{URL: "redis://user:pla?nted@a:1"}, "it is not a URL; " + escapes},
+		{Config{URL: "redis://user:12#planted@a:1"}, escapes},
+		{Config{URL: "redis://planted#x@a:1"}, escapes},
+		{Config{URL: "rediss://planted?x@a:1"}, escapes},
+		{Config{URL: "redis://planted?x=1&y=z@a:1"}, escapes},
+		{Config{URL: "redis://planted/x@a:1"}, escapes},
+		{Config{URL: "redis://user:plan%ted@a:1"}, escapes},
+		{Config{URL: "redis://user:planted@a:planted"}, "it is not a URL; "},
+		{Config{URL: "redis://user:planted@a/planted"}, "its database is not a number; "},
+		{Config{URL: "redis://planted@a:1"}, "tcp a:1"},
+		{Config{URL: "redis://user:pl@nted@a:1/2"}, "tcp a:1"},
+		{Config{URL: "redis://a:1?db=2&password=pl@nted"}, "tcp a:1"},
+		{Config{URL: "redis://user:planted@a:1,b:2", Type: Cluster}, "tcp a:1,b:2"},
+		{Config{URL: "unix://user:planted@/run/redis@1.sock"}, "unix /run/redis@1.sock"},
+		{Config{URL: "/run/redis@1.sock", Network: "unix"}, "unix /run/redis@1.sock"},
+		{Config{URL: "@redis@1", Network: "unix"}, "unix @redis@1"},
 	} {
 		c.config.defaults()
 		target, err := c.config.parse()
@@ -102,6 +131,9 @@ func TestAddresses(t *testing.T) {
 		}
 		if err == nil && got != c.want || err != nil && !strings.Contains(got, c.want) {
 			t.Errorf("%s: %s, want %s", c.config.URL, got, c.want)
+		}
+		if strings.Contains(got, "planted") || strings.Contains(got, "nted@") {
+			t.Errorf("%s: a password is in %s", c.config.URL, got)
 		}
 	}
 }
