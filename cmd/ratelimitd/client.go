@@ -51,7 +51,7 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
 	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to present, if the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
 	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, for servers on other machines ($ADMIN_TOKEN_FILE)")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, if the server has one ($ADMIN_TOKEN_FILE)")
 }
 
 // findHome reads the variables that say where a server with the same environment is, and the file of its token.
@@ -184,6 +184,8 @@ func (c *client) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
 	case code == codes.DeadlineExceeded:
 		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
+	case code == codes.Unauthenticated && c.token == "":
+		return errors.New("the server wants the token of its ADMIN_TOKEN_FILE: set --token-file ($ADMIN_TOKEN_FILE) to a file with it")
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
 		return errors.New("the server has no admin API: start it with ADMIN=true")
 	case code == codes.Unimplemented:

@@ -18,7 +18,7 @@ func (p *program) peekCommand() *cobra.Command {
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Look at the counters of descriptors in a running server",
 		Long: `Peek asks a running server for the state of each descriptor's counter, and changes nothing.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE where it runs on another machine.
+The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
 
 ` + descriptorHelp,
 		Example: `  ratelimitd peek example fixed=ann

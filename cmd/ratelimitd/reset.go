@@ -20,8 +20,8 @@ func (p *program) resetCommand() *cobra.Command {
 		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
 		Short: "Clear the counters of descriptors in a running server",
 		Long: `Reset clears the counter of each descriptor. While a penalty runs it is refused,
-unless --force ends the penalty too. The server needs ADMIN=true, and ADMIN_TOKEN_FILE where
-it runs on another machine.
+unless --force ends the penalty too. The server needs ADMIN=true, and ADMIN_TOKEN_FILE
+unless it runs on this machine and listens on 127.0.0.1 or a unix socket alone.
 
 ` + descriptorHelp,
 		Example: `  ratelimitd reset example fixed=ann

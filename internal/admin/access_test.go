@@ -61,17 +61,48 @@ func TestAccessRemote(t *testing.T) {
 	}
 }
 
+// Without a token file, what counts is that a caller has exactly the address of this machine, and, for what changes
+// something, that no other machine can connect. A proxy on this machine has another loopback address: Istio's 127.0.0.6.
 func TestAccessLocal(t *testing.T) {
-	for _, from := range []net.Addr{
-		&net.TCPAddr{IP: net.ParseIP("127.0.0.1"), Port: 4711},
-		&net.TCPAddr{IP: net.ParseIP("127.9.9.9"), Port: 4711},
-		&net.TCPAddr{IP: net.ParseIP("::1"), Port: 4711},
+	const ok, denied = codes.OK, codes.PermissionDenied
+	everywhere, inside := &net.TCPAddr{IP: net.IPv4zero, Port: 8081}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8081}
+	for _, tt := range []struct {
+		listener *net.TCPAddr
+		from     string
+		look     codes.Code
+		change   codes.Code
+	}{
+		{inside, "127.0.0.1", ok, ok},
+		{inside, "::1", ok, ok},
+		{inside, "::ffff:127.0.0.1", ok, ok},
+		{&net.TCPAddr{IP: net.IPv6loopback}, "::1", ok, ok},
+		{&net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}, "127.0.0.1", ok, ok},
+		{inside, "127.0.0.6", denied, denied},
+		{inside, "127.9.9.9", denied, denied},
+		{inside, "::ffff:127.0.0.6", denied, denied},
+		{everywhere, "127.0.0.1", ok, denied},
+		{everywhere, "::1", ok, denied},
+		{&net.TCPAddr{IP: net.IPv6zero}, "::1", ok, denied},
+		{&net.TCPAddr{IP: net.IPv4(10, 1, 2, 3)}, "127.0.0.1", ok, denied},
+		{everywhere, "127.0.0.6", denied, denied},
 	} {
-		s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{TokenFile: "/nonexistent"})
-		for method, err := range s.calls(t.Context()) {
-			if err != nil {
-				t.Errorf("%s from %v: %v", method, from, err)
+		from := &net.TCPAddr{IP: net.ParseIP(tt.from), Port: 4711}
+		s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{Access: admin.Access{Listener: tt.listener}})
+		s.hit(t, "shop", 3, "user", "u1")
+		for method, err := range s.calls(bearer(t.Context(), "Bearer x")) {
+			want := tt.look
+			if method == "Reset" {
+				want = tt.change
 			}
+			if status.Code(err) != want {
+				t.Errorf("%s from %s to %v: %v, want %v", method, tt.from, tt.listener, err, want)
+			}
+			if tt.look == ok && want == denied && !strings.Contains(fmt.Sprint(err), "set ADMIN_TOKEN_FILE, or GRPC_HOST to 127.0.0.1") {
+				t.Errorf("%s: the error does not say what to do: %v", method, err)
+			}
+		}
+		if over := s.hit(t, "shop", 1, "user", "u1"); over != (tt.change == denied) {
+			t.Errorf("from %s to %v: u1 is over its limit: %t", tt.from, tt.listener, over)
 		}
 	}
 }
@@ -88,11 +119,32 @@ func TestAccessUnix(t *testing.T) {
 	}
 }
 
-// Callers from other machines are let in with the token that the file currently contains, and only with that.
+// With a token file everybody needs the token, this machine and its unix sockets too.
+func TestAccessTokenLocal(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, ln := range []net.Listener{testkit.Listen(t), testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))} {
+		s := startOn(t, shop, ln, admin.Config{Access: admin.Access{TokenFile: file}})
+		for authorization, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer guess": codes.Unauthenticated, "Bearer secret": codes.OK} {
+			for method, err := range s.calls(bearer(t.Context(), authorization)) {
+				if status.Code(err) != want {
+					t.Errorf("%s on %s with %q: %v, want %v", method, ln.Addr().Network(), authorization, err, want)
+				}
+			}
+		}
+		if log := s.log.String(); !strings.Contains(log, "by=token") {
+			t.Errorf("the log does not tell who reset a counter: %q", log)
+		}
+	}
+}
+
+// Callers are let in with the token that the file currently contains, and only with that.
 func TestAccessToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	from := &net.TCPAddr{IP: net.ParseIP("10.1.2.3"), Port: 4711}
-	s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{TokenFile: file})
+	s := startOn(t, shop, testkit.From(testkit.Listen(t), from), admin.Config{Access: admin.Access{TokenFile: file}})
 	for _, tt := range []struct {
 		name, file    string
 		authorization []string

@@ -63,6 +63,9 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	t.Helper()
 	s.limiter = limiter.New(store, stats.New(), limiter.Config{})
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
+	if c.Access.Listener == nil {
+		c.Access.Listener = ln.Addr()
+	}
 	g := grpc.NewServer()
 	admin.New(s.limiter, c).Register(g)
 	testkit.Run(t, func(context.Context) error { return g.Serve(ln) })

@@ -56,7 +56,7 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if c.Decision.Penalty > 0 {
 		return nil, penaltyError(c.Decision.Penalty)
 	}
-	by, from := caller(ctx)
+	by, from := s.access.caller(ctx)
 	// A warning, because the usual LOG_LEVEL shows nothing less. Not the values, which are data of end users.
 	s.log.WarnContext(ctx, "a counter was reset", "domain", q.GetDomain(), "rule", c.Rule.Path, "counter", c.Name,
 		"force", q.GetForce(), "by", by, "peer", from)

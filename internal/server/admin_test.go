@@ -16,7 +16,8 @@ import (
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
-// TestAdminToken: on another machine, the admin API answers callers that know the token of ADMIN_TOKEN_FILE.
+// TestAdminToken: where there is a token of ADMIN_TOKEN_FILE, the admin API answers callers that know it, and without it
+// only this machine.
 func TestAdminToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {

@@ -128,13 +128,14 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		serving.Stats = v.tracing.Server()
 	}
 	v.grpc = rls.NewServer(v.service, serving)
-	if s.Admin.On {
-		admin.New(v.limiter, admin.Config{TokenFile: s.Admin.TokenFile, Log: log}).Register(v.grpc)
-	}
 	v.health.OnChange(v.grpc.SetServing)
 
 	if v.listeners, err = listen(ctx, &s); err != nil {
 		return nil, err
+	}
+	if s.Admin.On {
+		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
+		admin.New(v.limiter, admin.Config{Access: access, Log: log}).Register(v.grpc)
 	}
 	v.tasks = v.group()
 	return v, nil
@@ -223,7 +224,9 @@ func (v *Server) group() *task.Group {
 }
 
 func (v *Server) debugPages() web.Debug {
+	access := admin.Access{TokenFile: v.settings.Admin.TokenFile, Listener: v.listeners.debug.Addr(), Host: "DEBUG_HOST", Log: v.log}
 	d := web.Debug{
+		MayProfile:   access.AllowHTTP,
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },
 		RulesJSON:    func(w io.Writer) error { return admin.WriteRulesJSON(w, v.limiter.Rules()) },

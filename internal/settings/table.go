@@ -117,7 +117,7 @@ func listening(s *Settings) []variable {
 		{"GRPC_CLIENT_TLS_SAN", "", names, &s.GRPC.ClientSANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, one of which a client's certificate must contain"},
 		{"HOST", "0.0.0.0", host, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
 		{"PORT", "8080", port, &s.HTTP.Port, "", "port of the HTTP listener"},
-		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof for callers on loopback"},
+		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which needs the token of ADMIN_TOKEN_FILE, or, if there is none, a loopback address here and a caller on this machine"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
 	}
 }
@@ -163,8 +163,8 @@ func answers(s *Settings) []variable {
 
 func operation(s *Settings) []variable {
 	return []variable{
-		{"ADMIN", "false", boolean, &s.Admin.On, "", "serve the admin API on the gRPC listener, to loopback or to callers with the token (ours)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token with which other machines may use the admin API; without it, only this machine may (ours)"},
+		{"ADMIN", "false", boolean, &s.Admin.On, "", "serve the admin API on the gRPC listener, to callers with the token; without ADMIN_TOKEN_FILE to this machine, and resets only if GRPC_HOST is a loopback address or GRPC_UDS is set (ours)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that everybody needs for the admin API and for pprof, callers on this machine too (ours)"},
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
 		{"LOG_LEVEL", "WARN", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"path"
 	"strings"
 	"time"
@@ -23,10 +22,12 @@ type Debug struct {
 	Stats func(w io.Writer) error
 	// Metrics answers /metrics.
 	Metrics http.Handler
+	// MayProfile returns 200 if the sender of a request may take profiles, or else the status to answer with, and why.
+	MayProfile func(r *http.Request) (status int, why string)
 }
 
 // index is the debug listener's answer to an unknown target: its pages, sorted.
-const index = pprofRoot + `: profiles of this process, for callers on the same machine; hit for a list
+const index = pprofRoot + `: profiles of this process, where this port is open to this machine alone, or with the admin token; hit for a list
 ` + pprofRoot + `profile: CPU profile over ?seconds=30, at most 60
 ` + pprofRoot + `trace: execution trace over ?seconds=1, at most 60
 /metrics: the counters, for Prometheus
@@ -37,8 +38,7 @@ const index = pprofRoot + `: profiles of this process, for callers on the same m
 // plainText is the type of pages for people.
 const plainText = "text/plain; charset=utf-8"
 
-// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to callers with a loopback
-// address; others get 403. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
+// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to whom MayProfile lets. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
 // if the target is not a plain path. No page changes anything.
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
@@ -50,7 +50,7 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 		"/stats":    page(plainText, d.Stats),
 		"/metrics":  d.Metrics.ServeHTTP,
 	}
-	profiles := loopbackOnly(&profiler{longest: longest})
+	profiles := guarded(d.MayProfile, &profiler{longest: longest})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
 		switch h, ok := pages[t]; {
@@ -103,15 +103,17 @@ func page(contentType string, write func(io.Writer) error) http.HandlerFunc {
 	}
 }
 
-// loopbackOnly answers 403 unless the connection comes from a loopback address. Headers that claim another address are
-// ignored.
-func loopbackOnly(h http.Handler) http.HandlerFunc {
+// guarded answers with h if may lets the caller, or else with what may says.
+func guarded(may func(*http.Request) (status int, why string), h http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		peer, err := netip.ParseAddrPort(r.RemoteAddr)
-		if err != nil || !peer.Addr().Unmap().IsLoopback() {
-			http.Error(w, "this page answers only callers on the same machine (loopback addresses)", http.StatusForbidden)
+		status, why := may(r)
+		if status == http.StatusOK {
+			h.ServeHTTP(w, r)
 			return
 		}
-		h.ServeHTTP(w, r)
+		if status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		}
+		http.Error(w, why, status)
 	}
 }

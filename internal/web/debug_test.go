@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
@@ -30,10 +33,11 @@ func pages() web.Debug {
 		RulesJSON:    write("{}\n"),
 		Stats:        write("ratelimit.service.config_load_success: 1\n"),
 		Metrics:      http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1\n") }),
+		MayProfile:   (&admin.Access{Listener: &net.TCPAddr{IP: net.IPv6loopback}, Host: "DEBUG_HOST"}).AllowHTTP,
 	}
 }
 
-const indexPage = `/debug/pprof/: profiles of this process, for callers on the same machine; hit for a list
+const indexPage = `/debug/pprof/: profiles of this process, where this port is open to this machine alone, or with the admin token; hit for a list
 /debug/pprof/profile: CPU profile over ?seconds=30, at most 60
 /debug/pprof/trace: execution trace over ?seconds=1, at most 60
 /metrics: the counters, for Prometheus
@@ -99,10 +103,13 @@ func TestDebugPageError(t *testing.T) {
 	}
 }
 
-// Callers from other machines see the rules and the counters, as with the reference, but no profiles, whatever their
-// headers claim.
+// Callers from other machines, and from proxies on this one, see the rules and the counters, as with the reference, but no
+// profiles, whatever their headers claim.
 func TestH07_Remote(t *testing.T) {
-	for _, from := range []string{"10.1.2.3:4711", "[2001:db8::1]:4711", "[::ffff:10.1.2.3]:4711", "0.0.0.0:1", "[fe80::1%lo]:1"} {
+	for _, from := range []string{
+		"10.1.2.3:4711", "[2001:db8::1]:4711", "[::ffff:10.1.2.3]:4711", "0.0.0.0:1", "[fe80::1%lo]:1",
+		"127.0.0.6:1", "127.8.9.1:4711", "[::ffff:127.0.0.6]:1", // a proxy on this machine
+	} {
 		tcp, err := net.ResolveTCPAddr("tcp", from)
 		if err != nil {
 			t.Fatal(err)
@@ -129,14 +136,40 @@ func TestH07_Remote(t *testing.T) {
 }
 
 func TestH07_Loopback(t *testing.T) {
-	for _, from := range []string{"127.0.0.1:4711", "127.8.9.1:4711", "[::1]:4711", "[::ffff:127.0.0.1]:4711"} {
+	for _, from := range []string{"127.0.0.1:4711", "[::1]:4711", "[::ffff:127.0.0.1]:4711"} {
 		tcp, err := net.ResolveTCPAddr("tcp", from)
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, _ := startOn(t, testkit.From(testkit.Listen(t), tcp), web.DebugHandler(pages()), web.Limits{})
-		if got := do(t, "GET", "http://"+addr+"/debug/pprof/heap", ""); got.Status != 200 {
+		url := func(d web.Debug) string {
+			addr, _ := startOn(t, testkit.From(testkit.Listen(t), tcp), web.DebugHandler(d), web.Limits{})
+			return "http://" + addr + "/debug/pprof/heap"
+		}
+		if got := do(t, "GET", url(pages()), ""); got.Status != 200 {
 			t.Errorf("/debug/pprof/heap from %s: %v; want 200", from, got)
+		}
+		open := pages()
+		open.MayProfile = (&admin.Access{Listener: &net.TCPAddr{IP: net.IPv4zero}, Host: "DEBUG_HOST"}).AllowHTTP
+		if got := do(t, "GET", url(open), ""); got.Status != 403 || !strings.HasSuffix(got.Body, "set ADMIN_TOKEN_FILE, or DEBUG_HOST to 127.0.0.1\n") {
+			t.Errorf("/debug/pprof/heap from %s, where the listener is open to other machines: %v; want 403", from, got)
+		}
+	}
+}
+
+// With an admin token, whoever has it may take profiles, and nobody else, this machine included.
+func TestH07_Token(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := pages()
+	d.MayProfile = (&admin.Access{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}}).AllowHTTP
+	for _, from := range []*net.TCPAddr{{IP: net.IPv4(127, 0, 0, 1), Port: 1}, {IP: net.IPv4(10, 1, 2, 3), Port: 1}} {
+		addr, _ := startOn(t, testkit.From(testkit.Listen(t), from), web.DebugHandler(d), web.Limits{})
+		for authorization, want := range map[string]int{"Bearer secret": 200, "Bearer guess": 401, "Basic secret": 401, "": 401} {
+			if got := do(t, "GET", "http://"+addr+"/debug/pprof/heap", "", "Authorization", authorization); got.Status != want {
+				t.Errorf("from %v with %q: %d; want %d", from, authorization, got.Status, want)
+			}
 		}
 	}
 }

@@ -177,6 +177,9 @@ func checkDeployment(t *testing.T, o objects) {
 	if grace, stop := *pod.TerminationGracePeriodSeconds, stops(t, c.Env); time.Duration(grace)*time.Second < stop {
 		t.Errorf("the pod is killed after %d s, but may take %v to drain and stop", grace, stop)
 	}
+	if at := value(t, o.deployment, "DEBUG_HOST"); at != "127.0.0.1" {
+		t.Errorf("DEBUG_HOST=%s, so the debug port is open to other pods", at)
+	}
 	for name, want := range map[string]string{"RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true"} {
 		if got := value(t, o.deployment, name); got != want {
 			t.Errorf("%s=%s; a ConfigMap needs %s", name, got, want)

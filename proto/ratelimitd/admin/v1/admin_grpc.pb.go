@@ -32,9 +32,9 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AdminService shows the rules and the counters of a server, and resets counters. It is served on the gRPC port where
-// ADMIN=true, to callers on the same machine (loopback addresses and unix sockets) and to those that send a token of
-// ADMIN_TOKEN_FILE as metadata "authorization: Bearer TOKEN". Others get PERMISSION_DENIED, or UNAUTHENTICATED where a
-// token would have helped.
+// ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
+// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may reset where no
+// other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer.
 type AdminServiceClient interface {
@@ -109,9 +109,9 @@ func (c *adminServiceClient) Reset(ctx context.Context, in *ResetRequest, opts .
 // for forward compatibility.
 //
 // AdminService shows the rules and the counters of a server, and resets counters. It is served on the gRPC port where
-// ADMIN=true, to callers on the same machine (loopback addresses and unix sockets) and to those that send a token of
-// ADMIN_TOKEN_FILE as metadata "authorization: Bearer TOKEN". Others get PERMISSION_DENIED, or UNAUTHENTICATED where a
-// token would have helped.
+// ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
+// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may reset where no
+// other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer.
 type AdminServiceServer interface {
