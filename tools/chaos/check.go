@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// check is a promise and how it is tried.
+type check struct {
+	id     string // such as B9
+	what   string
+	figure string // what passes
+	peer   bool   // applies to other servers with the same environment variables too
+	play   func(context.Context, *env) error
+}
+
+// checks returns all checks in their order. Each group is in a file of its own.
+func checks() []check {
+	return slices.Concat(correctness(), redisFaults(), loads(), badInput(), access())
+}
+
+// env is what a check works with: it starts what is needed, which ends with the check, and takes down what was measured.
+type env struct {
+	*config
+
+	id      string
+	program string // the server
+	other   bool   // whether program is not ratelimitd
+	dir     string // for files, removed afterwards
+	rand    *rand.Rand
+	result  result
+
+	mu     sync.Mutex // guards what is below, and result
+	begin  time.Time
+	ends   []func()
+	n      int      // of files and processes
+	logs   []string // files
+	toxics *wires
+}
+
+func newEnv(c *config, k check, program string, other bool) (*env, error) {
+	dir, err := os.MkdirTemp("", "chaos")
+	if err != nil {
+		return nil, err
+	}
+	program, err = filepath.Abs(program)
+	if err != nil {
+		return nil, err
+	}
+	return &env{
+		config: c, id: k.id, program: program, other: other, dir: dir, begin: time.Now(),
+		rand: rand.New(rand.NewPCG(uint64(c.seed), hash(k.id))),
+	}, nil
+}
+
+// hash makes what checks draw differ.
+func hash(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
+}
+
+// atEnd has f called when the check is over; the last first.
+func (e *env) atEnd(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ends = append(e.ends, f)
+}
+
+func (e *env) close() {
+	for _, f := range slices.Backward(e.ends) {
+		f()
+	}
+	_ = os.RemoveAll(e.dir)
+}
+
+// note adds a line to the history, which is printed if the check fails.
+func (e *env) note(format string, args ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	line := fmt.Sprintf("%8.3f s  %s", time.Since(e.begin).Seconds(), fmt.Sprintf(format, args...))
+	e.result.history = append(e.result.history, line)
+}
+
+// measured takes down a figure that the check depends on: whether it is good, and in words with its number.
+func (e *env) measured(good bool, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if !good {
+		e.note("NOT MET: %s", text)
+		text = "**" + text + "**"
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.result.figures = append(e.result.figures, text)
+	e.result.failed = e.result.failed || !good
+}
+
+// told takes down a figure that is published and not asserted.
+func (e *env) told(format string, args ...any) { e.measured(true, format, args...) }
+
+// gatherLogs adds the last lines of each process to the history.
+func (e *env) gatherLogs() {
+	const most = 15
+	for _, f := range e.logs {
+		all, err := os.ReadFile(f)
+		if err != nil || len(all) == 0 {
+			continue
+		}
+		lines := strings.Split(strings.TrimSpace(string(all)), "\n")
+		if len(lines) > most {
+			lines = append([]string{fmt.Sprintf("… %d lines …", len(lines)-most)}, lines[len(lines)-most:]...)
+		}
+		e.result.history = append(e.result.history, filepath.Base(f)+":")
+		for _, l := range lines {
+			e.result.history = append(e.result.history, "    "+l)
+		}
+	}
+}
+
+// result is what came of a check.
+type result struct {
+	figures []string
+	failed  bool
+	err     error // the check could not be played
+	history []string
+	took    time.Duration
+}
+
+func (r *result) pass() bool { return r.err == nil && !r.failed }
+
+// text returns what was measured.
+func (r *result) text() string {
+	text := strings.Join(r.figures, "; ")
+	if r.err != nil {
+		text = strings.TrimPrefix(text+"; **"+r.err.Error()+"**", "; ")
+	}
+	return strings.ReplaceAll(strings.ReplaceAll(text, "\n", " "), "|", "¦")
+}
+
+// tell prints all that is known of a check.
+func (r *result) tell(w io.Writer, k check, seed int64) {
+	fmt.Fprintf(w, "\n%s, seed %d: %s\n  asked:    %s\n  measured: %s\n", k.id, seed, k.what, k.figure, r.text())
+	for _, l := range r.history {
+		fmt.Fprintln(w, "  "+l)
+	}
+	fmt.Fprintln(w)
+}
+
+// table prints results as rows of Markdown.
+type table struct {
+	w    io.Writer
+	peer bool
+}
+
+func (t table) head() {
+	if t.peer {
+		fmt.Fprintln(t.w, "| check | passes with | measured | passed | the other server | passed | seconds |\n| --- | --- | --- | --- | --- | --- | ---: |")
+		return
+	}
+	fmt.Fprintln(t.w, "| check | passes with | measured | passed | seconds |\n| --- | --- | --- | --- | ---: |")
+}
+
+func (t table) row(k check, ours, theirs *result) {
+	took := ours.took
+	fmt.Fprintf(t.w, "| %s %s | %s | %s | %s |", k.id, k.what, k.figure, ours.text(), yes(ours.pass()))
+	switch {
+	case theirs != nil:
+		took += theirs.took
+		fmt.Fprintf(t.w, " %s | %s |", theirs.text(), yes(theirs.pass()))
+	case t.peer:
+		fmt.Fprint(t.w, " does not apply | – |")
+	}
+	fmt.Fprintf(t.w, " %.0f |\n", took.Seconds())
+}
+
+func yes(pass bool) string {
+	if pass {
+		return "yes"
+	}
+	return "**no**"
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// lane is a connection of a load, or one after the other.
+type lane struct {
+	load *running
+	n    int
+	head []byte        // headers of each call
+	wake chan struct{} // something has ended
+
+	next    int // number of the next call
+	backlog []pending
+	current *stream
+	past    []*stream // that are left, and may have open calls
+
+	mu   sync.Mutex // guards what is below
+	kept outcomes
+	open int // calls that are not over
+}
+
+// pending is a call that is not over.
+type pending struct {
+	due  time.Duration
+	what int32
+}
+
+// pace is how often due calls are sent.
+const pace = 500 * time.Microsecond
+
+// run sends calls until ctx is done, and then waits for a second for what is open.
+func (a *lane) run(ctx context.Context) {
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	interval := 0.0
+	if a.load.rate > 0 {
+		interval = float64(time.Second) * float64(a.load.conns) / a.load.rate
+	}
+	phase := interval * float64(a.n) / float64(a.load.conns)
+	for ctx.Err() == nil {
+		now := a.load.now()
+		if interval > 0 {
+			for {
+				due := time.Duration(phase + float64(a.next)*interval)
+				if due > now {
+					break
+				}
+				a.add(due)
+			}
+		} else {
+			for a.unfinished()+len(a.backlog) < a.load.inflight {
+				a.add(now)
+			}
+		}
+		a.send()
+		if interval > 0 {
+			<-tick.C
+			continue
+		}
+		select {
+		case <-tick.C:
+		case <-a.wake:
+		}
+	}
+	for _, p := range a.backlog {
+		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, kind: late})
+	}
+	for end := time.Now().Add(time.Second); a.unfinished() > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		a.giveUp()
+	}
+	if a.current != nil {
+		a.current.close()
+	}
+	for _, s := range a.past {
+		s.close()
+	}
+}
+
+func (a *lane) unfinished() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.open
+}
+
+// add has a call sent next.
+func (a *lane) add(due time.Duration) {
+	what := a.next % len(a.load.requests)
+	if a.load.pick != nil {
+		what = a.load.pick(a.next)
+	}
+	a.next++
+	a.backlog = append(a.backlog, pending{due, int32(what)})
+}
+
+// over takes down how a call that was not sent has ended.
+func (a *lane) over(o outcome) {
+	if a.load.each != nil {
+		a.load.each(o)
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.kept = append(a.kept, o)
+}
+
+// ended takes down how a call that was sent has ended.
+func (a *lane) ended(o outcome) {
+	a.mu.Lock()
+	a.open--
+	a.mu.Unlock()
+	a.over(o)
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send sends what is due, as far as the connection takes it, and gives up what takes too long.
+func (a *lane) send() {
+	a.giveUp()
+	if len(a.backlog) == 0 {
+		return
+	}
+	if a.current == nil || !a.current.usable() {
+		s, err := connect(a)
+		if err != nil {
+			for _, p := range a.backlog {
+				a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, kind: lost})
+			}
+			a.backlog = a.backlog[:0]
+			if a.load.rate == 0 {
+				time.Sleep(pace) // or this would be a busy loop
+			}
+			return
+		}
+		if a.current != nil {
+			a.past = append(a.past, a.current)
+		}
+		a.current = s
+	}
+	sent := a.current.write(a.backlog)
+	a.backlog = append(a.backlog[:0], a.backlog[sent:]...)
+}
+
+// giveUp gives up calls for which there is no time left.
+func (a *lane) giveUp() {
+	if a.load.timeout == 0 {
+		return
+	}
+	now := a.load.now()
+	kept := a.backlog[:0]
+	for _, p := range a.backlog {
+		if now-p.due < a.load.timeout {
+			kept = append(kept, p)
+			continue
+		}
+		a.over(outcome{due: p.due, what: p.what, took: now - p.due, kind: late})
+	}
+	a.backlog = kept
+	for _, s := range a.past {
+		s.cancel(now - a.load.timeout)
+	}
+	a.past = slices.DeleteFunc(a.past, (*stream).over)
+	if a.current != nil {
+		a.current.cancel(now - a.load.timeout)
+	}
+}

@@ -1,0 +1,160 @@
+// Command chaos holds ratelimitd to its promises: thirty checks, each with a figure to pass, against real processes. It
+// starts servers and Redis (single, Sentinel, Cluster), puts faults on the wire and into the processes, calls
+// ShouldRateLimit as Envoy does, with 20 ms to answer in, and prints what it measured beside what was promised.
+//
+// A check that is drawn follows from a seed. What happens depends on the time too: a seed that failed once fails often,
+// not always. What failed is printed with its seed, the history of the check and the last lines of each process.
+//
+// With -peer those checks that apply are played against another server as well, with the same environment variables
+// and the same rules, less what only ratelimitd knows.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"time"
+)
+
+// config says what to run.
+type config struct {
+	server, peer string // programs
+	redis        string
+	only         *regexp.Regexp // of the ids of checks
+	seed         int64
+	stdout       io.Writer
+	stderr       io.Writer
+	verbose      bool
+}
+
+// errFailed says that a check did not reach its figure.
+var errFailed = errors.New("not every check has passed; see above")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, errFailed):
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(1)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(2)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c := config{stdout: stdout, stderr: stderr}
+	var only string
+	var list bool
+	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&c.server, "server", "bin/ratelimitd", "the server to check")
+	flags.StringVar(&c.peer, "peer", "", "another server to play against, such as envoyproxy/ratelimit; its figures are printed beside")
+	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to use")
+	flags.StringVar(&only, "run", "", "a regular expression; play only checks whose whole ids match, such as 'B9|C18'")
+	flags.Int64Var(&c.seed, "seed", 0, "what is drawn follows from it; 0 draws one")
+	flags.BoolVar(&list, "list", false, "list the checks and end")
+	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return errors.New("want no arguments")
+	}
+	var err error
+	if c.only, err = regexp.Compile("^(?:" + only + ")$"); err != nil {
+		return fmt.Errorf("reading -run: %w", err)
+	}
+	if only == "" {
+		c.only = regexp.MustCompile("")
+	}
+	if c.seed == 0 {
+		c.seed = 1 + rand.Int64N(1_000_000_000)
+	}
+	checks := c.chosen()
+	if len(checks) == 0 {
+		return fmt.Errorf("no check has an id that matches %q", only)
+	}
+	if list {
+		for _, k := range checks {
+			fmt.Fprintf(stdout, "%-4s %s: %s\n", k.id, k.what, k.figure)
+		}
+		return nil
+	}
+	return c.play(ctx, checks)
+}
+
+// chosen returns the checks to play.
+func (c *config) chosen() (chosen []check) {
+	for _, k := range checks() {
+		if c.only.MatchString(k.id) {
+			chosen = append(chosen, k)
+		}
+	}
+	return chosen
+}
+
+// play plays checks one after the other, and prints a table.
+func (c *config) play(ctx context.Context, checks []check) error {
+	fmt.Fprintf(c.stdout, "seed %d\n\n", c.seed)
+	t := table{w: c.stdout, peer: c.peer != ""}
+	t.head()
+	failed := 0
+	begin := time.Now()
+	for _, k := range checks {
+		ours := c.try(ctx, k, c.server, false)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		var theirs *result
+		if c.peer != "" && k.peer {
+			r := c.try(ctx, k, c.peer, true)
+			theirs = &r
+		}
+		t.row(k, &ours, theirs)
+		if !ours.pass() {
+			failed++
+		}
+		if !ours.pass() || c.verbose {
+			ours.tell(c.stderr, k, c.seed)
+		}
+	}
+	fmt.Fprintf(c.stdout, "\n%d of %d passed, in %.0f s, seed %d\n", len(checks)-failed, len(checks), time.Since(begin).Seconds(), c.seed)
+	if failed > 0 {
+		return errFailed
+	}
+	return nil
+}
+
+// try plays a check against a server.
+func (c *config) try(ctx context.Context, k check, server string, peer bool) result {
+	e, err := newEnv(c, k, server, peer)
+	if err != nil {
+		return result{err: err}
+	}
+	defer e.close()
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	begin := time.Now()
+	err = k.play(ctx, e)
+	e.result.took = time.Since(begin)
+	if err != nil {
+		e.result.err = fmt.Errorf("playing %s: %w", k.id, err)
+	}
+	if !e.result.pass() || c.verbose {
+		e.gatherLogs()
+	}
+	return e.result
+}
+
+// longest is how long a check may take before it is given up.
+const longest = 5 * time.Minute

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// kind is how a call ended.
+type kind uint8
+
+const (
+	okay    kind = iota // passed
+	over                // refused
+	unknown             // answered with code UNKNOWN, which Envoy lets pass
+	failed              // ended in a gRPC error
+	late                // not answered in time, and given up, as Envoy does
+	lost                // the connection broke, or there was none
+)
+
+func (k kind) String() string {
+	return [...]string{"OK", "OVER_LIMIT", "UNKNOWN", "failed", "late", "lost"}[k]
+}
+
+// outcome is how a call ended, and when.
+type outcome struct {
+	due  time.Duration // when it should have begun, since the load began
+	took time.Duration // from then to the answer
+	what int32         // index of the request
+	kind kind
+	code codes.Code // of what failed
+}
+
+// passes says whether Envoy lets a request pass whose call ended so: it decides on errors by failure_mode_deny.
+func (o outcome) passes(failureModeDeny bool) bool {
+	switch o.kind {
+	case okay, unknown:
+		return true
+	case over:
+		return false
+	default:
+		return !failureModeDeny
+	}
+}
+
+// outcomes are those of a load.
+type outcomes []outcome
+
+// between returns those that were due from one time to another.
+func (all outcomes) between(from, to time.Duration) outcomes {
+	return all.that(func(o outcome) bool { return o.due >= from && o.due < to })
+}
+
+// that returns those for which f returns true.
+func (all outcomes) that(f func(outcome) bool) (some outcomes) {
+	for _, o := range all {
+		if f(o) {
+			some = append(some, o)
+		}
+	}
+	return some
+}
+
+// of returns those that ended in one of kinds.
+func (all outcomes) of(kinds ...kind) outcomes {
+	return all.that(func(o outcome) bool { return slices.Contains(kinds, o.kind) })
+}
+
+// within counts those that ended in a kind in time.
+func (all outcomes) within(k kind, most time.Duration) (n int) {
+	for _, o := range all {
+		if o.kind == k && o.took <= most {
+			n++
+		}
+	}
+	return n
+}
+
+// share returns which part of all is some; 0 of none.
+func (all outcomes) share(some int) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	return float64(some) / float64(len(all))
+}
+
+// p returns a quantile of how long the calls took, such as 0.99.
+func (all outcomes) p(q float64) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	took := make([]time.Duration, len(all))
+	for i, o := range all {
+		took[i] = o.took
+	}
+	slices.Sort(took)
+	return took[min(int(math.Ceil(q*float64(len(took))))-1+boolInt(q == 0), len(took)-1)]
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// through counts the requests that Envoy would have let pass.
+func (all outcomes) through(failureModeDeny bool) (n int) {
+	for _, o := range all {
+		n += boolInt(o.passes(failureModeDeny))
+	}
+	return n
+}
+
+// String returns how many ended how.
+func (all outcomes) String() string {
+	counts := map[string]int{}
+	for _, o := range all {
+		name := o.kind.String()
+		if o.kind == failed {
+			name = o.code.String()
+		}
+		counts[name]++
+	}
+	names := make([]string, 0, len(counts))
+	for name := range counts {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(counts[b], counts[a]) })
+	text := fmt.Sprintf("%d calls", len(all))
+	for _, name := range names {
+		text += fmt.Sprintf(", %d %s", counts[name], name)
+	}
+	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s", text, ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)))
+}
+
+// ms writes a time in milliseconds.
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
+
+// mb writes a size in megabytes.
+func mb(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/(1<<20)) }

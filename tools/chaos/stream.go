@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+)
+
+// stream is an HTTP/2 connection, used for calls of ShouldRateLimit.
+type stream struct {
+	lane *lane
+	conn net.Conn
+	fr   *http2.Framer
+
+	wmu sync.Mutex // guards writing; taken before mu
+	w   *bufio.Writer
+
+	mu      sync.Mutex // guards what is below
+	open    map[uint32]*call
+	order   []uint32 // ids of calls, oldest first; some of them are over
+	next    uint32
+	window  int64 // bytes that may still be sent
+	most    int   // calls at once
+	leaving bool  // no new calls
+	broken  bool
+}
+
+// call is one that was sent.
+type call struct {
+	pending
+
+	answered bool
+	kind     kind
+}
+
+const (
+	dialTime    = time.Second
+	buffer      = 64 << 10
+	firstWindow = 65535
+	mostStreams = 1 << 30
+)
+
+// connect opens a connection.
+func connect(a *lane) (*stream, error) {
+	conn, err := net.DialTimeout("tcp", a.load.addr, dialTime) //nolint:noctx // has its own time-out
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, next: 1, window: firstWindow, most: mostStreams}
+	s.w = bufio.NewWriterSize(conn, buffer)
+	s.fr = http2.NewFramer(s.w, bufio.NewReaderSize(conn, buffer))
+	s.fr.SetReuseFrames()
+	_, err = io.WriteString(s.w, http2.ClientPreface)
+	if err == nil {
+		err = s.fr.WriteSettings(
+			http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0},
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1},
+			http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	}
+	if err == nil {
+		err = s.fr.WriteWindowUpdate(0, 1<<30)
+	}
+	if err == nil {
+		err = s.w.Flush()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	go s.read()
+	return s, nil
+}
+
+// headers returns the headers of a call.
+func headers(timeout time.Duration) []byte {
+	var buf bytes.Buffer
+	enc := hpack.NewEncoder(&buf)
+	enc.SetMaxDynamicTableSize(0)
+	fields := [][2]string{
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
+		{":authority", "ratelimit"},
+		{"te", "trailers"},
+		{"content-type", "application/grpc"},
+	}
+	if timeout > 0 {
+		fields = append(fields, [2]string{"grpc-timeout", fmt.Sprintf("%dm", timeout.Milliseconds())})
+	}
+	for _, f := range fields {
+		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes everything
+	}
+	return buf.Bytes()
+}
+
+func (s *stream) usable() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.leaving && !s.broken
+}
+
+// over says whether there will be nothing more.
+func (s *stream) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken && len(s.open) == 0
+}
+
+func (s *stream) close() { _ = s.conn.Close() }
+
+// write sends calls, and returns how many the connection takes now.
+func (s *stream) write(calls []pending) (sent int) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	for _, p := range calls {
+		body := s.lane.load.requests[p.what]
+		s.mu.Lock()
+		if s.broken || s.leaving || len(s.open) >= s.most || s.window < int64(len(body)) || s.next > 1<<30 {
+			s.leaving = s.leaving || s.next > 1<<30
+			s.mu.Unlock()
+			break
+		}
+		id := s.next
+		s.next += 2
+		s.window -= int64(len(body))
+		s.open[id] = &call{pending: p}
+		s.order = append(s.order, id)
+		s.lane.mu.Lock()
+		s.lane.open++
+		s.lane.mu.Unlock()
+		s.mu.Unlock()
+		sent++
+		// What cannot be written is noticed by read.
+		_ = s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: s.lane.head, EndHeaders: true})
+		_ = s.fr.WriteData(id, true, body)
+	}
+	_ = s.w.Flush()
+	return sent
+}
+
+// cancel gives up calls that were due before a time.
+func (s *stream) cancel(before time.Duration) {
+	var gone []uint32
+	var which []*call
+	s.mu.Lock()
+	for len(s.order) > 0 {
+		id := s.order[0]
+		if c, found := s.open[id]; found {
+			if c.due > before {
+				break
+			}
+			delete(s.open, id)
+			gone, which = append(gone, id), append(which, c)
+		}
+		s.order = s.order[1:]
+	}
+	s.mu.Unlock()
+	if len(gone) == 0 {
+		return
+	}
+	now := s.lane.load.now()
+	for _, c := range which {
+		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, kind: late})
+	}
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	for _, id := range gone {
+		_ = s.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	_ = s.w.Flush()
+}
+
+// end takes down that a call is over.
+func (s *stream) end(id uint32, k kind, code codes.Code) {
+	s.mu.Lock()
+	c, found := s.open[id]
+	delete(s.open, id)
+	s.mu.Unlock()
+	if found {
+		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, kind: k, code: code})
+	}
+}
+
+// read reads answers until the connection breaks.
+func (s *stream) read() {
+	defer s.breakUp()
+	var credit uint32
+	for {
+		f, err := s.fr.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			s.answer(f)
+			if credit += f.Length; credit > 1<<24 {
+				s.reply(func() { _ = s.fr.WriteWindowUpdate(0, credit) })
+				credit = 0
+			}
+		case *http2.HeadersFrame:
+			s.headers(f)
+		case *http2.RSTStreamFrame:
+			s.end(f.StreamID, failed, codes.Unavailable)
+		case *http2.WindowUpdateFrame:
+			if f.StreamID == 0 {
+				s.mu.Lock()
+				s.window += int64(f.Increment)
+				s.mu.Unlock()
+			}
+		case *http2.PingFrame:
+			if !f.IsAck() {
+				s.reply(func() { _ = s.fr.WritePing(true, f.Data) })
+			}
+		case *http2.SettingsFrame:
+			s.settings(f)
+		case *http2.GoAwayFrame:
+			s.leave(f.LastStreamID)
+		}
+	}
+}
+
+func (s *stream) reply(write func()) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	write()
+	_ = s.w.Flush()
+}
+
+func (s *stream) settings(f *http2.SettingsFrame) {
+	if f.IsAck() {
+		return
+	}
+	if n, found := f.Value(http2.SettingMaxConcurrentStreams); found {
+		s.mu.Lock()
+		s.most = int(n)
+		s.mu.Unlock()
+	}
+	s.reply(func() { _ = s.fr.WriteSettingsAck() })
+}
+
+// answer reads the verdict, which comes first in the message.
+func (s *stream) answer(f *http2.DataFrame) {
+	const prefix = 5
+	d := f.Data()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, found := s.open[f.StreamID]
+	if !found || c.answered || len(d) < prefix {
+		return
+	}
+	c.answered, c.kind = true, unknown
+	if len(d) > prefix+1 && d[prefix] == 0x08 {
+		switch d[prefix+1] {
+		case 1:
+			c.kind = okay
+		case 2:
+			c.kind = over
+		}
+	}
+}
+
+// headers ends a call with the last headers of its answer.
+func (s *stream) headers(f *http2.HeadersFrame) {
+	if !f.StreamEnded() {
+		return
+	}
+	s.mu.Lock()
+	c, found := s.open[f.StreamID]
+	s.mu.Unlock()
+	switch {
+	case !found:
+	case c.answered:
+		s.end(f.StreamID, c.kind, codes.OK)
+	default:
+		s.end(f.StreamID, failed, status(f.HeaderBlockFragment()))
+	}
+}
+
+// status returns the status of a call from its trailers.
+func status(block []byte) codes.Code {
+	fields, err := hpack.NewDecoder(0, nil).DecodeFull(block)
+	if err != nil {
+		return codes.Unknown
+	}
+	for _, f := range fields {
+		if f.Name == "grpc-status" {
+			n, _ := strconv.ParseUint(f.Value, 10, 8)
+			return codes.Code(n)
+		}
+	}
+	return codes.Unknown
+}
+
+// leave stops sending calls over the connection, and gives up those that the server has not taken.
+func (s *stream) leave(last uint32) {
+	var gone []uint32
+	s.mu.Lock()
+	s.leaving = true
+	for id := range s.open {
+		if id > last {
+			gone = append(gone, id)
+		}
+	}
+	idle := len(s.open) == len(gone)
+	s.mu.Unlock()
+	for _, id := range gone {
+		s.end(id, lost, codes.Unavailable)
+	}
+	if idle {
+		s.close()
+	}
+}
+
+// breakUp ends all calls of a broken connection.
+func (s *stream) breakUp() {
+	s.close()
+	s.mu.Lock()
+	s.broken = true
+	ids := make([]uint32, 0, len(s.open))
+	for id := range s.open {
+		ids = append(ids, id)
+	}
+	s.mu.Unlock()
+	for _, id := range ids {
+		s.end(id, lost, codes.Unavailable)
+	}
+}
