@@ -4,72 +4,261 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
 // redisFaults returns the checks of group B.
 func redisFaults() []check {
 	return []check{
-		{"B9", "start without Redis, then with it", "ports ≤ 1 s; answers by policy p99 ≤ 5 ms; exact ≤ 1 s after Redis is up", true, startWithoutRedis},
+		{"B9", "start without Redis, then with it", "ports ≤ 1 s; policy p99 ≤ 5 ms; exact ≤ 1 s after Redis is up", true, startWithoutRedis},
+		{
+			"B10", "Redis is killed and started again, 3 times, with each policy",
+			"p99 ≤ 25 ms in the first second, then ≤ 5 ms; right verdict 100 %; recovery ≤ 1 s", true, redisDies,
+		},
+		{"B11", "Redis answers after 1 s ± 200 ms, for 10 s", "p99 ≤ 25 ms; goroutines ≤ base + 1,100; RSS +≤ 50 MB", true, redisSlow},
+		{
+			"B12", "Redis hangs for 5 s; blackhole, reset, sliced bytes, 1,000 connections cut anywhere",
+			"detection ≤ 100 ms; 0 keys without TTL; acked ≤ counted ≤ acked + unknown", true, redisWire,
+		},
 	}
 }
 
-// policies are the values of on_failure, each with a domain of its own.
+// policies are the values of on_failure; a request of callsByPolicy has the one of its number modulo 4.
 func policies() []string { return []string{"error", "allow", "deny", "local"} }
 
-// byPolicy returns rules with a domain for each policy, whose key k has a limit of n per hour.
+// byPolicy returns rules with a key for each policy, of n per hour for each of its values.
 func byPolicy(n int) string {
-	return fmt.Sprintf(`domain: shop
-descriptors:
-  - key: none
-    rate_limit: {unit: hour, requests_per_unit: %d}
-  - key: deny
-    rate_limit:
-      unit: hour
-      requests_per_unit: %[1]d
-      on_failure: deny #+
-  - key: allow
-    rate_limit:
-      unit: hour
-      requests_per_unit: %[1]d
-      on_failure: allow #+
-  - key: local
-    rate_limit:
-      unit: hour
-      requests_per_unit: %[1]d
-      on_failure: local #+
-  - key: error
-    rate_limit:
-      unit: hour
-      requests_per_unit: %[1]d
-      on_failure: error #+
-`, n)
+	rules := "domain: shop\ndescriptors:\n"
+	for _, p := range policies() {
+		rules += fmt.Sprintf("  - key: %s\n    rate_limit:\n      unit: hour\n      requests_per_unit: %d\n      on_failure: %[1]s #+\n      lease: off #+\n", p, n)
+	}
+	return rules
 }
+
+// callsByPolicy returns requests for byPolicy, with some values of each key.
+func callsByPolicy(values int) (all [][]byte) {
+	for v := range values {
+		for _, p := range policies() {
+			all = append(all, request("shop", fmt.Sprintf("%s=v%d", p, v)))
+		}
+	}
+	return all
+}
+
+// byThePolicy returns whether an outcome is what the policy of its request says while Redis is away. Of another server
+// there is only an error to expect.
+func (e *env) byThePolicy(o outcome) bool {
+	if e.other {
+		return o.kind == failed
+	}
+	switch policies()[int(o.what)%len(policies())] {
+	case "error":
+		return o.kind == failed && o.code == codes.Unavailable
+	case "deny":
+		return o.kind == over
+	default:
+		return o.kind == okay
+	}
+}
+
+// answered returns those that had an answer.
+func answered(o outcome) bool { return o.kind != late && o.kind != lost }
 
 func startWithoutRedis(ctx context.Context, e *env) error {
 	port, err := freePort(ctx)
 	if err != nil {
 		return err
 	}
-	s, err := e.server(ctx, byPolicy(1_000_000), "REDIS_URL=127.0.0.1:"+port)
+	s, err := e.server(ctx, byPolicy(100), "REDIS_URL=127.0.0.1:"+port)
 	if err != nil {
 		return err
 	}
+	begin := time.Now()
 	if err := s.launch(); err != nil {
 		return err
 	}
-	open, ok := poll(ctx, 3*time.Second, func() bool { return listens(s.grpc)(ctx) == nil && listens(s.http)(ctx) == nil })
-	e.measured(ok && open <= time.Second, "ports after %s", ms(open))
-	if !ok {
-		return nil
+	open, up := poll(ctx, time.Second, func() bool { return listens(s.grpc)(ctx) == nil && listens(s.http)(ctx) == nil })
+	if e.measured(up, "ports after %s", ms(open)); up {
+		all := load{addr: s.grpc, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.run(ctx, 2*time.Second)
+		e.note("without Redis: %s", all)
+		wrong := len(all.that(func(o outcome) bool { return !e.byThePolicy(o) }))
+		e.measured(wrong == 0, "%d of %d answers not by policy", wrong, len(all))
+		e.measured(all.p(0.99) <= 5*time.Millisecond, "policy p99 %s", ms(all.p(0.99)))
 	}
-	l := load{addr: s.grpc, requests: [][]byte{request("shop", "deny=a"), request("shop", "allow=a"), request("shop", "local=a")}, rate: 1000, timeout: envoyTimeout}
-	all := l.run(ctx, 2*time.Second)
-	e.note("%s", all)
+	if err := sleep(ctx, time.Until(begin.Add(3*time.Second))); err != nil {
+		return err
+	}
 	r, err := e.redisAt(port)
 	if err != nil {
 		return err
 	}
-	_ = r
-	e.measured(all.p(0.99) <= 5*time.Millisecond, "policy p99 %s", ms(all.p(0.99)))
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	first, ok := firstExact(ctx, s)
+	e.measured(ok && first <= time.Second, "exact %s after Redis is up", ms(first))
+	if !ok {
+		return nil
+	}
+	const limit, hits = 100, 300
+	all := load{addr: s.grpc, requests: [][]byte{request("shop", "deny=exact")}, rate: 1000, patience: time.Second}.run(ctx, hits*time.Millisecond)
+	e.note("of %d per hour: %s", limit, all)
+	e.measured(len(all.of(okay)) == limit && len(all.of(okay, over)) == len(all), "then %d of %d admitted, limit %d", len(all.of(okay)), len(all), limit)
+	return nil
+}
+
+// firstExact returns how long it takes until a rule whose policy is error is decided.
+func firstExact(ctx context.Context, s *server) (time.Duration, bool) {
+	one := load{addr: s.grpc, requests: [][]byte{request("shop", "error=first")}, rate: 200, timeout: envoyTimeout, conns: 1}
+	begin := time.Now()
+	found := make(chan time.Duration, 1)
+	one.each = func(o outcome) {
+		if o.kind == okay {
+			select {
+			case found <- time.Since(begin):
+			default:
+			}
+		}
+	}
+	running := one.start(ctx)
+	defer running.stop()
+	select {
+	case d := <-found:
+		return d, true
+	case <-time.After(10 * time.Second):
+		return time.Since(begin), false
+	}
+}
+
+func redisDies(ctx context.Context, e *env) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+r.addr)
+	if err != nil {
+		return err
+	}
+	l := load{addr: s.grpc, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: time.Second}.start(ctx)
+	type outage struct{ killed, back, sure time.Duration }
+	var outages []outage
+	for range 3 {
+		if err := sleep(ctx, 1500*time.Millisecond); err != nil {
+			return err
+		}
+		o := outage{killed: l.now()}
+		e.note("Redis is killed at %.3f s of the load", o.killed.Seconds())
+		r.kill()
+		if err := sleep(ctx, 2500*time.Millisecond); err != nil {
+			return err
+		}
+		o.sure = l.now() // that Redis is away until now
+		if err := r.start(ctx); err != nil {
+			return err
+		}
+		o.back = l.now()
+		e.note("Redis is back at %.3f s", o.back.Seconds())
+		outages = append(outages, o)
+	}
+	if err := sleep(ctx, 1500*time.Millisecond); err != nil {
+		return err
+	}
+	end := l.now()
+	all := l.stop()
+	e.note("all: %s", all)
+	var first, then, away outcomes
+	recovery := time.Duration(0)
+	for i, o := range outages {
+		first = append(first, all.between(o.killed, o.killed+time.Second)...)
+		then = append(then, all.between(o.killed+time.Second, o.sure)...)
+		// A call that was on its way when Redis died may have been counted.
+		away = append(away, all.between(o.killed+5*time.Millisecond, o.sure)...)
+		until := end
+		if i+1 < len(outages) {
+			until = outages[i+1].killed - 2*envoyTimeout // what is on its way then is of the next outage
+		}
+		back := all.between(o.back, until)
+		last := o.back
+		for _, c := range back {
+			if c.kind != okay {
+				last = max(last, c.due)
+			}
+		}
+		e.note("outage %d: first second %s; then %s; back %s", i+1, all.between(o.killed, o.killed+time.Second), all.between(o.killed+time.Second, o.sure), back)
+		recovery = max(recovery, last-o.back)
+	}
+	wrong := away.that(func(o outcome) bool { return !e.byThePolicy(o) })
+	for _, o := range wrong[:min(len(wrong), 10)] {
+		e.note("not by policy %s: %v %v due at %.3f s, took %s", policies()[int(o.what)%4], o.kind, o.code, o.due.Seconds(), ms(o.took))
+	}
+	e.measured(first.p(0.99) <= 25*time.Millisecond, "first second p99 %s", ms(first.p(0.99)))
+	e.measured(then.p(0.99) <= 5*time.Millisecond, "then %s", ms(then.p(0.99)))
+	e.measured(len(wrong) == 0, "%d of %d not by policy", len(wrong), len(away))
+	e.measured(recovery <= time.Second, "recovery %s", ms(recovery))
+	e.throughEnvoy(away)
+	return nil
+}
+
+// throughEnvoy takes down how many requests that were to be refused by policy Envoy would have let pass.
+func (e *env) throughEnvoy(all outcomes) {
+	if e.other {
+		seen := all.asEnvoy()
+		e.told("Envoy lets %d of %d pass (%d with failure_mode_deny)", seen.through(false), len(seen), seen.through(true))
+		return
+	}
+	deny := all.that(func(o outcome) bool { return policies()[int(o.what)%4] == "deny" }).asEnvoy()
+	e.told("of deny Envoy lets %d of %d pass (%d with failure_mode_deny)", deny.through(false), len(deny), deny.through(true))
+}
+
+func redisSlow(ctx context.Context, e *env) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := e.wire(ctx, r.addr)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+w.addr)
+	if err != nil {
+		return err
+	}
+	l := load{addr: s.grpc, requests: callsByPolicy(25), rate: 2000, timeout: envoyTimeout, patience: 3 * time.Second}.start(ctx)
+	if err := sleep(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	goroutines, memory := s.metric(ctx, "go_goroutines"), s.rss()
+	from := l.now()
+	peak := s.peakRSS()
+	if err := w.poison("latency", "downstream", map[string]any{"latency": 1000, "jitter": 200}); err != nil {
+		return err
+	}
+	most := 0.0
+	for l.now() < from+10*time.Second {
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+		most = max(most, s.metric(ctx, "go_goroutines"))
+	}
+	until := l.now()
+	if err := w.cure(ctx, "latency"); err != nil {
+		return err
+	}
+	more := peak() - memory
+	if err := sleep(ctx, 2*time.Second); err != nil {
+		return err
+	}
+	all := l.stop()
+	slow := all.between(from+10*time.Millisecond, until)
+	e.note("before: %s", all.between(0, from))
+	e.note("slow: %s", slow)
+	e.note("after: %s", all.between(until, l.now()))
+	e.measured(slow.p(0.99) <= 25*time.Millisecond, "p99 %s", ms(slow.p(0.99)))
+	if goroutines >= 0 {
+		e.measured(most <= goroutines+1100, "goroutines %.0f, before %.0f", most, goroutines)
+	}
+	e.measured(more <= 50<<20, "RSS + %s", mb(more))
+	e.throughEnvoy(slow)
 	return nil
 }

@@ -1,4 +1,259 @@
 package main
 
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
 // loads returns the checks of group C.
-func loads() []check { return nil }
+func loads() []check {
+	return []check{
+		{
+			"C18", "open loop at 1, 2, 3 and 5 × peak, then 0.5 ×; 16 descriptors on Redis, 96 in memory; server and Redis on one processor",
+			"goodput ≥ 0.8·(1 − k·s)/(1 − s) of peak; accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; normal p99 2 s after; health never fails",
+			true, overload,
+		},
+		{
+			"C19", "one hot key; everybody at the edge of a second",
+			"≥ 70 % of the rate of spread keys; over the limit Redis ops ≤ 1 %; p99 at the edge ≤ 2 × in the middle", true, hotKey,
+		},
+		{
+			"C20", "1,000,000 distinct values, and 100,000 unknown domains",
+			"RSS +≤ 64 MB on Redis, in memory ≤ 200 bytes a counter; +≤ 20 MB for domains; series +0; /metrics ≤ 1 MB; keys without TTL 0; good client p99 ≤ 2 ×",
+			true, cardinality,
+		},
+		{
+			"C21", "500 connections at once; Redis loses all clients 5 times; a domain at 10 × its share beside a quiet one",
+			"≤ 4 dials in flight; rejected_connections 0; quiet domain 0 errors, p99 ≤ 2 ×", true, crowd,
+		},
+	}
+}
+
+// surge is a server at its limits, and what is known of it.
+type surge struct {
+	e        *env
+	server   *server
+	redis    *store // nil in memory
+	requests [][]byte
+	name     string
+
+	peak float64 // calls that are decided in a second, at most
+	cost float64 // CPU seconds of a decided call
+	rss  int64   // at the peak
+	base time.Duration
+}
+
+// level is what was measured at k times the peak.
+type level struct {
+	k       float64
+	good    float64 // calls decided by a counter in time, in a second
+	policy  float64 // calls decided by a policy in time, in a second
+	p99     time.Duration
+	rss     int64
+	busy    float64 // CPU seconds
+	seconds float64
+	shed    float64 // calls that were not decided by a counter in time
+	late    float64 // share of calls that had no answer in time
+}
+
+func (s *surge) load() load {
+	return load{addr: s.server.grpc, requests: s.requests}
+}
+
+// busy returns the CPU time of the server and its store.
+func (s *surge) busy() float64 {
+	sum := s.server.busy()
+	if s.redis != nil {
+		sum += s.redis.busy()
+	}
+	return sum.Seconds()
+}
+
+// wide returns requests with n descriptors each.
+func wide(domain string, n, requests int) (all [][]byte) {
+	for r := range requests {
+		var some []string
+		for d := range n {
+			some = append(some, fmt.Sprintf("user=u%d", r*n+d))
+		}
+		all = append(all, request(domain, some...))
+	}
+	return all
+}
+
+// calmRules has limits that nobody reaches, so that who is refused was refused by policy.
+const calmRules = `domain: busy
+descriptors:
+  - key: user
+    rate_limit:
+      unit: hour
+      requests_per_unit: 1000000000
+      on_failure: deny #+
+`
+
+// newSurge starts a server, and a Redis unless it counts in memory, on one processor.
+func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors int) (*surge, error) {
+	s := &surge{e: e, requests: wide("busy", descriptors, 2000), name: fmt.Sprintf("%d descriptors on Redis", descriptors)}
+	vars := []string{"BACKEND_TYPE=memory"}
+	if memory {
+		s.name = fmt.Sprintf("%d descriptors in memory", descriptors)
+	} else {
+		port, err := freePort(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if s.redis, err = e.redisAt(port); err != nil {
+			return nil, err
+		}
+		s.redis.cpu = at.theirs
+		if err := s.redis.start(ctx); err != nil {
+			return nil, err
+		}
+		vars = []string{"REDIS_URL=" + s.redis.addr}
+	}
+	var err error
+	if s.server, err = e.server(ctx, calmRules, vars...); err != nil {
+		return nil, err
+	}
+	s.server.cpu = at.theirs
+	return s, s.server.start(ctx)
+}
+
+// measurePeak finds out how many calls a second are decided at most, and what one costs.
+func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
+	l := s.load()
+	l.inflight = 8
+	l.run(ctx, time.Second) // to warm up
+	before, begin := s.busy(), time.Now()
+	all := l.run(ctx, d)
+	took := time.Since(begin).Seconds()
+	n := float64(len(all.of(okay)))
+	s.peak, s.cost, s.rss = n/took, (s.busy()-before)/max(n, 1), s.server.rss()
+	s.e.note("%s: closed loop %s; %.0f a second, %.0f µs of CPU each", s.name, all, s.peak, s.cost*1e6)
+}
+
+// normal returns calls at half the peak, after some time.
+func (s *surge) normal(ctx context.Context, d, after time.Duration) outcomes {
+	l := s.load()
+	l.rate, l.timeout, l.patience = s.peak/2, envoyTimeout, time.Second
+	return l.run(ctx, d).between(after, d)
+}
+
+// at measures what k times the peak does.
+func (s *surge) at(ctx context.Context, k float64, d time.Duration) level {
+	l := s.load()
+	l.rate, l.timeout = k*s.peak, envoyTimeout
+	rss := s.server.peakRSS()
+	before, begin := s.busy(), time.Now()
+	all := l.run(ctx, d)
+	v := level{k: k, seconds: time.Since(begin).Seconds(), busy: s.busy() - before, rss: rss()}
+	all = all.between(0, d)
+	good := all.within(okay, envoyTimeout)
+	v.good, v.policy = float64(good)/d.Seconds(), float64(all.within(over, envoyTimeout))/d.Seconds()
+	v.shed, v.late = float64(len(all)-good), all.share(len(all.of(late)))
+	v.p99 = all.of(okay).p(0.99)
+	s.e.note("%s, %g × peak: %s", s.name, k, all)
+	return v
+}
+
+// policyCost returns what a call costs that a policy answers without asking anybody, as a share of one that is decided:
+// with a Redis that does not answer.
+func (s *surge) policyCost(ctx context.Context, d time.Duration) (float64, error) {
+	if err := s.redis.pause(); err != nil {
+		return 0, err
+	}
+	l := s.load()
+	l.rate, l.timeout = s.peak, envoyTimeout
+	l.run(ctx, time.Second)
+	before := s.busy()
+	all := l.run(ctx, d)
+	busy := s.busy() - before
+	if err := s.redis.resume(); err != nil {
+		return 0, err
+	}
+	s.e.note("%s, by policy alone: %s", s.name, all)
+	n := float64(len(all.of(over)))
+	if n < float64(len(all))/2 {
+		return 1, nil
+	}
+	return busy / n / s.cost, nil
+}
+
+func overload(ctx context.Context, e *env) error {
+	at, err := e.pin()
+	if err != nil {
+		return err
+	}
+	onRedis, err := e.newSurge(ctx, at, false, 16)
+	if err != nil {
+		return err
+	}
+	length := 11 * time.Second // of each level; with what comes before and after 15
+	if err := onRedis.play(ctx, length); err != nil {
+		return err
+	}
+	onRedis.server.kill()
+	onRedis.redis.kill()
+	inMemory, err := e.newSurge(ctx, at, true, 96)
+	if err != nil {
+		return err
+	}
+	return inMemory.play(ctx, 4*time.Second)
+}
+
+// play measures all levels, and takes the figures down.
+func (s *surge) play(ctx context.Context, length time.Duration) error {
+	e := s.e
+	s.measurePeak(ctx, 4*time.Second)
+	base := s.normal(ctx, 3*time.Second, time.Second)
+	e.note("%s, half of the peak: %s", s.name, base)
+	share := 0.0
+	if s.redis != nil && !e.other {
+		var err error
+		if share, err = s.policyCost(ctx, 2*time.Second); err != nil {
+			return err
+		}
+		_ = sleep(ctx, 2*time.Second) // the breaker closes
+	}
+	health := s.server.health(ctx)
+	var levels []level
+	for _, k := range []float64{1, 2, 3, 5} {
+		levels = append(levels, s.at(ctx, k, length))
+	}
+	after := s.normal(ctx, 4*time.Second, 2*time.Second)
+	failed, asked := health()
+	e.note("%s, half of the peak again: %s", s.name, after)
+	last := levels[len(levels)-1]
+	residual := max(0, (last.busy-(last.good*length.Seconds())*s.cost)/max(last.shed, 1)/s.cost)
+	if share == 0 {
+		share = residual
+	}
+	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f (at %g ×: %.2f)", s.name, s.peak, s.cost*1e6, share, last.k, residual)
+	s.report(levels, share)
+	e.measured(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond) && after.p(0.99) <= envoyTimeout,
+		"2 s after p99 %s, before %s", ms(after.p(0.99)), ms(base.p(0.99)))
+	e.measured(failed == 0, "health failed %d of %d", failed, asked)
+	return ctx.Err()
+}
+
+// report takes down what the levels came to.
+func (s *surge) report(levels []level, share float64) {
+	var goods, policies, lates []string
+	reached := true
+	p99, rss := time.Duration(0), int64(0)
+	for _, v := range levels {
+		asked := max(0, 0.8*(1-v.k*share)/(1-share))
+		got := v.good / s.peak
+		reached = reached && got >= asked
+		goods = append(goods, fmt.Sprintf("%.2f (asked %.2f)", got, asked))
+		policies = append(policies, fmt.Sprintf("%.2f", v.policy/s.peak))
+		lates = append(lates, fmt.Sprintf("%.1f %%", 100*v.late))
+		p99, rss = max(p99, v.p99), max(rss, v.rss)
+	}
+	s.e.measured(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
+	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
+	s.e.measured(p99 <= envoyTimeout, "accepted p99 %s", ms(p99))
+	s.e.measured(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
+}

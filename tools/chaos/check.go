@@ -110,8 +110,11 @@ func (e *env) told(format string, args ...any) { e.measured(true, format, args..
 
 // gatherLogs adds the last lines of each process to the history.
 func (e *env) gatherLogs() {
-	const most = 15
 	for _, f := range e.logs {
+		most := 6
+		if strings.HasPrefix(filepath.Base(f), "server") {
+			most = 15
+		}
 		all, err := os.ReadFile(f)
 		if err != nil || len(all) == 0 {
 			continue

@@ -37,28 +37,19 @@ const pace = 500 * time.Microsecond
 func (a *lane) run(ctx context.Context) {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
-	interval := 0.0
-	if a.load.rate > 0 {
-		interval = float64(time.Second) * float64(a.load.conns) / a.load.rate
-	}
-	phase := interval * float64(a.n) / float64(a.load.conns)
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !a.finished() {
 		now := a.load.now()
-		if interval > 0 {
-			for {
-				due := time.Duration(phase + float64(a.next)*interval)
-				if due > now {
-					break
-				}
+		if a.load.at != nil {
+			for due := a.load.at(a.n, a.next); due <= now; due = a.load.at(a.n, a.next) {
 				a.add(due)
 			}
 		} else {
-			for a.unfinished()+len(a.backlog) < a.load.inflight {
+			for a.unfinished()+len(a.backlog) < a.load.inflight && !a.sentAll() {
 				a.add(now)
 			}
 		}
 		a.send()
-		if interval > 0 {
+		if a.load.at != nil {
 			<-tick.C
 			continue
 		}
@@ -74,12 +65,17 @@ func (a *lane) run(ctx context.Context) {
 		a.giveUp()
 	}
 	if a.current != nil {
-		a.current.close()
+		a.current.finish()
 	}
 	for _, s := range a.past {
-		s.close()
+		s.finish()
 	}
 }
+
+// sentAll says whether there is nothing more to send, of a load with a total, and finished whether all has been answered.
+func (a *lane) sentAll() bool { return a.load.total > 0 && a.n+a.next*a.load.conns >= a.load.total }
+
+func (a *lane) finished() bool { return a.sentAll() && len(a.backlog) == 0 && a.unfinished() == 0 }
 
 func (a *lane) unfinished() int {
 	a.mu.Lock()
@@ -89,7 +85,8 @@ func (a *lane) unfinished() int {
 
 // add has a call sent next.
 func (a *lane) add(due time.Duration) {
-	what := a.next % len(a.load.requests)
+	// Connections begin at different requests.
+	what := (a.n + a.next*a.load.conns) % len(a.load.requests)
 	if a.load.pick != nil {
 		what = a.load.pick(a.next)
 	}
@@ -133,7 +130,7 @@ func (a *lane) send() {
 				a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, kind: lost})
 			}
 			a.backlog = a.backlog[:0]
-			if a.load.rate == 0 {
+			if a.load.at == nil {
 				time.Sleep(pace) // or this would be a busy loop
 			}
 			return
@@ -149,13 +146,13 @@ func (a *lane) send() {
 
 // giveUp gives up calls for which there is no time left.
 func (a *lane) giveUp() {
-	if a.load.timeout == 0 {
+	if a.load.patience == 0 {
 		return
 	}
 	now := a.load.now()
 	kept := a.backlog[:0]
 	for _, p := range a.backlog {
-		if now-p.due < a.load.timeout {
+		if now-p.due < a.load.patience {
 			kept = append(kept, p)
 			continue
 		}
@@ -163,10 +160,10 @@ func (a *lane) giveUp() {
 	}
 	a.backlog = kept
 	for _, s := range a.past {
-		s.cancel(now - a.load.timeout)
+		s.cancel(now - a.load.patience)
 	}
 	a.past = slices.DeleteFunc(a.past, (*stream).over)
 	if a.current != nil {
-		a.current.cancel(now - a.load.timeout)
+		a.current.cancel(now - a.load.patience)
 	}
 }

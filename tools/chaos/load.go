@@ -15,13 +15,16 @@ import (
 // Envoy: it keeps a few connections, opens another when one breaks or is to be left, and gives a call up in time.
 type load struct {
 	addr     string
-	requests [][]byte        // as request returns them
-	pick     func(n int) int // which request call n of a connection is; in turns, if nil
-	conns    int             // 4, if 0
-	rate     float64         // calls per second in all, however slow the answers are, timed from when they are due; 0 keeps inflight calls open
-	inflight int             // per connection; 16, if 0
-	timeout  time.Duration   // told to the server, and when to give up; 0 waits for ever, and tells nothing
-	each     func(outcome)   // called with each outcome, from several goroutines; they are kept for stop, if nil
+	requests [][]byte                        // as request returns them
+	pick     func(n int) int                 // which request call n of a connection is; in turns, if nil
+	conns    int                             // 4, if 0
+	rate     float64                         // calls per second in all, however slow the answers are, timed from when they are due; 0 keeps inflight calls open
+	inflight int                             // per connection; 16, if 0
+	total    int                             // ends after so many calls, each request once, if not 0
+	at       func(lane, n int) time.Duration // when call n of a connection is due, instead of rate
+	timeout  time.Duration                   // told to the server, and when to give up; 0 waits for ever, and tells nothing
+	patience time.Duration                   // when to give up, if longer than timeout, to see how late an answer is
+	each     func(outcome)                   // called with each outcome, from several goroutines; they are kept for stop, if nil
 }
 
 // envoyTimeout is how long Envoy waits for an answer, unless told otherwise.
@@ -78,6 +81,12 @@ func (l load) start(ctx context.Context) *running {
 	if l.inflight == 0 {
 		l.inflight = 16
 	}
+	l.patience = max(l.patience, l.timeout)
+	if interval := float64(time.Second) * float64(l.conns) / l.rate; l.rate > 0 {
+		l.at = func(lane, n int) time.Duration {
+			return time.Duration(interval * (float64(n) + float64(lane)/float64(l.conns)))
+		}
+	}
 	ctx, end := context.WithCancel(ctx)
 	r := &running{load: &l, begin: time.Now(), end: end}
 	for i := range l.conns {
@@ -89,10 +98,15 @@ func (l load) start(ctx context.Context) *running {
 	return r
 }
 
-// run begins a load, and ends it after some time.
+// run begins a load, and ends it after some time, or its total.
 func (l load) run(ctx context.Context, d time.Duration) outcomes {
 	r := l.start(ctx)
-	_ = sleep(ctx, d) // what there is then is returned
+	if l.total > 0 {
+		r.wg.Wait()
+	}
+	if l.total == 0 {
+		_ = sleep(ctx, d) // what there is then is returned
+	}
 	return r.stop()
 }
 

@@ -108,6 +108,18 @@ func boolInt(b bool) int {
 	return 0
 }
 
+// asEnvoy returns the calls as Envoy sees them: it gives up after its time-out.
+func (all outcomes) asEnvoy() outcomes {
+	seen := make(outcomes, len(all))
+	for i, o := range all {
+		if o.took > envoyTimeout && o.kind != lost {
+			o.kind, o.took = late, envoyTimeout
+		}
+		seen[i] = o
+	}
+	return seen
+}
+
 // through counts the requests that Envoy would have let pass.
 func (all outcomes) through(failureModeDeny bool) (n int) {
 	for _, o := range all {
@@ -143,3 +155,10 @@ func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float
 
 // mb writes a size in megabytes.
 func mb(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/(1<<20)) }
+
+func sumOf(all []int) (sum int) {
+	for _, n := range all {
+		sum += n
+	}
+	return sum
+}

@@ -20,6 +20,7 @@ type stream struct {
 	lane *lane
 	conn net.Conn
 	fr   *http2.Framer
+	done chan struct{} // closed when nothing more is read
 
 	wmu sync.Mutex // guards writing; taken before mu
 	w   *bufio.Writer
@@ -55,7 +56,7 @@ func connect(a *lane) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, next: 1, window: firstWindow, most: mostStreams}
+	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, next: 1, window: firstWindow, most: mostStreams, done: make(chan struct{})}
 	s.w = bufio.NewWriterSize(conn, buffer)
 	s.fr = http2.NewFramer(s.w, bufio.NewReaderSize(conn, buffer))
 	s.fr.SetReuseFrames()
@@ -116,6 +117,12 @@ func (s *stream) over() bool {
 }
 
 func (s *stream) close() { _ = s.conn.Close() }
+
+// finish closes the connection, and waits until its calls have ended.
+func (s *stream) finish() {
+	s.close()
+	<-s.done
+}
 
 // write sends calls, and returns how many the connection takes now.
 func (s *stream) write(calls []pending) (sent int) {
@@ -333,4 +340,5 @@ func (s *stream) breakUp() {
 	for _, id := range ids {
 		s.end(id, lost, codes.Unavailable)
 	}
+	close(s.done)
 }

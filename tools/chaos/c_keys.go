@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func hotKey(ctx context.Context, e *env) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, `domain: hot
+descriptors:
+  - key: roomy
+    rate_limit: {unit: hour, requests_per_unit: 1000000000}
+  - key: tight
+    rate_limit: {unit: hour, requests_per_unit: 10}
+  - key: second
+    rate_limit: {unit: second, requests_per_unit: 1000}
+`, "REDIS_URL="+r.addr, "LOCAL_CACHE_SIZE_IN_BYTES=10000000")
+	if err != nil {
+		return err
+	}
+	const keys = 10_000
+	var spread, second [][]byte
+	for k := range keys {
+		spread = append(spread, request("hot", fmt.Sprintf("roomy=u%d", k)))
+		if k < clients {
+			second = append(second, request("hot", fmt.Sprintf("second=u%d", k)))
+		}
+	}
+	// Each gets its time in turns, because machines have other things to do as well.
+	var wide, narrow int
+	for range 2 {
+		wide += len(load{addr: s.grpc, requests: spread}.run(ctx, 1500*time.Millisecond).of(okay))
+		narrow += len(load{addr: s.grpc, requests: [][]byte{request("hot", "roomy=all")}}.run(ctx, 1500*time.Millisecond).of(okay))
+	}
+	e.measured(float64(narrow) >= 0.7*float64(wide), "hot key %d calls, spread keys %d in the same time (%.0f %%)", narrow, wide, 100*float64(narrow)/float64(wide))
+	refused := [][]byte{request("hot", "tight=all")}
+	load{addr: s.grpc, requests: refused, rate: 500}.run(ctx, 200*time.Millisecond)
+	before, err := commands(ctx, r)
+	if err != nil {
+		return err
+	}
+	all := load{addr: s.grpc, requests: refused}.run(ctx, 2*time.Second)
+	after, err := commands(ctx, r)
+	if err != nil {
+		return err
+	}
+	e.note("over the limit: %s", all)
+	share := all.share(after - before)
+	e.measured(share <= 0.01 && len(all.of(over)) == len(all), "over the limit %d Redis ops for %d calls", after-before, len(all))
+	edge, middle := lockstep(ctx, s, second)
+	e.note("at the edge: %s", edge)
+	e.note("in the middle: %s", middle)
+	e.measured(edge.p(0.99) <= 2*middle.p(0.99), "edge p99 %s, middle %s", ms(edge.p(0.99)), ms(middle.p(0.99)))
+	return nil
+}
+
+// commands returns how many commands a Redis has executed that count or look at something.
+func commands(ctx context.Context, r *store) (n int, err error) {
+	info, err := r.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(info) {
+		name, rest, _ := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		switch strings.ToLower(name) {
+		case "eval", "evalsha", "incrby", "get", "mget":
+			var calls int
+			if _, err := fmt.Sscanf(rest, "%d", &calls); err != nil {
+				return 0, fmt.Errorf("reading %s: %w", line, err)
+			}
+			n += calls
+		}
+	}
+	return n, nil
+}
+
+// clients is how many call at the same time.
+const clients = 1000
+
+// lockstep has 1,000 clients call at the same time, at edges of seconds and in the middle between them.
+func lockstep(ctx context.Context, s *server, requests [][]byte) (edge, middle outcomes) {
+	const rounds, conns = 8, 4
+	begin := time.Now()
+	first := begin.Truncate(time.Second).Add(time.Second).Sub(begin)
+	l := load{addr: s.grpc, requests: requests, conns: conns, patience: time.Second}
+	l.at = func(_, n int) time.Duration {
+		return first + time.Duration(n/(clients/conns))*time.Second/2
+	}
+	r := l.start(ctx)
+	_ = sleep(ctx, first+rounds*time.Second/2-time.Second/4)
+	for i, all := 0, r.stop(); i < rounds; i++ {
+		due := first + time.Duration(i)*time.Second/2
+		some := all.between(due, due+time.Second/4)
+		if i < 2 {
+			continue // connections are new, and keys as well
+		}
+		if i%2 == 0 {
+			edge = append(edge, some...)
+		} else {
+			middle = append(middle, some...)
+		}
+	}
+	return edge, middle
+}
+
+func cardinality(ctx context.Context, e *env) error {
+	if err := e.manyValues(ctx, false); err != nil {
+		return err
+	}
+	if e.other {
+		return nil
+	}
+	return e.manyValues(ctx, true)
+}
+
+// manyValues calls with a million distinct values, and on Redis with 100,000 unknown domains as well.
+func (e *env) manyValues(ctx context.Context, memory bool) error {
+	const values, wide = 1_000_000, 64
+	vars := []string{"BACKEND_TYPE=memory"}
+	var r *store
+	if !memory {
+		var err error
+		if r, err = e.redis(ctx); err != nil {
+			return err
+		}
+		vars = []string{"REDIS_URL=" + r.addr}
+	}
+	s, err := e.startServer(ctx, "domain: many\ndescriptors:\n  - key: user\n    rate_limit: {unit: hour, requests_per_unit: 100}\n", vars...)
+	if err != nil {
+		return err
+	}
+	good := load{addr: s.grpc, requests: [][]byte{request("many", "user=good")}, rate: 200, conns: 1, patience: time.Second}
+	alone := good.run(ctx, 2*time.Second)
+	before, err := e.look(ctx, s)
+	if err != nil {
+		return err
+	}
+	running := good.start(ctx)
+	if err := flood(ctx, s, values/wide, func(n int) []byte {
+		some := make([]string, wide)
+		for i := range some {
+			some[i] = fmt.Sprintf("user=v%d", n*wide+i)
+		}
+		return request("many", some...)
+	}); err != nil {
+		return err
+	}
+	beside := running.stop()
+	after, err := e.look(ctx, s)
+	if err != nil {
+		return err
+	}
+	if memory {
+		each := float64(after.heap-before.heap) / values
+		e.measured(each <= 200, "in memory %.0f bytes a counter (RSS + %s)", each, mb(after.rss-before.rss))
+		return nil
+	}
+	e.note("good client alone: %s", alone)
+	e.note("beside a million values: %s", beside)
+	e.measured(after.rss-before.rss <= 64<<20, "a million values: RSS + %s", mb(after.rss-before.rss))
+	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "good client p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
+	forever, keys, err := r.withoutTTL(ctx)
+	if err != nil {
+		return err
+	}
+	e.measured(forever == 0 && keys >= values, "%d of %d keys without TTL", forever, keys)
+	const domains = 100_000
+	if err := flood(ctx, s, domains, func(n int) []byte { return request(fmt.Sprintf("unknown%d", n), "user=a") }); err != nil {
+		return err
+	}
+	last, err := e.look(ctx, s)
+	if err != nil {
+		return err
+	}
+	// The reference's counter of unknown domains has a hundred of them, and one for the rest.
+	const known = 110
+	e.measured(last.rss-after.rss <= 20<<20, "unknown domains: RSS + %s", mb(last.rss-after.rss))
+	e.measured(after.series <= before.series && last.series <= before.series+known, "series %d, %d, %d", before.series, after.series, last.series)
+	e.measured(last.page <= 1<<20, "/metrics %.0f kB", float64(last.page)/1024)
+	return nil
+}
+
+// looks is what a server takes.
+type looks struct {
+	rss, heap    int64
+	series, page int
+}
+
+// look has the server collect its garbage, if it can be asked to, and looks at what it takes.
+func (e *env) look(ctx context.Context, s *server) (l looks, err error) {
+	if _, err := get(ctx, "http://"+s.debug+"/debug/pprof/heap?gc=1"); err != nil {
+		return l, err
+	}
+	l.rss = s.rss()
+	page, err := get(ctx, "http://"+s.debug+"/metrics")
+	if err != nil {
+		return l, err
+	}
+	all, err := s.metrics(ctx)
+	if err != nil {
+		return l, err
+	}
+	l.page, l.series, l.heap = len(page), len(all), int64(all["go_memstats_heap_inuse_bytes"])
+	return l, nil
+}
+
+// flood sends requests that are made as they are needed, in lots, as fast as they are answered.
+func flood(ctx context.Context, s *server, requests int, next func(n int) []byte) error {
+	const lot, conns = 2000, 2
+	for from := 0; from < requests && ctx.Err() == nil; from += lot {
+		all := make([][]byte, min(lot, requests-from))
+		for i := range all {
+			all[i] = next(from + i)
+		}
+		l := load{addr: s.grpc, requests: all, conns: conns, inflight: 8, total: len(all)}
+		if n := len(l.run(ctx, time.Minute).of(okay, over)); n < len(all) {
+			return fmt.Errorf("%d of %d calls had no verdict", len(all)-n, len(all))
+		}
+	}
+	runtime.GC() // of this process
+	return ctx.Err()
+}
+
+// crowded is how many clients there are at once.
+const crowded = 500
+
+func crowd(ctx context.Context, e *env) error {
+	if err := e.reconnects(ctx); err != nil {
+		return err
+	}
+	return e.noisy(ctx)
+}
+
+// reconnects has 500 clients come at once, and Redis lose all of its clients while they wait.
+func (e *env) reconnects(ctx context.Context) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	g, err := e.gate(ctx, r.addr)
+	if err != nil {
+		return err
+	}
+	g.slow.Store(int64(5 * time.Millisecond)) // so that dials can be seen together
+	s, err := e.startServer(ctx, byPolicy(1_000_000), "REDIS_URL="+g.addr)
+	if err != nil {
+		return err
+	}
+	quiet := load{addr: s.grpc, requests: callsByPolicy(5), rate: 100, conns: 1, timeout: envoyTimeout, patience: time.Second}
+	alone := quiet.run(ctx, time.Second)
+	many := load{addr: s.grpc, requests: callsByPolicy(100), rate: 1000, conns: crowded, timeout: envoyTimeout, patience: 3 * time.Second}
+	for range 3 { // all of them leave, and come back at once
+		some := many.run(ctx, time.Second)
+		e.note("%d connections: %s", crowded, some)
+		e.measured(len(some.of(lost, late)) == 0, "%d of %d calls lost", len(some.of(lost, late)), len(some))
+	}
+	running := many.start(ctx)
+	for range 5 {
+		_ = sleep(ctx, 500*time.Millisecond)
+		if err := r.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err(); err != nil && err != redis.Nil {
+			return err
+		}
+	}
+	_ = sleep(ctx, time.Second)
+	now := running.now()
+	all := running.stop()
+	e.note("alone: %s", alone)
+	e.note("while Redis loses its clients: %s", all)
+	settled := all.between(now-500*time.Millisecond, now)
+	e.measured(len(settled.of(okay)) == len(settled), "half a second after the last: %d of %d wrong", len(settled)-len(settled.of(okay)), len(settled))
+	e.measured(g.most.Load() <= 4, "%d dials in flight at most (%d in all)", g.most.Load(), g.opened.Load())
+	info, err := r.Info(ctx, "stats").Result()
+	if err != nil {
+		return err
+	}
+	e.measured(strings.Contains(info, "rejected_connections:0\r"), "rejected_connections %s", field(info, "rejected_connections:"))
+	return nil
+}
+
+// field returns what follows a name in what INFO says.
+func field(info, name string) string {
+	_, rest, _ := strings.Cut(info, name)
+	value, _, _ := strings.Cut(rest, "\r")
+	return value
+}
+
+// noisy has a domain offer ten times what it has a right to, beside another one that offers little.
+func (e *env) noisy(ctx context.Context) error {
+	at, err := e.pin()
+	if err != nil {
+		return err
+	}
+	s, err := e.newSurge(ctx, at, false, 16)
+	if err != nil {
+		return err
+	}
+	if err := s.server.serve("quiet.yaml", strings.Replace(calmRules, "domain: busy", "domain: quiet", 1)); err != nil {
+		return err
+	}
+	s.measurePeak(ctx, 2*time.Second)
+	quiet := s.load()
+	// A twentieth of what there is; the noisy one has a right to half of it.
+	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16, 2000), s.peak/20, envoyTimeout, time.Second
+	alone := quiet.run(ctx, 3*time.Second)
+	loud := s.load()
+	loud.rate, loud.timeout = 5*s.peak, envoyTimeout
+	noise := loud.start(ctx)
+	_ = sleep(ctx, 500*time.Millisecond)
+	beside := quiet.run(ctx, 5*time.Second)
+	e.note("noisy: %s", noise.stop())
+	e.note("quiet, alone: %s", alone)
+	e.note("quiet, beside the noise: %s", beside)
+	wrong := len(beside) - beside.within(okay, envoyTimeout)
+	e.measured(wrong == 0, "quiet domain: %d of %d calls without a verdict in time (%s)", wrong, len(beside), beside.asEnvoy())
+	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "quiet p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
+	return nil
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// cores are two processors, one for what is measured and one for who measures.
+type cores struct{ theirs, ours int }
+
+// pin keeps this process on a processor of its own until the check is over, and says on which one the others are to be
+// (process.cpu). With a single processor there is nothing to pin, and figures mean little; the error is of that.
+func (e *env) pin() (cores, error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return cores{}, fmt.Errorf("asking for processors: %w", err)
+	}
+	var some []int
+	for i := range 1024 {
+		if all.IsSet(i) {
+			some = append(some, i)
+		}
+	}
+	if len(some) < 2 {
+		return cores{}, fmt.Errorf("want two processors, one of them for the load; there is %d", len(some))
+	}
+	var own unix.CPUSet
+	own.Set(some[1])
+	before := runtime.GOMAXPROCS(1)
+	setAffinity(own)
+	e.atEnd(func() {
+		setAffinity(all)
+		runtime.GOMAXPROCS(before)
+	})
+	return cores{theirs: some[0], ours: some[1]}, nil
+}
+
+// setAffinity sets where all threads of this process run.
+func setAffinity(set unix.CPUSet) {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return
+	}
+	for _, t := range threads {
+		if id, err := strconv.Atoi(t.Name()); err == nil {
+			_ = unix.SchedSetaffinity(id, &set) // a thread may have ended
+		}
+	}
+}
