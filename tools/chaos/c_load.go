@@ -34,6 +34,7 @@ func loads() []check {
 // surge is a server at its limits, and what is known of it.
 type surge struct {
 	e        *env
+	pinned   cores
 	server   *server
 	redis    *store // nil in memory
 	requests [][]byte
@@ -42,20 +43,21 @@ type surge struct {
 	peak float64 // calls that are decided in a second, at most
 	cost float64 // CPU seconds of a decided call
 	rss  int64   // at the peak
-	base time.Duration
+
+	// The largest share of time that other processes took, of both processors.
+	theirs, ours float64
 }
 
 // level is what was measured at k times the peak.
 type level struct {
-	k       float64
-	good    float64 // calls decided by a counter in time, in a second
-	policy  float64 // calls decided by a policy in time, in a second
-	p99     time.Duration
-	rss     int64
-	busy    float64 // CPU seconds
-	seconds float64
-	shed    float64 // calls that were not decided by a counter in time
-	late    float64 // share of calls that had no answer in time
+	k      float64
+	good   float64 // calls decided by a counter in time, in a second
+	policy float64 // calls decided by a policy in time, in a second
+	p99    time.Duration
+	rss    int64
+	busy   float64 // CPU seconds
+	shed   float64 // calls that were not decided by a counter in time
+	late   float64 // share of calls that had no answer in time
 }
 
 func (s *surge) load() load {
@@ -95,7 +97,7 @@ descriptors:
 
 // newSurge starts a server, and a Redis unless it counts in memory, on one processor.
 func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors int) (*surge, error) {
-	s := &surge{e: e, requests: wide("busy", descriptors, 2000), name: fmt.Sprintf("%d descriptors on Redis", descriptors)}
+	s := &surge{e: e, pinned: at, requests: wide("busy", descriptors, 2000), name: fmt.Sprintf("%d descriptors on Redis", descriptors)}
 	vars := []string{"BACKEND_TYPE=memory"}
 	if memory {
 		s.name = fmt.Sprintf("%d descriptors in memory", descriptors)
@@ -121,17 +123,31 @@ func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors i
 	return s, s.server.start(ctx)
 }
 
+// alone calls f, and looks how much of the processors others took meanwhile. With much of that, figures are worth nothing.
+func (s *surge) alone(f func()) {
+	begin, theirs, busy, ours, own := time.Now(), spent(s.pinned.theirs), s.busy(), spent(s.pinned.ours), ownTime()
+	f()
+	took := time.Since(begin).Seconds()
+	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-theirs).Seconds()-(s.busy()-busy))/took)
+	s.ours = max(s.ours, ((spent(s.pinned.ours) - ours - (ownTime() - own)).Seconds())/took)
+}
+
 // measurePeak finds out how many calls a second are decided at most, and what one costs.
 func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 	l := s.load()
-	l.inflight = 8
 	l.run(ctx, time.Second) // to warm up
-	before, begin := s.busy(), time.Now()
-	all := l.run(ctx, d)
-	took := time.Since(begin).Seconds()
-	n := float64(len(all.of(okay)))
-	s.peak, s.cost, s.rss = n/took, (s.busy()-before)/max(n, 1), s.server.rss()
-	s.e.note("%s: closed loop %s; %.0f a second, %.0f µs of CPU each", s.name, all, s.peak, s.cost*1e6)
+	for _, l.inflight = range []int{8, 24} {
+		s.alone(func() {
+			before, begin := s.busy(), time.Now()
+			all := l.run(ctx, d/2)
+			took, busy := time.Since(begin).Seconds(), s.busy()-before
+			n := float64(len(all.of(okay)))
+			s.e.note("%s: closed loop of %d %s; %.0f a second, %.2f of the processor", s.name, 4*l.inflight, all, n/took, busy/took)
+			if n/took > s.peak {
+				s.peak, s.cost, s.rss = n/took, busy/max(n, 1), s.server.rss()
+			}
+		})
+	}
 }
 
 // normal returns calls at half the peak, after some time.
@@ -146,9 +162,13 @@ func (s *surge) at(ctx context.Context, k float64, d time.Duration) level {
 	l := s.load()
 	l.rate, l.timeout = k*s.peak, envoyTimeout
 	rss := s.server.peakRSS()
-	before, begin := s.busy(), time.Now()
-	all := l.run(ctx, d)
-	v := level{k: k, seconds: time.Since(begin).Seconds(), busy: s.busy() - before, rss: rss()}
+	var all outcomes
+	var v level
+	s.alone(func() {
+		before := s.busy()
+		all = l.run(ctx, d)
+		v = level{k: k, busy: s.busy() - before, rss: rss()}
+	})
 	all = all.between(0, d)
 	good := all.within(okay, envoyTimeout)
 	v.good, v.policy = float64(good)/d.Seconds(), float64(all.within(over, envoyTimeout))/d.Seconds()
@@ -231,11 +251,20 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 		share = residual
 	}
 	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f (at %g ×: %.2f)", s.name, s.peak, s.cost*1e6, share, last.k, residual)
+	s.told()
 	s.report(levels, share)
 	e.measured(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond) && after.p(0.99) <= envoyTimeout,
 		"2 s after p99 %s, before %s", ms(after.p(0.99)), ms(base.p(0.99)))
 	e.measured(failed == 0, "health failed %d of %d", failed, asked)
 	return ctx.Err()
+}
+
+// told takes down what else the processors had to do.
+func (s *surge) told() {
+	const much = 0.1
+	if s.theirs > much || s.ours > much {
+		s.e.told("DISTURBED: other processes took up to %.0f %% of the server's processor and %.0f %% of the load's", 100*s.theirs, 100*s.ours)
+	}
 }
 
 // report takes down what the levels came to.

@@ -5,6 +5,8 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,4 +52,39 @@ func setAffinity(set unix.CPUSet) {
 			_ = unix.SchedSetaffinity(id, &set) // a thread may have ended
 		}
 	}
+}
+
+// tick is the unit of times in /proc.
+const tick = 10 * time.Millisecond
+
+// spent returns how long a processor has worked for anybody, and for the machine that it is a part of.
+func spent(cpu int) time.Duration {
+	all, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(all)) {
+		rest, found := strings.CutPrefix(line, fmt.Sprintf("cpu%d ", cpu))
+		if !found {
+			continue
+		}
+		const idle, waiting, last = 3, 4, 7 // user, nice, system, idle, iowait, irq, softirq, steal
+		sum := int64(0)
+		for i, f := range strings.Fields(rest) {
+			if n, err := strconv.ParseInt(f, 10, 64); err == nil && i <= last && i != idle && i != waiting {
+				sum += n
+			}
+		}
+		return time.Duration(sum) * tick
+	}
+	return 0
+}
+
+// ownTime returns the CPU time of this process.
+func ownTime() time.Duration {
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		return 0
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

@@ -165,7 +165,7 @@ func (p *process) busy() time.Duration {
 	fields := strings.Fields(string(all[bytes.LastIndexByte(all, ')')+2:]))
 	u, _ := strconv.ParseInt(fields[user], 10, 64)
 	s, _ := strconv.ParseInt(fields[system], 10, 64)
-	return time.Duration(u+s) * 10 * time.Millisecond
+	return time.Duration(u+s) * tick
 }
 
 // peakRSS follows the memory of the process until the returned function is called, which returns the most.
