@@ -44,8 +44,8 @@ type surge struct {
 	cost float64 // CPU seconds of a decided call
 	rss  int64   // at the peak
 
-	// The largest share of time that other processes took, of both processors.
-	theirs, ours float64
+	theirs float64       // the largest share of its processor that other processes took
+	held   time.Duration // how late the load itself was, p99
 }
 
 // level is what was measured at k times the peak.
@@ -123,13 +123,15 @@ func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors i
 	return s, s.server.start(ctx)
 }
 
-// alone calls f, and looks how much of the processors others took meanwhile. With much of that, figures are worth nothing.
-func (s *surge) alone(f func()) {
-	begin, theirs, busy, ours, own := time.Now(), spent(s.pinned.theirs), s.busy(), spent(s.pinned.ours), ownTime()
-	f()
+// alone calls f, and looks how much of the server's processor others took meanwhile, and how late the load was. With much
+// of that, figures are worth nothing.
+func (s *surge) alone(f func() outcomes) outcomes {
+	begin, all, busy := time.Now(), spent(s.pinned.theirs), s.busy()
+	calls := f()
 	took := time.Since(begin).Seconds()
-	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-theirs).Seconds()-(s.busy()-busy))/took)
-	s.ours = max(s.ours, ((spent(s.pinned.ours) - ours - (ownTime() - own)).Seconds())/took)
+	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took)
+	s.held = max(s.held, calls.held(0.99))
+	return calls
 }
 
 // measurePeak finds out how many calls a second are decided at most, and what one costs.
@@ -137,7 +139,7 @@ func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 	l := s.load()
 	l.run(ctx, time.Second) // to warm up
 	for _, l.inflight = range []int{8, 24} {
-		s.alone(func() {
+		s.alone(func() outcomes {
 			before, begin := s.busy(), time.Now()
 			all := l.run(ctx, d/2)
 			took, busy := time.Since(begin).Seconds(), s.busy()-before
@@ -146,6 +148,7 @@ func (s *surge) measurePeak(ctx context.Context, d time.Duration) {
 			if n/took > s.peak {
 				s.peak, s.cost, s.rss = n/took, busy/max(n, 1), s.server.rss()
 			}
+			return nil
 		})
 	}
 }
@@ -162,13 +165,9 @@ func (s *surge) at(ctx context.Context, k float64, d time.Duration) level {
 	l := s.load()
 	l.rate, l.timeout = k*s.peak, envoyTimeout
 	rss := s.server.peakRSS()
-	var all outcomes
-	var v level
-	s.alone(func() {
-		before := s.busy()
-		all = l.run(ctx, d)
-		v = level{k: k, busy: s.busy() - before, rss: rss()}
-	})
+	before := s.busy()
+	all := s.alone(func() outcomes { return l.run(ctx, d) })
+	v := level{k: k, busy: s.busy() - before, rss: rss()}
 	all = all.between(0, d)
 	good := all.within(okay, envoyTimeout)
 	v.good, v.policy = float64(good)/d.Seconds(), float64(all.within(over, envoyTimeout))/d.Seconds()
@@ -247,13 +246,13 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	e.note("%s, half of the peak again: %s", s.name, after)
 	last := levels[len(levels)-1]
 	residual := max(0, (last.busy-(last.good*length.Seconds())*s.cost)/max(last.shed, 1)/s.cost)
-	if share == 0 {
+	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f at %g × (%.2f while Redis is away)", s.name, s.peak, s.cost*1e6, residual, last.k, share)
+	if share == 0 || residual < share {
 		share = residual
 	}
-	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f (at %g ×: %.2f)", s.name, s.peak, s.cost*1e6, share, last.k, residual)
 	s.told()
 	s.report(levels, share)
-	e.measured(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond) && after.p(0.99) <= envoyTimeout,
+	e.measured(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond),
 		"2 s after p99 %s, before %s", ms(after.p(0.99)), ms(base.p(0.99)))
 	e.measured(failed == 0, "health failed %d of %d", failed, asked)
 	return ctx.Err()
@@ -261,9 +260,9 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 
 // told takes down what else the processors had to do.
 func (s *surge) told() {
-	const much = 0.1
-	if s.theirs > much || s.ours > much {
-		s.e.told("DISTURBED: other processes took up to %.0f %% of the server's processor and %.0f %% of the load's", 100*s.theirs, 100*s.ours)
+	const much, slow = 0.1, 5 * time.Millisecond
+	if s.theirs > much || s.held > slow {
+		s.e.told("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.held))
 	}
 }
 
@@ -283,6 +282,6 @@ func (s *surge) report(levels []level, share float64) {
 	}
 	s.e.measured(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
 	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
-	s.e.measured(p99 <= envoyTimeout, "accepted p99 %s", ms(p99))
+	s.e.measured(p99 <= envoyTimeout+2*pace, "accepted p99 %s", ms(p99))
 	s.e.measured(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
 }

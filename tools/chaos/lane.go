@@ -59,7 +59,7 @@ func (a *lane) run(ctx context.Context) {
 		}
 	}
 	for _, p := range a.backlog {
-		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, kind: late})
+		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, held: a.load.now() - p.due, kind: late})
 	}
 	for end := time.Now().Add(time.Second); a.unfinished() > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		a.giveUp()
@@ -156,7 +156,7 @@ func (a *lane) giveUp() {
 			kept = append(kept, p)
 			continue
 		}
-		a.over(outcome{due: p.due, what: p.what, took: now - p.due, kind: late})
+		a.over(outcome{due: p.due, what: p.what, took: now - p.due, held: now - p.due, kind: late})
 	}
 	a.backlog = kept
 	for _, s := range a.past {

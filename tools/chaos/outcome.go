@@ -20,16 +20,18 @@ const (
 	failed              // ended in a gRPC error
 	late                // not answered in time, and given up, as Envoy does
 	lost                // the connection broke, or there was none
+	reset               // the server reset the call, instead of answering
 )
 
 func (k kind) String() string {
-	return [...]string{"OK", "OVER_LIMIT", "UNKNOWN", "failed", "late", "lost"}[k]
+	return [...]string{"OK", "OVER_LIMIT", "UNKNOWN", "failed", "late", "lost", "reset"}[k]
 }
 
 // outcome is how a call ended, and when.
 type outcome struct {
 	due  time.Duration // when it should have begun, since the load began
 	took time.Duration // from then to the answer
+	held time.Duration // of which it was not sent yet
 	what int32         // index of the request
 	kind kind
 	code codes.Code // of what failed
@@ -90,15 +92,28 @@ func (all outcomes) share(some int) float64 {
 
 // p returns a quantile of how long the calls took, such as 0.99.
 func (all outcomes) p(q float64) time.Duration {
-	if len(all) == 0 {
-		return 0
-	}
 	took := make([]time.Duration, len(all))
 	for i, o := range all {
 		took[i] = o.took
 	}
-	slices.Sort(took)
-	return took[min(int(math.Ceil(q*float64(len(took))))-1+boolInt(q == 0), len(took)-1)]
+	return quantile(took, q)
+}
+
+// held returns a quantile of how long calls were not sent, because the load was late itself, or the connection full.
+func (all outcomes) held(q float64) time.Duration {
+	held := make([]time.Duration, len(all))
+	for i, o := range all {
+		held[i] = o.held
+	}
+	return quantile(held, q)
+}
+
+func quantile(all []time.Duration, q float64) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[max(0, int(math.Ceil(q*float64(len(all))))-1)]
 }
 
 func boolInt(b bool) int {

@@ -79,12 +79,3 @@ func spent(cpu int) time.Duration {
 	}
 	return 0
 }
-
-// ownTime returns the CPU time of this process.
-func ownTime() time.Duration {
-	var used unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
-		return 0
-	}
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
-}

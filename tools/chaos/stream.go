@@ -39,6 +39,7 @@ type stream struct {
 type call struct {
 	pending
 
+	held     time.Duration
 	answered bool
 	kind     kind
 }
@@ -128,6 +129,7 @@ func (s *stream) finish() {
 func (s *stream) write(calls []pending) (sent int) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
+	now := s.lane.load.now()
 	for _, p := range calls {
 		body := s.lane.load.requests[p.what]
 		s.mu.Lock()
@@ -139,7 +141,7 @@ func (s *stream) write(calls []pending) (sent int) {
 		id := s.next
 		s.next += 2
 		s.window -= int64(len(body))
-		s.open[id] = &call{pending: p}
+		s.open[id] = &call{pending: p, held: now - p.due}
 		s.order = append(s.order, id)
 		s.lane.mu.Lock()
 		s.lane.open++
@@ -176,7 +178,7 @@ func (s *stream) cancel(before time.Duration) {
 	}
 	now := s.lane.load.now()
 	for _, c := range which {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, kind: late})
+		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, held: c.held, kind: late})
 	}
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
@@ -193,7 +195,7 @@ func (s *stream) end(id uint32, k kind, code codes.Code) {
 	delete(s.open, id)
 	s.mu.Unlock()
 	if found {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, kind: k, code: code})
+		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, held: c.held, kind: k, code: code})
 	}
 }
 
@@ -216,7 +218,7 @@ func (s *stream) read() {
 		case *http2.HeadersFrame:
 			s.headers(f)
 		case *http2.RSTStreamFrame:
-			s.end(f.StreamID, failed, codes.Unavailable)
+			s.end(f.StreamID, reset, codes.Unavailable)
 		case *http2.WindowUpdateFrame:
 			if f.StreamID == 0 {
 				s.mu.Lock()
