@@ -39,6 +39,7 @@ type surge struct {
 	redis    *store // nil in memory
 	requests [][]byte
 	name     string
+	curve    bool // only published
 
 	peak float64 // calls that are decided in a second, at most
 	cost float64 // CPU seconds of a decided call
@@ -205,21 +206,39 @@ func overload(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	onRedis, err := e.newSurge(ctx, at, false, 16)
-	if err != nil {
-		return err
+	const long, short = 11 * time.Second, 4 * time.Second
+	type round struct {
+		memory      bool
+		descriptors int
+		length      time.Duration // of each level; what comes before and after takes 15 s
+		curve       bool
 	}
-	length := 11 * time.Second // of each level; with what comes before and after 15
-	if err := onRedis.play(ctx, length); err != nil {
-		return err
+	rounds := []round{{false, 16, long, false}, {true, 96, short, false}}
+	if e.full {
+		rounds = append(rounds, rounds...)
+		rounds = append(rounds, rounds[:2]...)
+		rounds = append(rounds, round{false, 1, short, true}, round{true, 1, short, true})
 	}
-	onRedis.server.kill()
-	onRedis.redis.kill()
-	inMemory, err := e.newSurge(ctx, at, true, 96)
-	if err != nil {
-		return err
+	for _, r := range rounds {
+		s, err := e.newSurge(ctx, at, r.memory, r.descriptors)
+		if err != nil {
+			return err
+		}
+		s.curve = r.curve
+		if err := s.play(ctx, r.length); err != nil {
+			return err
+		}
+		s.server.kill()
+		if s.redis != nil {
+			s.redis.kill()
+		}
 	}
-	return inMemory.play(ctx, 4*time.Second)
+	return nil
+}
+
+// figure takes a figure down. That of a curve is only published.
+func (s *surge) figure(good bool, format string, args ...any) {
+	s.e.measured(good || s.curve, format, args...)
 }
 
 // play measures all levels, and takes the figures down.
@@ -252,9 +271,9 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	}
 	s.told()
 	s.report(levels, share)
-	e.measured(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond),
+	s.figure(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond),
 		"2 s after p99 %s, before %s", ms(after.p(0.99)), ms(base.p(0.99)))
-	e.measured(failed == 0, "health failed %d of %d", failed, asked)
+	s.figure(failed == 0, "health failed %d of %d", failed, asked)
 	return ctx.Err()
 }
 
@@ -280,8 +299,8 @@ func (s *surge) report(levels []level, share float64) {
 		lates = append(lates, fmt.Sprintf("%.1f %%", 100*v.late))
 		p99, rss = max(p99, v.p99), max(rss, v.rss)
 	}
-	s.e.measured(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
+	s.figure(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
 	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
-	s.e.measured(p99 <= envoyTimeout+2*pace, "accepted p99 %s", ms(p99))
-	s.e.measured(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
+	s.figure(p99 <= envoyTimeout+2*pace, "accepted p99 %s", ms(p99))
+	s.figure(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
 }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// TestDocumented: docs/reliability.md has a row for each check.
+func TestDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, k := range checks() {
+		if seen[k.id] {
+			t.Errorf("there are two checks %s", k.id)
+		}
+		seen[k.id] = true
+		if !strings.Contains(string(text), "\n| "+k.id+" | ") {
+			t.Errorf("docs/reliability.md has no row for %s: %s", k.id, k.what)
+		}
+	}
+}
+
+// TestEnvoy: what Envoy does with a call that ended so.
+func TestEnvoy(t *testing.T) {
+	for _, c := range []struct {
+		outcome     outcome
+		open, deny  bool
+		description string
+	}{
+		{outcome{kind: okay}, true, true, "admitted"},
+		{outcome{kind: unknown}, true, true, "answered with UNKNOWN"},
+		{outcome{kind: over}, false, false, "refused"},
+		{outcome{kind: failed, code: codes.Unavailable}, true, false, "failed"},
+		{outcome{kind: lost}, true, false, "lost"},
+		{outcome{kind: over, took: envoyTimeout + 1}, true, false, "refused too late"},
+	} {
+		all := outcomes{c.outcome}.asEnvoy()
+		if got := all.through(false) == 1; got != c.open {
+			t.Errorf("%s: passes %v, want %v", c.description, got, c.open)
+		}
+		if got := all.through(true) == 1; got != c.deny {
+			t.Errorf("%s, failure_mode_deny: passes %v, want %v", c.description, got, c.deny)
+		}
+	}
+}
+
+// TestDetection: how long a fault is noticed by callers.
+func TestDetection(t *testing.T) {
+	var all outcomes
+	for due := time.Duration(0); due < time.Second; due += time.Millisecond {
+		o := outcome{due: due, took: time.Millisecond}
+		if due >= 100*time.Millisecond && due < 170*time.Millisecond || due == 600*time.Millisecond {
+			o.took = 18 * time.Millisecond
+		}
+		all = append(all, o)
+	}
+	got := detection(all.between(100*time.Millisecond, time.Second), 100*time.Millisecond)
+	if got < 60*time.Millisecond || got > 75*time.Millisecond {
+		t.Errorf("noticed after %v, want 70 ms, but for the last few calls", got)
+	}
+}
+
+// TestQuantile: quantiles are those of what was measured.
+func TestQuantile(t *testing.T) {
+	var all outcomes
+	for i := range 1000 {
+		all = append(all, outcome{took: time.Duration(1000-i) * time.Millisecond})
+	}
+	for q, want := range map[float64]time.Duration{0: time.Millisecond, 0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond, 1: time.Second} {
+		if got := all.p(q); got != want {
+			t.Errorf("p(%v) is %v, want %v", q, got, want)
+		}
+	}
+}
+
+// TestFailure: a check that fails makes the program fail, and is told with its seed and history.
+func TestFailure(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	c := config{server: "unused", seed: 7, only: regexp.MustCompile(""), stdout: &stdout, stderr: &stderr}
+	good := check{id: "Z1", play: func(_ context.Context, e *env) error {
+		e.measured(true, "one")
+		return nil
+	}}
+	bad := check{id: "Z2", play: func(_ context.Context, e *env) error {
+		e.note("something happened")
+		e.measured(false, "two")
+		return nil
+	}}
+	broken := check{id: "Z3", play: func(context.Context, *env) error { return errors.New("no such thing") }}
+	if err := c.play(t.Context(), []check{good}); err != nil {
+		t.Errorf("a check that passes: %v", err)
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("a check that passes is told: %s", &stderr)
+	}
+	if err := c.play(t.Context(), []check{good, bad, broken}); !errors.Is(err, errFailed) {
+		t.Errorf("checks that fail: %v", err)
+	}
+	for _, want := range []string{"| **two** | **no** |", "**playing Z3: no such thing** | **no**", "1 of 3 passed"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &stdout)
+		}
+	}
+	for _, want := range []string{"Z2, seed 7", "something happened"} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &stderr)
+		}
+	}
+}
