@@ -62,9 +62,6 @@ func (e *env) byThePolicy(o outcome) bool {
 	}
 }
 
-// answered returns those that had an answer.
-func answered(o outcome) bool { return o.kind != late && o.kind != lost }
-
 func startWithoutRedis(ctx context.Context, e *env) error {
 	port, err := freePort(ctx)
 	if err != nil {
@@ -179,14 +176,8 @@ func redisDies(ctx context.Context, e *env) error {
 			until = outages[i+1].killed - 2*envoyTimeout // what is on its way then is of the next outage
 		}
 		back := all.between(o.back, until)
-		last := o.back
-		for _, c := range back {
-			if c.kind != okay {
-				last = max(last, c.due)
-			}
-		}
 		e.note("outage %d: first second %s; then %s; back %s", i+1, all.between(o.killed, o.killed+time.Second), all.between(o.killed+time.Second, o.sure), back)
-		recovery = max(recovery, last-o.back)
+		recovery = max(recovery, back.settled(o.back, func(o outcome) bool { return o.kind != okay }))
 	}
 	wrong := away.that(func(o outcome) bool { return !e.byThePolicy(o) })
 	for _, o := range wrong[:min(len(wrong), 10)] {

@@ -73,19 +73,25 @@ func (e *env) hangs(ctx context.Context, r *store) error {
 		e.note("%s: %s; a second later %s", f.name, during, after)
 		noticed := detection(during, f.from)
 		e.measured(noticed <= 100*time.Millisecond, "%s noticed after %s", f.name, ms(noticed))
-		e.measured(len(after.of(okay)) == len(after), "%d of %d wrong a second after", len(after)-len(after.of(okay)), len(after))
+		wrong := len(after) - len(after.of(okay))
+		e.measured(after.share(wrong) <= 0.01, "%d of %d wrong a second after", wrong, len(after))
 	}
 	return nil
 }
 
-// detection returns how long after a time calls have been answered at once again, for a fifth of a second: all but one in
-// fifty, because machines have other things to do as well.
+// detection returns how long after a time calls have been answered at once again.
 func detection(all outcomes, from time.Duration) time.Duration {
-	const fast, steady, step = 10 * time.Millisecond, 200 * time.Millisecond, 5 * time.Millisecond
+	const fast = 10 * time.Millisecond
+	return all.settled(from, func(o outcome) bool { return o.took > fast })
+}
+
+// settled returns how long after a time calls have not been bad for a fifth of a second, all but one in fifty, because
+// machines have other things to do as well.
+func (all outcomes) settled(from time.Duration, bad func(outcome) bool) time.Duration {
+	const steady, step = 200 * time.Millisecond, 5 * time.Millisecond
 	for after := time.Duration(0); ; after += step {
 		some := all.between(from+after, from+after+steady)
-		slow := some.that(func(o outcome) bool { return o.took > fast })
-		if len(slow) <= len(some)/50 {
+		if len(some.that(bad)) <= len(some)/50 {
 			return after
 		}
 	}

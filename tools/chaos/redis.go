@@ -39,8 +39,10 @@ func (e *env) redisAt(port string, options ...string) (*store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	args := append([]string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir,
-		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"}, options...)
+	args := append([]string{
+		"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir,
+		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
+	}, options...)
 	r := &store{process: e.process("redis", e.config.redis, args...), addr: "127.0.0.1:" + port}
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
 	e.atEnd(func() { _ = r.Close() })
