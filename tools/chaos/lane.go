@@ -38,16 +38,7 @@ func (a *lane) run(ctx context.Context) {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for ctx.Err() == nil && !a.finished() {
-		now := a.load.now()
-		if a.load.at != nil {
-			for due := a.load.at(a.n, a.next); due <= now; due = a.load.at(a.n, a.next) {
-				a.add(due)
-			}
-		} else {
-			for a.unfinished()+len(a.backlog) < a.load.inflight && !a.sentAll() {
-				a.add(now)
-			}
-		}
+		a.fill()
 		a.send()
 		if a.load.at != nil {
 			<-tick.C
@@ -69,6 +60,20 @@ func (a *lane) run(ctx context.Context) {
 	}
 	for _, s := range a.past {
 		s.finish()
+	}
+}
+
+// fill adds what is due now, or what may be open at once.
+func (a *lane) fill() {
+	now := a.load.now()
+	if a.load.at == nil {
+		for a.unfinished()+len(a.backlog) < a.load.inflight && !a.sentAll() {
+			a.add(now)
+		}
+		return
+	}
+	for due := a.load.at(a.n, a.next); due <= now; due = a.load.at(a.n, a.next) {
+		a.add(due)
 	}
 }
 
