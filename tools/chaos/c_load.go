@@ -46,7 +46,7 @@ type surge struct {
 	rss  int64   // at the peak
 
 	theirs float64       // the largest share of its processor that other processes took
-	held   time.Duration // how late the load itself was, p99
+	lag    time.Duration // how late the load itself was, p99
 }
 
 // level is what was measured at k times the peak.
@@ -131,7 +131,7 @@ func (s *surge) alone(f func() outcomes) outcomes {
 	calls := f()
 	took := time.Since(begin).Seconds()
 	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took)
-	s.held = max(s.held, calls.held(0.99))
+	s.lag = max(s.lag, calls.lag(0.99))
 	return calls
 }
 
@@ -265,7 +265,10 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	e.note("%s, half of the peak again: %s", s.name, after)
 	last := levels[len(levels)-1]
 	residual := max(0, (last.busy-(last.good*length.Seconds())*s.cost)/max(last.shed, 1)/s.cost)
-	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f at %g × (%.2f while Redis is away)", s.name, s.peak, s.cost*1e6, residual, last.k, share)
+	e.told("%s: peak %.0f a second, %.0f µs each, s = %.2f at %g ×", s.name, s.peak, s.cost*1e6, residual, last.k)
+	if share > 0 {
+		e.told("s = %.2f while Redis hangs", share)
+	}
 	if share == 0 || residual < share {
 		share = residual
 	}
@@ -280,8 +283,8 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 // told takes down what else the processors had to do.
 func (s *surge) told() {
 	const much, slow = 0.1, 5 * time.Millisecond
-	if s.theirs > much || s.held > slow {
-		s.e.told("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.held))
+	if s.theirs > much || s.lag > slow {
+		s.e.told("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.lag))
 	}
 }
 

@@ -27,6 +27,7 @@ type lane struct {
 // pending is a call that is not over.
 type pending struct {
 	due  time.Duration
+	lag  time.Duration // of the load: how long after that it was there to be sent
 	what int32
 }
 
@@ -50,7 +51,7 @@ func (a *lane) run(ctx context.Context) {
 		}
 	}
 	for _, p := range a.backlog {
-		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, held: a.load.now() - p.due, kind: late})
+		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, lag: p.lag, kind: late})
 	}
 	for end := time.Now().Add(time.Second); a.unfinished() > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		a.giveUp()
@@ -96,7 +97,7 @@ func (a *lane) add(due time.Duration) {
 		what = a.load.pick(a.next)
 	}
 	a.next++
-	a.backlog = append(a.backlog, pending{due, int32(what)})
+	a.backlog = append(a.backlog, pending{due, a.load.now() - due, int32(what)})
 }
 
 // over takes down how a call that was not sent has ended.
@@ -161,7 +162,7 @@ func (a *lane) giveUp() {
 			kept = append(kept, p)
 			continue
 		}
-		a.over(outcome{due: p.due, what: p.what, took: now - p.due, held: now - p.due, kind: late})
+		a.over(outcome{due: p.due, what: p.what, took: now - p.due, lag: p.lag, kind: late})
 	}
 	a.backlog = kept
 	for _, s := range a.past {

@@ -31,7 +31,7 @@ func (k kind) String() string {
 type outcome struct {
 	due  time.Duration // when it should have begun, since the load began
 	took time.Duration // from then to the answer
-	held time.Duration // of which it was not sent yet
+	lag  time.Duration // of the load itself, of which its processor was busy with something else
 	what int32         // index of the request
 	kind kind
 	code codes.Code // of what failed
@@ -99,13 +99,13 @@ func (all outcomes) p(q float64) time.Duration {
 	return quantile(took, q)
 }
 
-// held returns a quantile of how long calls were not sent, because the load was late itself, or the connection full.
-func (all outcomes) held(q float64) time.Duration {
-	held := make([]time.Duration, len(all))
+// lag returns a quantile of how late the load itself was.
+func (all outcomes) lag(q float64) time.Duration {
+	lag := make([]time.Duration, len(all))
 	for i, o := range all {
-		held[i] = o.held
+		lag[i] = o.lag
 	}
-	return quantile(held, q)
+	return quantile(lag, q)
 }
 
 func quantile(all []time.Duration, q float64) time.Duration {

@@ -39,7 +39,6 @@ type stream struct {
 type call struct {
 	pending
 
-	held     time.Duration
 	answered bool
 	kind     kind
 }
@@ -129,7 +128,6 @@ func (s *stream) finish() {
 func (s *stream) write(calls []pending) (sent int) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	now := s.lane.load.now()
 	for _, p := range calls {
 		body := s.lane.load.requests[p.what]
 		s.mu.Lock()
@@ -141,7 +139,7 @@ func (s *stream) write(calls []pending) (sent int) {
 		id := s.next
 		s.next += 2
 		s.window -= int64(len(body))
-		s.open[id] = &call{pending: p, held: now - p.due}
+		s.open[id] = &call{pending: p}
 		s.order = append(s.order, id)
 		s.lane.mu.Lock()
 		s.lane.open++
@@ -178,7 +176,7 @@ func (s *stream) cancel(before time.Duration) {
 	}
 	now := s.lane.load.now()
 	for _, c := range which {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, held: c.held, kind: late})
+		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, lag: c.lag, kind: late})
 	}
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
@@ -195,7 +193,7 @@ func (s *stream) end(id uint32, k kind, code codes.Code) {
 	delete(s.open, id)
 	s.mu.Unlock()
 	if found {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, held: c.held, kind: k, code: code})
+		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, lag: c.lag, kind: k, code: code})
 	}
 }
 
