@@ -24,7 +24,7 @@ type check struct {
 
 // checks returns all checks in their order. Each group is in a file of its own.
 func checks() []check {
-	return slices.Concat(correctness(), redisFaults(), loads(), badInput(), access())
+	return slices.Concat(correctness(), redisFaults(), topologies(), loads(), badInput(), access())
 }
 
 // env is what a check works with: it starts what is needed, which ends with the check, and takes down what was measured.

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+// clocked returns rules with a key for each algorithm, of the same limit.
+func clocked(limit int, unit string) (rules string, keys []string) {
+	keys = []string{"fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket"}
+	rules = "domain: shop\ndescriptors:\n"
+	for _, a := range keys {
+		rules += fmt.Sprintf("  - key: %s\n    rate_limit: {unit: %s, requests_per_unit: %d, algorithm: %[1]s}\n", a, unit, limit)
+	}
+	return rules, keys
+}
+
+// drained is what calls one after the other came to.
+type drained struct {
+	admitted, refused int
+	odd               string // an answer that cannot be
+}
+
+// drain calls n times for a descriptor of a limit.
+func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n int, limit uint32, unit time.Duration) (d drained) {
+	for range n {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		r, err := c.ShouldRateLimit(ctx, ask("shop", key+"=a"))
+		cancel()
+		if err != nil {
+			d.odd = err.Error()
+			continue
+		}
+		s := r.GetStatuses()[0]
+		// Parts of a sliding window end as a whole, and a leaky bucket takes one more.
+		longest := unit + max(unit/10, unit/time.Duration(limit))
+		if reset := s.GetDurationUntilReset().AsDuration(); s.GetLimitRemaining() > limit || reset < 0 || reset > longest {
+			d.odd = fmt.Sprintf("%s: %d of %d remain, for %v", key, s.GetLimitRemaining(), limit, reset)
+		}
+		if r.GetOverallCode() == rlsv3.RateLimitResponse_OK {
+			d.admitted++
+		} else {
+			d.refused++
+		}
+	}
+	return d
+}
+
+const clockSteps = 1000 // of either clock
+
+// clocksAndMemory is B17.
+func clocksAndMemory(ctx context.Context, e *env) error {
+	if err := emptyRestart(ctx, e); err != nil {
+		return err
+	}
+	if err := clockOfServer(ctx, e); err != nil {
+		return err
+	}
+	return clockOfRedis(ctx, e)
+}
+
+// emptyRestart kills Redis, which has nothing on disk.
+func emptyRestart(ctx context.Context, e *env) error {
+	const limit = 50
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	rules, keys := clocked(limit, "year")
+	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
+	if err != nil {
+		return err
+	}
+	c, err := s.rls()
+	if err != nil {
+		return err
+	}
+	admitted := map[string]int{}
+	for round := range 2 {
+		if round > 0 {
+			r.kill()
+			if err := r.start(ctx); err != nil {
+				return err
+			}
+			if err := e.decides(ctx, c); err != nil {
+				return err
+			}
+			if err := sleep(ctx, 1100*time.Millisecond); err != nil { // a refusal is remembered for a second
+				return err
+			}
+		}
+		for _, k := range keys {
+			d := drain(ctx, c, k, limit+10, limit, 366*24*time.Hour)
+			admitted[k] += d.admitted
+			e.note("round %d, %s: %d admitted, %d refused %s", round, k, d.admitted, d.refused, d.odd)
+		}
+	}
+	extra, less := 0, 0
+	for _, k := range keys {
+		extra, less = max(extra, admitted[k]-limit), max(less, 2*limit-admitted[k])
+	}
+	e.measured(extra <= limit+2 && less == 0, "Redis that comes back empty admits %d more of %d (a leaky bucket leaks one)", extra, limit)
+	return nil
+}
+
+// decides waits until calls are decided.
+func (e *env) decides(ctx context.Context, c rlsv3.RateLimitServiceClient) error {
+	var last error
+	_, ok := poll(ctx, patience, func() bool {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, last = c.ShouldRateLimit(ctx, ask("shop", "leaky_bucket=other"))
+		return last == nil
+	})
+	if !ok {
+		return fmt.Errorf("nothing is decided: %w", last)
+	}
+	return nil
+}
+
+// clockOfServer sets the clock of the server, by which nothing is decided.
+func clockOfServer(ctx context.Context, e *env) error {
+	const limit = 300
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	rules, keys := clocked(limit, "year")
+	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr)
+	if err != nil {
+		return err
+	}
+	c, err := s.rls()
+	if err != nil {
+		return err
+	}
+	k, err := s.clock(ctx)
+	if err != nil {
+		return fmt.Errorf("taking over the clock of the server: %w", err)
+	}
+	admitted := make([]int, len(keys))
+	odd := ""
+	at := int64(0)
+	for range clockSteps {
+		at += jump(e)
+		if err := k.set(at); err != nil {
+			return err
+		}
+		var wg sync.WaitGroup
+		odds := make([]string, len(keys))
+		for i, key := range keys {
+			wg.Go(func() {
+				d := drain(ctx, c, key, 1, limit, 366*24*time.Hour)
+				admitted[i], odds[i] = admitted[i]+d.admitted, d.odd
+			})
+		}
+		wg.Wait()
+		for _, o := range odds {
+			if o != "" {
+				odd = o
+				e.note("the server's clock at %+d s: %s", at, o)
+			}
+		}
+	}
+	extra := 0
+	for i, n := range admitted {
+		extra = max(extra, n-limit)
+		e.note("the server's clock, %s: %d admitted of %d", keys[i], n, limit)
+		if n < limit {
+			odd = fmt.Sprintf("%s admitted %d of %d", keys[i], n, limit)
+		}
+	}
+	e.measured(extra <= 1 && odd == "", "%d steps of the server's clock: %d extra%s", clockSteps, max(extra-1, 0), prefixed(odd)) // a leaky bucket leaks one
+	return nil
+}
+
+func prefixed(odd string) string {
+	if odd == "" {
+		return ""
+	}
+	return ", " + odd
+}
+
+// jump draws a step of a clock, in seconds.
+func jump(e *env) int64 { return []int64{1, -1, 3600, -3600}[e.rand.IntN(4)] }
+
+// clockOfRedis sets the clock of Redis, by which everything is decided: what it admits after a jump ahead is what the
+// time would have brought, but not more than the limit; after a jump back it is nothing, and after an hour, which is the
+// window, nobody is refused any more.
+func clockOfRedis(ctx context.Context, e *env) error {
+	const limit = 4
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	rules, keys := clocked(limit, "hour")
+	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "NEAR_CACHE_KEYS=0") // which remembers by its own clock
+	if err != nil {
+		return err
+	}
+	c, err := s.rls()
+	if err != nil {
+		return err
+	}
+	k, err := r.clock(ctx)
+	if err != nil {
+		return fmt.Errorf("taking over the clock of Redis: %w", err)
+	}
+	before := r.Time(ctx).Val()
+	if err := k.set(3600); err != nil {
+		return err
+	}
+	if d := r.Time(ctx).Val().Sub(before); d < 59*time.Minute {
+		return fmt.Errorf("the clock of Redis was set an hour ahead, and went by %v", d)
+	}
+	for _, key := range keys {
+		drain(ctx, c, key, limit+2, limit, time.Hour)
+	}
+	var extra, stuck, odd int
+	waited := make([]int64, len(keys)) // seconds, since something was admitted or the clock went back
+	at := int64(3600)
+	for step := range clockSteps {
+		by := jump(e)
+		at += by
+		if err := k.set(at); err != nil {
+			return err
+		}
+		all := make([]drained, len(keys))
+		var wg sync.WaitGroup
+		for i, key := range keys {
+			wg.Go(func() { all[i] = drain(ctx, c, key, limit+2, limit, time.Hour) })
+		}
+		wg.Wait()
+		now := time.Now().Unix() + at
+		for i, d := range all {
+			most := limit + 1 // a leaky bucket leaks one meanwhile
+			switch {
+			case by < 0:
+				most = 0
+			case by == 1 && (keys[i] != "fixed_window" || (now-2)/3600 == (now+2)/3600):
+				most = 1 // a place that came free, or the end of a part of a window
+			}
+			if d.admitted > most {
+				extra++
+				e.note("step %d, by %d s to %d, %s: %d admitted, want at most %d", step, by, at, keys[i], d.admitted, most)
+			}
+			waited[i] += by
+			if by < 0 || d.admitted > 0 {
+				waited[i] = 0
+			}
+			if most := int64(3600 + 360*boolInt(keys[i] == "sliding_window")); waited[i] > most {
+				stuck++
+				e.note("step %d, by %d s to %d, %s: nothing admitted for %d s", step, by, at, keys[i], waited[i])
+			}
+			if d.odd != "" {
+				odd++
+				e.note("step %d, by %d s to %d: %s", step, by, at, d.odd)
+			}
+		}
+	}
+	e.measured(extra == 0, "%d steps of the clock of Redis: %d admitted too much", clockSteps, extra)
+	e.measured(stuck == 0 && odd == 0, "%d denied for longer than their unit, %d odd answers", stuck, odd)
+	forever, n, err := r.withoutTTL(ctx)
+	if err != nil {
+		return err
+	}
+	e.measured(forever == 0, "%d of %d keys without TTL", forever, n)
+	return nil
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// clock is the wall clock of one process, which can be set without touching that of the machine. On Linux programs read
+// the time from code that the kernel maps into them, the vDSO, and this code is replaced in the process by one that adds
+// an offset. So it works for any program as it is, static ones included; durations are measured by another clock, which
+// goes on as before.
+type clock struct {
+	process *process
+	offset  int64 // address of the seconds that are added
+}
+
+// clock takes over the clock of a process, which should be idle.
+func (p *process) clock(ctx context.Context) (*clock, error) {
+	mem, err := os.OpenFile(p.memory(), os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = mem.Close() }()
+	begin, code, err := p.vdso(mem)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.pause(); err != nil {
+		return nil, err
+	}
+	defer func() { _ = p.resume() }()
+	if _, ok := poll(ctx, patience, func() bool { return p.standsOutside(begin, begin+uint64(len(code))) }); !ok {
+		return nil, errors.New("the process does not stop reading the time")
+	}
+	c := &clock{process: p}
+	return c, c.patch(mem, begin, code)
+}
+
+func (p *process) memory() string { return fmt.Sprintf("/proc/%d/mem", p.cmd.Process.Pid) }
+
+// vdso returns where the vDSO of the process is, and what is there.
+func (p *process) vdso(mem *os.File) (begin uint64, code []byte, err error) {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, nil, err
+	}
+	for line := range strings.Lines(string(maps)) {
+		if !strings.Contains(line, "[vdso]") {
+			continue
+		}
+		var end uint64
+		if _, err := fmt.Sscanf(line, "%x-%x", &begin, &end); err != nil {
+			return 0, nil, err
+		}
+		code = make([]byte, end-begin)
+		_, err = mem.ReadAt(code, int64(begin))
+		return begin, code, err
+	}
+	return 0, nil, errors.New("the process has no vDSO, by which its clock could be set")
+}
+
+// standsOutside says whether all threads of the process have stopped, and none of them between two addresses.
+func (p *process) standsOutside(from, to uint64) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
+	for _, t := range threads {
+		at, err := os.ReadFile(filepath.Join(t, "syscall"))
+		stat, err2 := os.ReadFile(filepath.Join(t, "stat"))
+		if err != nil || err2 != nil || !strings.Contains(string(stat), ") T ") {
+			return false
+		}
+		fields := strings.Fields(string(at)) // the last one is where it stands
+		var pc uint64
+		if _, err := fmt.Sscanf(fields[len(fields)-1], "0x%x", &pc); err != nil || pc >= from && pc < to {
+			_ = p.resume() // to stop elsewhere
+			time.Sleep(time.Millisecond)
+			_ = p.pause()
+			return false
+		}
+	}
+	return err == nil && len(threads) > 0
+}
+
+// patch replaces the functions of the vDSO that tell the time of day. The offset is put behind the first of them.
+func (c *clock) patch(mem *os.File, begin uint64, code []byte) error {
+	file, err := elf.NewFile(bytes.NewReader(code))
+	if err != nil {
+		return err
+	}
+	if file.Machine != elf.EM_X86_64 {
+		return errors.New("clocks of processes can be set on amd64 only")
+	}
+	symbols, err := file.DynamicSymbols()
+	if err != nil {
+		return err
+	}
+	found := map[string]elf.Symbol{}
+	for _, s := range symbols {
+		found[s.Name] = s
+	}
+	const room = 64
+	c.offset = int64(begin + found["__vdso_clock_gettime"].Value + room)
+	for name, body := range timeFunctions() {
+		s := found[name]
+		if s.Size < uint64(len(body)) || name == "__vdso_clock_gettime" && s.Size < room+8 {
+			return fmt.Errorf("the vDSO has no room for another %s", name)
+		}
+		at := int64(begin + s.Value)
+		i := bytes.Index(body, []byte{0xff, 0xff, 0xff, 0xff}) // stands for how far the offset is from the next instruction
+		binary.LittleEndian.PutUint32(body[i:], uint32(c.offset-(at+int64(i)+4)))
+		if _, err := mem.WriteAt(body, at); err != nil {
+			return err
+		}
+	}
+	_, err = mem.WriteAt(make([]byte, 8), c.offset)
+	return err
+}
+
+// timeFunctions returns the code of functions that ask the kernel, and add the offset to the seconds of the time of day.
+func timeFunctions() map[string][]byte {
+	return map[string][]byte{
+		"__vdso_clock_gettime": {
+			0xb8, syscall.SYS_CLOCK_GETTIME, 0, 0, 0, 0x0f, 0x05, // mov eax, …; syscall
+			0x85, 0xc0, 0x75, 0x0e, // test eax, eax; jnz end
+			0x85, 0xff, 0x75, 0x0a, // test edi, edi (CLOCK_REALTIME); jnz end
+			0x48, 0x8b, 0x15, 0xff, 0xff, 0xff, 0xff, // mov rdx, [offset]
+			0x48, 0x01, 0x16, // add [rsi], rdx
+			0xc3, // end: ret
+		},
+		"__vdso_gettimeofday": {
+			0xb8, syscall.SYS_GETTIMEOFDAY, 0, 0, 0, 0x0f, 0x05,
+			0x85, 0xc0, 0x75, 0x0f, // test eax, eax; jnz end
+			0x48, 0x85, 0xff, 0x74, 0x0a, // test rdi, rdi; jz end
+			0x48, 0x8b, 0x15, 0xff, 0xff, 0xff, 0xff,
+			0x48, 0x01, 0x17, // add [rdi], rdx
+			0xc3,
+		},
+		"__vdso_time": {
+			0xb8, syscall.SYS_TIME, 0, 0, 0, 0x0f, 0x05,
+			0x48, 0x03, 0x05, 0xff, 0xff, 0xff, 0xff, // add rax, [offset]
+			0x48, 0x85, 0xff, 0x74, 0x03, // test rdi, rdi; jz end
+			0x48, 0x89, 0x07, // mov [rdi], rax
+			0xc3,
+		},
+	}
+}
+
+// set puts the clock so far before that of the machine, in seconds; behind it if negative.
+func (c *clock) set(seconds int64) error {
+	mem, err := os.OpenFile(c.process.memory(), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_, err = mem.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(seconds)), c.offset)
+	return errors.Join(err, mem.Close())
+}
