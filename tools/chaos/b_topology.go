@@ -1,8 +1,369 @@
 package main
 
-// topologies returns those checks of group B in which Redis is more than one process, or refuses.
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+)
+
+// topologies returns those checks of group B in which Redis is more than one process, refuses, or forgets.
 func topologies() []check {
 	return []check{
+		{"B13", "Sentinel: master killed, failed over by hand, hung; a single Redis turns into a replica", "errors end ≤ 3 s, ≤ 1 s after a repoint; none of NOSCRIPT and READONLY after; hits lost ≤ those admitted in the last second before, and until the switch", true, failovers},
+		{"B14", "Cluster: 500 slots move, a master is killed", "0 errors from MOVED, ASK, TRYAGAIN and CROSSSLOT, no hit lost; gap ≤ 4 s, only on that shard's keys", true, reshards},
 		{"B17", "Redis comes back empty; clocks jump by a second and an hour", "extra ≤ the limit once per jump ahead, none on a jump back; no key denied for longer than its unit; remaining never negative", false, clocksAndMemory},
 	}
+}
+
+// endless is a limit that is never reached, exact on each call.
+const endless = `domain: shop
+descriptors:
+  - key: user
+    rate_limit:
+      unit: hour
+      requests_per_unit: 1000000000
+      lease: off #+
+  - key: listed
+    rate_limits: #+
+      - {unit: hour, requests_per_unit: 900000000} #+
+      - {unit: day, requests_per_unit: 1000000000} #+
+`
+
+// values returns one request per value of a key.
+func values(key string, n int) (all [][]byte) {
+	for i := range n {
+		all = append(all, request("shop", fmt.Sprintf("%s=%d", key, i)))
+	}
+	return all
+}
+
+// broke says that a call failed otherwise than by a client who gave up.
+func broke(o outcome) bool {
+	return o.kind == lost || o.kind == failed && o.code != codes.DeadlineExceeded
+}
+
+// gap returns how many calls failed after a moment, and when the first and the last did, of those that failed together:
+// with a tenth at least of the calls of the same tenth of a second. One alone is the machine's doing, if it is busy.
+func (all outcomes) gap(from time.Duration) (first, last time.Duration, n int) {
+	const span = 100 * time.Millisecond
+	calls, bad := map[time.Duration]int{}, map[time.Duration]int{}
+	for _, o := range all {
+		calls[o.due/span]++
+		if broke(o) {
+			bad[o.due/span]++
+		}
+	}
+	first, last = from, from
+	for _, o := range all {
+		if o.due < from || !broke(o) {
+			continue
+		}
+		n++
+		if 10*bad[o.due/span] < calls[o.due/span] {
+			continue
+		}
+		if last == from || o.due < first {
+			first = o.due
+		}
+		last = max(last, o.due)
+	}
+	return first, last, n
+}
+
+// spent returns how many hits the counters of values have, by what remains.
+func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum int64, err error) {
+	c, err := s.rls()
+	if err != nil {
+		return 0, err
+	}
+	for i := range n {
+		var r *rlsv3.RateLimitResponse
+		if _, ok := poll(ctx, patience, func() bool {
+			r, err = c.ShouldRateLimit(ctx, ask("shop", fmt.Sprintf("%s=%d", key, i)))
+			return err == nil
+		}); !ok {
+			return 0, err
+		}
+		sum += limit - int64(r.GetStatuses()[0].GetLimitRemaining()) - 1
+	}
+	return sum, nil
+}
+
+// failovers is B13.
+func failovers(ctx context.Context, e *env) error {
+	c, err := e.sentinel(ctx, 2)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, endless, "REDIS_TYPE=sentinel", "REDIS_URL="+c.url)
+	if err != nil {
+		return err
+	}
+	const keys = 100
+	l := load{addr: s.grpc, requests: values("user", keys), rate: 1500, timeout: envoyTimeout}.start(ctx)
+	stop := l.stop
+	defer func() { stop() }()
+	type fault struct {
+		name string
+		do   func(*store) error
+	}
+	faults := []fault{
+		{"killed", func(m *store) error { m.kill(); return nil }},
+		{"failed over by hand", func(*store) error { return c.all[0].Do(ctx, "SENTINEL", "FAILOVER", "mymaster").Err() }},
+		{"hung", (*store).pause},
+	}
+	var at, switched []time.Duration
+	for _, f := range faults {
+		if err := sleep(ctx, 2*time.Second); err != nil {
+			return err
+		}
+		m, err := c.settled(ctx)
+		if err != nil {
+			return err
+		}
+		e.note("the master at %s is %s, at %s", m.addr, f.name, l.now())
+		at = append(at, l.now())
+		if err := f.do(m); err != nil {
+			return err
+		}
+		took, ok := poll(ctx, 10*time.Second, func() bool { now, err := c.master(ctx); return err == nil && now != m })
+		e.note("another master after %s", ms(took))
+		if !ok {
+			return fmt.Errorf("no other master after the master was %s", f.name)
+		}
+		switched = append(switched, l.now())
+		if err := sleep(ctx, 4*time.Second); err != nil { // until sentinels may fail over again
+			return err
+		}
+	}
+	stop = func() outcomes { return nil }
+	all := l.stop()
+	e.note("%s", all)
+	risk := 0
+	for i, f := range faults {
+		until := l.now()
+		if i+1 < len(at) {
+			until = at[i+1]
+		}
+		_, last, n := all.between(0, until).gap(at[i])
+		took := last - at[i]
+		e.measured(took <= 3*time.Second, "%s: %d errors, the last after %s", f.name, n, ms(took))
+		risk += len(all.between(at[i]-time.Second, switched[i]+time.Second).of(okay))
+	}
+	counted, err := s.spent(ctx, "user", keys, 1_000_000_000)
+	if err != nil {
+		return err
+	}
+	lostHits := int64(len(all.of(okay))) - counted
+	e.measured(lostHits <= int64(risk), "%d hits of %d lost, at most %d", max(lostHits, 0), len(all.of(okay)), risk)
+	return repoint(ctx, e)
+}
+
+// settled waits until the master has a replica in step, and returns it.
+func (s *sentinels) settled(ctx context.Context) (m *store, err error) {
+	_, ok := poll(ctx, 10*time.Second, func() bool {
+		if m, err = s.master(ctx); err != nil {
+			return false
+		}
+		info, err := m.Info(ctx, "replication").Result()
+		return err == nil && strings.Contains(info, "role:master") && strings.Contains(info, "state=online")
+	})
+	if !ok {
+		return nil, fmt.Errorf("no master has a replica in step: %w", err)
+	}
+	return m, nil
+}
+
+// repoint turns the Redis behind a name into a replica, and has the name lead to its master half a second later.
+func repoint(ctx context.Context, e *env) error {
+	before, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	after, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := e.wire(ctx, before.addr)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, endless, "REDIS_URL="+w.addr)
+	if err != nil {
+		return err
+	}
+	l := load{addr: s.grpc, requests: values("user", 100), rate: 1500, timeout: envoyTimeout}.start(ctx)
+	err = sleep(ctx, time.Second)
+	host, port, _ := strings.Cut(after.addr, ":")
+	if err == nil {
+		err = before.Do(ctx, "REPLICAOF", host, port).Err()
+	}
+	if err == nil {
+		err = sleep(ctx, time.Second/2)
+	}
+	at := l.now()
+	w.lead(after.addr)
+	if err == nil {
+		err = sleep(ctx, 2500*time.Millisecond)
+	}
+	all := l.stop()
+	if err != nil {
+		return err
+	}
+	e.note("READONLY: %s", all)
+	_, _, refused := all.gap(0)
+	_, last, n := all.gap(at)
+	e.measured(refused > 0 && last-at <= time.Second, "READONLY: %d errors, %d after the repoint, the last %s after it", refused, n, ms(last-at))
+	return nil
+}
+
+// lead has new connections lead to another address.
+func (w *wire) lead(addr string) {
+	w.Lock()
+	defer w.Unlock()
+	w.Upstream = addr
+}
+
+// reshards is B14.
+func reshards(ctx context.Context, e *env) error {
+	c, err := e.cluster(ctx, 3, true)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, endless, "REDIS_TYPE=cluster", "REDIS_URL="+c.url)
+	if err != nil {
+		return err
+	}
+	if err := moveSlots(ctx, e, c, s); err != nil {
+		return err
+	}
+	return killShard(ctx, e, c, s)
+}
+
+func moveSlots(ctx context.Context, e *env, c *shards, s *server) error {
+	const keys = 300
+	// What is slow is no error of a redirect: nobody gives up within a second.
+	requests := values("user", keys)
+	if !e.other {
+		requests = append(requests, values("listed", keys/3)...)
+	}
+	l := load{addr: s.grpc, requests: requests, rate: 1500, timeout: time.Second}.start(ctx)
+	err := sleep(ctx, time.Second)
+	var ids []string
+	for _, n := range c.nodes[:2] {
+		id, err := n.Do(ctx, "CLUSTER", "MYID").Text()
+		if err != nil {
+			l.stop()
+			return err
+		}
+		ids = append(ids, id)
+	}
+	begin := time.Now()
+	var out []byte
+	if err == nil {
+		out, err = exec.CommandContext(ctx, "redis-cli", "--cluster", "reshard", c.nodes[0].addr, "--cluster-from", ids[0], "--cluster-to", ids[1],
+			"--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1").CombinedOutput()
+	}
+	took := time.Since(begin)
+	if err == nil {
+		err = sleep(ctx, time.Second/2)
+	}
+	all := l.stop()
+	if err != nil {
+		return fmt.Errorf("moving slots: %w: %s", err, out[max(0, len(out)-500):])
+	}
+	e.note("%s", all)
+	bad := len(all) - len(all.of(okay))
+	e.measured(bad == 0, "500 slots moved in %.1f s: %d of %d calls failed", took.Seconds(), bad, len(all))
+	counted, err := s.spent(ctx, "user", keys, 1_000_000_000)
+	if err != nil {
+		return err
+	}
+	admitted := int64(len(all.that(func(o outcome) bool { return o.kind == okay && o.what < keys })))
+	e.measured(counted >= admitted, "%d hits admitted, %d counted", admitted, counted)
+	return nil
+}
+
+// killShard kills the second master.
+func killShard(ctx context.Context, e *env, c *shards, s *server) error {
+	const keys, victim = 120, 1
+	homes, err := c.homes(ctx, s, "user", 1000, keys)
+	if err != nil {
+		return err
+	}
+	var requests [][]byte
+	for i := range keys {
+		requests = append(requests, request("shop", fmt.Sprintf("user=%d", 1000+i)))
+	}
+	l := load{addr: s.grpc, requests: requests, rate: 1000, timeout: envoyTimeout}.start(ctx)
+	err = sleep(ctx, time.Second)
+	at := l.now()
+	c.nodes[victim].kill()
+	if err == nil {
+		err = sleep(ctx, 6*time.Second)
+	}
+	all := l.stop()
+	if err != nil {
+		return err
+	}
+	e.note("master killed: %s", all)
+	hit := func(o outcome) bool { return homes[o.what] == victim }
+	first, last, n := all.that(hit).gap(at)
+	_, _, others := all.that(func(o outcome) bool { return !hit(o) }).gap(0)
+	e.measured(n > 0 && last-at <= 4*time.Second, "master killed: %d errors on its shard, from %s to %s after", n, ms(first-at), ms(last-at))
+	e.measured(others == 0, "%d on other shards", others)
+	_, ok := poll(ctx, time.Second, func() bool {
+		return slices.ContainsFunc(c.nodes[c.n:], func(r *store) bool {
+			info, err := r.Info(ctx, "replication").Result()
+			return err == nil && strings.Contains(info, "role:master")
+		})
+	})
+	e.measured(ok, "a replica took over: %s", yes(ok))
+	return nil
+}
+
+// homes returns which master has the counter of each of n values, from a first one on, none of which was asked for yet.
+func (c *shards) homes(ctx context.Context, s *server, key string, from, n int) ([]int, error) {
+	client, err := s.rls()
+	if err != nil {
+		return nil, err
+	}
+	sizes := func() (all []int64, err error) {
+		for _, m := range c.nodes[:c.n] {
+			n, err := m.DBSize(ctx).Result()
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, n)
+		}
+		return all, nil
+	}
+	homes := make([]int, n)
+	before, err := sizes()
+	if err != nil {
+		return nil, err
+	}
+	for i := range n {
+		if _, err := client.ShouldRateLimit(ctx, ask("shop", fmt.Sprintf("%s=%d", key, from+i))); err != nil {
+			return nil, err
+		}
+		after, err := sizes()
+		if err != nil {
+			return nil, err
+		}
+		homes[i] = -1
+		for k := range after {
+			if after[k] > before[k] {
+				homes[i] = k
+			}
+		}
+		before = after
+	}
+	return homes, nil
 }
