@@ -107,6 +107,21 @@ func (s *server) admin() (adminv1.AdminServiceClient, error) {
 	return adminv1.NewAdminServiceClient(conn), err
 }
 
+// body returns the body of a page, whatever its status.
+func body(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	return string(text), err
+}
+
 // get returns the body of a page; what is not 200 is an error.
 func get(ctx context.Context, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
