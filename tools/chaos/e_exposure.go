@@ -1,5 +1,162 @@
 package main
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
-func exposure(ctx context.Context, e *env) error { return nil }
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	rpc "google.golang.org/grpc/status"
+)
+
+// exposure is E29.
+func exposure(ctx context.Context, e *env) error {
+	here, err := ownAddress()
+	if err != nil {
+		return err
+	}
+	if err := reached(ctx, e, here); err != nil {
+		return err
+	}
+	return secrets(ctx, e)
+}
+
+// ownAddress returns an address of this machine that is not loopback: who connects to it comes from it too.
+func ownAddress() (string, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", err
+	}
+	for _, a := range all {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && !ip.IP.IsLoopback() {
+			return ip.IP.String(), nil
+		}
+	}
+	return "", errors.New("this machine has no address but loopback, from which to look at the server as others do")
+}
+
+// ports returns the ports of TCP on which the process listens.
+func (p *process) ports() (found []string, err error) {
+	mine := map[string]bool{}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	for _, fd := range fds {
+		to, _ := os.Readlink(fd) // it may be closed by now
+		mine[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
+	}
+	for _, table := range []string{"tcp", "tcp6"} {
+		lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", p.cmd.Process.Pid, table))
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(lines)) {
+			const local, state, inode = 1, 3, 9
+			f := strings.Fields(line)
+			if len(f) <= inode || f[state] != "0A" || !mine[f[inode]] {
+				continue
+			}
+			_, port, _ := strings.Cut(f[local], ":")
+			n, err := strconv.ParseUint(port, 16, 16)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, fmt.Sprint(n))
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found), err
+}
+
+// reached looks at servers from another address.
+func reached(ctx context.Context, e *env, here string) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	prometheus, err := freePort(ctx)
+	if err != nil {
+		return err
+	}
+	open, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "HOST=0.0.0.0", "DEBUG_HOST=0.0.0.0", "GRPC_HOST=0.0.0.0",
+		"USE_PROMETHEUS=true", "PROMETHEUS_ADDR=:"+prometheus)
+	if err != nil {
+		return err
+	}
+	ports, err := open.ports()
+	if err != nil {
+		return err
+	}
+	told := 0
+	for _, port := range ports {
+		for _, page := range []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1"} {
+			if ok := served(ctx, "http://"+net.JoinHostPort(here, port)+page); ok {
+				told++
+				e.note("others get port %s, %s", port, page)
+			}
+		}
+	}
+	e.measured(told == 0, "pprof: %d pages on %d ports for others", told, len(ports))
+	if !e.other {
+		_, port, _ := net.SplitHostPort(open.grpc)
+		others := resets(ctx, net.JoinHostPort(here, port))
+		e.measured(others == codes.PermissionDenied || others == codes.Unauthenticated, "admin: %s for others", others)
+	}
+	open.kill()
+	closed, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "GRPC_HOST=0.0.0.0")
+	if err != nil {
+		return err
+	}
+	if ports, err = closed.ports(); err != nil {
+		return err
+	}
+	var reachable []string
+	for _, port := range ports {
+		if listens(net.JoinHostPort(here, port))(ctx) == nil {
+			reachable = append(reachable, port)
+		}
+	}
+	within := served(ctx, "http://"+closed.debug+"/debug/pprof/heap")
+	e.measured(within, "pprof on loopback: %s", yes(within))
+	_, port, _ := net.SplitHostPort(closed.grpc)
+	e.measured(len(ports) > 1 && slices.Equal(reachable, []string{port}), "both hosts on loopback: %d of %d ports reached by others", len(reachable), len(ports))
+	return nil
+}
+
+// served says whether a page is.
+func served(ctx context.Context, url string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	return resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
+}
+
+// resets resets a counter by the admin API at an address, and returns the status.
+func resets(ctx context.Context, addr string) codes.Code {
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return rpc.Code(err)
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	entries := []*adminv1.Entry{{Key: "user", Value: "a"}}
+	_, err = adminv1.NewAdminServiceClient(conn).Reset(ctx, &adminv1.ResetRequest{Domain: "shop", Entries: entries})
+	return rpc.Code(err)
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+)
+
+// planted begins each secret; a number follows.
+const planted = "planted"
+
+// plan is a server that is given secrets.
+type plan struct {
+	name string
+	vars []string
+}
+
+// plans returns servers, each with secrets of its own, in every form of URL and every variable that takes one. addr is
+// where a Redis is; n is how many secrets there are.
+func plans(addr string) (all []plan, n int) {
+	secret := func() string { n++; return fmt.Sprintf("%s%02d", planted, n) }
+	url := func(form string, vars ...string) {
+		for strings.Contains(form, "SECRET") {
+			form = strings.Replace(form, "SECRET", secret(), 1)
+		}
+		form = strings.ReplaceAll(form, "ADDR", addr)
+		all = append(all, plan{form, append(vars, "REDIS_URL="+form)})
+	}
+	url("redis://:SECRET@ADDR/0")
+	url("redis://user:SECRET@ADDR")
+	url("redis://SECRET@ADDR")
+	url("redis://ADDR?password=SECRET")
+	url("redis://ADDR/1?username=SECRET&password=SECRET")
+	url("rediss://:SECRET@ADDR")
+	url("unix://user:SECRET@/nowhere.sock")
+	url("unix:///nowhere.sock?password=SECRET")
+	url("redis://:SECRET@nowhere.invalid:6379")
+	url("redis://:SECRET@ADDR/notanumber")
+	url("redis://:SECRET%zz@ADDR")
+	url("redis://:SECRET@ADDR:port")
+	url("user:SECRET@ADDR")
+	url(":SECRET@ADDR")
+	url("SECRET@ADDR")
+	url("http://user:SECRET@ADDR")
+	url("redis://:SECRET@ADDR,redis://:SECRET@ADDR", "REDIS_TYPE=cluster")
+	url("mymaster,redis://:SECRET@ADDR", "REDIS_TYPE=sentinel")
+	add := func(vars ...string) {
+		all = append(all, plan{vars[0], append(vars, "REDIS_URL="+addr)})
+	}
+	add("REDIS_AUTH=" + secret())
+	add("REDIS_AUTH=user:" + secret())
+	add("REDIS_PERSECOND_AUTH="+secret(), "REDIS_PERSECOND=true", "REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL=redis://:"+secret()+"@"+addr)
+	all = append(all, plan{"REDIS_SENTINEL_AUTH", []string{"REDIS_SENTINEL_AUTH=" + secret(), "REDIS_TYPE=sentinel", "REDIS_URL=mymaster," + addr}})
+	add("OTEL_EXPORTER_OTLP_ENDPOINT=http://user:"+secret()+"@127.0.0.1:1", "TRACING_ENABLED=true")
+	add("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=authorization:"+secret(), "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1")
+	return all, n
+}
+
+// secrets plants secrets, and looks for them in all that a server tells.
+func secrets(ctx context.Context, e *env) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	all, n := plans(r.addr)
+	found := make([]string, len(all)+1)
+	errs := make([]error, len(all)+1)
+	var wg sync.WaitGroup
+	const atOnce = 6
+	slot := make(chan struct{}, atOnce)
+	for i, p := range all {
+		wg.Go(func() {
+			slot <- struct{}{}
+			defer func() { <-slot }()
+			found[i], errs[i] = p.tells(ctx, e)
+		})
+	}
+	const inCalls = 8 // secrets
+	wg.Go(func() { found[len(all)], errs[len(all)] = secretsOfCalls(ctx, e, r.addr) })
+	wg.Wait()
+	var told []string
+	for i, f := range found {
+		if errs[i] != nil {
+			return errs[i]
+		}
+		told = append(told, secretsIn(f)...)
+	}
+	slices.Sort(told)
+	told = slices.Compact(told)
+	e.measured(len(told) == 0, "%d of %d secrets told%s", len(told), n+inCalls, prefixed(strings.Join(told, " ")))
+	return nil
+}
+
+// secretsIn returns the secrets in a text.
+func secretsIn(text string) []string {
+	return regexp.MustCompile(planted+`\w*`).FindAllString(text, -1)
+}
+
+// tells starts a server with secrets, and returns all that it tells: its log at the most talkative, its pages, its errors,
+// and what it dumps when it is told to.
+func (p plan) tells(ctx context.Context, e *env) (string, error) {
+	s, err := e.server(ctx, endless, append([]string{"LOG_LEVEL=trace"}, p.vars...)...)
+	if err != nil {
+		return "", err
+	}
+	said, err := s.says(ctx, nil)
+	for _, x := range slices.Compact(slices.Sorted(slices.Values(secretsIn(said)))) {
+		e.note("%s is told of %s", x, regexp.MustCompile(planted+`\d+`).ReplaceAllString(p.name, "…"))
+		for line := range strings.Lines(said) {
+			if strings.Contains(line, x) {
+				e.note("    %s", strings.TrimSpace(line))
+			}
+		}
+	}
+	return said, err
+}
+
+// says starts a server, calls it, and returns all that it tells until it is ended by a dump.
+func (s *server) says(ctx context.Context, more func() string) (string, error) {
+	s.ready = func(ctx context.Context) error { return listens(s.grpc)(ctx) }
+	if err := s.launch(); err != nil {
+		return "", err
+	}
+	ended := func() bool {
+		select {
+		case <-s.done:
+			return true
+		default:
+			return false
+		}
+	}
+	_, _ = poll(ctx, patience, func() bool { return ended() || listens(s.grpc)(ctx) == nil && listens(s.http)(ctx) == nil })
+	var told strings.Builder
+	if !ended() {
+		c, err := s.rls()
+		if err != nil {
+			return "", err
+		}
+		once, cancel := context.WithTimeout(ctx, time.Second)
+		_, err = c.ShouldRateLimit(once, ask("shop", "user=a"))
+		cancel()
+		fmt.Fprintln(&told, err)
+		_ = sleep(ctx, 200*time.Millisecond) // until it has tried to connect
+		if more != nil {
+			told.WriteString(more())
+		}
+		for _, url := range []string{s.http + "/healthcheck?verbose", s.http + "/readyz", s.debug + "/metrics", s.debug + "/stats", s.debug + "/rlconfig?verbose", s.debug + "/"} {
+			page, _ := body(ctx, "http://"+url)
+			told.WriteString(page)
+		}
+		s.ordered.Store(true)
+		if err := s.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+			return "", err
+		}
+		if _, ok := poll(ctx, patience, ended); !ok {
+			return "", fmt.Errorf("a server does not end")
+		}
+	}
+	log, err := os.ReadFile(s.log)
+	return told.String() + string(log), err
+}
+
+// secretsOfCalls has clients send secrets, with traces, statistics and the admin API on, and returns all that the server
+// tells to anybody else.
+func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
+	var mu sync.Mutex
+	var sent strings.Builder                          // to the collector and to statsd
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // does not wait
+	if err != nil {
+		return "", err
+	}
+	collector := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		defer mu.Unlock()
+		_, _ = sent.Write(text)
+	})}
+	go func() { _ = collector.Serve(listener) }()
+	e.atEnd(func() { _ = collector.Close() })
+	statsd, err := net.ListenPacket("udp", "127.0.0.1:0") //nolint:noctx // does not wait
+	if err != nil {
+		return "", err
+	}
+	e.atEnd(func() { _ = statsd.Close() })
+	go func() {
+		for buf := make([]byte, 64<<10); ; {
+			n, _, err := statsd.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			_, _ = sent.Write(buf[:n])
+			mu.Unlock()
+		}
+	}()
+	token, err := e.writeFile("token", []byte(planted+"A\n"))
+	if err != nil {
+		return "", err
+	}
+	_, port, _ := net.SplitHostPort(statsd.LocalAddr().String())
+	s, err := e.server(ctx, endless, "REDIS_URL="+addr, "LOG_LEVEL=trace", "LOG_REFUSED=true", "ADMIN_TOKEN_FILE="+token,
+		"TRACING_ENABLED=true", "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "OTEL_EXPORTER_OTLP_HEADERS=authorization="+planted+"B",
+		"OTEL_BSP_SCHEDULE_DELAY=100", "USE_STATSD=true", "STATSD_PROTOCOL=udp", "STATSD_PORT="+port, "STATS_FLUSH_INTERVAL=1s")
+	if err != nil {
+		return "", err
+	}
+	said, err := s.says(ctx, func() string {
+		c, _ := s.rls()
+		with := metadata.AppendToOutgoingContext(ctx, "authorization", planted+"C")
+		_, err := c.ShouldRateLimit(with, ask("shop", "user="+planted+"D"))
+		told := fmt.Sprint(err)
+		for _, text := range []string{
+			`{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"` + planted + `E"}]}]}`,
+			`{"domain":"shop","` + planted + `F":1}`,
+		} {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.http+"/json?token="+planted+"G", strings.NewReader(text))
+			if err != nil {
+				continue
+			}
+			req.Header.Set("Authorization", planted+"H")
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				answer, _ := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				told += string(answer)
+			}
+		}
+		_ = sleep(ctx, 1500*time.Millisecond) // for statistics and traces
+		return told
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if !e.other && !strings.Contains(sent.String(), "ShouldRateLimit") {
+		return "", fmt.Errorf("no traces came")
+	}
+	for _, x := range secretsIn(said + sent.String()) {
+		e.note("%s of a call is told", x)
+	}
+	return said + sent.String(), err
+}
