@@ -21,6 +21,44 @@ func (p *pool) unreached(addr string, err error) error {
 	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
+// opening is a connection that remembers a server which has too many of them. It says so before it is asked, and closes;
+// go-redis takes that for an answer to HELLO by a server that does not know it, goes on, and finds the connection closed.
+type opening struct {
+	net.Conn
+
+	read bool // something was
+	full string
+}
+
+// Read implements [net.Conn].
+func (o *opening) Read(b []byte) (int, error) {
+	n, err := o.Conn.Read(b)
+	if !o.read {
+		o.read = true
+		if line, _, _ := strings.Cut(string(b[:min(n, 100)]), "\r\n"); strings.HasPrefix(line, "-ERR max number of clients") {
+			o.full = line[1:]
+		}
+	}
+	return n, err
+}
+
+// refusal returns what the server has said if it has too many connections, or else err.
+func (o *opening) refusal(err error) error {
+	if o.full == "" {
+		return err
+	}
+	return tooManyError(o.full)
+}
+
+// tooManyError is the reply of a server that has too many connections.
+type tooManyError string
+
+// Error implements [error].
+func (t tooManyError) Error() string { return string(t) }
+
+// RedisError implements [redis.Error].
+func (tooManyError) RedisError() {}
+
 // greeted says in words what a new connection met instead of a first answer; other errors stay as they are.
 func (p *pool) greeted(err error) error {
 	text := err.Error()

@@ -26,6 +26,10 @@ func TestGreeting(t *testing.T) {
 	address := strings.Replace(secure, "localhost", "127.0.0.1", 1)
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
+	full := redistest.Start(t, "maxclients 1")
+	if err := full.Client().Ping(t.Context()).Err(); err != nil { // this connection stays
+		t.Fatal(err)
+	}
 	trusting := func() (*tls.Config, error) { return &tls.Config{InsecureSkipVerify: true}, nil } //nolint:gosec // it is this test's server
 	for _, c := range []struct {
 		name, addr string
@@ -35,6 +39,7 @@ func TestGreeting(t *testing.T) {
 		{"HTTP", web.Listener.Addr().String(), nil, "other: the server there is an HTTP server, not Redis"},
 		{"memcached", memcachedtest.Start(t).Addr(), nil, "other: the server there is memcached, not Redis"},
 		{"another server", says(t, "220 mail.example.org ESMTP\r\n"), nil, "other: the server there is not Redis"},
+		{"a server with too many clients", full.Addr(), nil, "refused: ERR max number of clients reached"},
 		{"a server that says nothing", says(t, ""), nil, "timeout: no answer in time: is it Redis that is listening there?"},
 		{"a TLS server that complains", says(t, "\x15\x03\x01\x00\x02\x02\x46\r\n"), nil, "other: the server there speaks TLS, which is not turned on here"},
 		{"plaintext to TLS", secure, nil, "TLS"}, // OpenSSL may complain, or just hang up

@@ -91,8 +91,9 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 		return nil, err
 	}
 	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis stores the context, but does not use it
+	first := &opening{Conn: conn}
 	once := make(chan net.Conn, 1)
-	once <- conn
+	once <- first
 	o := p.options(addr)
 	o.Username, o.Password = user, password
 	o.PoolSize, o.PipelinePoolSize = 1, -1
@@ -109,7 +110,7 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 	l.pipe = l.conn.Pipeline()
 	if err := l.meet(ctx, p.scripts); err != nil {
 		l.close()
-		return nil, p.greeted(err)
+		return nil, p.greeted(first.refusal(err))
 	}
 	l.lack, err = p.judge(func(trial []redis.Cmder) error { return l.exec(ctx, trial) })
 	if err != nil {
