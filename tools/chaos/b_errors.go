@@ -93,7 +93,7 @@ func refusals() []refusal {
 		},
 		{name: "NOREPLICAS", class: "clusterdown", cause: set("min-replicas-to-write", "1"), cure: set("min-replicas-to-write", "0")},
 		{
-			name: "maxclients", class: "reset", says: "max number of clients", // when its connections were killed, and after
+			name: "maxclients", class: "refused", says: "max number of clients",
 			cause: func(ctx context.Context, r *store) error {
 				if err := set("maxclients", "1")(ctx, r); err != nil {
 					return err
