@@ -107,6 +107,8 @@ type player struct {
 	twins  twins // nil if twins are not used
 	now    engine.Micros
 	rules  map[backend.Key]*rule
+
+	compared, twinned int // operations, so far
 }
 
 // rule is the rule by which a key was first decided.
@@ -159,12 +161,14 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 		if diff := cmp.Diff(p.oracle.apply(op, p.now), op.Decision); diff != "" {
 			t.Fatalf("op %d of %d at %d µs: %s: decision (-engine's +got):\n%s", i, len(ops), p.now, describe(op), diff)
 		}
+		p.compared++
 		if p.twins == nil {
 			continue
 		}
 		if diff := cmp.Diff(p.twins.apply(op, p.now), op.Decision); diff != "" {
 			t.Fatalf("op %d of %d at %d µs: %s: decision (-twin's +got):\n%s", i, len(ops), p.now, describe(op), diff)
 		}
+		p.twinned++
 	}
 }
 

@@ -28,6 +28,7 @@ func testRandom(t *testing.T, h Harness) {
 
 func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules) {
 	t.Helper()
+	var sequences, ops, twinnedOps int
 	rapid.Check(t, func(t *rapid.T) {
 		g := &sequence{player: s.player(), rules: draw(t), keys: []backend.Key{s.key(), s.key(), s.key()}}
 		if rapid.IntRange(0, 2).Draw(t, "one rule") == 0 { // so that what a near cache remembers is used
@@ -45,7 +46,9 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 				g.turn(t)
 			}
 		}
+		sequences, ops, twinnedOps = sequences+1, ops+g.compared, twinnedOps+g.twinned
 	})
+	t.Logf("%d sequences, %d operations compared with the engine, %d of them with the twin", sequences, ops, twinnedOps)
 }
 
 // rules are the rules from which a sequence chooses at each call.
