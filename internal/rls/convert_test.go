@@ -2,12 +2,18 @@ package rls
 
 import (
 	"encoding/json"
+	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 func TestJSON(t *testing.T) {
@@ -59,6 +65,37 @@ descriptors:
 	if w.calls.Load() != 0 {
 		t.Errorf("/json is told of as %d gRPC calls", w.calls.Load())
 	}
+}
+
+// FuzzJSON: whatever is posted to /json, the answer is a decision, or that there is nothing to decide.
+func FuzzJSON(f *testing.F) {
+	for _, seed := range []string{
+		`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`,
+		`{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hits_addend":"18446744073709551615","limit":{"unit":"HOUR","requestsPerUnit":3}}]}`,
+		`{"domain":"shop","domain":"","descriptors":[{}],"hitsAddend":1e3}`, `{"descriptors":[[[[`, `{"\ud800":null}`, "\xff", "",
+	} {
+		f.Add([]byte(seed))
+	}
+	l := limiter.New(memory.New(memory.Config{Now: atNoon}), stats.New(), limiter.Config{})
+	set, _, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(threePerHour)}}, descriptors.Options{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	l.SetRules(set)
+	service := New(l, Config{DecisionMetadata: true})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		code, contentType, answer := service.JSON(t.Context(), body)
+		var v map[string]any
+		switch code {
+		case http.StatusOK, http.StatusTooManyRequests:
+			if err := json.Unmarshal(answer, &v); err != nil || contentType != typeJSON || v["overallCode"] == nil {
+				t.Errorf("%q: %d %s %q, %v", body, code, contentType, answer, err)
+			}
+		case http.StatusBadRequest:
+		default:
+			t.Errorf("%q: %d %q", body, code, answer)
+		}
+	})
 }
 
 func plainJSON(t *testing.T, b []byte) (v map[string]any) {
