@@ -1,4 +1,227 @@
 package main
 
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
 // correctness returns the checks of group A.
-func correctness() []check { return nil }
+func correctness() []check {
+	return []check{
+		{"A1", "random sequences: the memory against the engine and its slow twin", "10,000 sequences × 100 operations, 0 differences", false, modelMemory},
+		{"A2", "random sequences: the scripts, in a real Redis, against the same", "500 × 100 × 4 and more, 0 differences", false, modelScripts},
+		{
+			"A3", "bounds of windows: 64 callers, 200 keys, in bursts at the edges of windows",
+			"1,000,000 hits, 0 above the bounds; compliant clients denied 0", true, windowBounds,
+		},
+		{"A4", "exactly once: 20,000 hits for 1,000, 32 callers", "3 runs, OK = 1,000, each number of hits left told once", true, ladder},
+		{"A5", "linearizable per key: 50 keys, 8 callers, 5 % of whom leave", "20,000 operations, 0 violations, 0 checks without a result", false, linearizable},
+		{"A6", "3 servers, 1 Redis, no leases", "OK = limit exactly, 5 runs", true, threeServers},
+		{
+			"A7", "leases on 3 servers: kill -9, SIGSTOP past the end of the lease, lost replies, 10 of each; every short history and random long ones",
+			"Σ OK ≤ limit in 30 of 30; shortfall ≤ outstanding; 0 bad states", false, leases,
+		},
+		{
+			"A8", "numbers at the edges: 9 costs × 3 limits × 7 units × 4 algorithms × 2 stores",
+			"1,512 combinations: 0 panics, 0 gRPC errors, never OK when hits > limit", true, edges,
+		},
+	}
+}
+
+// patient is for checks of what is counted, on machines that have other things to do as well.
+const patient = "REDIS_OP_TIMEOUT=10s"
+
+// hit is a hit that was admitted at some time between these.
+type hit struct {
+	sent, answered time.Duration
+}
+
+// party is callers of servers, one connection each.
+type party []rlsv3.RateLimitServiceClient
+
+func callers(n int, servers ...*server) (all party, err error) {
+	for i := range n {
+		c, err := servers[i%len(servers)].rls()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// tally is what callers were told.
+type tally struct {
+	mu     sync.Mutex
+	left   []uint32 // in answers of OK
+	over   int
+	failed int
+	first  error
+}
+
+// spend has all callers take one hit of a descriptor at a time, n in all.
+func (all party) spend(ctx context.Context, domain, descriptor string, n int) *tally {
+	t := new(tally)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for _, c := range all {
+		wg.Go(func() {
+			for next.Add(1) <= int64(n) && ctx.Err() == nil {
+				answer, err := c.ShouldRateLimit(ctx, ask(domain, descriptor))
+				t.add(answer, err)
+			}
+		})
+	}
+	wg.Wait()
+	return t
+}
+
+func (t *tally) add(answer *rlsv3.RateLimitResponse, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case err != nil:
+		if t.failed++; t.first == nil {
+			t.first = err
+		}
+	case answer.GetOverallCode() == rlsv3.RateLimitResponse_OK:
+		t.left = append(t.left, answer.GetStatuses()[0].GetLimitRemaining())
+	default:
+		t.over++
+	}
+}
+
+func ladder(ctx context.Context, e *env) error {
+	const limit, hits, runs = 1000, 20_000, 3
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	s, err := e.startServer(ctx, fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: year, requests_per_unit: %d}\n", limit), "REDIS_URL="+r.addr, patient)
+	if err != nil {
+		return err
+	}
+	all, err := callers(32, s)
+	if err != nil {
+		return err
+	}
+	for run := range runs {
+		t := all.spend(ctx, "d", fmt.Sprintf("k=%d", run), hits)
+		slices.Sort(t.left)
+		exact := len(t.left) == limit
+		for i, left := range t.left {
+			exact = exact && left == uint32(i)
+		}
+		e.note("run %d: %d OK, %d over, %d failed (%v), left %v", run, len(t.left), t.over, t.failed, t.first, t.left[:min(20, len(t.left))])
+		e.measured(exact && t.failed == 0, "%d OK of %d, each number once: %s, %d failed", len(t.left), hits, yes(exact), t.failed)
+	}
+	return nil
+}
+
+func threeServers(ctx context.Context, e *env) error {
+	const limit, hits, runs = 1000, 3000, 5
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    rate_limit:\n      unit: year\n      requests_per_unit: %d\n      lease: off #+\n", limit)
+	var three []*server
+	for range 3 {
+		s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, patient)
+		if err != nil {
+			return err
+		}
+		three = append(three, s)
+	}
+	all, err := callers(24, three...)
+	if err != nil {
+		return err
+	}
+	var admitted []string
+	good := true
+	for run := range runs {
+		t := all.spend(ctx, "d", fmt.Sprintf("k=%d", run), hits)
+		admitted = append(admitted, fmt.Sprint(len(t.left)))
+		good = good && len(t.left) == limit && t.failed == 0
+		e.note("run %d: %d OK, %d over, %d failed (%v)", run, len(t.left), t.over, t.failed, t.first)
+	}
+	e.measured(good, "OK %s of %d hits each, limit %d", strings.Join(admitted, ", "), hits, limit)
+	return nil
+}
+
+// costs are the hits of a request, of a limit.
+func costs(limit uint64) []uint64 {
+	return []uint64{1, limit, limit + 1, 1 << 31, math.MaxUint32, 1 << 53, 1<<53 + 1, 1 << 63, math.MaxUint64}
+}
+
+func edges(ctx context.Context, e *env) error {
+	limits := []uint64{1, 1000, math.MaxUint32}
+	units := []string{"second", "minute", "hour", "day", "week", "month", "year"}
+	algorithms := []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket"}
+	stores := []string{"memory", "redis"}
+	if e.other {
+		algorithms, stores = algorithms[:1], stores[1:]
+	}
+	var rules strings.Builder
+	rules.WriteString("domain: d\ndescriptors:\n")
+	for _, unit := range units {
+		for _, limit := range limits {
+			for _, a := range algorithms {
+				fmt.Fprintf(&rules, "  - key: %s-%s-%d\n    rate_limit:\n      unit: %[2]s\n      requests_per_unit: %[3]d\n      algorithm: %[1]s #+\n", a, unit, limit)
+			}
+		}
+	}
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	var tried, errors, wrong, panics int
+	for _, store := range stores {
+		s, err := e.startServer(ctx, rules.String(), "REDIS_URL="+r.addr, "BACKEND_TYPE="+store, patient)
+		if err != nil {
+			return err
+		}
+		c, err := s.rls()
+		if err != nil {
+			return err
+		}
+		for _, unit := range units {
+			for _, limit := range limits {
+				for _, a := range algorithms {
+					for i, cost := range costs(limit) {
+						tried++
+						q := ask("d", fmt.Sprintf("%s-%s-%d=%s%d", a, unit, limit, store, i))
+						q.Descriptors[0].HitsAddend = wrapperspb.UInt64(cost)
+						answer, err := c.ShouldRateLimit(ctx, q)
+						passed := answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
+						switch what := fmt.Sprintf("%d hits of %d per %s, %s in %s", cost, limit, unit, a, store); {
+						case err != nil:
+							errors++
+							e.note("%s: %v", what, err)
+						case passed != (cost <= limit):
+							wrong++
+							e.note("%s: %v", what, answer)
+						}
+					}
+				}
+			}
+		}
+		if !e.other {
+			panics += int(s.metric(ctx, "ratelimitd_panics_total"))
+		}
+		if s.died() {
+			panics++
+		}
+	}
+	e.measured(errors == 0 && wrong == 0 && panics == 0, "%d combinations: %d panics, %d gRPC errors, %d wrong verdicts", tried, panics, errors, wrong)
+	return nil
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+const (
+	leaseLimit  = 5000
+	leaseGrant  = leaseLimit / 100 // the most that a server leases at once
+	leaseRounds = 10               // of each fault
+	leaseTTL    = 2 * time.Second  // after which hits that were leased are not spent
+)
+
+// lessee is a server that reaches Redis through a wire of its own.
+type lessee struct {
+	*server
+
+	wire *wire
+	c    rlsv3.RateLimitServiceClient
+}
+
+// heist is a round of A7: everybody takes from one key while one of the servers has trouble.
+type heist struct {
+	key string
+
+	mu         sync.Mutex
+	admitted   int
+	unanswered int
+}
+
+func leases(ctx context.Context, e *env) error {
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, rate_limit: {unit: year, requests_per_unit: %d}}\n", leaseLimit)
+	var three []*lessee
+	for range 3 {
+		w, err := e.wire(ctx, r.addr)
+		if err != nil {
+			return err
+		}
+		s, err := e.startServer(ctx, rules, "REDIS_URL="+w.addr)
+		if err != nil {
+			return err
+		}
+		c, err := s.rls()
+		if err != nil {
+			return err
+		}
+		three = append(three, &lessee{server: s, wire: w, c: c})
+	}
+	for _, fault := range []struct {
+		name string
+		do   func(context.Context, *env, *lessee) error
+	}{{"kill -9", killed}, {"SIGSTOP", stopped}, {"lost reply", unheard}} {
+		good, short, over := 0, 0, 0
+		for round := range leaseRounds {
+			h := &heist{key: fmt.Sprintf("k=%s%d", fault.name, round)}
+			if err := h.play(ctx, e, three, fault.do); err != nil {
+				return fmt.Errorf("%s: %w", fault.name, err)
+			}
+			// A server has at most two grants, and one on its way.
+			outstanding := len(three)*3*leaseGrant + h.unanswered
+			left := leaseLimit - h.admitted
+			e.note("%s, round %d: %d admitted of %d, %d calls without an answer", fault.name, round, h.admitted, leaseLimit, h.unanswered)
+			short, over = max(short, left), max(over, -left)
+			if left >= 0 && left <= outstanding {
+				good++
+			}
+		}
+		e.measured(good == leaseRounds, "%s: %d of %d, at most %d too many and %d too few of %d", fault.name, good, leaseRounds, over, short, leaseLimit)
+	}
+	spent := 0.0
+	for _, l := range three {
+		spent += max(l.metric(ctx, "ratelimitd_near_cache_spent_total"), 0)
+	}
+	e.measured(spent > leaseLimit, "%.0f hits came from leases", spent)
+	return leaseModels(ctx, e)
+}
+
+// play has callers of all servers take until they are refused, and has the fault happen when a third is gone.
+func (h *heist) play(ctx context.Context, e *env, three []*lessee, fault func(context.Context, *env, *lessee) error) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	const each = 6
+	var wg sync.WaitGroup
+	for _, l := range three {
+		for range each {
+			wg.Go(func() { h.take(ctx, l) })
+		}
+	}
+	_, _ = poll(ctx, patience, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.admitted > leaseLimit/3
+	})
+	err := fault(ctx, e, three[e.rand.IntN(len(three))])
+	wg.Wait()
+	return err
+}
+
+// take takes until it is refused a few times in a row.
+func (h *heist) take(ctx context.Context, l *lessee) {
+	const enough = 5
+	for refused := 0; refused < enough && ctx.Err() == nil; {
+		once, cancel := context.WithTimeout(ctx, 2*leaseTTL)
+		answer, err := l.c.ShouldRateLimit(once, ask("d", h.key))
+		cancel()
+		h.mu.Lock()
+		switch {
+		case err != nil:
+			h.unanswered++
+		case answer.GetOverallCode() == rlsv3.RateLimitResponse_OK:
+			h.admitted++
+			refused = 0
+		default:
+			refused++
+		}
+		h.mu.Unlock()
+		if err != nil {
+			_ = sleep(ctx, 20*time.Millisecond)
+		}
+	}
+}
+
+// killed kills a server, and starts another one in its place.
+func killed(ctx context.Context, _ *env, l *lessee) error {
+	l.kill()
+	return l.start(ctx)
+}
+
+// stopped suspends a server until what it has leased is over.
+func stopped(ctx context.Context, _ *env, l *lessee) error {
+	if err := l.pause(); err != nil {
+		return err
+	}
+	err := sleep(ctx, leaseTTL+200*time.Millisecond)
+	if again := l.resume(); err == nil {
+		err = again
+	}
+	return err
+}
+
+// unheard cuts a server's connections to Redis in the middle of replies.
+func unheard(ctx context.Context, e *env, l *lessee) error {
+	if err := l.wire.poison("limit_data", "downstream", map[string]any{"bytes": e.rand.IntN(400)}); err != nil {
+		return err
+	}
+	if err := sleep(ctx, 50*time.Millisecond); err != nil {
+		return err
+	}
+	return l.wire.cure(ctx, "limit_data")
+}
