@@ -1,4 +1,223 @@
 package main
 
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
 // badInput returns the checks of group D.
-func badInput() []check { return nil }
+func badInput() []check {
+	return []check{
+		{"D22", "requests that are odd, broken or hostile", "≥ 60 cases, exact code each, 0 crashes; shaped by an end user: 0 gRPC errors", true, oddRequests},
+		{"D23", "no two descriptors share a counter", "100,000 random and 500 crafted, 0 collisions; slots uniform (χ² p > 0.01) with {} in values", true, injective},
+		{"D24", "rule files that are odd, broken or hostile", "≥ 40 files as listed, ≤ 200 ms each (10 MB ≤ 5 s), old rules kept", false, oddRules},
+		{"D25", "a control plane that sends what it should not", "≥ 20 cases; empty snapshot keeps limits; NACK names the resource", false, oddResources},
+		{"D26", "abuse of HTTP and HTTP/2: 10 attacks", "good client p99 ≤ 50 ms; RSS +≤ 100 MB; returns ≤ 30 s", true, attacks},
+		{
+			"D27", "fuzzing: request decoder, counter names, matcher against a naive one, YAML loader, xDS converter, /json",
+			"6 × 8 s, 0 crashes, corpus ≥ 200", false, fuzz,
+		},
+	}
+}
+
+// pairs returns descriptors of which no two may share a counter, though their texts do when they are joined.
+func (e *env) pairs(random, crafted int) (all [][][2]string) {
+	letters := []string{"a", "b", "_", "|", ":", ".", "{", "}", "=", ",", "/", "\x00", "\n", " ", "%", "é", "{x}", "_b"}
+	seen := map[string]bool{}
+	add := func(d [][2]string) bool {
+		if seen[fmt.Sprintf("%q", d)] {
+			return false
+		}
+		seen[fmt.Sprintf("%q", d)] = true
+		all = append(all, d)
+		return true
+	}
+	for n := 0; n < crafted; {
+		words := make([]string, 2+e.rand.IntN(3))
+		for i := range words {
+			words[i] = letters[e.rand.IntN(len(letters))]
+		}
+		joined := strings.Join(words, "_")
+		for cut := 1; cut < len(joined) && n < crafted; cut++ { // one text, cut anywhere
+			if utf8.ValidString(joined[:cut]) && add([][2]string{{"k", joined[:cut]}, {"k", joined[cut:]}}) {
+				n++
+			}
+		}
+		if add([][2]string{{"k", joined}}) {
+			n++
+		}
+	}
+	for n := 0; n < random; {
+		d := make([][2]string, 1+e.rand.IntN(3))
+		for i := range d {
+			var v strings.Builder
+			for range 1 + e.rand.IntN(8) {
+				v.WriteString(letters[e.rand.IntN(len(letters))])
+			}
+			d[i] = [2]string{"k", v.String()}
+		}
+		if add(d) {
+			n++
+		}
+	}
+	return all
+}
+
+func injective(ctx context.Context, e *env) error {
+	const random, crafted, batch, workers = 100_000, 500, 100, 8
+	r, err := e.redis(ctx)
+	if err != nil {
+		return err
+	}
+	limit := "rate_limit: {unit: year, requests_per_unit: 1}"
+	rules := fmt.Sprintf("domain: d\ndescriptors:\n  - key: k\n    %[1]s\n    descriptors:\n      - key: k\n        %[1]s\n        descriptors: [{key: k, %[1]s}]\n", limit)
+	s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, patient)
+	if err != nil {
+		return err
+	}
+	calls, err := callers(workers, s)
+	if err != nil {
+		return err
+	}
+	all := e.pairs(random, crafted)
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	collisions, failures := 0, 0
+	work := make(chan [][][2]string)
+	for _, c := range calls {
+		wg.Go(func() {
+			for some := range work {
+				q := ask("d")
+				for _, d := range some {
+					m := &commonv3.RateLimitDescriptor{}
+					for _, entry := range d {
+						m.Entries = append(m.Entries, &commonv3.RateLimitDescriptor_Entry{Key: entry[0], Value: entry[1]})
+					}
+					q.Descriptors = append(q.Descriptors, m)
+				}
+				answer, err := c.ShouldRateLimit(ctx, q)
+				mu.Lock()
+				if err != nil {
+					failures++
+					e.note("%v", err)
+				}
+				for i, st := range answer.GetStatuses() {
+					if st.GetCode() != rlsv3.RateLimitResponse_OK {
+						collisions++
+						e.note("%q was counted before", some[i])
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for some := range slices.Chunk(all, batch) {
+		work <- some
+	}
+	close(work)
+	wg.Wait()
+	e.measured(failures == 0 && collisions == 0 && ctx.Err() == nil, "%d descriptors, %d collisions, %d failed calls", len(all), collisions, failures)
+	keys, p, err := uniform(ctx, r)
+	e.measured(keys >= len(all) && p > 0.01, "%d keys in Redis, slots χ² p = %.3f", keys, p)
+	return err
+}
+
+// uniform returns how many keys there are, and how probable it is that slots drawn evenly are spread more unevenly.
+func uniform(ctx context.Context, r *store) (keys int, p float64, err error) {
+	const cells = 64
+	var counts [cells]float64
+	for cursor := uint64(0); ; {
+		var some []string
+		if some, cursor, err = r.Scan(ctx, cursor, "", 1000).Result(); err != nil {
+			return 0, 0, err
+		}
+		for _, k := range some {
+			counts[slot(k)*cells/slots]++
+		}
+		if keys += len(some); cursor == 0 {
+			break
+		}
+	}
+	square := 0.0
+	for _, n := range counts {
+		expected := float64(keys) / cells
+		square += (n - expected) * (n - expected) / expected
+	}
+	// Wilson and Hilferty: the cube root of χ² by its degrees of freedom is nearly normal.
+	const free = cells - 1.0
+	z := (math.Cbrt(square/free) - (1 - 2/(9*free))) / math.Sqrt(2/(9*free))
+	return keys, math.Erfc(z/math.Sqrt2) / 2, nil
+}
+
+// slot returns the slot of a key in a Redis Cluster.
+func slot(key string) int {
+	if i := strings.IndexByte(key, '{'); i >= 0 {
+		if n := strings.IndexByte(key[i+1:], '}'); n > 0 {
+			key = key[i+1 : i+1+n]
+		}
+	}
+	const polynomial = 0x1021
+	crc := uint16(0)
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			top := crc & 0x8000
+			if crc <<= 1; top != 0 {
+				crc ^= polynomial
+			}
+		}
+	}
+	return int(crc) % slots
+}
+
+// fuzz runs fuzz targets of the project for 8 s each.
+func fuzz(ctx context.Context, e *env) error {
+	targets := [][2]string{
+		{"./internal/rls", "FuzzDecode"},
+		{"./pkg/descriptors", "FuzzCounterKey"},
+		{"./pkg/descriptors", "FuzzMatch"},
+		{"./pkg/descriptors", "FuzzLoad"},
+		{"./internal/configwatch/xds", "FuzzDecode"},
+		{"./internal/rls", "FuzzJSON"},
+	}
+	execs, corpus, crashes := 0, 0, 0
+	for _, t := range targets {
+		out, err := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t[1]+"$", "-fuzztime", "8s", t[0]).CombinedOutput()
+		text := string(out)
+		if err != nil {
+			crashes++
+			e.note("%s %s: %v\n%s", t[0], t[1], err, text)
+		}
+		last := text[max(0, strings.LastIndex(text, "execs: ")):]
+		execs += sum(last, `^execs: (\d+)`)
+		corpus += sum(last, `total: (\d+)\)`)
+		e.note("%s %s: %s", t[0], t[1], strings.TrimSpace(strings.SplitN(last, "\n", 2)[0]))
+	}
+	e.measured(crashes == 0 && corpus >= 200, "%d targets, %d inputs tried, corpus %d, %d crashes", len(targets), execs, corpus, crashes)
+	return nil
+}
+
+// framedAs prefixes bytes as gRPC does a message.
+func framedAs(compressed byte, message []byte) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{compressed}, uint32(len(message))), message...)
+}
+
+// fieldOf encodes fields of a message, each of bytes.
+func fieldOf(number int, values ...[]byte) (b []byte) {
+	for _, v := range values {
+		b = binary.AppendUvarint(b, uint64(number<<3|2))
+		b = binary.AppendUvarint(b, uint64(len(v)))
+		b = append(b, v...)
+	}
+	return b
+}

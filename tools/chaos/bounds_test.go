@@ -1,0 +1,73 @@
+package main
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// TestAbove: what looks for hits above a bound finds one too many, and nothing in what is allowed.
+func TestAbove(t *testing.T) {
+	edge := time.Unix(1_800_000_000, 0) // where windows begin
+	for _, b := range boundedRules() {
+		var all []hit
+		for i := range b.hits {
+			at := 100*time.Millisecond + time.Duration(i)*time.Microsecond
+			all = append(all, hit{sent: at, answered: at + 10*time.Microsecond})
+		}
+		if n := b.above(all, edge); n != 0 {
+			t.Errorf("%s: %d above the bound of %d hits that are allowed", b.name, n, len(all))
+		}
+		late := 100*time.Millisecond + 50*time.Microsecond
+		if n := b.above(append(slices.Clone(all), hit{sent: late, answered: late + time.Microsecond}), edge); n == 0 {
+			t.Errorf("%s: a hit too many is not found", b.name)
+		}
+		next := b.window + 200*time.Millisecond
+		if n := b.above(append(slices.Clone(all), hit{sent: next, answered: next + time.Microsecond}), edge); n != 0 {
+			t.Errorf("%s: a hit in the next window is above the bound", b.name)
+		}
+	}
+}
+
+// TestCounterModel: a hit that no order of calls explains is found, and one whose caller had left may explain another.
+func TestCounterModel(t *testing.T) {
+	op := func(call, end int64, cost uint64, out told) porcupine.Operation {
+		return porcupine.Operation{Input: cost, Call: call, Return: end, Output: out}
+	}
+	first := op(0, 1, 1, told{known: true, ok: true, left: linearLimit - 1})
+	skips := op(2, 3, 1, told{known: true, ok: true, left: linearLimit - 3})
+	for _, tt := range []struct {
+		name    string
+		history []porcupine.Operation
+		want    bool
+	}{
+		{"one", []porcupine.Operation{first}, true},
+		{"one is skipped", []porcupine.Operation{first, skips}, false},
+		{"it was that of a caller who had left", []porcupine.Operation{first, op(1, 1<<60, 1, told{}), skips}, true},
+		{"a number twice", []porcupine.Operation{first, op(2, 3, 1, told{known: true, ok: true, left: linearLimit - 1})}, false},
+	} {
+		if got := porcupine.CheckOperations(counterModel(), tt.history); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestPairs: descriptors differ, although their texts are alike.
+func TestPairs(t *testing.T) {
+	e := &env{rand: rand.New(rand.NewPCG(1, 2))}
+	if n := len(e.pairs(1000, 500)); n < 1500 {
+		t.Errorf("%d descriptors, want 1,500", n)
+	}
+}
+
+// TestSlot compares with what CLUSTER KEYSLOT says.
+func TestSlot(t *testing.T) {
+	for key, want := range map[string]int{"123456789": 12739, "foo": 12182, "{foo}x": 12182, "x{}foo": slot("x{}foo"), "": 0} {
+		if got := slot(key); got != want {
+			t.Errorf("slot of %q is %d, want %d", key, got, want)
+		}
+	}
+}
