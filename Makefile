@@ -8,6 +8,7 @@ GO ?= go
 PKG ?= ./...
 FUZZTIME ?= 30s
 EXACT ?= 1m
+SOAK ?= 5m
 BENCH ?= .
 IMAGE ?= ratelimitd:dev
 CONFORMANCE_DIR ?= ../shared/conformance
@@ -124,6 +125,12 @@ chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CH
 	@tools/need redis-server redis-server
 	$(GO) -C tools/chaos build -o '$(CURDIR)/bin/chaos' .
 	bin/chaos -server bin/ratelimitd -run '$(CHAOS)' $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(PEER)')
+
+.PHONY: soak
+soak: build ## run three servers at half their peak for SOAK, with a fault every ten seconds; SEED repeats the faults
+	@tools/need redis-server redis-server
+	$(GO) -C tools/chaos build -o '$(CURDIR)/bin/chaos' .
+	bin/chaos -server bin/ratelimitd -soak '$(SOAK)' $(if $(SEED),-seed '$(SEED)')
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME

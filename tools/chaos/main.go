@@ -32,7 +32,8 @@ type config struct {
 	stdout       io.Writer
 	stderr       io.Writer
 	verbose      bool
-	full         bool // also what is published, not judged
+	full         bool          // also what is published, not judged
+	soak         time.Duration // how long to run instead of the checks, if not 0
 }
 
 // errFailed says that a check did not reach its figure.
@@ -63,6 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to use")
 	flags.StringVar(&only, "run", "", "a regular expression; play only checks whose whole ids match, such as 'B9|C18'")
 	flags.Int64Var(&c.seed, "seed", 0, "what is drawn follows from it; 0 draws one")
+	flags.DurationVar(&c.soak, "soak", 0, "instead of the checks, run for so long with a fault every 10 s")
 	flags.BoolVar(&list, "list", false, "list the checks and end")
 	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
 	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, and its curves with one descriptor")
@@ -83,6 +85,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		c.seed = 1 + rand.Int64N(1_000_000_000)
 	}
 	checks := c.chosen()
+	if c.soak > 0 {
+		checks = []check{soaking(c.soak)}
+	}
 	if len(checks) == 0 {
 		return fmt.Errorf("no check has an id that matches %q", only)
 	}
@@ -144,7 +149,7 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 		return result{err: err}
 	}
 	defer e.close()
-	ctx, cancel := context.WithTimeout(ctx, c.longest())
+	ctx, cancel := context.WithTimeout(ctx, c.longest()+c.soak)
 	defer cancel()
 	begin := time.Now()
 	err = k.play(ctx, e)

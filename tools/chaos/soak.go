@@ -1,0 +1,348 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	soakRules   = 1000
+	soakBounded = 20 // keys whose bound is checked
+	soakLimit   = 300
+	soakWindow  = time.Minute
+	soakEvery   = 10 * time.Second // a fault
+	soakGrace   = 3 * time.Second  // after a fault, in which there may be errors
+	soakNew     = 1000             // new keys a second
+)
+
+// soaking returns the long run, as a check.
+func soaking(d time.Duration) check {
+	return check{
+		"soak", fmt.Sprintf("%v at half the peak: 3 servers with leases, Sentinel, 1,000 rules, Zipf, 1,000 new keys/s, a fault every 10 s", d),
+		"0 bounds broken; errors only in faults + 3 s; then RSS slope ≤ 1 MB/min and heap flat; goroutines and FDs ± 10; keys without TTL 0; " +
+			"p99.9 outside faults ≤ 50 ms; 0 exits not ordered; ≤ 10 log lines/s",
+		false, func(ctx context.Context, e *env) error { return e.soak(ctx, d) },
+	}
+}
+
+// soak is a long run under way.
+type soak struct {
+	*env
+
+	redis   *sentinels
+	servers []*server
+	begin   time.Time
+
+	took     [20_000]atomic.Int64 // outside faults, in tenths of a millisecond; the last are all the longer ones
+	calls    atomic.Int64
+	errors   atomic.Int64 // outside faults
+	inFaults atomic.Int64
+
+	mu       sync.Mutex
+	faults   []span
+	bounded  map[[2]int64]int // admitted, by key and window
+	failover []time.Time      // when Redis may have lost what it had counted
+	samples  []sample
+	loudest  float64 // log lines a second
+}
+
+// span is when a fault was in force; end is zero while it is.
+type span struct {
+	name       string
+	begin, end time.Time
+}
+
+// sample is the memory of the two servers that are never killed.
+type sample struct {
+	at        time.Duration
+	rss, heap float64 // MB, of both
+}
+
+func soakText(round int) string {
+	var b strings.Builder
+	b.WriteString("domain: d\ndescriptors:\n")
+	for i := range soakRules - 2 {
+		fmt.Fprintf(&b, "  - {key: r%d, rate_limit: {unit: minute, requests_per_unit: %d, on_failure: allow}}\n", i, 1000+round%2+i)
+	}
+	b.WriteString("  - {key: new, rate_limit: {unit: minute, requests_per_unit: 10, on_failure: local}}\n")
+	fmt.Fprintf(&b, "  - {key: bound, rate_limit: {unit: minute, requests_per_unit: %d, on_failure: deny}}\n", soakLimit)
+	return b.String()
+}
+
+func (e *env) soak(ctx context.Context, d time.Duration) error {
+	k := &soak{env: e, bounded: map[[2]int64]int{}}
+	var err error
+	if k.redis, err = e.sentinel(ctx, 2); err != nil {
+		return err
+	}
+	for range 3 {
+		s, err := e.startServer(ctx, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url)
+		if err != nil {
+			return err
+		}
+		k.servers = append(k.servers, s)
+	}
+	before := k.resources(ctx)
+	rate := k.peak(ctx) / 2
+	e.note("%.0f calls a second from now on", rate)
+	if err := k.rounds(ctx, d, rate); err != nil {
+		return err
+	}
+	_ = sleep(ctx, soakGrace)
+	return k.judge(ctx, d, before)
+}
+
+// peak returns how many calls a second all servers answer.
+func (k *soak) peak(ctx context.Context) float64 {
+	const long = 5 * time.Second
+	var all []*running
+	mixed := k.zipf()
+	for _, s := range k.servers {
+		all = append(all, load{addr: s.grpc, requests: mixed, conns: 2, inflight: 8}.start(ctx))
+	}
+	_ = sleep(ctx, long)
+	answered := 0
+	for _, r := range all {
+		answered += len(r.stop().of(okay, over))
+	}
+	return float64(answered) / long.Seconds()
+}
+
+// zipf returns requests, of which some come often.
+func (k *soak) zipf() (all [][]byte) {
+	for i := range 20_000 {
+		// The n-th most frequent of 1/n: a request stands for as many of the list.
+		n := int(math.Exp(k.rand.Float64() * math.Log(soakRules-2)))
+		if i%20 == 0 {
+			all = append(all, request("d", fmt.Sprintf("bound=b%d", i/20%soakBounded)))
+			continue
+		}
+		all = append(all, request("d", fmt.Sprintf("r%d=u%d", n-1, n*n%97)))
+	}
+	return all
+}
+
+// rounds puts load on all servers, and makes faults.
+func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) error {
+	mixed := k.zipf()
+	var fresh [][]byte
+	for i := range 2 * soakNew * int(soakWindow/time.Second) { // which are new again when they come again
+		fresh = append(fresh, request("d", fmt.Sprintf("new=n%d", i)))
+	}
+	k.begin = time.Now()
+	var loads []*running
+	for i, s := range k.servers {
+		part := fresh[i*len(fresh)/3 : (i+1)*len(fresh)/3]
+		loads = append(loads,
+			load{addr: s.grpc, requests: mixed, rate: rate / 3, timeout: time.Second, conns: 2, each: func(o outcome) { k.take(o, int(o.what)) }}.start(ctx),
+			load{addr: s.grpc, requests: part, rate: soakNew / 3, timeout: time.Second, conns: 1, each: func(o outcome) { k.take(o, -1) }}.start(ctx))
+	}
+	var err error
+	for round := 0; err == nil && time.Since(k.begin) < d-soakEvery; round++ {
+		next := k.begin.Add(time.Duration(round+1) * soakEvery)
+		lines := k.logLines()
+		if err = sleep(ctx, time.Until(next.Add(-soakEvery/2))); err != nil {
+			break
+		}
+		k.sample(ctx)
+		f := k.kinds()[k.rand.IntN(len(k.kinds()))]
+		if round < len(k.kinds()) { // each of them once, if there is time
+			f = k.kinds()[round]
+		}
+		err = k.during(ctx, f.name, func() error { return f.do(ctx, round) })
+		if err == nil {
+			err = sleep(ctx, time.Until(next))
+		}
+		k.loudest = max(k.loudest, float64(k.logLines()-lines)/3/time.Since(next.Add(-soakEvery)).Seconds())
+	}
+	for _, l := range loads {
+		l.stop()
+	}
+	return err
+}
+
+// during makes a fault, and notes when.
+func (k *soak) during(ctx context.Context, name string, do func() error) error {
+	k.mu.Lock()
+	k.faults = append(k.faults, span{name: name, begin: time.Now()})
+	i := len(k.faults) - 1
+	k.mu.Unlock()
+	k.note("%s", name)
+	err := do()
+	k.mu.Lock()
+	k.faults[i].end = time.Now()
+	k.mu.Unlock()
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return err
+}
+
+// faulty says whether a call from one time to another met a fault.
+func (k *soak) faulty(from, to time.Time) bool {
+	for _, f := range slices.Backward(k.faults) {
+		if f.end.IsZero() || from.Before(f.end.Add(soakGrace)) {
+			if to.After(f.begin) {
+				return true
+			}
+			continue
+		}
+		return false
+	}
+	return false
+}
+
+// take counts an outcome. The numbers of requests that are bounded follow from zipf.
+func (k *soak) take(o outcome, what int) {
+	now := time.Now()
+	from := now.Add(-o.took)
+	k.calls.Add(1)
+	k.mu.Lock()
+	faulty := k.faulty(from, now)
+	window := now.UnixNano() / int64(soakWindow)
+	if what >= 0 && what%20 == 0 && o.kind == okay && from.UnixNano()/int64(soakWindow) == window {
+		k.bounded[[2]int64{int64(what / 20 % soakBounded), window}]++
+	}
+	k.mu.Unlock()
+	switch {
+	case o.kind == okay || o.kind == over:
+		if !faulty {
+			k.took[min(int(o.took/(100*time.Microsecond)), len(k.took)-1)].Add(1)
+		}
+	case faulty:
+		k.inFaults.Add(1)
+	default:
+		if k.errors.Add(1) < 20 {
+			k.note("outside faults: %v %v after %s", o.kind, o.code, ms(o.took))
+		}
+	}
+}
+
+// p returns a quantile of how long calls outside faults took.
+func (k *soak) p(q float64) time.Duration {
+	var all, sum int64
+	for i := range k.took {
+		all += k.took[i].Load()
+	}
+	for i := range k.took {
+		if sum += k.took[i].Load(); float64(sum) >= q*float64(all) {
+			return time.Duration(i+1) * 100 * time.Microsecond
+		}
+	}
+	return 0
+}
+
+func (k *soak) logLines() (n int) {
+	for _, s := range k.servers {
+		text, err := os.ReadFile(s.log)
+		if err == nil {
+			n += strings.Count(string(text), "\n")
+		}
+	}
+	return n
+}
+
+// sample takes down the memory of those that are never killed.
+func (k *soak) sample(ctx context.Context) {
+	x := sample{at: time.Since(k.begin)}
+	for _, s := range k.servers[:2] {
+		x.rss += float64(s.rss()) / (1 << 20)
+		x.heap += s.metric(ctx, "go_memstats_heap_inuse_bytes") / (1 << 20)
+	}
+	k.samples = append(k.samples, x)
+}
+
+// resources returns goroutines and files of each server.
+func (k *soak) resources(ctx context.Context) (all [][2]int) {
+	for _, s := range k.servers {
+		all = append(all, [2]int{int(s.metric(ctx, "go_goroutines")), s.fds()})
+	}
+	return all
+}
+
+// slope returns by how much memory grows in a minute, in samples from a time on: by least squares.
+func (k *soak) slope(from time.Duration, of func(sample) float64) float64 {
+	var n, sx, sy, sxx, sxy float64
+	for _, s := range k.samples {
+		if s.at < from {
+			continue
+		}
+		x, y := s.at.Minutes(), of(s)
+		n, sx, sy, sxx, sxy = n+1, sx+x, sy+y, sxx+x*x, sxy+x*y
+	}
+	if n < 3 {
+		return 0
+	}
+	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
+}
+
+// broken counts windows in which more was admitted than the limit, once more for each time that Redis may have lost its
+// counters in them.
+func (k *soak) broken() (n, most int) {
+	for key, admitted := range k.bounded {
+		begin := time.Unix(0, key[1]*int64(soakWindow))
+		allowed := soakLimit
+		for _, at := range k.failover {
+			if !at.Before(begin) && at.Before(begin.Add(soakWindow)) {
+				allowed += soakLimit
+			}
+		}
+		if most = max(most, admitted); admitted > allowed {
+			n++
+			k.note("key b%d: %d admitted in the minute from %v, bound %d", key[0], admitted, begin, allowed)
+		}
+	}
+	return n, most
+}
+
+func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) error {
+	k.mu.Lock()
+	broken, most := k.broken()
+	k.mu.Unlock()
+	k.measured(broken == 0 && most > soakLimit/2, "%d calls, %d faults; %d bounds broken, at most %d admitted in a minute of %d",
+		k.calls.Load(), len(k.faults), broken, most, soakLimit)
+	k.measured(k.errors.Load() == 0, "%d errors outside faults, %d in them", k.errors.Load(), k.inFaults.Load())
+	from := min(2*time.Minute, d/2)
+	rss := k.slope(from, func(s sample) float64 { return s.rss }) / 2 // of one server
+	heap := k.slope(from, func(s sample) float64 { return s.heap }) / 2
+	k.measured(rss <= 1, "RSS %+.2f MB/min", rss)
+	k.measured(heap <= 1, "heap in use %+.2f MB/min", heap)
+	var after [][2]int
+	near := func() bool {
+		after = k.resources(ctx)
+		for i := range after {
+			for j := range after[i] {
+				if diff := after[i][j] - before[i][j]; diff > 10 || diff < -10 {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	_, same := poll(ctx, 10*time.Second, near)
+	k.measured(same, "goroutines and files %v, before %v", after, before)
+	master, err := k.redis.master(ctx)
+	if err != nil {
+		return err
+	}
+	forever, keys, err := master.withoutTTL(ctx)
+	k.measured(forever == 0, "%d of %d keys without TTL", forever, keys)
+	k.measured(k.p(0.999) <= 50*time.Millisecond, "p99.9 outside faults %s", ms(k.p(0.999)))
+	exits := 0
+	for _, s := range k.servers {
+		exits += boolInt(s.died())
+	}
+	for _, s := range slices.Concat(k.redis.nodes, k.redis.all) {
+		exits += boolInt(s.died())
+	}
+	k.measured(exits == 0, "%d exits not ordered", exits)
+	k.measured(k.loudest <= 10, "%.1f log lines/s of a server at most", k.loudest)
+	return err
+}
