@@ -28,6 +28,10 @@ const (
 //
 // It is here, and not with the other pages in internal/web, so that web needs to know neither messages nor their errors.
 func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
+	if objects(body) > maxObjects {
+		s.config.Hooks.BadRequest()
+		return plain(http.StatusBadRequest)
+	}
 	var request ratelimitv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
 		return plain(http.StatusBadRequest)
@@ -54,6 +58,27 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return http.StatusTooManyRequests, typeJSON, answer
 	}
 	return http.StatusOK, typeJSON, answer
+}
+
+// maxObjects is how many objects there are in the largest request that is decided: the request, its descriptors, and in each
+// of them its entries and an override.
+const maxObjects = 1 + limiter.MaxDescriptors*(1+limiter.MaxEntries+1)
+
+// objects counts the objects in a text of JSON as far as that is valid. From two bytes of text a decoder makes a message of
+// a hundred, so they are counted before one sees them.
+func objects(text []byte) (n int) {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\' && quoted:
+			i++
+		case c == '{' && !quoted:
+			n++
+		}
+	}
+	return n
 }
 
 func plain(code int) (status int, contentType string, answer []byte) {

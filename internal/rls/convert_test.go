@@ -33,6 +33,7 @@ descriptors:
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"1"}]}]}`, "429", third},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"zzz","value":"1"}]}]}`, "200", `{"overallCode":"OK","statuses":[{"code":"OK"}]}`},
 		{`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"2"}],"hits_addend":"18446744073709551615"}]}`, "429", third},
+		{`{"domain":"shop","descriptors":[{"entries":[{"key":"zzz","value":"\"\\` + strings.Repeat(`{`, 10_000) + `"}]}]}`, "200", `{"overallCode":"OK","statuses":[{"code":"OK"}]}`},
 		bad(``),
 		bad(`not json`),
 		bad(`{"domain":"shop","nope":1}`),

@@ -242,6 +242,7 @@ func (v *Server) debugPages() web.Debug {
 
 func (v *Server) mainPages() web.Main {
 	return web.Main{
+		MaxBody: v.settings.HTTP.MaxBody,
 		JSON:    v.service.JSON,
 		Healthy: v.health.OK,
 		Components: func() []web.Component {

@@ -36,8 +36,9 @@ type Settings struct {
 		ClientSANs []string
 	}
 	HTTP struct {
-		Host string
-		Port string
+		Host    string
+		Port    string
+		MaxBody int // in bytes
 	}
 	Debug struct {
 		Host string

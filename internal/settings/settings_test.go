@@ -34,7 +34,7 @@ func TestDefaults(t *testing.T) {
 	var want Settings
 	want.GRPC.Host, want.GRPC.Port, want.GRPC.MaxAge, want.GRPC.Grace = "0.0.0.0", "8081", 24*time.Hour, time.Hour
 	want.GRPC.MinTLS = "1.2"
-	want.HTTP.Host, want.HTTP.Port = "0.0.0.0", "8080"
+	want.HTTP.Host, want.HTTP.Port, want.HTTP.MaxBody = "0.0.0.0", "8080", 1<<20
 	want.Debug.Host, want.Debug.Port = "0.0.0.0", "6070"
 	want.Rules.Source, want.Rules.Root, want.Rules.AppDirectory = "FILE", "/srv/runtime_data/current", "config"
 	want.Rules.WatchRoot = true

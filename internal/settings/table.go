@@ -117,6 +117,7 @@ func listening(s *Settings) []variable {
 		{"GRPC_CLIENT_TLS_SAN", "", names, &s.GRPC.ClientSANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, one of which a client's certificate must contain"},
 		{"HOST", "0.0.0.0", host, &s.HTTP.Host, "", "address of the HTTP listener: `/json`, `/healthcheck`, `/livez`, `/readyz`"},
 		{"PORT", "8080", port, &s.HTTP.Port, "", "port of the HTTP listener"},
+		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; a larger one is answered 413 (ours)"},
 		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which needs the token of ADMIN_TOKEN_FILE, or, if there is none, a loopback address here and a caller on this machine"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
 	}

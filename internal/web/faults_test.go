@@ -19,19 +19,27 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
-// A body of 4 MiB is accepted and one byte more is refused, whether its length is stated or not; an endless body is not
-// read much further than that.
+// A body of 1 MiB is accepted and one byte more is refused, whether its length is stated or not, unless another limit is
+// set; an endless body is not read much further than that.
 func TestH01_BodyLimit(t *testing.T) {
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	url := "http://" + addr + "/json"
-	if got := do(t, "POST", url, strings.Repeat(" ", web.MaxBody)); got.Status != 200 || len(got.Body) != web.MaxBody {
-		t.Errorf("a body of 4 MiB: %d with %d bytes; want 200 with all of them", got.Status, len(got.Body))
+	if got := do(t, "POST", url, strings.Repeat(" ", 1<<20)); got.Status != 200 || len(got.Body) != 1<<20 {
+		t.Errorf("a body of 1 MiB: %d with %d bytes; want 200 with all of them", got.Status, len(got.Body))
+	}
+	m := echo()
+	m.MaxBody = 100
+	short, _ := start(t, web.MainHandler(m), web.Limits{})
+	for size, want := range map[int]int{100: http.StatusOK, 101: http.StatusRequestEntityTooLarge} {
+		if got := do(t, "POST", "http://"+short+"/json", strings.Repeat(" ", size)); got.Status != want {
+			t.Errorf("%d bytes where 100 are allowed: %d; want %d", size, got.Status, want)
+		}
 	}
 
 	t.Run("stated", func(t *testing.T) {
 		c := dial(t, addr)
 		// No byte of the body follows: the length is enough to refuse it.
-		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 4194305\r\n\r\n"); err != nil {
+		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
 		wantStatus(t, c, http.StatusRequestEntityTooLarge)
@@ -59,6 +67,32 @@ func TestH01_BodyLimit(t *testing.T) {
 			t.Errorf("%d bytes were taken before the refusal", sent)
 		}
 	})
+}
+
+// While a client sends a large body slowly, another large one waits for a while and is refused with a reason; small ones
+// are answered.
+func TestH11_OneAtATime(t *testing.T) {
+	t.Parallel()
+	addr, _ := start(t, web.MainHandler(echo()), web.Limits{Read: testkit.Patience})
+	slow := dial(t, addr)
+	if _, err := io.WriteString(slow, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"+strings.Repeat(" ", 99_999)); err != nil {
+		t.Fatal(err)
+	}
+	want := answer{http.StatusServiceUnavailable, plainText, "too many requests with a body of more than 16 KiB at once; try again later\n"}
+	testkit.Eventually(t, "a large body is refused", func() bool { // the slow one may arrive later
+		got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10+1))
+		return got == want
+	})
+	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10)); got.Status != http.StatusOK {
+		t.Errorf("a body of 16 KiB: %d %.100s; want 200", got.Status, got.Body)
+	}
+	if _, err := io.WriteString(slow, " "); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, slow, http.StatusOK)
+	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10+1)); got.Status != http.StatusOK {
+		t.Errorf("a large body afterwards: %d %.100s; want 200", got.Status, got.Body)
+	}
 }
 
 func wantStatus(t *testing.T, c net.Conn, want int) {

@@ -30,7 +30,7 @@ func (p *profiler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(target(r), pprofRoot)
 	h := profile(name)
 	r.Form = r.URL.Query() // so that the handlers do not look for parameters in the body
-	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+	r.Body = http.MaxBytesReader(w, r.Body, DefaultMaxBody)
 	if name != "profile" && name != "trace" && !r.Form.Has("seconds") {
 		h.ServeHTTP(w, r)
 		return

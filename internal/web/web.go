@@ -9,6 +9,8 @@
 package web
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,11 +21,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
-// MaxBody is the largest body of a request, in bytes; a larger one is answered 413.
-const MaxBody = 4 << 20
+// DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
+const DefaultMaxBody = 1 << 20
+
+// smallBody is the size in bytes of the largest body that is read at once: it takes no more memory than the head of its
+// request may. Larger ones are read and decided one at a time, since each takes about ten times its size until it is answered.
+const smallBody = maxHead
 
 // jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
 const jsonTimeout = 5 * time.Second
@@ -35,8 +42,10 @@ type undated struct{ context.Context } //nolint:containedctx // it is one
 // Deadline returns that there is none.
 func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
-// Main has the functions that the pages of the main listener call. All fields are required.
+// Main has the functions that the pages of the main listener call. All of them are required.
 type Main struct {
+	// MaxBody is the largest body that /json takes, in bytes; 0 means [DefaultMaxBody].
+	MaxBody int
 	// JSON returns the answer to the body of a request to /json. It must not retain body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
@@ -61,7 +70,7 @@ type Component struct {
 // MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
 func MainHandler(m Main) http.Handler {
 	return routes{
-		"/json":        m.json,
+		"/json":        m.json(),
 		"/healthcheck": m.health,
 		"/livez":       func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "OK") },
 		"/readyz":      m.ready,
@@ -92,17 +101,60 @@ func target(r *http.Request) string {
 	return t
 }
 
-func (m Main) json(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		refuse(w, http.StatusMethodNotAllowed)
-		return
+// json returns the handler of /json.
+func (m Main) json() http.HandlerFunc {
+	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
+	large, buffers := make(turns, 1), sync.Pool{New: func() any { return new(bytes.Buffer) }}
+	return func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method != http.MethodPost:
+			w.Header().Set("Allow", http.MethodPost)
+			refuse(w, http.StatusMethodNotAllowed)
+			return
+		case r.ContentLength > longest:
+			w.Header().Set("Connection", "close") // so that the server does not wait for the body
+			refuse(w, http.StatusRequestEntityTooLarge)
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, longest)
+		body, err := io.ReadAll(io.LimitReader(r.Body, smallBody+1))
+		if len(body) > smallBody {
+			if !large.take(r.Context()) {
+				w.Header().Set("Connection", "close")
+				busy(w, "too many requests with a body of more than 16 KiB")
+				return
+			}
+			defer large.giveBack() // once the answer, which may be as large, has been sent
+			b := buffers.Get().(*bytes.Buffer)
+			defer buffers.Put(b)
+			b.Reset()
+			b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
+			_, err = b.ReadFrom(io.MultiReader(bytes.NewReader(body), r.Body))
+			body = b.Bytes()
+		}
+		if err != nil {
+			refuse(w, unread(err))
+			return
+		}
+		m.decide(w, r, body)
 	}
-	body, status := readBody(w, r)
-	if status != http.StatusOK {
-		refuse(w, status)
-		return
+}
+
+// unread returns the status of a request whose body could not be read.
+func unread(err error) int {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return http.StatusRequestEntityTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout
+	default:
+		return http.StatusBadRequest
 	}
+}
+
+// decide answers with what m.JSON says of a body.
+func (m Main) decide(w http.ResponseWriter, r *http.Request, body []byte) {
 	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
 	defer cancel()
 	status, contentType, answer := m.JSON(undated{ctx}, body) //nolint:contextcheck // it is r's
@@ -111,26 +163,6 @@ func (m Main) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 	w.WriteHeader(status)
 	send(w, answer)
-}
-
-// readBody reads r's body. The status is 200, or the one to answer if the body is too large, too slow or broken.
-func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int) {
-	if r.ContentLength > MaxBody {
-		w.Header().Set("Connection", "close") // so that the server does not wait for the rest of the body
-		return nil, http.StatusRequestEntityTooLarge
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
-	var large *http.MaxBytesError
-	switch {
-	case err == nil:
-		return body, http.StatusOK
-	case errors.As(err, &large):
-		return nil, http.StatusRequestEntityTooLarge
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, http.StatusRequestTimeout
-	default:
-		return nil, http.StatusBadRequest
-	}
 }
 
 func (m Main) health(w http.ResponseWriter, r *http.Request) {
