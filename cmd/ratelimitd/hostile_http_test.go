@@ -1,11 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -61,4 +65,97 @@ func TestH11_ManyElements(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Forty callers ask for 150,000 rules and do not read them: a few are served as far as they read, the others are told
+// that there are too many, and the rules are there again once those have gone.
+func TestH12_SlowReaders(t *testing.T) {
+	t.Parallel()
+	var rules strings.Builder
+	rules.WriteString("domain: shop\ndescriptors:\n  - {key: user, rate_limit: &nine {unit: year, requests_per_unit: 9}}\n")
+	const count = 150_000
+	for i := 1; i < count; i++ {
+		fmt.Fprintf(&rules, "  - {key: user, value: u%d, rate_limit: *nine}\n", i)
+	}
+	d := startProcess(t, rules.String())
+	d.ready()
+	for _, path := range []string{"/rlconfig", "/rlconfig?verbose", "/rlconfig?format=json"} {
+		d.get("DEBUG", path) // what the first ones leave to the garbage collector
+	}
+	before, live := d.Resident(t), d.live()
+	d.ResetPeak(t)
+	var readers []net.Conn
+	refused := make(chan bool, 40)
+	for range cap(refused) {
+		c := d.dialSlow()
+		readers = append(readers, c)
+		go func() { refused <- d.refused(c) }()
+	}
+	turnedAway := 0
+	for range cap(refused) {
+		if <-refused {
+			turnedAway++
+		}
+	}
+	if turnedAway < 30 || turnedAway == cap(refused) {
+		t.Errorf("%d of 40 callers were turned away; want all but a few", turnedAway)
+	}
+	held, grown := d.live()-live, (d.Peak(t)-before)/1e6
+	t.Logf("memory grew from %d MB by %d MB; %.1f MB are held for the readers", before/1e6, grown, held)
+	if grown > 40 || held > 10 {
+		t.Errorf("memory grew by %d MB, and %.1f MB are held for the readers; want at most 40 and 10", grown, held)
+	}
+	for _, c := range readers {
+		_ = c.Close()
+	}
+	testkit.Eventually(t, "all rules are shown again", func() bool {
+		body, status := d.get("DEBUG", "/rlconfig")
+		return status == http.StatusOK && strings.Count(body, "\n") == count
+	})
+}
+
+// live returns how many megabytes are in use, without what the garbage collector would free: loading so many rules leaves
+// much of that, which could hide what readers take.
+func (d *daemon) live() float64 {
+	d.t.Helper()
+	d.get("DEBUG", "/debug/pprof/heap?gc=1")
+	return d.metric("go_memstats_heap_alloc_bytes") / 1e6
+}
+
+// dialSlow opens a connection to the debug listener that takes few bytes before they are read.
+func (d *daemon) dialSlow() net.Conn {
+	d.t.Helper()
+	c, err := net.Dial("tcp", d.At["DEBUG"])
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = c.Close() })
+	if err := c.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := c.SetDeadline(time.Now().Add(testkit.Patience)); err != nil {
+		d.t.Fatal(err)
+	}
+	return c
+}
+
+// refused asks for the rules, and reads only the head of the answer if it has them.
+func (d *daemon) refused(c net.Conn) bool {
+	if _, err := io.WriteString(c, "GET /rlconfig?format=json HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		d.t.Errorf("asking: %v", err)
+		return false
+	}
+	resp, err := http.ReadResponse(bufio.NewReaderSize(c, 16), nil) //nolint:bodyclose // that would read it; the connection is closed
+	if err != nil {
+		d.t.Errorf("no answer: %v", err)
+		return false
+	}
+	if resp.StatusCode == http.StatusOK {
+		return false // its body is left unread
+	}
+	text, err := io.ReadAll(resp.Body)
+	if want := "too many callers read this page at once; try again later\n"; err != nil || resp.StatusCode != http.StatusServiceUnavailable || string(text) != want {
+		d.t.Errorf("%d %q, %v; want 503 %q", resp.StatusCode, text, err, want)
+	}
+	return true
 }

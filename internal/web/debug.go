@@ -1,7 +1,7 @@
 package web
 
 import (
-	"bytes"
+	"bufio"
 	"fmt"
 	"io"
 	"net/http"
@@ -47,7 +47,7 @@ func DebugHandler(d Debug) http.Handler {
 func debugHandler(d Debug, longest time.Duration) http.Handler {
 	pages := routes{
 		"/rlconfig": rules(d),
-		"/stats":    page(plainText, d.Stats),
+		"/stats":    page(plainText, d.Stats, make(turns, pageReaders)),
 		"/metrics":  d.Metrics.ServeHTTP,
 	}
 	profiles := guarded(d.MayProfile, &profiler{longest: longest})
@@ -74,7 +74,9 @@ func plain(target string) bool {
 
 // rules answers with the rules, in the format and the detail that the query asks for.
 func rules(d Debug) http.HandlerFunc {
-	lines, places, object := page(plainText, d.Rules), page(plainText, d.RulesVerbose), page("application/json", d.RulesJSON)
+	readers := make(turns, pageReaders)
+	lines, places := page(plainText, d.Rules, readers), page(plainText, d.RulesVerbose, readers)
+	object := page("application/json", d.RulesJSON, readers)
 	return func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		switch format := q.Get("format"); {
@@ -90,17 +92,47 @@ func rules(d Debug) http.HandlerFunc {
 	}
 }
 
-// page answers with what write writes. An error from write means that there is nothing useful to show.
-func page(contentType string, write func(io.Writer) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		var b bytes.Buffer
-		if err := write(&b); err != nil {
-			http.Error(w, fmt.Sprintf("cannot show this: %v", err), http.StatusInternalServerError)
+const (
+	pageReaders = 4        // how many callers a page may have at once
+	pageChunk   = 32 << 10 // how many bytes of it are written before it is sent
+)
+
+// page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
+// show; if part of the page has been sent already, the connection is cut, so that nobody takes that part for the whole.
+func page(contentType string, write func(io.Writer) error, readers turns) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !readers.take(r.Context()) {
+			busy(w, "too many callers read this page")
 			return
 		}
+		defer readers.giveBack()
 		w.Header().Set("Content-Type", contentType)
-		send(w, b.Bytes())
+		out := &begun{Writer: w}
+		b := bufio.NewWriterSize(out, pageChunk)
+		err := write(b)
+		if err == nil {
+			err = b.Flush()
+		}
+		switch {
+		case err == nil:
+		case out.yes:
+			panic(http.ErrAbortHandler) //nolint:forbidigo // net/http's way to cut a connection
+		default:
+			http.Error(w, fmt.Sprintf("cannot show this: %v", err), http.StatusInternalServerError)
+		}
 	}
+}
+
+// begun is a writer that knows whether anything has been written.
+type begun struct {
+	io.Writer
+	yes bool
+}
+
+// Write implements [io.Writer].
+func (b *begun) Write(p []byte) (int, error) {
+	b.yes = true
+	return b.Writer.Write(p)
 }
 
 // guarded answers with h if may lets the caller, or else with what may says.

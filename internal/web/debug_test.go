@@ -103,6 +103,22 @@ func TestDebugPageError(t *testing.T) {
 	}
 }
 
+// If that is found out only after a part has been sent, the connection is cut: no caller takes the part for the whole.
+func TestDebugPageErrorLate(t *testing.T) {
+	d := pages()
+	d.Rules = func(w io.Writer) error {
+		if _, err := io.WriteString(w, strings.Repeat("shop.a: unit=HOUR\n", 10_000)); err != nil {
+			return err
+		}
+		return errors.New("no more rules")
+	}
+	addr, log := start(t, web.DebugHandler(d), web.Limits{})
+	got, err := try(t, "GET", "http://"+addr+"/rlconfig", "")
+	if !errors.Is(err, io.ErrUnexpectedEOF) || got.Status != 200 || log.String() != "" {
+		t.Errorf("%d with %d bytes, %v, and the log is %q; want 200, a connection that is cut and no log", got.Status, len(got.Body), err, log)
+	}
+}
+
 // Callers from other machines, and from proxies on this one, see the rules and the counters, as with the reference, but no
 // profiles, whatever their headers claim.
 func TestH07_Remote(t *testing.T) {
