@@ -51,6 +51,10 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return plain(http.StatusInternalServerError)
 	}
 	answer, err = protojson.Marshal(&response)
+	if len(answer) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
+		response.DynamicMetadata = onlyTruncated()
+		answer, err = protojson.Marshal(&response)
+	}
 	if err != nil {
 		return plain(http.StatusInternalServerError)
 	}

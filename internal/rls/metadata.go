@@ -1,9 +1,11 @@
 package rls
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -12,41 +14,120 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
+// maxAnswer is how many bytes an answer has at most, whatever was asked: clients of gRPC refuse more than 4 MiB unless they
+// are told to take more.
+const maxAnswer = 4_000_000
+
+// metadataFrame is how many of them are left to what stands around the texts of a request in the metadata, and to the rules.
+const metadataFrame = 1 << 19
+
+// truncated is the field of the metadata that is true if something has been left out of them.
+const truncated = "truncated"
+
 // appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
 // and, with DECISION_METADATA, the decision. All of it is built anew for each answer and shares nothing with the rules.
+// Where the answer would be too long, the longest texts of the request are cut; if it still is, because of what the rules
+// add, there is only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
+	texts := textsOf(r)
+	cut := shorten(texts, maxAnswer-metadataFrame-len(b))
+	all := map[string]*structpb.Value{"domain": structpb.NewStringValue(texts[0])}
+	texts = texts[1:]
 	list := make([]*structpb.Value, len(r.Descriptors))
 	for i := range r.Descriptors {
-		fields := descriptorFields(&r.Descriptors[i])
+		d := &r.Descriptors[i]
+		fields := descriptorFields(d, texts[:len(d.Entries)])
+		texts = texts[len(d.Entries):]
 		if s.config.DecisionMetadata && i < len(v.Statuses) {
 			addDecision(fields, &v.Statuses[i])
 		}
 		list[i] = structpb.NewStructValue(&structpb.Struct{Fields: fields})
 	}
-	all := map[string]*structpb.Value{
-		"domain":      text(r.Domain),
-		"descriptors": structpb.NewListValue(&structpb.ListValue{Values: list}),
-	}
+	all["descriptors"] = structpb.NewListValue(&structpb.ListValue{Values: list})
 	if r.Hits != 0 {
 		all["hitsAddend"] = structpb.NewNumberValue(float64(r.Hits))
 	}
 	if rules := rulesMetadata(v); len(rules.GetFields()) > 0 {
 		all["metadata"] = structpb.NewStructValue(rules)
 	}
+	if cut {
+		all[truncated] = structpb.NewBoolValue(true)
+	}
+	whole := len(b)
+	b = appendStruct(b, &structpb.Struct{Fields: all})
+	if len(b) > maxAnswer {
+		b = appendStruct(b[:whole], onlyTruncated())
+	}
+	return b
+}
+
+// onlyTruncated are metadata that say only that they are not there.
+func onlyTruncated() *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{truncated: structpb.NewBoolValue(true)}}
+}
+
+func appendStruct(b []byte, m *structpb.Struct) []byte {
 	whole := len(b)
 	b, start := open(b, responseMetadata)
-	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, &structpb.Struct{Fields: all})
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, m)
 	if err != nil { // a verdict must not be lost because of its metadata
 		return b[:whole]
 	}
 	return shut(b, start)
 }
 
-// descriptorFields returns one descriptor of the request.
-func descriptorFields(d *limiter.Descriptor) map[string]*structpb.Value {
-	entries := make([]*structpb.Value, len(d.Entries))
-	for i, e := range d.Entries {
-		entries[i] = text(e.Key, []byte("="), e.Value)
+// textsOf returns the texts of r as valid UTF-8: the domain, and then each entry.
+func textsOf(r *limiter.Request) []string {
+	all := []string{valid(string(r.Domain))}
+	for i := range r.Descriptors {
+		for _, e := range r.Descriptors[i].Entries {
+			all = append(all, text(e.Key, []byte("="), e.Value))
+		}
+	}
+	return all
+}
+
+// shorten cuts the longest of texts so far that all of them together have no more than most bytes, but for the ellipsis
+// that each cut text ends with. It reports whether it had to.
+func shorten(texts []string, most int) (cut bool) {
+	total := 0
+	for _, t := range texts {
+		total += len(t)
+	}
+	if total <= most {
+		return false
+	}
+	lengths := make([]int, len(texts))
+	for i, t := range texts {
+		lengths[i] = len(t)
+	}
+	slices.Sort(lengths)
+	longest := 0
+	for i, n := range lengths {
+		longest = max(0, most) / (len(lengths) - i)
+		if n > longest {
+			break
+		}
+		most -= n
+	}
+	for i, t := range texts {
+		if len(t) <= longest {
+			continue
+		}
+		end := longest
+		for end > 0 && !utf8.RuneStart(t[end]) {
+			end--
+		}
+		texts[i] = t[:end] + "…"
+	}
+	return true
+}
+
+// descriptorFields returns one descriptor of the request, whose entries have these texts.
+func descriptorFields(d *limiter.Descriptor, texts []string) map[string]*structpb.Value {
+	entries := make([]*structpb.Value, len(texts))
+	for i, t := range texts {
+		entries[i] = structpb.NewStringValue(t)
 	}
 	fields := map[string]*structpb.Value{"entries": structpb.NewListValue(&structpb.ListValue{Values: entries})}
 	if d.HasOverride {
@@ -131,10 +212,10 @@ func overrideText(o descriptors.Override) string {
 	return strings.Join(parts, " ")
 }
 
-func text(parts ...[]byte) *structpb.Value {
+func text(parts ...[]byte) string {
 	var s strings.Builder
 	for _, p := range parts {
 		s.Write(p)
 	}
-	return structpb.NewStringValue(valid(s.String()))
+	return valid(s.String())
 }
