@@ -38,7 +38,9 @@ const index = pprofRoot + `: profiles of this process, where this port is open t
 // plainText is the type of pages for people.
 const plainText = "text/plain; charset=utf-8"
 
-// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to whom MayProfile lets. The answer to any other target is a list of these pages, as in envoyproxy/ratelimit, or 404
+// DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to whom MayProfile lets, under
+// localhost or an IP address, and not to web pages of other origins. The answer to any other target is a list of these
+// pages, as in envoyproxy/ratelimit, or 404
 // if the target is not a plain path. No page changes anything.
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
@@ -50,7 +52,7 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 		"/stats":    page(plainText, d.Stats, make(turns, pageReaders)),
 		"/metrics":  d.Metrics.ServeHTTP,
 	}
-	profiles := guarded(d.MayProfile, &profiler{longest: longest})
+	profiles := withoutPages(guarded(d.MayProfile, &profiler{longest: longest}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
 		switch h, ok := pages[t]; {

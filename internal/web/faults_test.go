@@ -256,6 +256,59 @@ func TestH05_Smuggling(t *testing.T) {
 	}
 }
 
+// A web page cannot use the browsers of those who look at it: what it posts is refused on each listener, whatever its
+// type, and profiles even if it only gets them, or has its own name lead here. Programs and pages of this server can.
+func TestH13_WebPages(t *testing.T) {
+	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
+	debugAddr, _ := start(t, web.DebugHandler(pages()), web.Limits{})
+	promAddr, _ := start(t, web.MetricsHandler("/metrics", pages().Metrics), web.Limits{})
+	const (
+		elsewhere = "Origin: https://evil.example\nContent-Type: text/plain\n"
+		crossSite = "Sec-Fetch-Site: cross-site\nSec-Fetch-Mode: no-cors\nContent-Type: text/plain\n"
+		sameSite  = "Sec-Fetch-Site: same-site\nOrigin: http://localhost:3000\n"
+		own       = "Sec-Fetch-Site: same-origin\nOrigin: http://localhost:8080\n"
+		typed     = "Sec-Fetch-Site: none\n"
+		program   = "Content-Type: text/plain\n"
+	)
+	for _, tt := range []struct {
+		addr, ask, host, headers string
+		want                     int
+	}{
+		{mainAddr, "POST /json", "localhost:8080", elsewhere, 403},
+		{mainAddr, "POST /json", "ratelimit.svc", elsewhere, 403},
+		{mainAddr, "POST /json", "10.0.0.1:8080", crossSite, 403},
+		{mainAddr, "POST /json", "localhost:8080", sameSite, 403},
+		{mainAddr, "POST /json", "localhost:8080", "Origin: null\n", 403},
+		{mainAddr, "POST /json", "localhost:8080", own, 200},
+		{mainAddr, "POST /json", "localhost:8080", "Origin: http://localhost:8080\n", 200},
+		{mainAddr, "POST /json", "ratelimit.svc", program, 200},
+		{mainAddr, "POST /json", "ratelimit.svc", "", 200},
+		{mainAddr, "POST /healthcheck", "localhost", crossSite, 403},
+		{mainAddr, "GET /healthcheck", "localhost", crossSite, 200},
+		{promAddr, "POST /metrics", "localhost", elsewhere, 403},
+		{promAddr, "GET /metrics", "ratelimit.svc", program, 200},
+		{debugAddr, "POST /rlconfig", "localhost", elsewhere, 403},
+		{debugAddr, "GET /rlconfig", "ratelimit.svc", "", 200},
+		{debugAddr, "GET /debug/pprof/heap", "localhost:6070", crossSite, 403},
+		{debugAddr, "GET /debug/pprof/heap", "localhost:6070", sameSite, 403},
+		{debugAddr, "GET /debug/pprof/heap", "localhost:6070", elsewhere, 403},
+		{debugAddr, "POST /debug/pprof/symbol", "127.0.0.1:6070", crossSite, 403},
+		{debugAddr, "GET /debug/pprof/heap", "evil.example:6070", "Sec-Fetch-Site: same-origin\n", 403},
+		{debugAddr, "GET /debug/pprof/heap", "evil.example", "", 403},
+		{debugAddr, "GET /debug/pprof/heap", "localhost.evil.example", "", 403},
+		{debugAddr, "GET /debug/pprof/heap", "localhost:6070", typed, 200},
+		{debugAddr, "GET /debug/pprof/heap", "LOCALHOST", "", 200},
+		{debugAddr, "GET /debug/pprof/heap", "127.0.0.1:6070", "", 200},
+		{debugAddr, "GET /debug/pprof/heap", "[::1]:6070", "", 200},
+		{debugAddr, "GET /debug/pprof/heap", "[::1]", "", 200},
+	} {
+		send := tt.ask + " HTTP/1.1\nHost: " + tt.host + "\n" + tt.headers + "Content-Length: 0\n\n"
+		if diff := cmp.Diff([]int{tt.want}, raw(t, tt.addr, send, 1)); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", send, diff)
+		}
+	}
+}
+
 func TestH06_Paths(t *testing.T) {
 	mainAddr, _ := start(t, web.MainHandler(echo()), web.Limits{})
 	debugAddr, _ := start(t, web.DebugHandler(pages()), web.Limits{})

@@ -45,7 +45,7 @@ type Server struct {
 }
 
 // NewServer returns a Server that serves h on ln, which it owns from then on. Its name is for messages. Nothing is
-// served until Run. Errors of connections, and panics of h, are logged.
+// served until Run. Web pages of other origins may only read. Errors of connections, and panics of h, are logged.
 func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, limits Limits) *Server {
 	limits = limits.withDefaults()
 	protocols := new(http.Protocols)
@@ -54,7 +54,7 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 		name: name,
 		ln:   ln,
 		http: &http.Server{
-			Handler:                      withoutSmuggling(h),
+			Handler:                      withoutSmuggling(withoutOtherOrigins(h)),
 			DisableGeneralOptionsHandler: true,
 			ReadHeaderTimeout:            limits.ReadHeader,
 			ReadTimeout:                  limits.Read,
