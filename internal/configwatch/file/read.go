@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -204,8 +205,12 @@ func (s *snapshot) add(name, path string) error {
 	return nil
 }
 
-// read reads a regular file of bounded size. It opens nothing else, and opening never blocks, as it would for a named
-// pipe without a writer.
+// waitForContent is the patience for what is not there yet. A file of rules is all there, but some that call themselves regular, such as
+// /proc/kmsg, are read as their content comes.
+const waitForContent = 100 * time.Millisecond
+
+// read reads a regular file of bounded size. It opens nothing else, opening never blocks, as it would for a named pipe
+// without a writer, and reading does not wait for content.
 func read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err == nil {
@@ -225,11 +230,24 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
-	if err == nil && len(data) > MaxFileSize {
+	data, err := io.ReadAll(io.LimitReader(impatient{f}, MaxFileSize+1))
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = errors.New("its content comes bit by bit: not a file of rules")
+	case err == nil && len(data) > MaxFileSize:
 		err = tooLarge(int64(len(data)))
 	}
 	return data, err
+}
+
+// impatient gives each Read as long as waitForContent, where the system has a say in that; elsewhere reading never waits.
+type impatient struct{ *os.File }
+
+func (f impatient) Read(p []byte) (int, error) {
+	if err := f.SetReadDeadline(time.Now().Add(waitForContent)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
+		return 0, err
+	}
+	return f.File.Read(p)
 }
 
 func tooLarge(size int64) error {

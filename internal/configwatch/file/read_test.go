@@ -1,6 +1,7 @@
 package file_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -150,6 +151,17 @@ func sparse(t *testing.T, path string, size int64) {
 	}
 }
 
+// endless returns what is said of /proc/kmsg, which only root may open, and in some containers nobody.
+func endless(t *testing.T) string {
+	t.Helper()
+	f, err := os.Open("/proc/kmsg")
+	if p, ok := errors.AsType[*os.PathError](err); ok {
+		return p.Err.Error()
+	}
+	_ = f.Close()
+	return "its content comes bit by bit"
+}
+
 func TestY19FilesThatAreNotRead(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -182,6 +194,10 @@ func TestY19FilesThatAreNotRead(t *testing.T) {
 			}
 			link(t, filepath.Dir(path), filepath.Base(path), pipe)
 		}, "a named pipe"},
+		{"link to what is read as it comes", func(t *testing.T, path string) {
+			t.Helper()
+			link(t, filepath.Dir(path), filepath.Base(path), "/proc/kmsg") // a regular file, says the kernel
+		}, endless(t)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
