@@ -22,6 +22,17 @@ local a = {
 a.cost, a.count, a.want, a.slack, a.mode, a.gated, a.pos = struct.unpack('<ddddBB', asked)
 a.probe, a.write, a.starts = a.mode == 1 or a.mode == 3, a.mode == 0, a.mode < 2
 
+-- What is found under a key may have been written by anybody. A state that no script writes counts as absent: so each
+-- number of it is examined before it is used, and no loop goes on for as long as it says.
+
+-- whole reports whether a number is an integer from 0 to most. Neither an infinity nor NaN is.
+local function whole(x, most) return x % 1 == 0 and x >= 0 and x <= most end
+
+-- forget makes Redis forget a state that counts as absent, if anything may be written.
+local function forget(key)
+  if a.write or a.mode > 3 then redis.call('DEL', key) end
+end
+
 -- fit returns how many of the wanted takes fit into left hits.
 local function fit(left)
   if left < a.cost then return 0 end

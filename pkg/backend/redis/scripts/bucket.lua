@@ -103,6 +103,12 @@ families[1] = function()
     v.n, v.part = n, part
   end
 
+  -- sound reports whether a script can have written these numbers.
+  local function sound(at, n, part, unit, stop, kept, expires)
+    return whole(at, MAX) and whole(n, MAX) and unit >= 1 and whole(unit, 281474976710656) and whole(part, unit - 1)
+      and stop >= at and whole(stop, MAX) and expires >= stop and whole(expires, MAX) and whole(kept, 2 * MAX)
+  end
+
   -- In the view n + part/us hits are spent, or queued, as this limit sees it; what has come back is counted up to
   -- view.as: now, or the last time before it at which tokens came. It is mixed if turns of a queue were promised at
   -- different rates, or at another than this one; the last is over at view.stop.
@@ -111,14 +117,16 @@ families[1] = function()
     if l.den == 0 then return v end
     if l.step > 0 then v.as = now - now % l.step end
     local state = redis.call('GET', l.key)
-    if state then
-      local at, n, part, unit
-      at, n, part, unit, v.stop, v.kept = struct.unpack('<dddddd', state)
-      v.expires = #state > 48 and struct.unpack('<d', state, 49) or v.stop
-      v.seen = now < v.expires
-      if v.seen then
-        read(l, v, at, n, part, unit)
-        return v
+    if state and (#state == 48 or #state == 56) then
+      local at, n, part, unit, stop, kept = struct.unpack('<dddddd', state)
+      local expires = #state > 48 and struct.unpack('<d', state, 49) or stop
+      if sound(at, n, part, math.abs(unit), stop, kept, expires) then
+        v.stop, v.kept, v.expires = stop, kept, expires
+        v.seen = now < expires
+        if v.seen then
+          read(l, v, at, n, part, unit)
+          return v
+        end
       end
     end
     v.n = l.burst - l.initial
@@ -178,7 +186,7 @@ families[1] = function()
     v.n = v.n + (l.leaky and hits or math.min(hits, l.most))
     if not l.leaky and v.n >= l.most then v.n, v.part = l.most, 0 end
     if v.mixed then -- behind turns that were promised at other rates
-      v.stop = v.stop + admitted * up(l, a.cost, 0)
+      v.stop = math.min(v.stop + admitted * up(l, a.cost, 0), MAX)
     else
       v.stop = back(l, v, v.n, v.part)
     end

@@ -7,6 +7,8 @@
 -- limit  hits, window, flags: first (begins with its first hit), counts (refused hits); with edges, the times around the
 --        packing of the limit, by another clock than this one, at which windows begin and end
 local function fixed(format, calendar)
+  local packing, size = calendar and '<ddd' or '<dd', calendar and 25 or 17
+
   local function limit(key, hits, window, first, counts, ...)
     return {key = key, hits = hits, window = window, first = first == 1, counts = counts == 1, edges = calendar and {...}}
   end
@@ -37,13 +39,11 @@ local function fixed(format, calendar)
         used = start % l.window
         start = start - used
         stop = start + l.window
-      elseif calendar then
-        start, used, stop = struct.unpack('<ddd', state, 2)
-      else
-        start, used = struct.unpack('<dd', state, 2)
-        stop = start + l.window
+      elseif #state == size then
+        start, used, stop = struct.unpack(packing, state, 2)
+        stop = calendar and stop or start + l.window
       end
-      if now < stop then
+      if now < stop and whole(start, MAX) and whole(used, MAX) and whole(stop, start + 281474976710656) then
         v.used, v.begun = used, true
         if start <= now then
           v.start, v.stop, v.known = start, stop, true

@@ -4,7 +4,12 @@
 -- state  packed: at: the penalty's end; n: how long it lasts; expires: from when on the state is irrelevant
 local gate = {key = KEYS[#KEYS], at = 0, n = 0, expires = 0}
 local state = redis.call('GET', gate.key)
-if state then gate.at, gate.n, gate.expires = struct.unpack('<ddd', state) end
+if state and #state == 24 then
+  local at, n, expires = struct.unpack('<ddd', state)
+  if whole(at, MAX) and whole(n, 281474976710656) and expires >= at and whole(expires, at + 281474976710656) then
+    gate.at, gate.n, gate.expires = at, n, expires
+  end
+end
 
 local function write_gate()
   redis.call('SET', gate.key, struct.pack('<ddd', gate.at, gate.n, gate.expires), 'PX', ttl(gate.expires))

@@ -15,12 +15,17 @@ if #asked == 34 then
   local state = redis.call('GET', KEYS[1])
   local at, n, part, unit, expires, kept = now, 0, 0, us, 0, 0
   if state then
-    at, n, part, unit, expires, kept = struct.unpack('<dddddd', state)
-    if #state > 48 then unit = 0 elseif expires <= now then at, n, part, unit = now, 0, 0, us end
+    if #state == 48 then
+      at, n, part, unit, expires, kept = struct.unpack('<dddddd', state)
+      if expires <= now then at, n, part, unit = now, 0, 0, us end
+    else
+      unit = 0
+    end
   end
   expires = math.max(expires, now)
   local came = (now - at) * den
-  if unit == us and came >= 0 and came < 9007199254740992 then
+  if unit == us and came >= 0 and came < 9007199254740992 and part >= 0 and part < us and kept < 18014398509481984
+    and n % 1 == 0 and part % 1 == 0 and came % 1 == 0 then -- else no script wrote this
     local whole, turn = floor(came / us), 0
     n, part = n - whole, part - (came - whole * us)
     if part < 0 then n, part = n - 1, part + us end

@@ -7,17 +7,30 @@
 --        n, so that only both ends of the list have to be read.
 -- limit  hits, window, precision (0 for a log), flag: counts (refused hits)
 families[2] = function()
-  -- limit.span is the number of ticks that count, including the current one.
+  -- What a sum may grow to, and how many runs are walked through: more than any state has.
+  local MOST, WALK = 4503599627370496, 30000
+
+  -- limit.span is the number of ticks that count, including the current one; limit.size that of a run, in bytes; and
+  -- limit.sum, once there is a view, the last sum, which no other exceeds.
   local function limit(key, hits, window, precision, counts)
     local span = precision == 0 and window or precision + 1
-    return {key = key, hits = hits, window = window, precision = precision, span = span, counts = counts == 1}
+    return {
+      key = key, hits = hits, window = window, precision = precision, span = span, counts = counts == 1,
+      size = precision == 0 and 40 or 32, sum = 0,
+    }
   end
 
   local function str(n) return n == 0 and '0' or string.format('%.0f', n) end
 
-  -- run returns at, n, sum, gone of the i-th run.
+  -- run returns at, n, sum of the i-th run: all 0 if there is none, or no script wrote it.
   local function run(l, i)
-    return struct.unpack('<dddd', redis.call('LINDEX', l.key, str(i)))
+    local state = redis.call('LINDEX', l.key, str(i))
+    if not state or #state ~= l.size then return 0, 0, 0 end
+    local at, n, sum = struct.unpack('<ddd', state)
+    if at % 1 == 0 and at >= 0 and at <= MAX and n % 1 == 0 and n > 0 and n <= sum and sum % 1 == 0 and sum <= l.sum then
+      return at, n, sum
+    end
+    return 0, 0, 0
   end
 
   -- tick returns the tick that contains now. Whole windows are counted separately, so that the remainder rarely needs
@@ -54,6 +67,22 @@ families[2] = function()
     return low
   end
 
+  -- last_run fills in the view what the newest run says, and reports whether a script can have written it.
+  local function last_run(l, v, state)
+    if #state ~= l.size then return false end
+    local at, n, sum, gone = struct.unpack('<dddd', state)
+    if at % 1 ~= 0 or at < 0 or at > MAX or n % 1 ~= 0 or n < 1 or n > sum or sum % 1 ~= 0 or sum > MOST or gone % 1 ~= 0 then
+      return false
+    end
+    if l.precision == 0 then
+      local longest, most = gone - at, struct.unpack('<d', state, 33)
+      if longest < 1 or longest > 281474976710656 or not whole(most, 10000) then return false end
+      v.longest, v.most = longest, most
+    end
+    v.at, v.n, v.sum, v.gone, l.sum = at, n, sum, gone, sum
+    return true
+  end
+
   -- The runs from view.first on count. They have view.used hits in total, at least one each, and their sums start from
   -- view.before; view.base is where those of the list start. at, n, sum and gone are those of the newest run, whether it
   -- counts or not; any is true if there is one. In a log, longest and most are the longest window and the most hits of the
@@ -65,10 +94,11 @@ families[2] = function()
     }
     local newest = redis.call('LINDEX', l.key, '-1')
     if not newest then return v end
-    v.any = true
-    v.at, v.n, v.sum, v.gone = struct.unpack('<dddd', newest)
-    v.before = v.sum
-    if l.precision == 0 then v.longest, v.most = v.gone - v.at, struct.unpack('<d', newest, 33) end
+    if not last_run(l, v, newest) then
+      forget(l.key)
+      return v
+    end
+    v.any, v.before = true, v.sum
     if now >= v.gone then return v end
     local at, n, sum = run(l, 0)
     v.base = sum - n
@@ -94,7 +124,7 @@ families[2] = function()
     end
     if over then redis.call('LSET', l.key, '-1', packed) else redis.call('RPUSH', l.key, packed) end
     if not over or ends ~= v.gone then redis.call('PEXPIRE', l.key, ttl(ends)) end
-    v.any, v.gone = true, ends
+    v.any, v.gone, l.sum = true, ends, math.max(l.sum, v.sum)
   end
 
   -- cut drops the first n runs.
@@ -163,12 +193,19 @@ families[2] = function()
     trim(l, v)
   end
 
+  -- start_over makes one run of what counts, as if all of it had been spent now, so that sums stay exact.
+  local function start_over(l, v)
+    redis.call('DEL', l.key)
+    v.at, v.n, v.sum, v.before, v.base, v.first, v.any, l.sum = v.tick, v.used, v.used, 0, 0, 0, false, MOST
+    if v.used > 0 then write_last(l, v, false) end
+  end
+
   local function left(l, v) return math.max(0, l.hits - v.used) end
 
   local function room(l, v) return fit(left(l, v)) end
 
-  -- whole returns the time until nothing counts any more.
-  local function whole(l, v)
+  -- reset_in returns the time until nothing counts any more.
+  local function reset_in(l, v)
     if v.used == 0 then return 0 end
     return math.max(0, gone(l, math.min(v.at, v.tick)) - now)
   end
@@ -185,20 +222,21 @@ families[2] = function()
     local left = left(l, v)
     local admitted, refuses = judge(fit(left))
     local spent = math.min(spends(admitted, l.counts), math.max(0, 2 * l.hits - v.used)) -- counts at most twice the limit
+    if spent > 0 and v.sum + spent > MOST then start_over(l, v) end
     if spent > 0 then
       local over = v.any and v.at == v.tick
       v.used, v.at, v.n, v.sum = v.used + spent, v.tick, (over and v.n or 0) + spent, v.sum + spent
       write_last(l, v, over)
       trim(l, v)
     end
-    local reset, retry = whole(l, v), 0
+    local reset, retry = reset_in(l, v), 0
     if refuses then retry = a.cost > l.hits and reset or free(l, v, v.used + a.cost - l.hits) end
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
   end
 
   -- remove removes the oldest hits of those that count.
   local function remove(l, v, hits)
-    if hits == v.sum - v.base then
+    if hits == v.sum - v.base or redis.call('LLEN', l.key) > WALK then
       redis.call('DEL', l.key)
       return
     end
@@ -207,7 +245,8 @@ families[2] = function()
       local rest = redis.call('LRANGE', l.key, str(hits < v.used and low or v.first), '-1')
       redis.call('LTRIM', l.key, '0', str(v.first - 1))
       for i = 1, hits < v.used and #rest or 0 do
-        local at, n, sum = struct.unpack('<ddd', rest[i])
+        local at, n, sum = 0, 0, 0
+        if #rest[i] == l.size then at, n, sum = struct.unpack('<ddd', rest[i]) end
         if i == 1 then n = sum - v.before - hits end
         redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[i], 25))
       end
@@ -215,7 +254,11 @@ families[2] = function()
     end
     if low > 0 then redis.call('LTRIM', l.key, str(low), '-1') end
     local state = redis.call('LINDEX', l.key, '0')
-    local at, _, sum = struct.unpack('<ddd', state)
+    local at, _, sum = run(l, 0)
+    if sum == 0 then
+      redis.call('DEL', l.key)
+      return
+    end
     redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - v.before - hits, sum) .. string.sub(state, 25))
   end
 
@@ -226,7 +269,7 @@ families[2] = function()
       remove(l, v, math.min(a.cost, v.used))
       v = view(l)
     end
-    return {0, left(l, v), whole(l, v), 0, 0, 0, 0, 0, 0}
+    return {0, left(l, v), reset_in(l, v), 0, 0, 0, 0, 0, 0}
   end
 
   return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give}

@@ -8,6 +8,8 @@
 --        when the newest were taken, −1 − taken.
 -- limit  hits, window
 families[3] = function()
+  local MANY = 10000 -- no limit has more slots, and so no state more groups
+
   local function limit(key, hits, window) return {key = key, hits = hits, window = window} end
 
   local function str(n)
@@ -21,8 +23,11 @@ families[3] = function()
     return score and score + 0
   end
 
-  -- count returns how many slots a group has.
-  local function count(l, name) return -(number(l, '#' .. name) or -1) end
+  -- count returns how many slots a group has: if no script wrote that, 0.
+  local function count(l, name)
+    local n = -(number(l, '#' .. name) or -1)
+    return whole(n, MANY) and n or 0
+  end
 
   local function owned(owner) return '!' .. owner end
 
@@ -40,23 +45,25 @@ families[3] = function()
     for i = 0, v.held, 100 do
       local groups = redis.call('ZRANGEBYSCORE', l.key, '(' .. str(now), '+inf', 'WITHSCORES', 'LIMIT', str(i), '100')
       for j = 1, #groups, 2 do
-        if f(groups[j], groups[j + 1] + 0, count(l, groups[j])) then return end
+        local stop = groups[j + 1] + 0
+        if whole(stop, MAX) and f(groups[j], stop, count(l, groups[j])) then return end
       end
       if #groups < 200 then return end
     end
   end
 
   -- shift returns the groups that have not ended. Those that were taken in the future, before the clock went back, are
-  -- as if they had been taken now.
+  -- as if they had been taken now. It leaves out what no script wrote.
   local function shift(l)
-    local all, groups = redis.call('ZRANGEBYSCORE', l.key, '0', '+inf', 'WITHSCORES'), {}
+    local all, groups = redis.call('ZRANGEBYSCORE', l.key, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', str(MANY)), {}
     for i = 1, #all, 2 do
-      local g = {name = all[i], stop = all[i + 1] + 0, n = count(l, all[i])}
-      if string.sub(g.name, 1, 1) == '~' then
+      local g = {name = all[i], stop = all[i + 1] + 0, n = count(l, all[i]), taken = -1}
+      if string.sub(g.name, 1, 1) ~= '~' then
+        g.taken = -1 - (number(l, '^' .. g.name) or 0)
+      elseif #g.name == 17 then
         g.taken = struct.unpack('>d', g.name, 2)
-      else
-        g.taken = -1 - number(l, '^' .. g.name)
       end
+      if not (whole(g.taken, MAX) and whole(g.stop, MAX)) then g.taken, g.stop = 0, 0 end
       if g.taken > now then g.taken, g.stop = now, g.stop - (g.taken - now) end
       if g.stop > now then groups[#groups + 1] = g end
     end
@@ -64,27 +71,47 @@ families[3] = function()
     return groups
   end
 
+  -- nothing is a view of no slots.
+  local function nothing(l)
+    return {stop = now + l.window, dead = {}, held = 0, last = 0, own = 0, own_stop = 0, newest = 0}
+  end
+
+  -- absent is the view of a state that counts as absent, as does one without its numbers.
+  local function absent(l)
+    forget(l.key)
+    return nothing(l)
+  end
+
+  -- last returns when the last group ends, or 0 if that is no time after now.
+  local function last(l)
+    local stop = (redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] or 0) + 0
+    return whole(stop, now + 281474976710656) and stop > now and stop or 0
+  end
+
   -- view.held slots are held, those of the groups view.dead have ended; view.own of them are the caller's, and end at
   -- view.own_stop. The last of all ends at view.last, and slots taken now end at view.stop.
   local function view(l)
-    local v = {stop = now + l.window, dead = {}, held = 0, last = 0, own = 0, own_stop = 0, newest = 0}
-    local all = redis.call('ZMSCORE', l.key, 'h', 't')
-    if not all[1] then return v end
-    v.newest = -1 - all[2]
+    local v, all = nothing(l), redis.call('ZMSCORE', l.key, 'h', 't')
+    if not all[1] then return absent(l) end
+    v.newest, v.held = -1 - (all[2] or 0), -1 - all[1]
+    if not whole(v.newest, MAX) or not whole(v.held, MANY) then return absent(l) end
     if v.newest > now then
-      v.shifted = shift(l)
+      v.shifted, v.held = shift(l), 0
       for _, g in ipairs(v.shifted) do
         v.held, v.last = v.held + g.n, g.stop
         if g.name == owned(a.owner) then v.own, v.own_stop = g.n, g.stop end
       end
       return v
     end
-    v.dead, v.held = redis.call('ZRANGEBYSCORE', l.key, '0', str(now)), -1 - all[1]
+    v.dead = redis.call('ZRANGEBYSCORE', l.key, '0', str(now), 'LIMIT', '0', str(MANY))
     for i = 1, #v.dead do v.held = v.held - count(l, v.dead[i]) end
-    if v.held > 0 then
-      v.last = redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] + 0
-      local stop = a.owner ~= '' and number(l, owned(a.owner))
-      if stop and stop > now then v.own, v.own_stop = count(l, owned(a.owner)), stop end
+    if v.held == 0 then return #v.dead > 0 and v or absent(l) end
+    v.last = last(l)
+    if v.held < 0 or v.last == 0 then return absent(l) end
+    local stop = a.owner ~= '' and number(l, owned(a.owner))
+    if stop and stop > now then
+      v.own, v.own_stop = count(l, owned(a.owner)), stop
+      if v.own > v.held or not whole(stop, v.last) then return absent(l) end
     end
     return v
   end
@@ -100,8 +127,8 @@ families[3] = function()
     return fit(left)
   end
 
-  -- whole returns the time until the last slot is free.
-  local function whole(v) return v.held > 0 and v.last - now or 0 end
+  -- reset_in returns the time until the last slot is free.
+  local function reset_in(v) return v.held > 0 and math.max(0, v.last - now) or 0 end
 
   -- free returns the time until n of the slots that are not the caller's are free. There must be that many.
   local function free(l, v, n)
@@ -180,7 +207,7 @@ families[3] = function()
     local less, fewer
     each(l, v, function(name, _, slots)
       if name == mine or not mine and string.sub(name, 1, 1) == '~' then
-        v.held = v.held - math.min(n, slots)
+        v.held = math.max(0, v.held - math.min(n, slots))
         if slots <= n then gone[#gone + 1] = name else less, fewer = name, slots - n end
         n = math.max(0, n - slots)
         if name == mine then v.own = fewer or 0 end
@@ -188,8 +215,8 @@ families[3] = function()
       return n == 0
     end)
     if #gone > 0 or less then drop(l, v, gone) end
-    if less then redis.call('ZADD', l.key, str(-fewer), '#' .. less) end
-    if v.held > 0 then v.last = redis.call('ZRANGE', l.key, '-1', '-1', 'WITHSCORES')[2] + 0 end
+    if less and v.held > 0 then redis.call('ZADD', l.key, str(-fewer), '#' .. less) end
+    if v.held > 0 then v.last = last(l) end
   end
 
   local function take(l, v)
@@ -205,7 +232,7 @@ families[3] = function()
       end
       hold(l, v, n)
     end
-    local reset, retry = whole(v), 0
+    local reset, retry = reset_in(v), 0
     if refuses then retry = a.cost > l.hits and reset or free(l, v, v.held - v.own + a.cost - l.hits) end
     return {admitted, left, reset, retry, 0, 0, renewed, 0, 0}, refuses
   end
@@ -213,7 +240,7 @@ families[3] = function()
   local function give(l, v)
     settle(l, v)
     if a.cost > 0 and v.held > 0 then release(l, v, a.cost) end
-    return {0, left(l, v), whole(v), 0, 0, 0, 0, 0, 0}
+    return {0, left(l, v), reset_in(v), 0, 0, 0, 0, 0, 0}
   end
 
   return {format = '<dd', limit = limit, view = view, room = room, take = take, give = give}
