@@ -249,6 +249,64 @@ func TestY21_Encodings(t *testing.T) {
 }
 
 // Patterns that would make a naive matcher backtrack excessively are matched in one pass.
+// TestY27_ValuesBesideRules: ten megabytes that are no rules are refused before they become nodes.
+func TestY27_ValuesBesideRules(t *testing.T) {
+	head := "domain: shop\ndescriptors:\n  - key: a\n    value: b\n"
+	fill := func(head, item string) string {
+		return head + strings.Repeat(item, (descriptors.MaxFileSize-len(head)-8)/len(item))
+	}
+	numbered := func(head, format string) string {
+		b := []byte(head)
+		for i := 0; len(b) < descriptors.MaxFileSize-64; i++ {
+			b = fmt.Appendf(b, format, i)
+		}
+		return string(b)
+	}
+	for name, text := range map[string]string{
+		"list of numbers":           fill(head+"    shadow_mode:\n", "- 1\n"),
+		"indented list":             fill(head+"    shadow_mode:\n", "      - 1\n"),
+		"list of rules":             fill(head+"    shadow_mode:\n", "    - key: a\n"),
+		"list of rules in braces":   fill(head+"    shadow_mode: [\n", "{key: a},\n"),
+		"list in brackets":          fill(head+"    shadow_mode: [\n", "1,\n"),
+		"list below an anchor":      fill(head+"    shadow_mode: &a\n", "      - 1\n"),
+		"lists in lists":            fill(head+"    shadow_mode:\n", "      - - - - - - - - 1\n"),
+		"brackets in brackets":      fill(head+"    shadow_mode: [\n", "[[[[]]]],\n"),
+		"descriptors of numbers":    fill("domain: shop\ndescriptors:\n", "  - 1\n"),
+		"descriptors of nothing":    fill("domain: shop\ndescriptors:\n", "  -\n"),
+		"descriptors of braces":     fill("domain: shop\ndescriptors: [\n", "{},\n"),
+		"one key again and again":   fill(head, "    value: b\n"),
+		"one key in braces":         fill("domain: shop\ndescriptors:\n - {\n", "key: a,\n"),
+		"unknown keys":              numbered(head, "    k%d: 1\n"),
+		"unknown keys of the root":  numbered(head, "k%d: 1\n"),
+		"unknown keys in braces":    numbered(head+"    rate_limit: {\n", "k%d: 1,\n"),
+		"keys without values":       fill(head+"    rate_limit: {\n", "a,\n"),
+		"metadata":                  fill(head+"    metadata:\n", "      - 1\n"),
+		"metadata of keys":          numbered(head+"    metadata:\n", "      k%d: 1\n"),
+		"metadata in brackets":      fill(head+"    metadata: {a: [\n", "1,\n"),
+		"aliases":                   fill("domain: shop\na: &a {key: b}\ndescriptors:\n", "- *a\n"),
+		"aliases in brackets":       fill("domain: shop\na: &a {key: b}\ndescriptors: [\n", "*a,\n"),
+		"merged aliases":            fill("domain: &a shop\ndescriptors:\n- <<: [\n", "*a,\n"),
+		"complex keys":              fill(head+"    metadata:\n", "      ? 1\n"),
+		"lists in a list of limits": fill(head+"    rate_limits:\n", "    - [1]\n"),
+		"replaces":                  fill(head+"    rate_limit:\n      replaces:\n", "      - a\n"),
+		"quoted":                    fill(head+"    \"shadow_mode\":\n", "      - '1'\n"),
+		"pairs in brackets":         fill(head+"    shadow_mode: [\n", "a: b,\n"),
+		"rules without end":         fill("domain: shop\ndescriptors:\n", "- key: a\n"),
+	} {
+		t.Run(name, func(t *testing.T) { refuses(t, []byte(text), "error loading config file: ") })
+	}
+}
+
+// TestY27_UnfinishedTexts: a survey ends wherever a text does.
+func TestY27_UnfinishedTexts(t *testing.T) {
+	whole := "\ufeffdescriptors:\n- key: |\n  a\n- {key: \"b\\\"\", value: 'c', metadata: {a: [&x !!str b, *x]}}\n- ? key\n  : >\n   d\ndomain: &d e # f\n"
+	for i := range len(whole) {
+		if _, _, err := load([]byte(whole[:i])); err != nil && strings.Contains(err.Error(), "keys and values") {
+			t.Errorf("%q: %v", whole[:i], err)
+		}
+	}
+}
+
 func TestY24_Wildcards(t *testing.T) {
 	value := bytes.Repeat([]byte("a"), 60<<10)
 	for _, c := range []struct {

@@ -71,7 +71,7 @@ func (r *reader) path() string {
 
 // read parses a source and reads its first document. If it reports an error the result is incomplete.
 func (r *reader) read(data []byte) rawFile {
-	if !r.readable(data) {
+	if !r.readable(data) || !r.surveyed(data) {
 		r.unread = true
 		return rawFile{}
 	}
