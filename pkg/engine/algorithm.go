@@ -23,7 +23,7 @@ const (
 //	                           largest number of hits of the limits that took from it
 //	token_bucket               n + part/us: hits spent as of at; full: when they will have come back
 //	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
-//	concurrency                n: slots in all of more.holders; at: when the newest was taken
+//	concurrency                n: slots in all of more.slots; at: when the newest was taken
 //	a penalty's gate           at: its end; n: how long it lasts
 type Family uint8
 

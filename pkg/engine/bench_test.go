@@ -1,6 +1,10 @@
 package engine
 
-import "testing"
+import (
+	"fmt"
+	"runtime"
+	"testing"
+)
 
 const base = 1_790_000_000_000_000 // a moment in September 2026
 
@@ -27,5 +31,63 @@ func BenchmarkTake(b *testing.B) {
 				now += 700
 			}
 		})
+	}
+}
+
+// BenchmarkSlots takes and releases where that many slots are held by an owner each, or by nobody. B/slot is the memory
+// that they take, without the names of their owners.
+func BenchmarkSlots(b *testing.B) {
+	for _, n := range []int{10, 100, 10_000} {
+		owners := make([]string, n)
+		for i := range owners {
+			owners[i] = fmt.Sprintf("owner %d", i*7919%n)
+		}
+		limits := Limits{{Algorithm: Concurrency, Hits: uint64(n), Window: 3600e6}}
+		for _, owned := range []bool{true, false} {
+			var s State
+			fill := func() {
+				for i := range n {
+					take := Take{Cost: 1, Count: 1}
+					if owned {
+						take.Owner = owners[i]
+					}
+					limits.Take([]*State{&s}, base+Micros(i), take)
+				}
+			}
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			fill()
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			memory := float64(after.HeapAlloc-before.HeapAlloc) / float64(n)
+			name := "by nobody"
+			if owned {
+				name = "by owners"
+			}
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				now, i := Micros(base+n), 0
+				for b.Loop() {
+					take := Take{Cost: 1, Count: 1}
+					if owned {
+						take.Owner = owners[i%n]
+						if d := limits.Take([]*State{&s}, now, take); d.Renewed != 1 {
+							b.Fatal(d)
+						}
+					}
+					limits.Give([]*State{&s}, now, take)
+					if d := limits.Take([]*State{&s}, now, take); d.Admitted != 1 {
+						b.Fatal(d)
+					}
+					if d := limits.Take([]*State{&s}, now, Take{Cost: 1, Count: 1, Owner: "another"}); d.Admitted != 0 || d.RetryAfter == 0 {
+						b.Fatal(d)
+					}
+					now++
+					i++
+				}
+				b.ReportMetric(memory, "B/slot")
+			})
+		}
 	}
 }

@@ -1,70 +1,48 @@
 package engine
 
-import (
-	"cmp"
-	"slices"
-	"strings"
-)
-
 // Concurrency counts slots held at the same time: a cost of n takes n slots, giving back n releases them, and a slot
 // that nobody releases is free again after the window. Slots with an owner belong to that owner alone: a take with cost
 // n means that the owner holds at least n slots, and renews all of its slots.
 
-// holder is a group of slots that were taken together, or that have the same owner.
-type holder struct {
-	taken Micros // or renewed
-	end   Micros
-	n     uint64
-	owner string // empty for slots without an owner
-}
-
-// before orders holders: the first to end first.
-func (h holder) before(g holder) int {
-	return cmp.Or(cmp.Compare(h.end, g.end), cmp.Compare(h.taken, g.taken))
-}
-
 // slotsView is the state of a concurrency limit as seen at a given time.
 type slotsView struct {
-	dead    int      // how many holders have ended
-	holders []holder // those that have not, in order
-	held    uint64   // slots of holders
-	mine    int      // index of the caller's record in holders, or −1
-	own     uint64   // slots of the caller
+	*slots
+
+	dead uint64 // slots that have ended, which come first
+	held uint64 // slots that have not
+	mine index  // the caller's group, if it has one that has not ended
+	own  uint64 // slots of the caller
 }
 
 func (l *Limit) viewSlots(s *State, a *ask) slotsView {
-	v := slotsView{mine: -1}
 	if a.now >= s.expires {
+		return slotsView{}
+	}
+	v := slotsView{slots: &s.more.slots}
+	if s.at > a.now {
+		v.slots = v.arrived(a.now)
+	}
+	v.dead = v.over(a.now)
+	v.held = v.all() - v.dead
+	if a.owner == "" {
 		return v
 	}
-	v.holders, v.held = s.more.holders.live(), s.n
-	if s.at > a.now {
-		v.holders = slices.Clone(v.holders)
-		shift(v.holders, a.now)
-	}
-	for len(v.holders) > 0 && a.now >= v.holders[0].end {
-		v.held -= v.holders[0].n
-		v.holders = v.holders[1:]
-		v.dead++
-	}
-	if a.owner != "" {
-		v.mine = slices.IndexFunc(v.holders, func(h holder) bool { return h.owner == a.owner })
-	}
-	if v.mine >= 0 {
-		v.own = v.holders[v.mine].n
+	if mine := v.find(a.owner, 0, 0); mine > 0 && v.at(mine).end > a.now {
+		v.mine, v.own = mine, uint64(v.at(mine).n)
 	}
 	return v
 }
 
-// shift makes slots that were taken in the future, before the clock went back, as if they had been taken now.
-func shift(holders []holder, now Micros) {
-	for i := range holders {
-		if h := &holders[i]; h.taken > now {
-			h.end -= h.taken - now
-			h.taken = now
+// arrived returns a copy in which slots that were taken in the future, before the clock went back, are as if they had
+// been taken now, without those that have ended then.
+func (s *slots) arrived(now Micros) *slots {
+	return s.clone(func(g *group) bool {
+		if g.taken > now {
+			g.end -= g.taken - now
+			g.taken = now
 		}
-	}
-	slices.SortStableFunc(holders, holder.before)
+		return g.end > now
+	})
 }
 
 // left returns how many slots the caller may hold in all, including those it holds already.
@@ -82,70 +60,66 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 
 // whole returns when the last slot is free.
 func (v *slotsView) whole() Micros {
-	if len(v.holders) == 0 {
+	if v.held == 0 {
 		return 0
 	}
-	return v.holders[len(v.holders)-1].end
+	return v.last()
 }
 
-// free returns when n slots that are not the caller's are free.
-func (v *slotsView) free(n uint64) Micros {
-	end := Micros(0)
-	for i, h := range v.holders {
-		if n == 0 {
-			break
-		}
-		if i == v.mine {
-			continue
-		}
-		end = h.end
-		n -= min(n, h.n)
+// last returns when the last slot of all ends. There must be one.
+func (s *slots) last() Micros { return s.at(s.outermost(byEnd, s.roots[byEnd], 1)).end }
+
+// freed returns when n slots that are not the caller's are free. There must be that many.
+func (v *slotsView) freed(n uint64) Micros {
+	if n == 0 {
+		return 0
 	}
-	return end
+	i := v.nth(v.dead + n)
+	if v.mine > 0 && (i == 0 || !v.less(byEnd, i, v.mine)) {
+		i = v.nth(v.dead + n + v.own)
+	}
+	if i == 0 {
+		return v.whole()
+	}
+	return v.at(i).end
 }
 
 // settleSlots drops from s what has ended, and moves what is from the future to now.
 func (l *Limit) settleSlots(s *State, a *ask) {
 	v := l.viewSlots(s, a)
-	if len(v.holders) == 0 {
+	if v.held == 0 {
 		*s = State{}
 		return
 	}
 	s.n, s.expires = v.held, v.whole()
-	q := &s.more.holders
 	if s.at > a.now {
-		copy(q.live(), v.holders)
-		q.cut(len(v.holders))
-		s.at = a.now
+		s.more.slots, s.at = *v.slots, a.now
 		return
 	}
-	q.drop(v.dead)
+	for i := v.first(byEnd); v.at(i).end <= a.now; i = v.first(byEnd) {
+		v.remove(i)
+	}
 }
 
-// hold gives n more slots to the caller and, if it is an owner, renews those that it has. It never shortens them.
-func (v *slotsView) hold(s *State, h holder) {
+// hold gives the caller n more slots that end at the given time and, if it is an owner, renews those that it has. It
+// never shortens them.
+func (v *slotsView) hold(s *State, a *ask, n uint64, end Micros) {
 	if s.more == nil {
 		s.more = new(more)
 	}
-	q := &s.more.holders
-	s.n += h.n
-	s.at = max(s.at, h.taken)
-	if v.mine >= 0 {
-		mine := v.holders[v.mine]
-		h.n, h.end, h.owner = h.n+mine.n, max(h.end, mine.end), mine.owner
-		q.delete(v.mine, v.mine+1)
+	q := &s.more.slots
+	s.n += n
+	s.at = max(s.at, a.now)
+	if v.mine > 0 {
+		end = max(end, q.at(v.mine).end)
+		q.renew(v.mine, a.now, end)
+		q.resize(v.mine, v.own+n)
+	} else if same := q.find(a.owner, end, a.now); same > 0 && a.owner == "" {
+		q.resize(same, uint64(q.at(same).n)+n)
 	} else {
-		h.owner = strings.Clone(h.owner)
+		q.add(group{taken: a.now, end: end, n: uint16(n), owner: a.owner})
 	}
-	s.expires = max(s.expires, h.end)
-	at, _ := slices.BinarySearchFunc(q.live(), h, func(x, h holder) int { return cmp.Or(x.before(h), -1) })
-	if at > 0 && h.owner == "" {
-		if last := &q.live()[at-1]; last.owner == "" && last.end == h.end && last.taken == h.taken {
-			last.n += h.n
-			return
-		}
-	}
-	q.insert(at, h)
+	s.expires = max(s.expires, end)
 }
 
 func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
@@ -161,7 +135,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 			n = left(a.cost, v.own)
 			d.Renewed = a.cost - n
 		}
-		v.hold(s, holder{a.now, a.now + l.Window, n, a.owner})
+		v.hold(s, a, n, a.now+l.Window)
 		v = l.viewSlots(s, a)
 	}
 	d.ResetAfter = until(v.whole(), a.now)
@@ -169,7 +143,7 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 	case refuses && a.cost > l.Hits:
 		d.RetryAfter = d.ResetAfter
 	case refuses:
-		d.RetryAfter = until(v.free(left(v.held-v.own+a.cost, l.Hits)), a.now)
+		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), a.now)
 	}
 	return refuses
 }
@@ -184,24 +158,33 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), a.now)}
 }
 
-// release removes up to n slots from the first records of owner.
+// release removes up to n slots of an owner or, without one, of those without an owner that end first.
 func release(s *State, owner string, n uint64) {
 	if s.more == nil {
 		return
 	}
-	q := &s.more.holders
-	q.filter(func(h *holder) bool {
-		if h.owner == owner {
-			freed := min(n, h.n)
-			n -= freed
-			s.n -= freed
-			h.n -= freed
+	q := &s.more.slots
+	for n > 0 {
+		i := q.first(byOwner) // one without an owner, if there is any
+		if owner != "" {
+			i = q.find(owner, 0, 0)
 		}
-		return h.n > 0
-	})
-	if q.len() == 0 {
+		if i == 0 || q.at(i).owner != owner {
+			break
+		}
+		had := uint64(q.at(i).n)
+		freed := min(n, had)
+		n -= freed
+		s.n -= freed
+		if freed == had {
+			q.remove(i)
+		} else {
+			q.resize(i, had-freed)
+		}
+	}
+	if q.count == 0 {
 		*s = State{}
 		return
 	}
-	s.expires = q.last().end
+	s.expires = q.last()
 }

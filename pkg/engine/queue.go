@@ -42,25 +42,7 @@ func (q *queue[E]) drop(n int) {
 	q.head = 0
 }
 
-// insert puts e before the i-th oldest element.
-func (q *queue[E]) insert(i int, e E) {
-	q.buf = slices.Insert(q.buf, q.head+i, e)
-}
-
 // delete removes the elements from the i-th oldest up to, but not including, the j-th.
 func (q *queue[E]) delete(i, j int) {
 	q.buf = slices.Delete(q.buf, q.head+i, q.head+j)
-}
-
-// filter removes the elements for which keep returns false.
-func (q *queue[E]) filter(keep func(*E) bool) {
-	n := q.head
-	for i := range q.live() {
-		if keep(&q.buf[q.head+i]) {
-			q.buf[n] = q.buf[q.head+i]
-			n++
-		}
-	}
-	clear(q.buf[n:])
-	q.buf = q.buf[:n]
 }

@@ -19,8 +19,8 @@ type State struct {
 
 // more holds the part of a State that grows.
 type more struct {
-	runs    queue[run]
-	holders queue[holder]
+	runs  queue[run]
+	slots slots
 }
 
 // Empty reports whether s is the state of a key not seen before, so that there is nothing to store.
@@ -31,12 +31,12 @@ func (s *State) Empty() bool { return s.expires == 0 }
 func (s *State) Expires() Micros { return s.expires }
 
 // Weight returns how many keys s counts as against a cap on keys: 1, or more for a state that holds many stamps or
-// holders (one per 16).
+// groups of slots (one per 16).
 func (s *State) Weight() int {
 	if s.more == nil {
 		return 1
 	}
-	return max(1, (s.more.runs.len()+s.more.holders.len()+15)/16)
+	return max(1, (s.more.runs.len()+int(s.more.slots.count)+15)/16)
 }
 
 // latest is the last time that is handled, in the year 2112. Later times are clamped to it, so that a time 100 years
