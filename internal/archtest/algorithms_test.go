@@ -21,16 +21,14 @@ func TestFewKnowAlgorithms(t *testing.T) {
 	const (
 		redis     = "pkg/backend/redis/family.go"
 		reference = "pkg/backend/redis/reference.go"
-		memcached = "pkg/backend/memcached/item.go"
 		refusal   = "pkg/backend/nearcache/refusal.go"
 		calendars = "pkg/descriptors/calendar.go"
-		store     = "internal/server/store.go"
 	)
 	more := map[string][]string{
 		"Initial":      {refusal},
 		"Burst":        {refusal, "pkg/backend/redis/decode.go"},
-		"Align":        {store, memcached, refusal, reference, calendars},
-		"CountRefused": {store, memcached, "pkg/backend/nearcache/leases.go", refusal, "pkg/backend/redis/waiter.go"},
+		"Align":        {refusal, calendars},
+		"CountRefused": {"pkg/backend/nearcache/leases.go", refusal, "pkg/backend/redis/waiter.go"},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars},
 	}

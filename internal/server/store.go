@@ -129,13 +129,8 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 		return "a penalty"
 	}
 	for i := range limits {
-		switch l := &limits[i]; {
-		case l.Algorithm != engine.FixedWindow:
-			return "algorithm " + l.Algorithm.String()
-		case l.Align != engine.AlignClock:
-			return "align: first"
-		case !l.CountRefused:
-			return "a limit that does not count refused hits"
+		if what := limits[i].BeyondCount(); what != "" {
+			return what
 		}
 	}
 	return ""

@@ -92,6 +92,20 @@ func (a Algorithm) Holds() bool { return a.row().held }
 // Remembered reports whether a refusal holds until the time that it gives, unless hits are given back.
 func (a Algorithm) Remembered() bool { return a.row().remembered }
 
+// BeyondCount returns what l asks for beyond a count of all hits in windows of the clock, which is all that some stores
+// can keep, in words; "" if that is all.
+func (l *Limit) BeyondCount() string {
+	switch {
+	case l.Algorithm != FixedWindow:
+		return "algorithm " + l.Algorithm.String()
+	case l.Align != AlignClock:
+		return "align: first"
+	case !l.CountRefused:
+		return "a limit that does not count refused hits"
+	}
+	return ""
+}
+
 // Unleased returns what forbids that hits of l are fetched in advance: rate_limits, the key of a parameter, or the name
 // of the algorithm. It returns "" if nothing does.
 func (l *Limit) Unleased() string {

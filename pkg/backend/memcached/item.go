@@ -31,7 +31,7 @@ func (b *Backend) fits(op *backend.Op) *remote.Error {
 		return errFixedOnly
 	}
 	switch l := &op.Limits[0]; {
-	case l.Algorithm != engine.FixedWindow || l.Align != engine.AlignClock || !l.CountRefused || l.Listed || l.Window <= 0:
+	case l.BeyondCount() != "" || l.Listed || l.Window <= 0:
 		return errFixedOnly
 	case b.config.KeyFormat == ReferenceKeys && l.Window%1e6 != 0:
 		return errWhole

@@ -45,9 +45,11 @@ func newReferenceCodec(c *Config) *referenceCodec {
 
 // fits returns why op is not possible in this format, or nil.
 func (r *referenceCodec) fits(op *backend.Op) *remote.Error {
-	switch {
-	case len(op.Limits) != 1 || op.Limits[0].Algorithm != engine.FixedWindow || op.Limits[0].Align != engine.AlignClock ||
-		op.Limits[0].Window%1e6 != 0 || op.Limits[0].Window == 0 || op.Penalty != nil:
+	if len(op.Limits) != 1 || op.Penalty != nil {
+		return errFixedOnly
+	}
+	switch l := &op.Limits[0]; {
+	case l.BeyondCount() != "" || l.Listed || l.Window <= 0 || l.Window%1e6 != 0:
 		return errFixedOnly
 	case len(op.Name) == 0:
 		return errNoName
