@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -43,6 +44,7 @@ func troubles() []trouble {
 		{"Redis is slow", []string{"RateLimitSlow"}, redisIsSlow},
 		{"Redis is full", []string{"RateLimitCountersDropped"}, redisIsFull},
 		{"rules are refused", []string{"RateLimitRulesRefused", "RateLimitRulesStale"}, rulesRefused},
+		{"more comes than can be decided", []string{"RateLimitOverload"}, moreThanCanBeDecided},
 		{"the store panics", []string{"RateLimitPanic"}, storePanics},
 	}
 }
@@ -307,6 +309,27 @@ func rulesRefused(t *testing.T) []string {
 			certstest.Write(t, filepath.Join(dir, "bad.yaml"), []byte("domain: [shop"))
 		}
 		d.until("the rules are refused", func() bool { return d.metric("ratelimitd_config_load_errors_total") > 0 })
+	})
+}
+
+func moreThanCanBeDecided(t *testing.T) []string {
+	t.Helper()
+	d := startProcess(t, endlessRules, "BACKEND_TYPE=memory")
+	client := d.client()
+	return minutes(d, 8, func(int) {
+		before := d.shed()
+		d.until("requests are shed", func() bool {
+			var crowd sync.WaitGroup
+			for range 1000 {
+				crowd.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+					defer cancel()
+					_, _ = client.ShouldRateLimit(ctx, request("user", "a")) // that it is too much is all that matters
+				})
+			}
+			crowd.Wait()
+			return d.shed() > before
+		})
 	})
 }
 

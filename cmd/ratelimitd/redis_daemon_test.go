@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,6 +127,20 @@ func (d *daemon) metric(series string) float64 {
 		}
 	}
 	return 0
+}
+
+// shed is how many requests have been shed.
+func (d *daemon) shed() (sum float64) {
+	d.t.Helper()
+	page, _ := d.get("DEBUG", "/metrics")
+	for _, m := range regexp.MustCompile(`(?m)^ratelimitd_shed_total\{.*\} (\S+)$`).FindAllStringSubmatch(page, -1) {
+		n, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		sum += n
+	}
+	return sum
 }
 
 // request is one for a descriptor of one entry of the domain shop.

@@ -12,12 +12,16 @@ import (
 const (
 	maxUnknownDomains = 100 // <domain>.domain_not_found
 	maxOverrideKeys   = 100 // of each domain
+	maxShedDomains    = 1000
 	meanKeyText       = 128 // bytes that requests add to names, on average; more makes the names fewer
 )
 
 // readyFallbacks is how many rules have their series of fallbacks from the start, at 0. Those of further rules appear
 // with the first fallback: a set of a hundred thousand rules must not make as many series that nobody needs.
 const readyFallbacks = 1000
+
+// readyDomains is the same for domains and their series of what is shed.
+const readyDomains = 100
 
 // ignored says why an override is ignored.
 type ignored uint8
@@ -43,15 +47,19 @@ type counts struct {
 	overrides fallbacks             // of overrides that match no rule
 
 	domains bounded[stats.Counter] // of requests for domains without rules
+	sheds   bounded[sheds]         // by domain
 	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
 	known   map[string]*domain     // by name; guarded by Limiter.setting
+
+	shedHere, shedByStore stats.Counter // requests of all domains, by reason
 }
 
 // domain counts what belongs to a domain but to no rule.
 type domain struct {
+	name                string
 	overrides           bounded[stats.Rule]
-	notAllowed, invalid *stats.Counter // overrides ignored, by reason
-	late, shed          *stats.Counter // requests shed because this process, or the store, has no time for them
+	notAllowed, invalid *stats.Counter        // overrides ignored, by reason
+	sheds               atomic.Pointer[sheds] // nil until needed
 }
 
 func newCounts(r *stats.Registry, c Config) *counts {
@@ -70,6 +78,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		known:          make(map[string]*domain),
 	}
 	n.domains.bound(maxUnknownDomains, meanKeyText)
+	n.sheds.bound(maxShedDomains, meanKeyText)
 	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n
 }
@@ -125,12 +134,14 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		k, ok := c.known[d.Name]
 		if !ok {
 			k = &domain{
+				name:       d.Name,
 				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
 				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
-				late:       c.registry.Counter(stats.ShedTotal, d.Name, "process"),
-				shed:       c.registry.Counter(stats.ShedTotal, d.Name, "store"),
 			}
 			k.overrides.bound(maxOverrideKeys, len(d.Name)+meanKeyText)
+			if len(c.known) < readyDomains {
+				c.shedOf(k)
+			}
 			c.known[d.Name] = k
 		}
 		s.domains[d] = k

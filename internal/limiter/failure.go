@@ -29,7 +29,8 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 		return err
 	}
 	if !p.late && err == ErrOverload { //nolint:errorlint // storeError returns it as it is
-		p.counts.shed.Add(1)
+		l.counts.shedOf(p.counts).store.Add(1)
+		l.counts.shedByStore.Add(1)
 	}
 	p.failed, p.local = p.failed[:0], p.local[:0]
 	for i := range ops {

@@ -87,7 +87,8 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	p.counts = s.domains[d]
 	if p.late = l.late(ctx, d, r); p.late {
-		p.counts.late.Add(1)
+		l.counts.shedOf(p.counts).process.Add(1)
+		l.counts.shedHere.Add(1)
 		if !l.fallsBack(d) {
 			l.counts.backendErrors.Add(1)
 			return nil, ErrOverload

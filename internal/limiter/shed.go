@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -37,6 +38,38 @@ func shed(ops []backend.Op) {
 	for i := range ops {
 		ops[i].Err = backend.ErrShed
 	}
+}
+
+// Shed is how many requests have been shed.
+type Shed struct {
+	Process, Store uint64 // because this process, or the store, had no time for them
+}
+
+// Shed returns how many requests have been shed so far.
+func (l *Limiter) Shed() Shed {
+	return Shed{Process: l.counts.shedHere.Load(), Store: l.counts.shedByStore.Load()}
+}
+
+// sheds counts the requests of a domain that were shed, by reason.
+type sheds struct{ process, store *stats.Counter }
+
+// shedOf returns what counts the requests of d that are shed: series of its own or, once there are too many of them, those
+// of all others.
+func (c *counts) shedOf(d *domain) *sheds {
+	if known := d.sheds.Load(); known != nil {
+		return known
+	}
+	name := []byte(d.name)
+	known := c.sheds.find(name)
+	if known == nil {
+		known = c.sheds.add(name, func() *sheds { return c.newSheds(d.name) }, func() *sheds { return c.newSheds(stats.Other) })
+	}
+	d.sheds.Store(known)
+	return known
+}
+
+func (c *counts) newSheds(domain string) *sheds {
+	return &sheds{process: c.registry.Counter(stats.ShedTotal, domain, "process"), store: c.registry.Counter(stats.ShedTotal, domain, "store")}
 }
 
 // storeError returns the error of a request because of that of an operation.

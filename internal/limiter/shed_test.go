@@ -3,8 +3,10 @@ package limiter_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 const policies = `
@@ -123,5 +126,59 @@ func (c *calls) Apply(ctx context.Context, ops []backend.Op) {
 	}
 	for i := range ops {
 		ops[i].Err = c.err
+	}
+}
+
+// TestShedSeriesAreBounded: a set of many domains makes few series of what is shed before anything is, and not many then.
+func TestShedSeriesAreBounded(t *testing.T) {
+	t.Parallel()
+	const domains = 3000
+	var sources []descriptors.Source
+	for i := range domains {
+		text := fmt.Sprintf("domain: d%04d\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]", i)
+		sources = append(sources, descriptors.Source{Name: fmt.Sprintf("%d.yaml", i), Data: []byte(text)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err, problems)
+	}
+	r := stats.New()
+	l := limiter.New(still(), r, limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10})})
+	l.SetRules(set)
+	series := func() (n, sum int) {
+		w := httptest.NewRecorder()
+		r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		for line := range strings.Lines(w.Body.String()) {
+			if value, ok := strings.CutPrefix(line, "ratelimitd_shed_total{"); ok {
+				n++
+				one, err := strconv.Atoi(strings.Fields(value)[1])
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += one
+			}
+		}
+		return n, sum
+	}
+	if n, _ := series(); n == 0 || n > 200 {
+		t.Errorf("before anything is shed there are %d series, want some, and at most 200", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	var scratch limiter.Scratch
+	for range 2 {
+		for i := range domains {
+			q := request(fmt.Sprintf("d%04d", i), "a=1")
+			q.Waited = time.Hour
+			if _, err := l.Decide(ctx, q, &scratch); !errors.Is(err, limiter.ErrOverload) {
+				t.Fatalf("domain %d: %v", i, err)
+			}
+		}
+	}
+	if n, sum := series(); n > 2002 || sum != 2*domains {
+		t.Errorf("%d series count %d requests, want at most 2,002, and %d", n, sum, 2*domains)
+	}
+	if got := l.Shed(); got != (limiter.Shed{Process: 2 * domains}) {
+		t.Errorf("shed so far: %+v, want %d by the process", got, 2*domains)
 	}
 }

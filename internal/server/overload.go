@@ -1,8 +1,13 @@
 package server
 
 import (
+	"context"
+	"log/slog"
+	"time"
+
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -19,4 +24,55 @@ func newGate(r *stats.Registry) *overload.Gate {
 		v.Gauge(stats.CallsWait, now.Wait.Seconds())
 	})
 	return g
+}
+
+// When shedding is looked for, and when it is over.
+const (
+	shedLook  = time.Second
+	shedQuiet = 10 * time.Second // without a request that is shed
+)
+
+// shed is how many requests have been shed, by reason.
+type shed struct{ process, store, calls uint64 }
+
+// shed returns how many requests have been shed so far.
+func (v *Server) shed() shed {
+	n := v.limiter.Shed()
+	return shed{process: n.Process, store: n.Store, calls: v.unread.Load()}
+}
+
+// since returns how many more n are than earlier, by reason, for the log.
+func (n shed) since(earlier shed) []any {
+	process, store, calls := n.process-earlier.process, n.store-earlier.store, n.calls-earlier.calls
+	return []any{"requests", process + store + calls, "process", process, "store", store, "calls", calls}
+}
+
+// logShedding logs when shedding begins, and when it has ended, given what returns how many requests have been shed so far.
+// Since it has ended only after a while, that is at most two lines in ten seconds.
+func logShedding(log *slog.Logger, read func() shed) task.Func {
+	return task.Func{Name: "shedding", Do: func(ctx context.Context) error {
+		ticker := time.NewTicker(shedLook)
+		defer ticker.Stop()
+		before, last := read(), read()
+		var began, latest time.Time
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+			now := time.Now()
+			switch n := read(); {
+			case n != last:
+				if began.IsZero() {
+					began = now
+					log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)
+				}
+				last, latest = n, now
+			case !began.IsZero() && now.Sub(latest) >= shedQuiet:
+				log.Warn("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
+				before, began = n, time.Time{}
+			}
+		}
+	}}
 }

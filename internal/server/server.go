@@ -54,6 +54,7 @@ type Server struct {
 	store     *store
 	limiter   *limiter.Limiter
 	gate      *overload.Gate
+	unread    *stats.Counter // calls shed before their message was read
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
 	rules     *rulesState
@@ -84,7 +85,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
-	v.gate = newGate(v.registry)
+	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Gate:            v.gate,
 		OnFailure:       defaultOnFailure(&s),
@@ -160,7 +161,6 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		return rls.Config{}, err
 	}
 	panics := v.registry.Counter(stats.PanicsTotal)
-	shed := v.registry.Counter(stats.ShedTotal, "", "calls")
 	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
 		Body: body,
@@ -181,7 +181,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 			BadRequest: func() { bad.Add(1) },
 			Handshake:  v.handshakeFailed(),
 			NoRules:    v.rules.why,
-			Shed:       func() { shed.Add(1) },
+			Shed:       func() { v.unread.Add(1) },
 			Refused:    refusals(s, v.log),
 		},
 		Log: v.log,
@@ -197,7 +197,7 @@ func (v *Server) group() *task.Group {
 	if v.sink != nil {
 		g.Add(v.sink) // stops after the others, so that it sends what they counted last
 	}
-	g.Add(v.watcher)
+	g.Add(v.watcher, logShedding(v.log, v.shed))
 	if v.store.task != nil {
 		g.Add(v.store.task)
 	}

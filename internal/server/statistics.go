@@ -140,3 +140,12 @@ func redisPools(b *redis.Backend) func(*stats.Values) {
 		}
 	}
 }
+
+// redisWaits registers how long the nodes of Redis make operations wait.
+func redisWaits(b *redis.Backend) func(*stats.Values) {
+	return func(v *stats.Values) {
+		for node, wait := range b.Waits() {
+			v.Gauge(stats.BackendWait, wait.Seconds(), node)
+		}
+	}
+}

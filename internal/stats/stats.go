@@ -134,8 +134,8 @@ func (v *Values) Counter(m Metric, sum uint64, values ...string) {
 }
 
 // Gauge reports a current value.
-func (v *Values) Gauge(m Metric, value float64) {
-	v.gauges = append(v.gauges, newSeries(&v.rows[m], nil, value))
+func (v *Values) Gauge(m Metric, value float64, values ...string) {
+	v.gauges = append(v.gauges, newSeries(&v.rows[m], values, value))
 }
 
 // Source registers a function that is called each time a sink reads. It is for values that are cheap to get together,

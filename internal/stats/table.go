@@ -53,6 +53,7 @@ const (
 	BackendBreakerOpenedTotal
 
 	BackendEvictedKeysTotal
+	BackendWait
 	RedisPoolActive
 	RedisPoolTotal
 	RedisPoolLocalClose
@@ -121,7 +122,7 @@ const (
 func Table() []Section {
 	return []Section{
 		{"Requests and rules", "They appear with their first count, except for `ratelimitd_override_ignored_total`, `ratelimitd_give_back_errors_total` and, for those of the first 1,000 rules whose `on_failure` is not `error`, `ratelimitd_backend_fallback_total`, which are there from the start.", requestRows()},
-		{"Calls", "Those by `grpc_method` appear with the first call of the method, and `ratelimit_service_should_rate_limit_error` with its first count.", callRows()},
+		{"Calls", "Those by `grpc_method` appear with the first call of the method, `ratelimit_service_should_rate_limit_error` with its first count, and `ratelimitd_shed_total` of domains beyond the first 100 with the first request that is shed; beyond 1,000 domains they are counted together, as `__other__`.", callRows()},
 		{"Loading rules", "The first two appear with their first count; those of xDS are there with CONFIG_TYPE=GRPC_XDS_SOTW or GRPC_XDS_DELTA.", configRows()},
 		{"Redis and memcached", "With BACKEND_TYPE=redis or memcache; those by `node` once the node has been asked.", storeRows()},
 		{"Redis", "With BACKEND_TYPE=redis; `ratelimit_redis_per_second_pool_` with REDIS_PERSECOND=true.", redisRows()},
@@ -203,6 +204,7 @@ func storeRows() []Row {
 func redisRows() []Row {
 	return []Row{
 		counter(BackendEvictedKeysTotal, "ratelimitd.backend_evicted_keys_total", "Keys that Redis evicted for lack of memory while this server was connected; counters among them start from zero.", "node"),
+		gauge(BackendWait, "ratelimitd.backend_wait_seconds", "How long an operation that comes now would wait for the node, in seconds: what is queued for it and has been sent to it, times what an operation takes of late.", "node"),
 		gauge(RedisPoolActive, "ratelimit.redis_pool.cx_active", "Open connections to Redis."),
 		counter(RedisPoolTotal, "ratelimit.redis_pool.cx_total", "Connections to Redis that were opened."),
 		counter(RedisPoolLocalClose, "ratelimit.redis_pool.cx_local_close", "Connections to Redis that were closed, by either side."),
@@ -292,7 +294,8 @@ func LabelTexts() []LabelText {
 		{"domain", "the domain of the rules"},
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
-		{"reason", "`not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense"},
+		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
+			"shed: `process`, `store` and `calls`, as the help says"},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},
 		{"grpc_method", "the method, without its service, such as `ShouldRateLimit`"},

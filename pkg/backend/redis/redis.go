@@ -18,6 +18,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -216,6 +219,25 @@ func (b *Backend) Pools() []Pool {
 		}
 	}
 	return all
+}
+
+// Waits returns how long an operation that comes now would probably wait, by node.
+func (b *Backend) Waits() map[string]time.Duration {
+	all := make(map[string]time.Duration)
+	for _, p := range b.pools() {
+		for n := range p.nodes() {
+			all[n.addr] = max(all[n.addr], n.pace.Of(int(n.sent.Load()+n.queue.length.Load())))
+		}
+	}
+	return all
+}
+
+// nodes returns the nodes that p uses.
+func (p *pool) nodes() iter.Seq[*node] {
+	if p.one != nil {
+		return slices.Values([]*node{p.one})
+	}
+	return maps.Values(*p.cluster.nodes.Load())
 }
 
 // idleLook is how often idle writers check their connections.

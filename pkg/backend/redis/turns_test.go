@@ -5,10 +5,44 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
+
+// TestWaits: what waits for a node makes new operations wait, once it is known how long one takes.
+func TestWaits(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	crowd := func() {
+		for i := range 1000 {
+			wg.Go(func() { one(b, i) })
+		}
+	}
+	crowd()
+	testkit.Eventually(t, "all to wait", func() bool { return waiting(b) == 1000 })
+	if got, known := b.Waits()[s.Addr()]; got != 0 || !known {
+		t.Errorf("before anything is known of Redis operations wait for %v", got)
+	}
+	start(t, b)
+	wg.Wait()
+	s.Stop()
+	crowd()
+	testkit.Eventually(t, "new operations to wait", func() bool { return waiting(b) > 500 && b.Waits()[s.Addr()] > 0 })
+	s.Cont()
+	wg.Wait()
+	if got := b.Waits()[s.Addr()]; got != 0 {
+		t.Errorf("with nothing ahead operations wait for %v", got)
+	}
+}
 
 // TestQueueTakesTurns: flows take turns, and what exceeds a quantum of a call does not hold up other calls.
 func TestQueueTakesTurns(t *testing.T) {

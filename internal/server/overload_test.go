@@ -1,0 +1,57 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// TestSheddingIsLogged: one line when shedding begins, and one when nothing has been shed for ten seconds, with how many it
+// were since the first line, by reason.
+func TestSheddingIsLogged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.Buffer
+		begun := time.Now()
+		o := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Duration("at", time.Since(begun))
+			}
+			return a
+		}}
+		var now atomic.Pointer[shed]
+		now.Store(&shed{process: 5}) // of which there was a line before
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- logShedding(slog.New(slog.NewTextHandler(&log, o)), func() shed { return *now.Load() }).Run(ctx) }()
+		time.Sleep(time.Hour + time.Second/2)
+		for i := range uint64(30) { // a surge with gaps of less than ten seconds
+			now.Store(&shed{process: 7 + i, store: i, calls: 1})
+			time.Sleep(9 * time.Second)
+		}
+		time.Sleep(time.Minute)
+		now.Store(&shed{process: 36, store: 30, calls: 1}) // a single one
+		time.Sleep(time.Minute)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		want := `
+at=1h0m1s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=3 process=2 store=0 calls=1
+at=1h4m32s level=WARN msg="the overload is over" requests=61 process=31 store=29 calls=1 seconds=262
+at=1h5m31s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=1 process=0 store=1 calls=0
+at=1h5m41s level=WARN msg="the overload is over" requests=1 process=0 store=1 calls=0 seconds=1
+`
+		if d := cmp.Diff(strings.TrimSpace(want), strings.TrimSpace(log.String())); d != "" {
+			t.Errorf("log (-want +got):\n%s", d)
+		}
+	})
+}
