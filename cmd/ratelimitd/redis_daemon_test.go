@@ -79,8 +79,8 @@ func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	return d
 }
 
-// client connects to d.
-func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // what the generated code has
+// dial connects to d until the test ends.
+func (d *daemon) dial() *grpc.ClientConn {
 	d.t.Helper()
 	conn, err := grpc.NewClient(d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -91,7 +91,13 @@ func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // wha
 			d.t.Error(err)
 		}
 	})
-	return rlsv3.NewRateLimitServiceClient(conn)
+	return conn
+}
+
+// client connects to d.
+func (d *daemon) client() rlsv3.RateLimitServiceClient { //nolint:ireturn // what the generated code has
+	d.t.Helper()
+	return rlsv3.NewRateLimitServiceClient(d.dial())
 }
 
 // ready waits until d can decide, and tells how long that took.
