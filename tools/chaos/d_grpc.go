@@ -119,7 +119,7 @@ func oddCases() []odd {
 		header("G28 deadline of 0", "DeadlineExceeded|refused", "grpc-timeout", "0n"),
 		header("G28 deadline of 1 µs", "DeadlineExceeded|refused", "grpc-timeout", "1u"),
 		header("G28 deadline that is none", "InvalidArgument|Internal|refused|Unknown", "grpc-timeout", "soon"),
-		{name: "G31 gzip", want: "Unimplemented", headers: []string{"grpc-encoding", "gzip"}, data: framedAs(1, bomb())},
+		{name: "G31 gzip", want: "InvalidArgument", headers: []string{"grpc-encoding", "gzip"}, data: framedAs(1, bomb())},
 		header("G32 no slash", "Unimplemented", ":path", "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
 		header("G32 v2", "Unimplemented", ":path", "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit"),
 		header("G32 unknown method", "Unimplemented", ":path", "/envoy.service.ratelimit.v3.RateLimitService/Other"),
