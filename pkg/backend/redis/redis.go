@@ -59,6 +59,7 @@ type pool struct {
 	opened   atomic.Uint64 // connections
 	closed   atomic.Uint64
 	calls    atomic.Int64 // of Apply, under way
+	lag      remote.Lag
 
 	one       *node      // the server or master; nil for a cluster
 	sentinels *sentinels // else nil
@@ -284,10 +285,10 @@ func (p *pool) connected(delta int) {
 func (p *pool) opTimeout() time.Duration { return remote.RoundTrip(p.config.OpTimeout) }
 
 // Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
-// deadline, but no longer than [Config.OpTimeout]; without either, for 250 ms; and not at all for a node that is
-// silent. An op without an answer by then gets a [remote.Error], and may have been counted unless the error says Unsent,
-// or its class is that of an error reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for
-// it; after it has ended they fail at once.
+// deadline, or earlier if answers have been late (see [remote.Lag]), but no longer than [Config.OpTimeout]; without either,
+// for 250 ms; and not at all for a node that is silent. An op without an answer by then gets a [remote.Error], and may
+// have been counted unless the error says Unsent, or its class is that of an error reply. With less than 1 ms to wait
+// nothing is sent. Before Run has begun ops wait for it; after it has ended they fail at once.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
 		b.main.apply(ctx, ops, nil)
@@ -331,7 +332,7 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 	w := p.waiters.get(len(ops))
 	budget, enough := remote.Budget(ctx, now, p.config.OpTimeout)
 	w.budget = budget
-	w.leaves = now.Add(budget)
+	w.leaves = p.lag.Leave(ctx, now, budget)
 	var refused *remote.Error
 	if !enough {
 		refused = errLate

@@ -176,6 +176,7 @@ func (w *waiter) wait(ctx context.Context) (answered bool) {
 			w.left.Store(ctx.Err() == context.DeadlineExceeded)
 		case <-w.timer.C:
 			w.left.Store(true)
+			w.items[0].node.pool.lag.Note(time.Since(w.leaves))
 		}
 		return false
 	}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/sys/unix"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// TestPoliciesHoldWithoutCPU: while other clients keep Redis busy, and it takes the processor that it shares with the server,
+// on_failure decides before callers give up, in 99 of 100 calls.
+func TestPoliciesHoldWithoutCPU(t *testing.T) {
+	const missing = 0.01 // beyond twice that of requests that need no Redis, see mayMiss
+	for _, policy := range []string{"allow", "deny", "local"} {
+		t.Run(policy, func(t *testing.T) {
+			db := redistest.Start(t)
+			d := startDaemon(t, db, endlessRules, "DEFAULT_ON_FAILURE="+policy)
+			d.ready()
+			shareProcessor(t, d.Process, db.Process)
+			saturate(t, db, 4, 3*time.Millisecond)
+			load := startLoad(t, []rlsv3.RateLimitServiceClient{d.client(), d.client(), d.client(), d.client()})
+			unanswered, noise := 1.0, 0.0
+			for round := 0; round < 4 && unanswered > missing+2*noise; round++ {
+				load.report(t, "at first")
+				before := d.metric(fallbackSeries(policy))
+				time.Sleep(6 * time.Second) // in which the breaker may open, but not for all of it
+				if d.metric(fallbackSeries(policy))-before < loadRate/10 {
+					t.Fatal("Redis is not so busy that on_failure has to decide")
+				}
+				unanswered, noise = load.report(t, "while Redis is busy")
+			}
+			load.stop()
+			if unanswered > missing+2*noise {
+				t.Errorf("%.2f %% of the requests were not answered, and %.2f %% of those that need no Redis", 100*unanswered, 100*noise)
+			}
+		})
+	}
+}
+
+func fallbackSeries(policy string) string {
+	return `ratelimitd_backend_fallback_total{policy="` + policy + `",rule="shop.user"}`
+}
+
+// saturate has other clients run a script on db again and again that takes so long each time, until the test ends.
+func saturate(t *testing.T, db *redistest.Server, clients int, each time.Duration) {
+	t.Helper()
+	const script = `local from, now = redis.call('TIME')
+	repeat now = redis.call('TIME') until (now[1] - from[1]) * 1000000 + now[2] - from[2] >= tonumber(ARGV[1])`
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	for range clients {
+		client := db.Client()
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if err := client.Eval(ctx, script, nil, each.Microseconds()).Err(); err != nil && ctx.Err() == nil && err.Error() != "redis: nil" {
+					t.Errorf("keeping Redis busy: %v", err)
+					return
+				}
+			}
+		})
+	}
+}
+
+// shareProcessor has processes run on one processor, the same for all.
+func shareProcessor(t *testing.T, all ...*testkit.Process) {
+	t.Helper()
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := range 1024 {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+			break
+		}
+	}
+	for _, p := range all {
+		threads, err := os.ReadDir("/proc/" + strconv.Itoa(p.PID()) + "/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thread := range threads {
+			id, err := strconv.Atoi(thread.Name())
+			if err == nil {
+				err = unix.SchedSetaffinity(id, &one)
+			}
+			if err != nil && !errors.Is(err, unix.ESRCH) { // it has ended
+				t.Fatal(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package remote
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestLag: callers with a deadline leave as much earlier as answers are late, twice, but never give up half of their
+// time; and what is over is forgotten.
+func TestLag(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ms := func(n float64) time.Duration { return time.Duration(n * float64(time.Millisecond)) }
+		ctx, cancel := context.WithTimeout(t.Context(), ms(20))
+		defer cancel()
+		var l Lag
+		for _, c := range []struct {
+			late      time.Duration
+			times     int
+			opTimeout time.Duration
+			want      time.Duration
+		}{
+			{0, 0, 0, ms(18)},
+			{ms(1), 1, 0, ms(16)},
+			{ms(1), 1, ms(10), ms(10)}, // which is early enough
+			{ms(4), 1, 0, ms(10)},
+			{ms(4), 1, ms(12), ms(12)}, // or half of it would be lost
+			{time.Hour, 1, 0, ms(9)},
+			{0, 1000, 0, ms(18)},
+		} {
+			for range c.times {
+				l.Note(c.late)
+			}
+			now := time.Now()
+			budget, _ := Budget(ctx, now, c.opTimeout)
+			if got := l.Leave(ctx, now, budget).Sub(now); got > c.want || got < c.want-time.Microsecond {
+				t.Errorf("%d timers later that were %v late: a caller with 20 ms and a time-out of %v waits for %v, want %v", c.times, c.late, c.opTimeout, got, c.want)
+			}
+		}
+		now := time.Now()
+		l.Note(time.Hour)
+		if got := l.Leave(context.WithoutCancel(ctx), now, DefaultOpTimeout).Sub(now); got != DefaultOpTimeout {
+			t.Errorf("a caller without a deadline waits for %v, want %v", got, DefaultOpTimeout)
+		}
+	})
+}
