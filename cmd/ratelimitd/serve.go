@@ -51,11 +51,13 @@ func (p *program) serve(ctx context.Context) error {
 	for _, notice := range notices {
 		log.Warn("note on a setting", "notice", notice)
 	}
+	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.env("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
+		tighten = inFlood
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
-	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release()})
+	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release(), Flood: tighten})
 	if err != nil {
 		return err
 	}
@@ -76,6 +78,18 @@ func (p *program) command() string {
 // and 10.5 to 12.4 µs with 400, alternating under the same load; 800 gained nothing more. The price is a heap of up to
 // five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
 const gcPercent = 400
+
+// floodPercent is used in a flood of refused calls, which would fill a heap of five times the live data at once.
+const floodPercent = 50
+
+// inFlood has the garbage collector keep the heap small for as long as it is on.
+func inFlood(on bool) {
+	if !on {
+		debug.SetGCPercent(gcPercent)
+		return
+	}
+	debug.SetGCPercent(floodPercent)
+}
 
 // memoryShare is the share of the memory limit that the garbage collector gets. The rest is for what Go does not manage,
 // such as the binary and what the kernel keeps for the connections.

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/tap"
 
@@ -16,9 +17,16 @@ type arrival struct {
 	context.Context //nolint:containedctx // it is one
 
 	gate    *overload.Gate
+	waiting *waiting
 	at      time.Time
 	counted atomic.Bool // by gate
+	waits   atomic.Bool // and is counted by waiting
 	message mem.Buffer  // nil until it has been received
+
+	// For waiting, and guarded by the shard, but for its number.
+	shard          uint8
+	stream         grpc.ServerTransportStream // nil unless the call is in the list
+	previous, next *arrival
 }
 
 type arrivalKey struct{}
@@ -33,7 +41,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 		s.config.Hooks.Shed()
 		return nil, errOverload
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, at: time.Now()}
+	number, ok := s.waiting.enter()
+	if !ok {
+		s.config.Hooks.TooManyWaiting()
+		return nil, errWaiting
+	}
+	a := &arrival{Context: ctx, gate: s.config.Gate, waiting: &s.waiting, at: time.Now()}
+	a.shard = uint8(number % int64(len(s.waiting.shards)))
+	a.waits.Store(true)
 	a.count()
 	return a, nil
 }
@@ -45,11 +60,33 @@ func (a *arrival) count() {
 	}
 }
 
-// leave ends that.
-func (a *arrival) leave() {
+// leaveGate ends that.
+func (a *arrival) leaveGate() {
 	if a.counted.Swap(false) {
 		a.gate.Leave()
 	}
+}
+
+// leave has nobody count the call any more.
+func (a *arrival) leave() {
+	a.leaveGate()
+	a.stopWaiting()
+}
+
+func (a *arrival) stopWaiting() {
+	if a.waits.Swap(false) {
+		a.waiting.leave()
+	}
+}
+
+// await receives the message.
+func (a *arrival) await(stream grpc.ServerStream) error {
+	a.waiting.watch(a, grpc.ServerTransportStreamFromContext(stream.Context()))
+	err := stream.RecvMsg(a)
+	a.waiting.forget(a)
+	a.stopWaiting()
+	a.count() // again, if it was slow
+	return err
 }
 
 // receive keeps the message. It ignores a second one, which grpc answers with INTERNAL.

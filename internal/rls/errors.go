@@ -17,6 +17,13 @@ var errPanic = status.Error(codes.Internal, "internal error: the call panicked; 
 // errOverload is the error for the caller of a request that was shed.
 var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
 
+// errWaiting is the error for the caller of a request that is refused before its message has come.
+var errWaiting = status.Error(codes.Unavailable,
+	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
+
+// errNoMessage is the error for the caller whose message does not come.
+var errNoMessage = status.Error(codes.DeadlineExceeded, "the request did not arrive within "+messageTime.String()+" of its headers")
+
 // status returns the error for the caller, with its code: mistakes of the caller are INVALID_ARGUMENT, a call that was
 // cancelled or whose deadline has passed is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding
 // is UNAVAILABLE, including a store that did not answer in time although the caller had time left.

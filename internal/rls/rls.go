@@ -12,6 +12,7 @@
 package rls
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math"
@@ -53,6 +54,7 @@ type Config struct {
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
 	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
+	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message; 0 means 4096
 	Log              *slog.Logger   // nil discards
 }
 
@@ -93,6 +95,11 @@ type Hooks struct {
 	Refused func(*limiter.Request, *limiter.Verdict)
 	// Shed is called for each call that is refused before its message has been read.
 	Shed func()
+	// TooManyWaiting is called for each call that is refused because too many others wait for their message.
+	TooManyWaiting func()
+	// Flood is called when such calls begin to be refused, and when half of those that waited have ended. Calls that are
+	// refused are nothing but garbage.
+	Flood func(on bool)
 	// NoRules returns why there are no rules, which is added to the answer unless it is empty.
 	NoRules func() string
 }
@@ -102,6 +109,7 @@ type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool // of *call
+	waiting waiting
 }
 
 // New returns a Service that decides by d.
@@ -115,7 +123,12 @@ func New(d Decider, c Config) *Service {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Service{decider: d, config: c, calls: sync.Pool{New: func() any { return new(call) }}}
+	return &Service{
+		decider: d,
+		config:  c,
+		calls:   sync.Pool{New: func() any { return new(call) }},
+		waiting: waiting{most: int64(cmp.Or(c.MaxWaiting, maxWaiting)), flood: c.Hooks.Flood},
+	}
 }
 
 func (h Headers) withDefaults() Headers {
@@ -150,6 +163,12 @@ func (h Hooks) withDefaults() Hooks {
 	if h.Shed == nil {
 		h.Shed = func() {}
 	}
+	if h.TooManyWaiting == nil {
+		h.TooManyWaiting = func() {}
+	}
+	if h.Flood == nil {
+		h.Flood = func(bool) {}
+	}
 	if h.NoRules == nil {
 		h.NoRules = func() string { return "" }
 	}
@@ -170,7 +189,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
 	a := stream.Context().Value(arrivalKey{}).(*arrival)
 	a.count()
 	defer a.leave()
-	if err := stream.RecvMsg(a); err != nil {
+	if err := a.await(stream); err != nil {
 		a.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
 			s.config.Hooks.BadRequest()

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"log/slog"
+	"strconv"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -75,4 +76,17 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 			}
 		}
 	}}
+}
+
+// flooded tells of a flood of calls that are refused before their message.
+func (v *Server) flooded(on bool) {
+	if on {
+		v.log.Warn("too many calls wait for their message, so further ones are refused: clients send headers and nothing else",
+			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(v.settings.GRPC.MaxWaiting))
+	} else {
+		v.log.Warn("calls are no longer refused for others that wait for their message")
+	}
+	if v.config.Flood != nil {
+		v.config.Flood(on)
+	}
 }

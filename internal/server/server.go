@@ -39,6 +39,10 @@ type Config struct {
 	Command string       // the name under which this program takes commands, for what people are told to try
 	Release string       // of this program, for people and for metrics
 
+	// Flood, if it is not nil, is called when a flood of calls begins that are refused before their message, and when it is
+	// over. Such calls are nothing but garbage.
+	Flood func(on bool)
+
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
 	Store func(backend.Backend) backend.Backend
 }
@@ -161,10 +165,12 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		return rls.Config{}, err
 	}
 	panics := v.registry.Counter(stats.PanicsTotal)
+	waiting := v.registry.Counter(stats.ShedTotal, "", "waiting")
 	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
-		Body: body,
-		Gate: v.gate,
+		Body:       body,
+		Gate:       v.gate,
+		MaxWaiting: s.GRPC.MaxWaiting,
 		Headers: rls.Headers{
 			Enabled:    s.Answer.Headers,
 			Limit:      s.Answer.LimitHeader,
@@ -176,13 +182,15 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		DynamicMetadata:  s.Answer.DynamicMetadata,
 		DecisionMetadata: s.Answer.DecisionMetadata,
 		Hooks: rls.Hooks{
-			Call:       v.registry.ObserveCall,
-			Panic:      func() { panics.Add(1) },
-			BadRequest: func() { bad.Add(1) },
-			Handshake:  v.handshakeFailed(),
-			NoRules:    v.rules.why,
-			Shed:       func() { v.unread.Add(1) },
-			Refused:    refusals(s, v.log),
+			Call:           v.registry.ObserveCall,
+			Panic:          func() { panics.Add(1) },
+			BadRequest:     func() { bad.Add(1) },
+			Handshake:      v.handshakeFailed(),
+			NoRules:        v.rules.why,
+			Shed:           func() { v.unread.Add(1) },
+			TooManyWaiting: func() { waiting.Add(1) },
+			Flood:          v.flooded,
+			Refused:        refusals(s, v.log),
 		},
 		Log: v.log,
 	}, nil

@@ -27,6 +27,7 @@ type Settings struct {
 		UDS        string
 		MaxAge     time.Duration
 		Grace      time.Duration
+		MaxWaiting int
 		Reflection bool
 		UseTLS     bool
 		Cert       string

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// hostileRules never refuse.
+const hostileRules = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 4294967295}}]\n"
+
+// rss returns the resident memory of the server in bytes.
+func (d *daemon) rss() int64 {
+	d.t.Helper()
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(d.PID()) + "/status")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(status)
+	if m == nil {
+		d.t.Fatalf("no VmRSS in\n%s", status)
+	}
+	n, _ := strconv.ParseInt(string(m[1]), 10, 64)
+	return n << 10
+}
+
+// http2Conn opens a connection to the server from an address of this machine, says hello, and discards what it hears.
+func (d *daemon) http2Conn(from string) net.Conn {
+	d.t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
+	c, err := dialer.DialContext(d.t.Context(), "tcp", d.At["GRPC"])
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil { // and SETTINGS
+		d.t.Fatal(err)
+	}
+	return c
+}
+
+// callHead are the headers of a call of ShouldRateLimit, encoded.
+func callHead(t *testing.T) []byte {
+	t.Helper()
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	enc.SetMaxDynamicTableSize(0)
+	for _, h := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", rlsv3.RateLimitService_ShouldRateLimit_FullMethodName},
+		{":authority", "ratelimit"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+	} {
+		if err := enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return block.Bytes()
+}
+
+// TestG39_HeadersWithoutMessage: 51,200 calls whose headers come and nothing else.
+func TestG39_HeadersWithoutMessage(t *testing.T) {
+	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
+	client := d.client()
+	ask := func() error {
+		_, err := client.ShouldRateLimit(t.Context(), request("user", "ann"))
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	before, goroutines, begin := d.rss(), int(d.metric("go_goroutines")), time.Now()
+
+	const conns, calls = 50, 1024
+	head := callHead(t)
+	var ended, refused sync.Map
+	var wg sync.WaitGroup
+	var open []net.Conn
+	for range conns {
+		c := d.http2Conn("127.0.0.1")
+		open = append(open, c)
+		fr := http2.NewFramer(c, c)
+		fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+		wg.Go(func() {
+			for i := range uint32(calls) {
+				if err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: head, EndHeaders: true}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		wg.Go(func() {
+			for {
+				f, err := fr.ReadFrame()
+				if err != nil {
+					if !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
+						t.Error(err)
+					}
+					return
+				}
+				h, ok := f.(*http2.MetaHeadersFrame)
+				if !ok {
+					continue
+				}
+				for _, field := range h.Fields {
+					switch {
+					case field.Name != "grpc-status":
+					case field.Value == strconv.Itoa(int(codes.Unavailable)):
+						refused.Store([2]any{c, h.StreamID}, true)
+					case field.Value == strconv.Itoa(int(codes.DeadlineExceeded)):
+						ended.Store([2]any{c, h.StreamID}, time.Since(begin))
+					default:
+						t.Errorf("a call has ended with %v", h.Fields)
+					}
+				}
+			}
+		})
+	}
+	size := func(m *sync.Map) (n int) {
+		m.Range(func(any, any) bool { n++; return true })
+		return n
+	}
+	most := before
+	testkit.Eventually(t, "all but 4,096 calls are refused", func() bool {
+		most = max(most, d.rss())
+		return size(&refused) == conns*calls-4096
+	})
+	if err := ask(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "GRPC_MAX_WAITING_CALLS") {
+		t.Errorf("one call more: %v, want it to be refused", err)
+	}
+	if _, code := d.get("HTTP", "/healthcheck"); code != http.StatusOK {
+		t.Errorf("/healthcheck: %d", code)
+	}
+	testkit.Eventually(t, "the others are ended", func() bool {
+		most = max(most, d.rss())
+		return size(&ended) == 4096
+	})
+	ended.Range(func(_, after any) bool {
+		if after := after.(time.Duration); after < 10*time.Second {
+			t.Errorf("a call has ended after %v", after)
+		}
+		return true
+	})
+	testkit.Eventually(t, "their goroutines are gone", func() bool { // those of the connections stay
+		return int(d.metric("go_goroutines")) < goroutines+conns*4+50 && d.metric("ratelimitd_calls") == 0
+	})
+	if took := time.Since(begin); took > 30*time.Second {
+		t.Errorf("all that was back after %v, want 30 s", took)
+	}
+	if err := ask(); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	t.Logf("%d MB more", (most-before)>>20)
+	if most > before+100<<20 {
+		t.Errorf("%d MB more, want at most 100", (most-before)>>20)
+	}
+	for _, c := range open {
+		_ = c.Close()
+	}
+	wg.Wait()
+}
