@@ -2,22 +2,29 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -172,4 +179,118 @@ func TestG39_HeadersWithoutMessage(t *testing.T) {
 		_ = c.Close()
 	}
 	wg.Wait()
+}
+
+// idle opens connections of HTTP/2 from an address, which say hello and nothing else. The server may close them.
+func (d *daemon) idle(from string, n int) (closeAll func()) {
+	d.t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: testkit.Patience}
+	var open []net.Conn
+	closeAll = func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}
+	d.t.Cleanup(closeAll)
+	for range n {
+		c, err := dialer.DialContext(d.t.Context(), "tcp", d.At["GRPC"])
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		open = append(open, c)
+		_, _ = io.WriteString(c, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // an error where it is closed
+	}
+	return closeAll
+}
+
+// answers expects an answer to a client that connects from an address.
+func (d *daemon) answers(from string) {
+	d.t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	conn, err := grpc.NewClient("passthrough:///"+d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(d.t.Context(), testkit.Patience)
+	defer cancel()
+	if _, err := rlsv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("user", "ann"), grpc.WaitForReady(true)); err != nil {
+		d.t.Errorf("a client from %s: %v", from, err)
+	}
+	if err := conn.Close(); err != nil {
+		d.t.Error(err)
+	}
+}
+
+// says expects that both pages about health say it, and that the server stays healthy.
+func (d *daemon) says(want string) {
+	d.t.Helper()
+	for _, path := range []string{"/healthcheck?verbose", "/readyz"} {
+		if text, code := d.get("HTTP", path); code != http.StatusOK || !strings.Contains(text, want) {
+			d.t.Errorf("%s: %d %s, want %q", path, code, text, want)
+		}
+	}
+}
+
+// TestG40_IdleConnections: 10,050 connections from one address, and then as many as there may be from several.
+func TestG40_IdleConnections(t *testing.T) {
+	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
+	closeAll := d.idle("127.0.0.1", 10_050)
+	d.says("127.0.0.1 has 2500 connections")
+	if n := d.metric("ratelimitd_connections"); n != 2500 {
+		t.Errorf("%v connections are open, want 2500", n)
+	}
+	d.answers("127.0.0.2")
+	d.answers("127.0.0.1") // in the place of one that is idle
+
+	closeAll()
+	testkit.Eventually(t, "it is over", func() bool {
+		text, _ := d.get("HTTP", "/healthcheck?verbose")
+		return strings.Contains(text, "\nconnections: OK")
+	})
+	for _, from := range []string{"127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6"} {
+		d.idle(from, 2500)
+	}
+	testkit.Eventually(t, "the bound is reached", func() bool { return d.metric("ratelimitd_connections") == 10_000 })
+	d.answers("127.0.0.7")
+	d.says("10000 connections are open")
+	if text := d.Log.String(); !strings.Contains(text, "too many connections") {
+		t.Errorf("nothing in the log:\n%s", text)
+	}
+	for _, reason := range []string{"idle", "address"} {
+		if d.metric(`ratelimitd_connections_closed_total{reason="`+reason+`"}`) == 0 {
+			t.Errorf("no connections were closed because of reason %s", reason)
+		}
+	}
+}
+
+// TestG41_FewFiles: 400 connections to a server that may have 256 files open.
+func TestG41_FewFiles(t *testing.T) {
+	dir := t.TempDir()
+	rules := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte(hostileRules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", `ulimit -n 256 && exec "$0"`, shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
+	d := startCommand(t, cmd, dir, "BACKEND_TYPE=memory")
+	for i := range 8 {
+		d.idle(fmt.Sprintf("127.0.0.%d", 10+i), 50)
+	}
+	for _, path := range []string{"/livez", "/healthcheck", "/readyz"} {
+		if text, code := d.get("HTTP", path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, text)
+		}
+	}
+	d.answers("127.0.0.3")
+	if err := os.WriteFile(rules, []byte(strings.Replace(hostileRules, "key: user", "key: reloaded", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.signal(syscall.SIGHUP)
+	testkit.Eventually(t, "the rules are loaded again", func() bool {
+		text, _ := d.get("DEBUG", "/rlconfig")
+		return strings.Contains(text, "reloaded")
+	}, d.Log.String)
+	if text := d.Log.String(); strings.Contains(text, "too many open files") {
+		t.Errorf("files have run out:\n%s", text)
+	}
 }

@@ -60,7 +60,12 @@ func startProcess(t *testing.T, rules string, env ...string) *daemon {
 	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(shipped.Path(t, "ratelimitd")) //nolint:noctx // it ends by a signal
+	return startCommand(t, exec.Command(shipped.Path(t, "ratelimitd")), dir, env...) //nolint:noctx // it ends by a signal
+}
+
+// startCommand starts a server by a command, whose rules are in a directory.
+func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemon {
+	t.Helper()
 	cmd.Env = append(append(os.Environ(), testkit.Env(dir)...), env...)
 	server, err := testkit.StartDaemon(cmd)
 	if err != nil {

@@ -49,7 +49,7 @@ var allowed = map[string]row{
 	"pkg/backend/redis/redistest":         {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"internal/limiter":                    {ours: []string{"internal/overload", "internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/overload":                   {},
-	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/netutil"}},
+	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
 	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
 	"internal/web":                        {},
 	"internal/certs":                      {},

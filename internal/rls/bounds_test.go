@@ -304,12 +304,12 @@ func TestConnectionAge(t *testing.T) {
 	})
 }
 
-// The connection after the ten thousandth waits until one closes.
+// The connection after the ten thousandth waits until one closes, or has been idle for a second.
 func TestConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
-		l := limit(p)
-		accepted := make(chan net.Conn, maxConnections+1)
+		l := Bound(p, Connections{})
+		accepted := make(chan net.Conn, MaxConnections+2)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for {
@@ -320,20 +320,26 @@ func TestConnectionsAreBounded(t *testing.T) {
 				accepted <- c
 			}
 		})
-		for range maxConnections {
+		for range MaxConnections {
 			p.dial()
 		}
 		wg.Go(func() { p.dial() })
 		synctest.Wait()
-		if n := len(accepted); n != maxConnections {
-			t.Errorf("%d connections at a time, want %d", n, maxConnections)
+		if n := len(accepted); n != MaxConnections {
+			t.Errorf("%d connections at a time, want %d", n, MaxConnections)
 		}
 		if err := (<-accepted).Close(); err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if n := len(accepted); n != maxConnections {
-			t.Errorf("after one has closed there are %d, want %d", n, maxConnections)
+		if n := len(accepted); n != MaxConnections {
+			t.Errorf("after one has closed there are %d, want %d", n, MaxConnections)
+		}
+		wg.Go(func() { p.dial() })
+		time.Sleep(2 * idleAfter)
+		synctest.Wait()
+		if n := len(accepted); n != MaxConnections+1 || l.Open() != MaxConnections {
+			t.Errorf("after they have been idle, %d were accepted and %d are open, want the new one in the place of another", n, l.Open())
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)

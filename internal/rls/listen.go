@@ -9,12 +9,7 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"golang.org/x/net/netutil"
 )
-
-// maxConnections is how many connections may be open at a time; further ones wait until one closes.
-const maxConnections = 10_000
 
 // socketMode allows the owner and the group of a unix socket to connect.
 const socketMode fs.FileMode = 0o660
@@ -26,11 +21,8 @@ func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, err // says "listen tcp" and the address; not all of these ports are for gRPC
 	}
-	return limit(l), nil
+	return l, nil
 }
-
-// limit bounds how many connections of l may be open.
-func limit(l net.Listener) net.Listener { return netutil.LimitListener(l, maxConnections) }
 
 // ListenUnix listens on a unix socket at path, after removing a socket that a dead server left there. Anything else
 // there, including a socket that answers, is an error. Only the owner and the group of the process may connect.
@@ -46,7 +38,7 @@ func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.Chmod(path, socketMode); err != nil {
 		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, errors.Join(err, l.Close()))
 	}
-	return limit(l), nil
+	return l, nil
 }
 
 // removeStale removes the socket at path if nobody answers on it.

@@ -56,7 +56,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	return listeners{}, errors.Join(errs...)
 }
 
-// listenTCP listens on an address whose port comes from the named variable, and bounds the number of connections.
+// listenTCP listens on an address whose port comes from the named variable.
 func listenTCP(ctx context.Context, address, variable string) (net.Listener, error) {
 	ln, err := rls.ListenTCP(ctx, address)
 	switch {

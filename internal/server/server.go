@@ -138,6 +138,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if v.listeners, err = listen(ctx, &s); err != nil {
 		return nil, err
 	}
+	v.bound()
 	if s.Admin.On {
 		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
 		admin.New(v.limiter, admin.Config{Access: access, Log: log}).Register(v.grpc)

@@ -22,19 +22,20 @@ import (
 // Settings are the values of the variables that are honoured. Defaults are filled in.
 type Settings struct {
 	GRPC struct {
-		Host       string
-		Port       string
-		UDS        string
-		MaxAge     time.Duration
-		Grace      time.Duration
-		MaxWaiting int
-		Reflection bool
-		UseTLS     bool
-		Cert       string
-		Key        string
-		MinTLS     string
-		ClientCA   string
-		ClientSANs []string
+		Host         string
+		Port         string
+		UDS          string
+		MaxAge       time.Duration
+		Grace        time.Duration
+		MaxWaiting   int
+		AddressShare float64
+		Reflection   bool
+		UseTLS       bool
+		Cert         string
+		Key          string
+		MinTLS       string
+		ClientCA     string
+		ClientSANs   []string
 	}
 	HTTP struct {
 		Host    string

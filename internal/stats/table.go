@@ -28,6 +28,8 @@ const (
 	Calls
 	CallsLimit
 	CallsWait
+	Connections
+	ConnectionsClosedTotal
 
 	ConfigLoadSuccess
 	ConfigLoadError
@@ -167,6 +169,8 @@ func callRows() []Row {
 		gauge(Calls, "ratelimitd.calls", "Calls of ShouldRateLimit in progress."),
 		gauge(CallsLimit, "ratelimitd.calls_limit", "How many calls of ShouldRateLimit may be in progress at present. Falls when requests wait for too long, and rises again."),
 		gauge(CallsWait, "ratelimitd.calls_wait_seconds", "How long requests wait for this process of late, in seconds, from their headers to their decision; 0 while that is below 1 ms."),
+		gauge(Connections, "ratelimitd.connections", "Open connections of gRPC clients."),
+		counter(ConnectionsClosedTotal, "ratelimitd.connections_closed_total", "Connections of gRPC clients that were closed for new ones, because they had been idle for the longest (idle), or at once, because their address had too many (address).", "reason"),
 	}
 }
 

@@ -1,0 +1,17 @@
+//go:build unix
+
+package server
+
+import (
+	"math"
+	"syscall"
+)
+
+// maxFiles returns how many files this process may have open.
+func maxFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return math.MaxInt32
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // it is signed on some systems
+}
