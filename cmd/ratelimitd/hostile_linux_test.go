@@ -36,13 +36,13 @@ const hostileRules = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit:
 // rss returns the resident memory of the server in bytes.
 func (d *daemon) rss() int64 {
 	d.t.Helper()
-	status, err := os.ReadFile("/proc/" + strconv.Itoa(d.PID()) + "/status")
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(d.PID()) + "/status")
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(status)
+	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(text)
 	if m == nil {
-		d.t.Fatalf("no VmRSS in\n%s", status)
+		d.t.Fatalf("no VmRSS in\n%s", text)
 	}
 	n, _ := strconv.ParseInt(string(m[1]), 10, 64)
 	return n << 10
@@ -69,8 +69,12 @@ func callHead(t *testing.T) []byte {
 	enc := hpack.NewEncoder(&block)
 	enc.SetMaxDynamicTableSize(0)
 	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", rlsv3.RateLimitService_ShouldRateLimit_FullMethodName},
-		{":authority", "ratelimit"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", rlsv3.RateLimitService_ShouldRateLimit_FullMethodName},
+		{":authority", "ratelimit"},
+		{"content-type", "application/grpc"},
+		{"te", "trailers"},
 	} {
 		if err := enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,9 @@ func TestSheddingIsLogged(t *testing.T) {
 		now.Store(&shed{process: 5}) // of which there was a line before
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- logShedding(slog.New(slog.NewTextHandler(&log, o)), func() shed { return *now.Load() }).Run(ctx) }()
+		go func() {
+			ended <- logShedding(slog.New(slog.NewTextHandler(&log, o)), func() shed { return *now.Load() }).Run(ctx)
+		}()
 		time.Sleep(time.Hour + time.Second/2)
 		for i := range uint64(30) { // a surge with gaps of less than ten seconds
 			now.Store(&shed{process: 7 + i, store: i, calls: 1})
