@@ -17,28 +17,16 @@ import (
 )
 
 // TestPoliciesHoldWithoutCPU: while other clients keep Redis busy, and it takes the processor that it shares with the server,
-// on_failure decides before callers give up, in 99 of 100 calls.
+// on_failure decides before callers give up, in 99 of 100 calls. Other load on the machine delays requests too, so the best
+// of several rounds counts, each of a server that knows nothing yet.
 func TestPoliciesHoldWithoutCPU(t *testing.T) {
 	const missing = 0.01 // beyond twice that of requests that need no Redis, see mayMiss
 	for _, policy := range []string{"allow", "deny", "local"} {
 		t.Run(policy, func(t *testing.T) {
-			db := redistest.Start(t)
-			d := startDaemon(t, db, endlessRules, "DEFAULT_ON_FAILURE="+policy)
-			d.ready()
-			shareProcessor(t, d.Process, db.Process)
-			saturate(t, db, 4, 3*time.Millisecond)
-			load := startLoad(t, []rlsv3.RateLimitServiceClient{d.client(), d.client(), d.client(), d.client()})
 			unanswered, noise := 1.0, 0.0
 			for round := 0; round < 4 && unanswered > missing+2*noise; round++ {
-				load.report(t, "at first")
-				before := d.metric(fallbackSeries(policy))
-				time.Sleep(6 * time.Second) // in which the breaker may open, but not for all of it
-				if d.metric(fallbackSeries(policy))-before < loadRate/10 {
-					t.Fatal("Redis is not so busy that on_failure has to decide")
-				}
-				unanswered, noise = load.report(t, "while Redis is busy")
+				t.Run(strconv.Itoa(round), func(t *testing.T) { unanswered, noise = whileRedisIsBusy(t, policy) })
 			}
-			load.stop()
 			if unanswered > missing+2*noise {
 				t.Errorf("%.2f %% of the requests were not answered, and %.2f %% of those that need no Redis", 100*unanswered, 100*noise)
 			}
@@ -46,8 +34,22 @@ func TestPoliciesHoldWithoutCPU(t *testing.T) {
 	}
 }
 
-func fallbackSeries(policy string) string {
-	return `ratelimitd_backend_fallback_total{policy="` + policy + `",rule="shop.user"}`
+// whileRedisIsBusy returns the fraction of requests without an answer from a server that shares its processor with Redis, and
+// of those that do not need Redis.
+func whileRedisIsBusy(t *testing.T, policy string) (unanswered, noise float64) {
+	t.Helper()
+	db := redistest.Start(t)
+	d := startDaemon(t, db, endlessRules, "DEFAULT_ON_FAILURE="+policy)
+	d.ready()
+	shareProcessor(t, d.Process, db.Process)
+	saturate(t, db, 4, 3*time.Millisecond)
+	load := startLoad(t, []rlsv3.RateLimitServiceClient{d.client(), d.client(), d.client(), d.client()})
+	time.Sleep(5 * time.Second)
+	load.stop()
+	if d.metric(`ratelimitd_backend_fallback_total{policy="`+policy+`",rule="shop.user"}`) < loadRate/10 {
+		t.Fatal("Redis is not so busy that on_failure has to decide")
+	}
+	return load.report(t, "while Redis is busy")
 }
 
 // saturate has other clients run a script on db again and again that takes so long each time, until the test ends.

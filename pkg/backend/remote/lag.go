@@ -14,7 +14,7 @@ type Lag struct{ ns atomic.Int64 }
 // What a Lag makes of what it sees: the greatest lag of late.
 const (
 	mostLag = 5 * time.Millisecond // a process that stood still for longer is not to leave everybody early
-	recent  = 32                   // after about so many timers less lag is believed
+	recent  = 256                  // after about so many timers less lag is believed
 	lags    = 2                    // between when a caller stops waiting, and when its answer has been sent
 )
 

@@ -28,7 +28,7 @@ func TestLag(t *testing.T) {
 			{ms(4), 1, 0, ms(10)},
 			{ms(4), 1, ms(12), ms(12)}, // or half of it would be lost
 			{time.Hour, 1, 0, ms(9)},
-			{0, 1000, 0, ms(18)},
+			{0, 10_000, 0, ms(18)},
 		} {
 			for range c.times {
 				l.Note(c.late)
