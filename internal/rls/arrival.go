@@ -25,7 +25,8 @@ type arrival struct {
 
 	// For waiting, and guarded by the shard, but for its number.
 	shard          uint8
-	stream         grpc.ServerTransportStream // nil unless the call is in the list
+	listed         bool
+	stream         grpc.ServerTransportStream
 	previous, next *arrival
 }
 

@@ -53,7 +53,7 @@ func (w *waiting) leave() { w.calls.Add(-1) }
 func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
 	s := &w.shards[a.shard]
 	s.mu.Lock()
-	a.stream, a.previous = stream, s.last
+	a.listed, a.stream, a.previous = true, stream, s.last
 	if s.last == nil {
 		s.first = a
 	} else {
@@ -68,7 +68,7 @@ func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
 func (w *waiting) forget(a *arrival) {
 	s := &w.shards[a.shard]
 	s.mu.Lock()
-	if a.stream != nil {
+	if a.listed {
 		s.remove(a)
 	}
 	s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *waitingShard) remove(a *arrival) {
 	} else {
 		a.next.previous = a.previous
 	}
-	a.stream, a.previous, a.next = nil, nil, nil
+	a.listed, a.stream, a.previous, a.next = false, nil, nil, nil
 }
 
 // run starts the timer, unless it runs.
