@@ -299,7 +299,7 @@ func LabelTexts() []LabelText {
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
-			"shed: `process`, `store` and `calls`, as the help says"},
+			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says"},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},
 		{"grpc_method", "the method, without its service, such as `ShouldRateLimit`"},
