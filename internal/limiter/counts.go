@@ -51,7 +51,7 @@ type counts struct {
 	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
 	known   map[string]*domain     // by name; guarded by Limiter.setting
 
-	shedHere, shedByStore stats.Counter // requests of all domains, by reason
+	shedAll [shedByStore + 1]stats.Counter // requests of all domains
 }
 
 // domain counts what belongs to a domain but to no rule.

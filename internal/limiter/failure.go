@@ -28,9 +28,8 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if !p.late && err == ErrOverload { //nolint:errorlint // storeError returns it as it is
-		l.counts.shedOf(p.counts).store.Add(1)
-		l.counts.shedByStore.Add(1)
+	if err == ErrOverload { //nolint:errorlint // storeError returns it as it is
+		l.counts.shed(p, shedByStore)
 	}
 	p.failed, p.local = p.failed[:0], p.local[:0]
 	for i := range ops {

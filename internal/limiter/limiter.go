@@ -86,9 +86,9 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		return &p.verdict, nil
 	}
 	p.counts = s.domains[d]
+	p.shed = false
 	if p.late = l.late(ctx, d, r); p.late {
-		l.counts.shedOf(p.counts).process.Add(1)
-		l.counts.shedHere.Add(1)
+		l.counts.shed(p, shedByProcess)
 		if !l.fallsBack(d) {
 			l.counts.backendErrors.Add(1)
 			return nil, ErrOverload

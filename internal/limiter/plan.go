@@ -17,6 +17,7 @@ import (
 type Scratch struct {
 	verdict Verdict
 	late    bool // this process has no time for the request: policies decide
+	shed    bool // the request is counted as shed
 	counts  *domain
 
 	parts  []part

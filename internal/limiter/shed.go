@@ -47,11 +47,29 @@ type Shed struct {
 
 // Shed returns how many requests have been shed so far.
 func (l *Limiter) Shed() Shed {
-	return Shed{Process: l.counts.shedHere.Load(), Store: l.counts.shedByStore.Load()}
+	return Shed{Process: l.counts.shedAll[shedByProcess].Load(), Store: l.counts.shedAll[shedByStore].Load()}
 }
 
+// shedBy is who had no time for a request that was shed.
+type shedBy uint8
+
+const (
+	shedByProcess shedBy = iota
+	shedByStore
+)
+
 // sheds counts the requests of a domain that were shed, by reason.
-type sheds struct{ process, store *stats.Counter }
+type sheds [shedByStore + 1]*stats.Counter
+
+// shed counts the request of p as shed, once: one whose descriptors are charged together may ask the store several times.
+func (c *counts) shed(p *Scratch, by shedBy) {
+	if p.shed {
+		return
+	}
+	p.shed = true
+	c.shedOf(p.counts)[by].Add(1)
+	c.shedAll[by].Add(1)
+}
 
 // shedOf returns what counts the requests of d that are shed: series of its own or, once there are too many of them, those
 // of all others.
@@ -69,7 +87,10 @@ func (c *counts) shedOf(d *domain) *sheds {
 }
 
 func (c *counts) newSheds(domain string) *sheds {
-	return &sheds{process: c.registry.Counter(stats.ShedTotal, domain, "process"), store: c.registry.Counter(stats.ShedTotal, domain, "store")}
+	return &sheds{
+		shedByProcess: c.registry.Counter(stats.ShedTotal, domain, "process"),
+		shedByStore:   c.registry.Counter(stats.ShedTotal, domain, "store"),
+	}
 }
 
 // storeError returns the error of a request because of that of an operation.

@@ -79,6 +79,36 @@ func TestShed(t *testing.T) {
 	}
 }
 
+// TestShedOnce: a request whose descriptors are charged together is counted once, though the store sheds the look at them as
+// well as what they take.
+func TestShedOnce(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	full := &calls{Backend: still(), before: func() { asked++ }, err: backend.ErrShed}
+	r := stats.New()
+	l := limiter.New(full, r, limiter.Config{})
+	load(t, l, strings.Replace(policies, "domain: mixed", "domain: mixed\ncharge: together", 1))
+	var scratch limiter.Scratch
+	q := request("mixed", "allow=a")
+	q.Descriptors = append(q.Descriptors, request("mixed", "allow=b").Descriptors...)
+	for range 3 {
+		if v, err := l.Decide(t.Context(), q, &scratch); err != nil || v.Over {
+			t.Fatalf("over is %v, and the error %v", v != nil && v.Over, err)
+		}
+	}
+	if asked != 6 {
+		t.Errorf("the store was asked %d times, want twice for each of 3 requests", asked)
+	}
+	w := httptest.NewRecorder()
+	r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if text, want := w.Body.String(), `ratelimitd_shed_total{domain="mixed",reason="store"} 3`; !strings.Contains(text, want) {
+		t.Errorf("want %s in\n%s", want, text)
+	}
+	if got := l.Shed(); got != (limiter.Shed{Store: 3}) {
+		t.Errorf("shed so far: %+v, want 3 by the store", got)
+	}
+}
+
 // TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait.
 func TestHurried(t *testing.T) {
 	t.Parallel()
