@@ -105,20 +105,19 @@ func storeError(err error) error {
 type hurried struct {
 	context.Context //nolint:containedctx // it is one
 
-	waited time.Duration
+	deadline time.Time
 }
 
 // hurry returns ctx with a deadline that leaves time for what is still to come if r has waited for a time that counts:
-// it probably waited as long before its headers were read, and its answer will wait as long.
+// it probably waited as long before its headers were read, and its answer will wait as long. A third of its time is left to
+// the store in any case: a request that the gate lets in although it waited for long must not fail for want of a deadline.
 func hurry(ctx context.Context, r *Request) context.Context {
-	if r.Waited < overload.Unloaded {
+	deadline, ok := ctx.Deadline()
+	if !ok || r.Waited < overload.Unloaded {
 		return ctx
 	}
-	return hurried{ctx, r.Waited}
+	return hurried{ctx, deadline.Add(-min(2*r.Waited, time.Until(deadline)*2/3))}
 }
 
 // Deadline implements context.Context.
-func (h hurried) Deadline() (time.Time, bool) {
-	deadline, ok := h.Context.Deadline()
-	return deadline.Add(-2 * h.waited), ok
-}
+func (h hurried) Deadline() (time.Time, bool) { return h.deadline, true }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -109,28 +110,35 @@ func TestShedOnce(t *testing.T) {
 	}
 }
 
-// TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait.
+// TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait, but a third of
+// what is left in any case: a domain that takes less than its share is let in with no more than that.
 func TestHurried(t *testing.T) {
 	t.Parallel()
-	var given time.Duration
-	seen := &calls{Backend: still(), saw: func(ctx context.Context) {
-		deadline, _ := ctx.Deadline()
-		given = time.Until(deadline)
-	}}
-	l := limiter.New(seen, stats.New(), limiter.Config{})
-	load(t, l, plainRules)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-	defer cancel()
-	for _, waited := range []time.Duration{0, 10 * time.Minute} {
-		q := request("shop", "user=a")
-		q.Waited = waited
-		var scratch limiter.Scratch
-		if _, err := l.Decide(ctx, q, &scratch); err != nil {
-			t.Fatal(err)
-		}
-		if want := time.Hour - 2*waited; given > want || given < want-time.Minute {
-			t.Errorf("after %v the store has %v, want %v", waited, given, want)
-		}
+	for _, c := range []struct{ left, waited, want time.Duration }{
+		{time.Hour, 0, time.Hour},
+		{time.Hour, 10 * time.Minute, 40 * time.Minute},
+		{13 * time.Minute, 7 * time.Minute, 13 * time.Minute / 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var given time.Duration
+			seen := &calls{Backend: still(), saw: func(ctx context.Context) {
+				deadline, _ := ctx.Deadline()
+				given = time.Until(deadline)
+			}}
+			l := limiter.New(seen, stats.New(), limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10})})
+			load(t, l, plainRules)
+			ctx, cancel := context.WithTimeout(t.Context(), c.left)
+			defer cancel()
+			q := request("shop", "user=a")
+			q.Waited = c.waited
+			var scratch limiter.Scratch
+			if _, err := l.Decide(ctx, q, &scratch); err != nil {
+				t.Fatal(err)
+			}
+			if given.Round(time.Second) != c.want.Round(time.Second) {
+				t.Errorf("after %v, with %v left, the store has %v, want %v", c.waited, c.left, given, c.want)
+			}
+		})
 	}
 }
 
