@@ -54,10 +54,10 @@ func (p *program) serve(ctx context.Context) error {
 	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.env("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
-		tighten = inFlood
+		tighten = amidGarbage
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
-	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release(), Flood: tighten})
+	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release(), Garbage: tighten})
 	if err != nil {
 		return err
 	}
@@ -79,16 +79,17 @@ func (p *program) command() string {
 // five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
 const gcPercent = 400
 
-// floodPercent is used in a flood of refused calls, which would fill a heap of five times the live data at once.
-const floodPercent = 50
+// garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
+// data at once.
+const garbagePercent = 50
 
-// inFlood has the garbage collector keep the heap small for as long as it is on.
-func inFlood(on bool) {
+// amidGarbage has the garbage collector keep the heap small for as long as it is on.
+func amidGarbage(on bool) {
 	if !on {
 		debug.SetGCPercent(gcPercent)
 		return
 	}
-	debug.SetGCPercent(floodPercent)
+	debug.SetGCPercent(garbagePercent)
 }
 
 // memoryShare is the share of the memory limit that the garbage collector gets. The rest is for what Go does not manage,

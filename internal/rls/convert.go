@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -42,6 +43,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	}
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
+	c.entries = slices.Grow(c.entries, entriesOf(&request))
 	a, err := s.answer(ctx, c, time.Now())
 	if err != nil {
 		return plain(httpStatus(err))
@@ -50,10 +52,10 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	if err := proto.Unmarshal(a.ReadOnlyData(), &response); err != nil {
 		return plain(http.StatusInternalServerError)
 	}
-	answer, err = protojson.Marshal(&response)
+	answer, err = marshalJSON(&response)
 	if len(answer) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
 		response.DynamicMetadata = onlyTruncated()
-		answer, err = protojson.Marshal(&response)
+		answer, err = marshalJSON(&response)
 	}
 	if err != nil {
 		return plain(http.StatusInternalServerError)
@@ -62,6 +64,20 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 		return http.StatusTooManyRequests, typeJSON, answer
 	}
 	return http.StatusOK, typeJSON, answer
+}
+
+// entriesOf returns how many entries r has.
+func entriesOf(r *ratelimitv3.RateLimitRequest) (n int) {
+	for _, d := range r.GetDescriptors() {
+		n += len(d.GetEntries())
+	}
+	return n
+}
+
+// marshalJSON returns m as JSON, with room from the start for what is usually needed: a long answer would be copied, and so
+// take its size, many times over while it grows.
+func marshalJSON(m proto.Message) ([]byte, error) {
+	return protojson.MarshalOptions{}.MarshalAppend(make([]byte, 0, proto.Size(m)*5/4), m)
 }
 
 // maxObjects is how many objects there are in the largest request that is decided: the request, its descriptors, and in each

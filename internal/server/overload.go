@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -86,7 +87,43 @@ func (v *Server) flooded(on bool) {
 	} else {
 		v.log.Warn("calls are no longer refused for others that wait for their message")
 	}
-	if v.config.Flood != nil {
-		v.config.Flood(on)
+	v.garbage.expect(on)
+}
+
+// garbage calls set while there are reasons to.
+type garbage struct {
+	set func(on bool)
+
+	mu      sync.Mutex
+	reasons int
+}
+
+// expect adds a reason or, if on is false, takes one away.
+func (g *garbage) expect(on bool) {
+	if g.set == nil {
+		return
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.reasons
+	if on {
+		g.reasons++
+	} else {
+		g.reasons--
+	}
+	if (before > 0) != (g.reasons > 0) {
+		g.set(on)
+	}
+}
+
+// heavyFor is for how long a large body is a reason: the next one often comes soon, and each change costs something.
+const heavyFor = time.Second
+
+// expectHeavy is expect for large bodies.
+func (g *garbage) expectHeavy(on bool) {
+	if on {
+		g.expect(true)
+		return
+	}
+	time.AfterFunc(heavyFor, func() { g.expect(false) })
 }

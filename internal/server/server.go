@@ -39,9 +39,9 @@ type Config struct {
 	Command string       // the name under which this program takes commands, for what people are told to try
 	Release string       // of this program, for people and for metrics
 
-	// Flood, if it is not nil, is called when a flood of calls begins that are refused before their message, and when it is
-	// over. Such calls are nothing but garbage.
-	Flood func(on bool)
+	// Garbage, if it is not nil, is called when work begins that leaves much garbage, and when it is over: a flood of calls that
+	// are refused before their message, or large bodies of /json.
+	Garbage func(on bool)
 
 	// Store, if it is not nil, is put around the store, so that tests can have it fail as no store does.
 	Store func(backend.Backend) backend.Backend
@@ -65,6 +65,7 @@ type Server struct {
 	shutdown  *task.Component
 	watcher   rulesSource
 	service   *rls.Service
+	garbage   garbage
 	certs     *certs.Server // nil without TLS
 	grpc      *rls.Server
 	listeners listeners
@@ -74,7 +75,7 @@ type Server struct {
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
-	v := &Server{settings: s, config: c, log: log, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
+	v := &Server{settings: s, config: c, log: log, garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -252,6 +253,7 @@ func (v *Server) debugPages() web.Debug {
 func (v *Server) mainPages() web.Main {
 	return web.Main{
 		MaxBody: v.settings.HTTP.MaxBody,
+		Heavy:   v.garbage.expectHeavy,
 		JSON:    v.service.JSON,
 		Healthy: v.health.OK,
 		Components: func() []web.Component {

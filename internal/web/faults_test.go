@@ -2,14 +2,17 @@ package web_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,29 +72,76 @@ func TestH01_BodyLimit(t *testing.T) {
 	})
 }
 
-// While a client sends a large body slowly, another large one waits for a while and is refused with a reason; small ones
-// are answered.
-func TestH11_OneAtATime(t *testing.T) {
+// A client that sends a large body slowly keeps no other large one waiting. While four do, a further one waits for a while
+// and is refused with a reason; small ones are answered.
+func TestH11_SlowLargeBodies(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, web.MainHandler(echo()), web.Limits{Read: testkit.Patience})
-	slow := dial(t, addr)
-	if _, err := io.WriteString(slow, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"+strings.Repeat(" ", 99_999)); err != nil {
-		t.Fatal(err)
+	large := func() answer { return do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10+1)) }
+	var slow []net.Conn
+	for range 4 {
+		if got := large(); got.Status != http.StatusOK {
+			t.Errorf("a large body beside %d slow ones: %d %.100s; want 200", len(slow), got.Status, got.Body)
+		}
+		c := dial(t, addr)
+		if _, err := io.WriteString(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"+strings.Repeat(" ", 99_999)); err != nil {
+			t.Fatal(err)
+		}
+		slow = append(slow, c)
 	}
 	want := answer{http.StatusServiceUnavailable, plainText, "too many requests with a body of more than 16 KiB at once; try again later\n"}
-	testkit.Eventually(t, "a large body is refused", func() bool { // the slow one may arrive later
-		got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10+1))
-		return got == want
-	})
+	testkit.Eventually(t, "a large body is refused", func() bool { return large() == want }) // the slow ones may arrive later
 	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10)); got.Status != http.StatusOK {
 		t.Errorf("a body of 16 KiB: %d %.100s; want 200", got.Status, got.Body)
 	}
-	if _, err := io.WriteString(slow, " "); err != nil {
-		t.Fatal(err)
+	for _, c := range slow {
+		if _, err := io.WriteString(c, " "); err != nil {
+			t.Fatal(err)
+		}
+		wantStatus(t, c, http.StatusOK)
 	}
-	wantStatus(t, slow, http.StatusOK)
-	if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", 16<<10+1)); got.Status != http.StatusOK {
+	if got := large(); got.Status != http.StatusOK {
 		t.Errorf("a large body afterwards: %d %.100s; want 200", got.Status, got.Body)
+	}
+}
+
+// Large bodies are decided one at a time, and what needs much memory is announced.
+func TestH11_OneAtATime(t *testing.T) {
+	t.Parallel()
+	m := echo()
+	var deciding, most, heavy, announced atomic.Int32
+	m.Heavy = func(on bool) {
+		if on {
+			announced.Add(1)
+			heavy.Add(1)
+		} else {
+			heavy.Add(-1)
+		}
+	}
+	m.JSON = func(_ context.Context, body []byte) (int, string, []byte) {
+		n := deciding.Add(1)
+		defer deciding.Add(-1)
+		most.Store(max(most.Load(), n))
+		if big := len(body) > 256<<10; big && heavy.Load() == 0 {
+			t.Errorf("a body of %d bytes is decided, and has not been announced", len(body))
+		}
+		for range 1000 { // so that others come if they can
+			runtime.Gosched()
+		}
+		return http.StatusOK, plainText, nil
+	}
+	addr, _ := start(t, web.MainHandler(m), web.Limits{})
+	var wg sync.WaitGroup
+	for _, size := range []int{17 << 10, 256 << 10, 256<<10 + 1, 1 << 20, 1 << 20, 300_000} {
+		wg.Go(func() {
+			if got := do(t, "POST", "http://"+addr+"/json", strings.Repeat(" ", size)); got.Status != http.StatusOK {
+				t.Errorf("%d bytes: %d %.100s; want 200", size, got.Status, got.Body)
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() != 1 || announced.Load() != 4 || heavy.Load() != 0 {
+		t.Errorf("%d bodies were decided at once, %d announced, %d of them not ended; want 1, 4 and 0", most.Load(), announced.Load(), heavy.Load())
 	}
 }
 

@@ -28,9 +28,12 @@ import (
 // DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
 const DefaultMaxBody = 1 << 20
 
-// smallBody is the size in bytes of the largest body that is read at once: it takes no more memory than the head of its
-// request may. Larger ones are read and decided one at a time, since each takes about ten times its size until it is answered.
-const smallBody = maxHead
+// Bounds on what large bodies take: each takes about ten times its size while it is decided.
+const (
+	smallBody = maxHead   // the largest that is read at once: it takes no more memory than the head of its request may
+	heavyBody = 256 << 10 // the largest that is decided without a word to [Main.Heavy]
+	maxLarge  = 4         // larger ones than smallBody that are read, decided or answered at once, so that a slow client keeps none out
+)
 
 // jsonTimeout bounds how long /json waits for a verdict, whatever becomes of it.
 const jsonTimeout = 5 * time.Second
@@ -42,10 +45,12 @@ type undated struct{ context.Context } //nolint:containedctx // it is one
 // Deadline returns that there is none.
 func (undated) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
-// Main has the functions that the pages of the main listener call. All of them are required.
+// Main has the functions that the pages of the main listener call. They are required unless it says otherwise.
 type Main struct {
 	// MaxBody is the largest body that /json takes, in bytes; 0 means [DefaultMaxBody].
 	MaxBody int
+	// Heavy is called before and after a body is decided that is so large that much memory is needed for it. It may be nil.
+	Heavy func(on bool)
 	// JSON returns the answer to the body of a request to /json. It must not retain body.
 	JSON func(ctx context.Context, body []byte) (status int, contentType string, answer []byte)
 	// Healthy reports whether /healthcheck passes.
@@ -104,7 +109,8 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large, buffers := make(turns, 1), sync.Pool{New: func() any { return new(bytes.Buffer) }}
+	large := largeBodies{all: make(turns, maxLarge), deciding: make(turns, 1), heavy: m.Heavy}
+	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method != http.MethodPost:
@@ -118,26 +124,60 @@ func (m Main) json() http.HandlerFunc {
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, longest)
 		body, err := io.ReadAll(io.LimitReader(r.Body, smallBody+1))
-		if len(body) > smallBody {
-			if !large.take(r.Context()) {
-				w.Header().Set("Connection", "close")
-				busy(w, "too many requests with a body of more than 16 KiB")
-				return
-			}
-			defer large.giveBack() // once the answer, which may be as large, has been sent
-			b := buffers.Get().(*bytes.Buffer)
-			defer buffers.Put(b)
-			b.Reset()
-			b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
-			_, err = b.ReadFrom(io.MultiReader(bytes.NewReader(body), r.Body))
-			body = b.Bytes()
-		}
-		if err != nil {
+		switch {
+		case err != nil:
 			refuse(w, unread(err))
-			return
+		case len(body) > smallBody:
+			large.answer(w, r, body, m.decide)
+		default:
+			m.decide(r, body).send(w)
 		}
-		m.decide(w, r, body)
 	}
+}
+
+// largeBodies answers requests with bodies of more than smallBody, of which a bounded number is there at once, and decided
+// one at a time.
+type largeBodies struct {
+	all, deciding turns
+	buffers       sync.Pool // of *bytes.Buffer
+	heavy         func(on bool)
+}
+
+// answer answers r, of whose body the beginning has been read.
+func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
+	if !l.all.take(r.Context()) {
+		crowded(w)
+		return
+	}
+	defer l.all.giveBack() // once the answer, which may be as large, has been sent
+	b := l.buffers.Get().(*bytes.Buffer)
+	defer l.buffers.Put(b)
+	b.Reset()
+	b.Grow(int(max(r.ContentLength, smallBody)) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.MultiReader(bytes.NewReader(begin), r.Body)); err != nil {
+		refuse(w, unread(err))
+		return
+	}
+	if !l.deciding.take(r.Context()) {
+		crowded(w)
+		return
+	}
+	l.decide(r, b.Bytes(), decide).send(w)
+}
+
+// decide returns the answer to r, and gives the turn back.
+func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided) decided {
+	defer l.deciding.giveBack()
+	if l.heavy != nil && len(body) > heavyBody {
+		l.heavy(true)
+		defer l.heavy(false)
+	}
+	return decide(r, body)
+}
+
+func crowded(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close") // so that the server does not wait for the rest of the body
+	busy(w, "too many requests with a body of more than 16 KiB")
 }
 
 // unread returns the status of a request whose body could not be read.
@@ -153,16 +193,27 @@ func unread(err error) int {
 	}
 }
 
-// decide answers with what m.JSON says of a body.
-func (m Main) decide(w http.ResponseWriter, r *http.Request, body []byte) {
+// decided is what is answered to a body.
+type decided struct {
+	status      int
+	contentType string
+	answer      []byte
+}
+
+// decide returns what m.JSON says of a body.
+func (m Main) decide(r *http.Request, body []byte) (d decided) {
 	ctx, cancel := context.WithTimeout(r.Context(), jsonTimeout)
 	defer cancel()
-	status, contentType, answer := m.JSON(undated{ctx}, body) //nolint:contextcheck // it is r's
-	w.Header().Set("Content-Type", contentType)
+	d.status, d.contentType, d.answer = m.JSON(undated{ctx}, body) //nolint:contextcheck // it is r's
+	return d
+}
+
+func (d decided) send(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", d.contentType)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	w.WriteHeader(status)
-	send(w, answer)
+	w.Header().Set("Content-Length", strconv.Itoa(len(d.answer)))
+	w.WriteHeader(d.status)
+	send(w, d.answer)
 }
 
 func (m Main) health(w http.ResponseWriter, r *http.Request) {
