@@ -33,10 +33,11 @@ type arrival struct {
 type arrivalKey struct{}
 
 // arrive is called for each call as soon as its headers have been read, by what reads its connection. It refuses calls of
-// ShouldRateLimit if there are too many, and never others: health and the admin API answer whatever the load.
+// ShouldRateLimit if there are too many, and others only if too many of those wait for their message: health and the admin API
+// answer whatever the load.
 func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if info.FullMethodName != fullMethod {
-		return ctx, nil
+		return s.others.arrive(ctx)
 	}
 	if s.config.Gate.Full() {
 		s.config.Hooks.Shed()

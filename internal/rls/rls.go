@@ -54,7 +54,7 @@ type Config struct {
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
 	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
-	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message; 0 means 4096
+	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
 	Log              *slog.Logger   // nil discards
 }
 
@@ -110,6 +110,7 @@ type Service struct {
 	config  Config
 	calls   sync.Pool // of *call
 	waiting waiting
+	others  others
 }
 
 // New returns a Service that decides by d.
@@ -123,11 +124,13 @@ func New(d Decider, c Config) *Service {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	most := int64(cmp.Or(c.MaxWaiting, maxWaiting))
 	return &Service{
 		decider: d,
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
-		waiting: waiting{most: int64(cmp.Or(c.MaxWaiting, maxWaiting)), flood: c.Hooks.Flood},
+		waiting: waiting{most: most, flood: c.Hooks.Flood},
+		others:  others{most: most, refused: c.Hooks.TooManyWaiting},
 	}
 }
 

@@ -140,6 +140,7 @@ type guard struct {
 
 //nolint:ireturn // as grpc wants it
 func (g *guard) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (response any, err error) {
+	messageCame(ctx)
 	start, method := time.Now(), path.Base(info.FullMethod)
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug met by one call must not end the process
@@ -171,3 +172,10 @@ type endingStream struct {
 
 // Context implements grpc.ServerStream.
 func (s endingStream) Context() context.Context { return s.ctx }
+
+// RecvMsg implements grpc.ServerStream.
+func (s endingStream) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	messageCame(s.ctx)
+	return err
+}
