@@ -7,8 +7,10 @@ import (
 )
 
 // Pace knows how many operations a server answers in a time, from batches that ended while others were waiting: only
-// then is the server what they wait for. Its zero value knows nothing yet, and expects no waiting. Its methods are safe
-// for concurrent use.
+// then is the server what they wait for. A batch after which nobody waits says that the server takes no longer than that,
+// which must count too: otherwise a server that was slow once would have everybody turned away who would have to wait, and
+// so never be seen to be quick again. Its zero value knows nothing yet, and expects no waiting. Its methods are safe for
+// concurrent use.
 type Pace struct {
 	perOp atomic.Int64 // ns
 
@@ -28,11 +30,13 @@ func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
 		begin = p.last
 	}
 	p.last = end
-	if !busy || ops == 0 || !end.After(begin) {
+	if ops == 0 || !end.After(begin) {
 		return
 	}
-	n, took, old := int64(min(ops, memory/4)), int64(end.Sub(begin)), p.perOp.Load()
-	p.perOp.Store(old + (took/int64(ops)-old)*n/memory)
+	n, perOp, old := int64(min(ops, memory/4)), int64(end.Sub(begin))/int64(ops), p.perOp.Load()
+	if busy || perOp < old {
+		p.perOp.Store(old + (perOp-old)*n/memory)
+	}
 }
 
 // Of returns about how long n operations take.
