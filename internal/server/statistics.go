@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -141,8 +142,10 @@ func redisPools(b *redis.Backend) func(*stats.Values) {
 	}
 }
 
-// redisWaits registers how long the nodes of Redis make operations wait.
-func redisWaits(b *redis.Backend) func(*stats.Values) {
+// storeWaits registers how long the nodes of a store make operations wait.
+func storeWaits(b interface {
+	Waits() map[string]time.Duration
+}) func(*stats.Values) {
 	return func(v *stats.Values) {
 		for node, wait := range b.Waits() {
 			v.Gauge(stats.BackendWait, wait.Seconds(), node)

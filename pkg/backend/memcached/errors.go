@@ -18,6 +18,7 @@ var (
 	errWhole   = store.Unsent(remote.Other, "", "the reference's keys only work for windows of whole seconds")
 	errNoName  = store.Unsent(remote.Other, "", "the reference's keys need the name of the counter, and there is none")
 	errLate    = store.Late()
+	errShed    = store.Shed()
 	errFull    = store.Unsent(remote.Timeout, "", "1024 calls are already waiting")
 	errStopped = store.Stopped()
 	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")

@@ -85,7 +85,7 @@ func (f *fanout) put(it *item, s *server) {
 // send gives each lane a connection. A lane that gets none in time sends nothing.
 func (f *fanout) send(ctx context.Context) {
 	for _, l := range f.lanes {
-		link, trial, e := l.server.acquire(ctx, time.Until(f.ends))
+		link, trial, e := l.server.acquire(ctx, len(l.items), time.Until(f.ends))
 		l.trial = trial
 		if e != nil {
 			l.fail(l.items, e)
@@ -108,6 +108,7 @@ func (f *fanout) await(ctx context.Context) {
 			case <-l.hush():
 			case <-enough.C:
 				late = true
+				f.backend.lag.Note(time.Since(f.ends))
 			case <-ctx.Done():
 				late = true
 			}
@@ -162,7 +163,7 @@ func (l *lane) run(ctx context.Context, link *link) {
 		}
 		var e *remote.Error
 		var again bool
-		link, again, e = s.acquire(ctx, time.Until(until))
+		link, again, e = s.acquire(ctx, len(rest), time.Until(until))
 		trial = trial || again
 		if e != nil {
 			l.fail(rest, e)
@@ -183,7 +184,9 @@ func (l *lane) exchange(link *link, items []*item, until time.Time) (worst *remo
 	}
 	begun := time.Now()
 	n = link.exchange(items, until)
-	worst = worstOf(items[:n])
+	if worst = worstOf(items[:n]); worst == nil {
+		s.answered(begun, n)
+	}
 	switch took := time.Since(begun); {
 	case worst != nil && trips(worst):
 		tell(worst)

@@ -284,6 +284,71 @@ func TestFewConnections(t *testing.T) {
 	}
 }
 
+// TestSheds: where the connections are in use for so long that a call would not be answered in time it is told so at once,
+// how long operations wait can be seen, and all of it is over when the server is quick again.
+func TestSheds(t *testing.T) {
+	t.Parallel()
+	s := memcachedtest.Start(t)
+	p := testkit.NewProxy(t, s.Addr())
+	const timeout = time.Second
+	b := run(t, Config{Servers: []string{p.Addr()}, MaxConns: 2, OpTimeout: timeout, DialTimeout: slow, Now: at(7200)}, true)
+	call := func() []backend.Op {
+		ops := make([]backend.Op, 64)
+		for i := range ops {
+			ops[i] = opOn(fmt.Sprint(i))
+		}
+		b.Apply(context.Background(), ops)
+		return ops
+	}
+	if got := b.Waits(); len(got) != 1 || got[p.Addr()] != 0 {
+		t.Errorf("at rest operations wait for %v, want 0 for one server", got)
+	}
+	p.Latency.Store(int64(time.Millisecond))
+	var shed, early, waits atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				begun := time.Now()
+				ops := call()
+				took := time.Since(begun)
+				for i := range ops {
+					if e, ok := errors.AsType[*remote.Error](ops[i].Err); ok && errors.Is(e, backend.ErrShed) {
+						shed.Add(1)
+						if !errors.Is(e, backend.ErrUnsent) || ops[i].Decision != (engine.Decision{}) {
+							t.Errorf("%+v, %+v", ops[i].Decision, e)
+						}
+						if took < timeout/2 {
+							early.Add(1)
+						}
+					}
+				}
+				waits.Store(max(waits.Load(), int64(b.Waits()[p.Addr()])))
+			}
+		})
+	}
+	testkit.Eventually(t, "calls are shed early", func() bool { return early.Load() > 1000 })
+	p.Latency.Store(0)
+	testkit.Eventually(t, "the server is seen to be quick again", func() bool {
+		shed.Store(0)
+		for _, op := range call() {
+			if op.Err != nil {
+				return false
+			}
+		}
+		return shed.Load() == 0
+	})
+	stop()
+	wg.Wait()
+	if waits := time.Duration(waits.Load()); waits < time.Millisecond || waits > timeout {
+		t.Errorf("operations waited for up to %v", waits)
+	}
+	if got := b.Waits(); got[p.Addr()] != 0 {
+		t.Errorf("at rest again operations wait for %v, want 0", got)
+	}
+}
+
 // TestOutOfMemory: memcached -M reports an error when it is full, so no count is lost silently.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,8 @@
 // unavailable: they are not moved to another one, where they would begin anew. Each server has connections of its own,
 // opened in the background, and a breaker, so that a call does not wait for a server that does not answer. A call waits
 // until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
-// been counted is sent a second time.
+// been counted is sent a second time. Where all connections to a server are in use, a call that would probably not be
+// answered in time does not wait for one.
 package memcached
 
 import (
@@ -42,6 +43,7 @@ type Backend struct {
 	fleet   atomic.Pointer[fleet]
 	unknown atomic.Pointer[remote.Error] // why there is no fleet yet
 	waiting atomic.Int64                 // calls of Apply under way
+	lag     remote.Lag
 
 	counting sync.Mutex // guards active, and keeps reports of it in order
 	active   int
@@ -91,9 +93,11 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Apply decides every op. It waits until 2 ms before ctx's deadline, but no longer than [Config.OpTimeout]; without
-// either, for 250 ms; and not at all for a server that is silent. An op without an answer by then gets a [remote.Error],
-// and may have been counted unless the error says Unsent. With less than 1 ms to wait nothing is sent.
+// Apply decides every op. It waits until 2 ms before ctx's deadline, or earlier if answers have been late (see [remote.Lag]),
+// but no longer than [Config.OpTimeout]; without either, for 250 ms; and not at all for a server that is silent, nor where all
+// connections to a server are in use and the answer would probably take more than half of that time. An op without an answer
+// by then gets a [remote.Error], and may have been counted unless the error says Unsent. With less than 1 ms to wait nothing
+// is sent.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if len(ops) == 0 {
 		return
@@ -111,11 +115,22 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	case f == nil:
 		refuse(ops, b.unknown.Load())
 	default:
-		out := &fanout{backend: b, ops: ops, ends: begun.Add(budget), budget: budget}
+		out := &fanout{backend: b, ops: ops, ends: b.lag.Leave(ctx, begun, budget), budget: budget}
 		out.plan(f)
 		out.send(ctx)
 		out.await(ctx)
 	}
+}
+
+// Waits returns how long an operation that comes now would probably wait, by server.
+func (b *Backend) Waits() map[string]time.Duration {
+	all := make(map[string]time.Duration)
+	if f := b.fleet.Load(); f != nil {
+		for _, s := range f.servers {
+			all[s.name] = s.waits()
+		}
+	}
+	return all
 }
 
 // refuse fails all ops.

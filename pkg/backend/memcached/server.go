@@ -24,19 +24,27 @@ type server struct {
 	name    string // as in the configuration
 	network string
 	breaker *remote.Breaker
+	pace    remote.Pace
 	trial   atomic.Bool        // while it is silent: a call finds out whether it answers again
 	wake    chan struct{}      // tells run that something has changed
 	cancel  context.CancelFunc // ends run; nil before it. Owned by whoever starts and stops servers
 
 	mu      sync.Mutex
-	idle    []*link      // the most recently used last
-	waiting []chan *link // callers waiting for a link, first come first; closing a channel means that there is none to be had
-	open    int          // links that are up, idle or in use
+	idle    []*link // the most recently used last
+	waiting []turn  // callers waiting for a link, first come first; closing a channel means that there is none to be had
+	queued  int     // what they will ask for
+	open    int     // links that are up, idle or in use
 	dialing int
 	dial    func() // opens another connection; nil before and after run
 	stopped bool
 	hushed  chan struct{} // closed when it becomes silent
 	empty   chan struct{} // closed once it is stopped and open is 0
+}
+
+// turn is somebody who waits for a link, on which so many operations will be asked for one after the other.
+type turn struct {
+	link chan *link
+	ops  int
 }
 
 func (b *Backend) newServer(name string) *server {
@@ -83,13 +91,14 @@ func (s *server) admit(budget time.Duration) (trial bool, refused *remote.Error)
 	return false, refused
 }
 
-// acquire returns a link for exclusive use, or why there is none. It waits for one no longer than budget.
-func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, trial bool, refused *remote.Error) {
+// acquire returns a link for exclusive use by so many operations, or why there is none. It waits for one no longer than
+// budget, and not at all if they would probably not be answered in half of that.
+func (s *server) acquire(ctx context.Context, ops int, budget time.Duration) (l *link, trial bool, refused *remote.Error) {
 	trial, refused = s.admit(budget)
 	if refused != nil {
 		return nil, false, refused
 	}
-	l, refused = s.await(ctx, budget)
+	l, refused = s.await(ctx, ops, budget)
 	if trial && refused != nil {
 		s.trial.Store(false)
 	}
@@ -97,8 +106,8 @@ func (s *server) acquire(ctx context.Context, budget time.Duration) (l *link, tr
 }
 
 // await waits for a link.
-func (s *server) await(ctx context.Context, budget time.Duration) (*link, *remote.Error) {
-	l, wait, e := s.take()
+func (s *server) await(ctx context.Context, ops int, budget time.Duration) (*link, *remote.Error) {
+	l, wait, e := s.take(ops, budget)
 	if l != nil || e != nil {
 		return l, e
 	}
@@ -117,8 +126,22 @@ func (s *server) await(ctx context.Context, budget time.Duration) (*link, *remot
 	return nil, store.Unsent(remote.Timeout, s.name, "no connection was free in time")
 }
 
+// wait returns how long so many operations would probably wait for their answers if they had to wait for a link: those that
+// wait already come first, and the links that are in use share the server. s.mu must be held.
+func (s *server) wait(ops int) time.Duration { return s.pace.Of(s.queued + s.open*ops) }
+
+// waits returns how long an operation that comes now would probably wait.
+func (s *server) waits() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.idle) > 0 || s.open < s.backend.config.MaxConns {
+		return 0
+	}
+	return s.wait(1)
+}
+
 // take returns an idle link, or a channel on which to wait for one.
-func (s *server) take() (*link, chan *link, *remote.Error) {
+func (s *server) take(ops int, budget time.Duration) (*link, chan *link, *remote.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -132,8 +155,12 @@ func (s *server) take() (*link, chan *link, *remote.Error) {
 		}
 		s.discard(l)
 	}
+	if s.open >= s.backend.config.MaxConns && remote.Hopeless(s.wait(ops), budget) {
+		return nil, nil, errShed
+	}
 	wait := make(chan *link, 1)
-	s.waiting = append(s.waiting, wait)
+	s.waiting = append(s.waiting, turn{wait, ops})
+	s.queued += ops
 	s.grow()
 	return nil, wait, nil
 }
@@ -141,9 +168,9 @@ func (s *server) take() (*link, chan *link, *remote.Error) {
 // leave ends the wait of a caller that got nothing in time; a link that came at the last moment is released.
 func (s *server) leave(wait chan *link) {
 	s.mu.Lock()
-	i := slices.Index(s.waiting, wait)
+	i := slices.IndexFunc(s.waiting, func(t turn) bool { return t.link == wait })
 	if i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
+		s.call(i)
 	}
 	s.mu.Unlock()
 	if i < 0 {
@@ -151,6 +178,14 @@ func (s *server) leave(wait chan *link) {
 			s.release(l)
 		}
 	}
+}
+
+// call takes somebody out of the line. s.mu must be held.
+func (s *server) call(i int) turn {
+	t := s.waiting[i]
+	s.queued -= t.ops
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+	return t
 }
 
 // none returns why there is no connection.
@@ -170,6 +205,14 @@ func (s *server) grow() {
 		s.dialing++
 		s.dial()
 	}
+}
+
+// answered notes that the server has answered so many operations since begun.
+func (s *server) answered(begun time.Time, ops int) {
+	s.mu.Lock()
+	busy := len(s.waiting) > 0
+	s.mu.Unlock()
+	s.pace.Done(begun, time.Now(), ops, busy)
 }
 
 // release takes a link back.
@@ -192,8 +235,7 @@ func (s *server) hand(l *link) {
 	case s.stopped:
 		s.discard(l)
 	case len(s.waiting) > 0:
-		s.waiting[0] <- l
-		s.waiting = slices.Delete(s.waiting, 0, 1)
+		s.call(0).link <- l
 	default:
 		s.idle = append(s.idle, l)
 	}
@@ -338,10 +380,10 @@ func (s *server) unconnected(ctx context.Context, err error) {
 
 // turnAway fails everybody who waits. s.mu must be held.
 func (s *server) turnAway() {
-	for _, wait := range s.waiting {
-		close(wait)
+	for _, t := range s.waiting {
+		close(t.link)
 	}
-	s.waiting = nil
+	s.waiting, s.queued = nil, 0
 }
 
 // stop closes idle connections, and waits for those in use.

@@ -381,7 +381,7 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 var (
 	errLate    = store.Late()
 	errStopped = store.Stopped()
-	errShed    = store.Unsent(remote.Overload, "", "more is waiting than can be answered in time")
+	errShed    = store.Shed()
 	errFull    = store.Unsent(remote.Timeout, "", "too many calls are already waiting")
 )
 
@@ -396,7 +396,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 		return nil, errFull
 	}
 	if len(w.items) == 0 || w.items[len(w.items)-1].node != n {
-		if wait := n.wait(op.Flow, ops); wait > w.budget/2 {
+		if remote.Hopeless(n.wait(op.Flow, ops), w.budget) {
 			return nil, errShed
 		}
 	}

@@ -107,6 +107,11 @@ func (s Store) Late() *Error {
 	return s.Unsent(Timeout, "", "less than 1 ms is left before the deadline")
 }
 
+// Shed returns the error of a call that comes when there is no time for it; see [Pace].
+func (s Store) Shed() *Error {
+	return s.Unsent(Overload, "", "more is waiting than can be answered in time")
+}
+
 // Stopped returns the error of a call that comes when the backend is being closed.
 func (s Store) Stopped() *Error { return s.Unsent(Other, "", "this server is stopping") }
 

@@ -41,3 +41,7 @@ func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
 
 // Of returns about how long n operations take.
 func (p *Pace) Of(n int) time.Duration { return time.Duration(int64(n) * p.perOp.Load()) }
+
+// Hopeless reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it
+// would have too little left where the estimate is too low.
+func Hopeless(wait, budget time.Duration) bool { return wait > budget/2 }
