@@ -43,13 +43,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 		s.config.Hooks.Shed()
 		return nil, errOverload
 	}
-	number, ok := s.waiting.enter()
-	if !ok {
+	shard, room, another := s.waiting.enter(ctx)
+	if another || !room {
 		s.config.Hooks.TooManyWaiting()
+	}
+	if !room {
 		return nil, errWaiting
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, waiting: &s.waiting, at: time.Now()}
-	a.shard = uint8(number % int64(len(s.waiting.shards)))
+	a := &arrival{Context: ctx, gate: s.config.Gate, waiting: &s.waiting, at: time.Now(), shard: shard}
 	a.waits.Store(true)
 	a.count()
 	return a, nil

@@ -1,11 +1,13 @@
 package rls
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
@@ -13,6 +15,11 @@ const (
 	maxWaiting  = 4096             // calls that wait for their message, unless Config says otherwise
 	messageTime = 10 * time.Second // from the headers of a call to the end of its message
 	waitingTick = time.Second      // how often that is looked at
+	// What a caller sends comes together. A call that has waited for so long without its message gives way to a new one, if
+	// there is no room: or a client that sends headers and nothing else would shut everybody else out.
+	givesWay = 50 * time.Millisecond
+	fairWait = 4  // calls that may have waited for so long on a connection that gets room at the cost of others
+	mostWays = 64 // calls that give way between two looks at who has how many, since each lives on until its handler returns
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -24,6 +31,9 @@ type waiting struct {
 	running atomic.Bool // the timer
 	flooded atomic.Bool // there was no room for a call, and half of those that wait have not ended since
 	flood   func(on bool)
+	census  atomic.Int64                       // when it was last looked who has how many, in nanoseconds
+	hogs    atomic.Pointer[map[*peer.Peer]int] // connections that had more than fairWait then; nil if there is no flood
+	ways    atomic.Int64                       // calls that have given way since
 	shards  [16]waitingShard
 }
 
@@ -34,17 +44,78 @@ type waitingShard struct {
 	_           [40]byte // the next one has a cache line of its own
 }
 
-// enter counts a call, and reports whether there is room for it. If there is, leave must be called.
-func (w *waiting) enter() (number int64, ok bool) {
-	number = w.calls.Add(1)
-	if number > w.most {
-		w.calls.Add(-1)
-		if !w.flooded.Load() && w.flooded.CompareAndSwap(false, true) {
-			w.flood(true)
-		}
-		return 0, false
+// enter counts a call, and reports whether there is room for it, which there may be because another one gives way. If there
+// is, leave must be called. In a flood there is none for connections that have part in it.
+func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
+	if w.flooded.Load() && w.hog(ctx) {
+		return 0, false, false
 	}
-	return number, true
+	number := w.calls.Add(1)
+	if number <= w.most {
+		return uint8(number % int64(len(w.shards))), true, false
+	}
+	if !w.flooded.Load() && w.flooded.CompareAndSwap(false, true) {
+		w.flood(true)
+		w.run() // which sees when it ends
+	}
+	now := time.Now()
+	if last := w.census.Load(); now.UnixNano()-last >= int64(givesWay) && w.census.CompareAndSwap(last, now.UnixNano()) {
+		w.count(now)
+	}
+	if !w.hog(ctx) && w.ways.Add(1) <= mostWays {
+		if shard, ok := w.displace(now); ok {
+			return shard, true, true
+		}
+	}
+	w.calls.Add(-1)
+	return 0, false, false
+}
+
+// hog reports whether a call comes from a connection that has part in a flood.
+func (w *waiting) hog(ctx context.Context) bool {
+	hogs := w.hogs.Load()
+	if hogs == nil {
+		return false
+	}
+	p, _ := peer.FromContext(ctx) // the same for all calls of a connection
+	return (*hogs)[p] > fairWait
+}
+
+// count looks which connections have how many calls that have waited for a while.
+func (w *waiting) count(now time.Time) {
+	hogs := map[*peer.Peer]int{}
+	for i := range w.shards {
+		s := &w.shards[i]
+		s.mu.Lock()
+		for a := s.first; a != nil && now.Sub(a.at) >= givesWay; a = a.next {
+			p, _ := peer.FromContext(a.Context)
+			hogs[p]++
+		}
+		s.mu.Unlock()
+	}
+	w.hogs.Store(&hogs)
+	w.ways.Store(0)
+}
+
+// displace ends a call that has waited for a while, and returns the shard in which it was.
+func (w *waiting) displace(now time.Time) (shard uint8, ok bool) {
+	for i := range w.shards {
+		s := &w.shards[i]
+		s.mu.Lock()
+		a := s.first
+		if a == nil || now.Sub(a.at) < givesWay || !a.waits.Swap(false) {
+			s.mu.Unlock()
+			continue
+		}
+		stream := a.stream
+		s.remove(a)
+		s.mu.Unlock()
+		a.leaveGate()
+		w.leave()
+		go end(stream, errWaiting) // it takes locks of which this connection may hold one
+		return uint8(i), true
+	}
+	return 0, false
 }
 
 func (w *waiting) leave() { w.calls.Add(-1) }
@@ -119,14 +190,16 @@ func (w *waiting) sweep() {
 		left = left || s.first != nil
 		s.mu.Unlock()
 		for _, stream := range over {
-			end(stream)
+			end(stream, errNoMessage)
 		}
 	}
 	if w.flooded.Load() {
 		if w.calls.Load() <= w.most/2 {
 			w.flood(false)
 			w.flooded.Store(false)
+			w.hogs.Store(nil)
 		} else {
+			w.count(now)
 			left = true
 		}
 	}
@@ -135,9 +208,9 @@ func (w *waiting) sweep() {
 	}
 }
 
-// end ends the call of a stream, whose handler then returns: its context is cancelled.
-func end(stream grpc.ServerTransportStream) {
+// end ends the call of a stream with an error. Its handler then returns, since its context is cancelled.
+func end(stream grpc.ServerTransportStream, err error) {
 	if s, ok := stream.(interface{ WriteStatus(s *status.Status) error }); ok { // grpc's only one
-		_ = s.WriteStatus(status.Convert(errNoMessage)) // fails only if the connection has
+		_ = s.WriteStatus(status.Convert(err)) // fails only if the connection has
 	}
 }

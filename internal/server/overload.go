@@ -79,13 +79,13 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 	}}
 }
 
-// flooded tells of a flood of calls that are refused before their message.
+// flooded tells of a flood of calls that wait for their message, of which some are refused.
 func (v *Server) flooded(on bool) {
 	if on {
-		v.log.Warn("too many calls wait for their message, so further ones are refused: clients send headers and nothing else",
+		v.log.Warn("too many calls wait for their message, so those that have waited longest are refused: clients send headers and nothing else",
 			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(v.settings.GRPC.MaxWaiting))
 	} else {
-		v.log.Warn("calls are no longer refused for others that wait for their message")
+		v.log.Warn("calls that wait for their message are no longer too many")
 	}
 	v.garbage.expect(on)
 }
