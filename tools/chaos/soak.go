@@ -20,6 +20,7 @@ const (
 	soakEvery   = 10 * time.Second // a fault
 	soakGrace   = 3 * time.Second  // after a fault, in which there may be errors
 	soakNew     = 1000             // new keys a second
+	soakLag     = 20 * time.Millisecond
 )
 
 // soaking returns the long run, as a check.
@@ -44,6 +45,7 @@ type soak struct {
 	calls    atomic.Int64
 	errors   atomic.Int64 // outside faults
 	inFaults atomic.Int64
+	behind   atomic.Int64 // calls that the load itself sent late
 
 	mu       sync.Mutex
 	faults   []span
@@ -51,6 +53,8 @@ type soak struct {
 	failover []time.Time      // when Redis may have lost what it had counted
 	samples  []sample
 	loudest  float64 // log lines a second
+	forever  int     // keys without TTL, at most
+	keys     int     // in Redis, at most
 }
 
 // span is when a fault was in force; end is zero while it is.
@@ -152,6 +156,11 @@ func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) error 
 			break
 		}
 		k.sample(ctx)
+		if round%6 == 5 {
+			if err = k.lookAtKeys(ctx); err != nil {
+				break
+			}
+		}
 		f := k.kinds()[k.rand.IntN(len(k.kinds()))]
 		if round < len(k.kinds()) { // each of them once, if there is time
 			f = k.kinds()[round]
@@ -162,9 +171,23 @@ func (k *soak) rounds(ctx context.Context, d time.Duration, rate float64) error 
 		}
 		k.loudest = max(k.loudest, float64(k.logLines()-lines)/3/time.Since(next.Add(-soakEvery)).Seconds())
 	}
+	if err == nil { // while there are keys: those of a minute are gone with it
+		err = k.lookAtKeys(ctx)
+	}
 	for _, l := range loads {
 		l.stop()
 	}
+	return err
+}
+
+// lookAtKeys looks for keys that never expire.
+func (k *soak) lookAtKeys(ctx context.Context) error {
+	master, err := k.redis.master(ctx)
+	if err != nil {
+		return err
+	}
+	forever, keys, err := master.withoutTTL(ctx)
+	k.forever, k.keys = max(k.forever, forever), max(k.keys, keys)
 	return err
 }
 
@@ -204,6 +227,7 @@ func (k *soak) take(o outcome, what int) {
 	now := time.Now()
 	from := now.Add(-o.took)
 	k.calls.Add(1)
+	k.behind.Add(int64(boolInt(o.lag > soakLag)))
 	k.mu.Lock()
 	faulty := k.faulty(from, now)
 	window := now.UnixNano() / int64(soakWindow)
@@ -328,12 +352,7 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	}
 	_, same := poll(ctx, 10*time.Second, near)
 	k.measured(same, "goroutines and files %v, before %v", after, before)
-	master, err := k.redis.master(ctx)
-	if err != nil {
-		return err
-	}
-	forever, keys, err := master.withoutTTL(ctx)
-	k.measured(forever == 0, "%d of %d keys without TTL", forever, keys)
+	k.measured(k.forever == 0 && k.keys > soakNew, "%d of %d keys without TTL", k.forever, k.keys)
 	k.measured(k.p(0.999) <= 50*time.Millisecond, "p99.9 outside faults %s", ms(k.p(0.999)))
 	exits := 0
 	for _, s := range k.servers {
@@ -344,5 +363,8 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	}
 	k.measured(exits == 0, "%d exits not ordered", exits)
 	k.measured(k.loudest <= 10, "%.1f log lines/s of a server at most", k.loudest)
-	return err
+	if late := k.behind.Load(); late > k.calls.Load()/100 {
+		k.told("DISTURBED: %d calls were sent more than %s late", late, ms(soakLag))
+	}
+	return ctx.Err()
 }

@@ -24,6 +24,7 @@ func (k *soak) kinds() []trouble {
 		{"kill one server", k.killServer},
 		{"kill master", k.killMaster},
 		{"hang 2 s", k.hang},
+		{"clock + 1 s", k.clockAhead},
 	}
 }
 
@@ -121,7 +122,8 @@ func (k *soak) killMaster(ctx context.Context, _ int) error {
 	return k.follow(ctx, old)
 }
 
-// hang suspends the master for two seconds, in which another one takes over.
+// hang suspends the master for two seconds. In these another one takes over, unless the sentinels do not agree who leads
+// at once, and then this one stays.
 func (k *soak) hang(ctx context.Context, _ int) error {
 	old, err := k.redis.master(ctx)
 	if err != nil {
@@ -135,10 +137,26 @@ func (k *soak) hang(ctx context.Context, _ int) error {
 	if err := old.resume(); err != nil {
 		return err
 	}
-	if err := k.another(ctx, old); err != nil {
+	_ = sleep(ctx, time.Second) // what they have begun, they end
+	m, err := k.redis.settled(ctx)
+	if err != nil || m == old {
 		return err
 	}
+	k.note("%s takes over from %s", m.addr, old.addr)
 	return k.follow(ctx, old)
+}
+
+// clockAhead sets the clock of the server that is killed as well a second ahead for two seconds.
+func (k *soak) clockAhead(ctx context.Context, _ int) error {
+	c, err := k.servers[len(k.servers)-1].clock(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.set(1); err != nil {
+		return err
+	}
+	_ = sleep(ctx, 2*time.Second)
+	return c.set(0)
 }
 
 // another waits for another master.
