@@ -96,7 +96,7 @@ func (e *env) refusedByRedis(ctx context.Context, name, says string, vars ...str
 		return false, err
 	}
 	page := ""
-	_, named := poll(ctx, 3*time.Second, func() bool {
+	_, named := poll(ctx, patience, func() bool {
 		page, _ = body(ctx, "http://"+s.http+"/readyz")
 		return strings.Contains(page, says)
 	})
@@ -113,7 +113,7 @@ func (e *env) refusedByRedis(ctx context.Context, name, says string, vars ...str
 
 // secureRedis starts a Redis that speaks TLS alone, with a certificate, and returns its address.
 func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certificate) (string, error) {
-	port, err := freePort(ctx)
+	port, err := e.freePort(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -143,7 +143,7 @@ func rotatePassword(ctx context.Context, e *env) (calls, failures int, err error
 	if err != nil {
 		return 0, 0, err
 	}
-	s, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "REDIS_AUTH_FILE="+file)
+	s, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "REDIS_AUTH_FILE="+file, patient)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -151,7 +151,7 @@ func rotatePassword(ctx context.Context, e *env) (calls, failures int, err error
 	if err != nil {
 		return 0, 0, err
 	}
-	l := load{addr: s.grpc, requests: values("user", 50), rate: 500, timeout: time.Second}.start(ctx)
+	l := load{addr: s.grpc, requests: values("user", 50), rate: 500, timeout: 10 * time.Second}.start(ctx)
 	for _, step := range []func() error{
 		func() error { return r.Do(ctx, "ACL", "SETUSER", "app", ">second").Err() },
 		func() error { _, err := e.writeFile("auth", []byte("app:second\n")); return err },
