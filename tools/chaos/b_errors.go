@@ -152,7 +152,7 @@ func (z refusal) play(ctx context.Context, e *env) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		r, url, vars = c.nodes[0], c.url, append(vars, "REDIS_TYPE=cluster")
+		r, url, vars = c.nodes[0], c.url, append(vars, "REDIS_TYPE=cluster", "REDIS_PIPELINE_WINDOW=150us")
 	} else {
 		var err error
 		if r, err = e.redis(ctx, z.options...); err != nil {
@@ -223,7 +223,7 @@ func (z refusal) judge(e *env, answers outcomes, metrics map[string]float64, at 
 	ok := right && denied > 0 && passed == 0 && errors == 0 && recovery <= time.Second
 	e.note("%s: class%s, want %s; while it refused %s; %d errors; recovery %s", z.name, classes, z.class, during, errors, ms(recovery))
 	if !ok {
-		e.measured(false, "%s: class%s, %d denied, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, errors, ms(recovery))
+		e.measured(false, "%s: class%s, %d by policy, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, errors, ms(recovery))
 	}
 	return ok
 }

@@ -243,7 +243,8 @@ func reshards(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	s, err := e.startServer(ctx, endless, "REDIS_TYPE=cluster", "REDIS_URL="+c.url)
+	// The reference cannot do without the window.
+	s, err := e.startServer(ctx, endless, "REDIS_TYPE=cluster", "REDIS_URL="+c.url, "REDIS_PIPELINE_WINDOW=150us")
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors i
 	if memory {
 		s.name = fmt.Sprintf("%d descriptors in memory", descriptors)
 	} else {
-		port, err := freePort(ctx)
+		port, err := e.freePort(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -187,7 +187,7 @@ func oddRequests(ctx context.Context, e *env) error {
 				errors++
 			}
 		}
-		if s.died() {
+		if s.diedOf(ctx, got) {
 			crashes++
 			e.note("%s ends the server", c.name)
 			if err := s.start(ctx); err != nil {
@@ -198,6 +198,18 @@ func oddRequests(ctx context.Context, e *env) error {
 	e.measured(len(cases) >= 60 && exact == len(cases) && crashes == 0, "%d of %d with the right code, %d crashes", exact, len(cases), crashes)
 	e.measured(errors == 0, "%d of %d that a user can shape end in a gRPC error", errors, users)
 	return nil
+}
+
+// diedOf says whether the process has ended without our doing. What it answered last tells whether that may be so.
+func (s *server) diedOf(ctx context.Context, answer string) bool {
+	if answer != "refused" && answer != codes.Unavailable.String() {
+		return s.died()
+	}
+	if listens(s.grpc)(ctx) != nil { // it is about to
+		_, _ = poll(ctx, patience, s.died)
+	}
+	_, died := poll(ctx, 30*time.Millisecond, s.died)
+	return died
 }
 
 // odd makes a call. One that is larger than HTTP/2 lets anybody send unasked is left to grpc-go.

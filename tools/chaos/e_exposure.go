@@ -83,7 +83,7 @@ func reached(ctx context.Context, e *env, here string) error {
 	if err != nil {
 		return err
 	}
-	prometheus, err := freePort(ctx)
+	prometheus, err := e.freePort(ctx)
 	if err != nil {
 		return err
 	}

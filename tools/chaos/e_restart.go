@@ -89,7 +89,12 @@ func reloads(ctx context.Context, e *env, r *store) error {
 		}
 		before := s.metric(ctx, name)
 		err = s.serve("rules.yaml", rules)
-		if _, ok := poll(ctx, 2*time.Second, func() bool { return s.metric(ctx, name) > before }); !ok {
+		if _, ok := poll(ctx, 2*time.Second, func() bool {
+			if e.other { // by what it decides; of rules that are bad there is nothing to see
+				return highest.Load() >= int64(1_000_000_000+last)
+			}
+			return s.metric(ctx, name) > before
+		}); !ok {
 			unseen++
 			e.note("reload %d was not noticed", i)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -216,14 +217,23 @@ func listens(addr string) func(context.Context) error {
 	}
 }
 
-// freePort returns a port of this machine that was free a moment ago.
-func freePort(ctx context.Context) (string, error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freePort returns a port of this machine that nobody listens on, and that no other call of it returns. It is not one of
+// those that connections are given when they are opened, of which any may be taken before it is used.
+func (e *env) freePort(ctx context.Context) (string, error) {
+	const first, last = 10_000, 32_000
+	for range last - first {
+		e.mu.Lock()
+		if e.port == 0 || e.port == last {
+			e.port = first + rand.IntN(last-first) // not of the seed: others do the same
+		}
+		e.port++
+		port := strconv.Itoa(e.port)
+		e.mu.Unlock()
+		if l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:"+port); err == nil {
+			return port, l.Close()
+		}
 	}
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, errors.Join(err, l.Close())
+	return "", errors.New("no port is free")
 }
 
 // sleep waits for d, or until ctx is done, which is the error.

@@ -22,7 +22,7 @@ type store struct {
 // redis starts a Redis without persistence, with options such as "--maxmemory", "1mb". Its port stays the same when it is
 // killed and started again.
 func (e *env) redis(ctx context.Context, options ...string) (*store, error) {
-	port, err := freePort(ctx)
+	port, err := e.freePort(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (e *env) sentinel(ctx context.Context, replicas int) (*sentinels, error) {
 		s.nodes = append(s.nodes, r)
 	}
 	for range watchers {
-		port, err := freePort(ctx)
+		port, err := e.freePort(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +148,7 @@ func (e *env) cluster(ctx context.Context, masters int, replicated bool) (*shard
 	var addrs []string
 	for range count {
 		// The bus has a port of its own, which would be 10,000 higher, and may not exist.
-		bus, err := freePort(ctx)
+		bus, err := e.freePort(ctx)
 		if err != nil {
 			return nil, err
 		}

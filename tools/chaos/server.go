@@ -45,7 +45,7 @@ func (e *env) server(ctx context.Context, rules string, vars ...string) (*server
 		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PATH=" + os.Getenv("PATH"),
 	}, vars...)
 	for name, addr := range map[string]*string{"PORT": &s.http, "GRPC_PORT": &s.grpc, "DEBUG_PORT": &s.debug} {
-		port, err := freePort(ctx)
+		port, err := e.freePort(ctx)
 		if err != nil {
 			return nil, err
 		}
