@@ -61,8 +61,8 @@ func serveInBubble(t *testing.T, c ServerConfig) *pipes {
 	return p
 }
 
-// peer is the other end of a connection, in bare frames.
-type peer struct {
+// farEnd is the other end of a connection, in bare frames.
+type farEnd struct {
 	conn net.Conn
 
 	out    sync.Mutex // held to write frames
@@ -82,10 +82,10 @@ type frame struct {
 }
 
 // connect makes a connection, with its preface, and reads what comes.
-func connect(t *testing.T, p *pipes, silent bool) *peer {
+func connect(t *testing.T, p *pipes, silent bool) *farEnd {
 	t.Helper()
 	conn := p.dial()
-	o := &peer{conn: conn, framer: http2.NewFramer(conn, conn), silent: silent}
+	o := &farEnd{conn: conn, framer: http2.NewFramer(conn, conn), silent: silent}
 	var wg sync.WaitGroup
 	wg.Go(func() { o.read(time.Now()) })
 	t.Cleanup(func() { _ = conn.Close(); wg.Wait() })
@@ -97,7 +97,7 @@ func connect(t *testing.T, p *pipes, silent bool) *peer {
 	return o
 }
 
-func (o *peer) read(begin time.Time) {
+func (o *farEnd) read(begin time.Time) {
 	for {
 		f, err := o.framer.ReadFrame()
 		o.mu.Lock()
@@ -120,14 +120,14 @@ func (o *peer) read(begin time.Time) {
 }
 
 // write writes a frame. Where that fails the connection is at its end, which the reader tells.
-func (o *peer) write(frame func() error) {
+func (o *farEnd) write(frame func() error) {
 	o.out.Lock()
 	defer o.out.Unlock()
 	_ = frame()
 }
 
 // first is when the first frame of a kind came, and its code.
-func (o *peer) first(kind http2.FrameType) (f frame, ok bool) {
+func (o *farEnd) first(kind http2.FrameType) (f frame, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, f := range o.frames {
@@ -139,7 +139,7 @@ func (o *peer) first(kind http2.FrameType) (f frame, ok bool) {
 }
 
 // ended is when the connection was closed.
-func (o *peer) ended() time.Duration {
+func (o *farEnd) ended() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.end
