@@ -8,31 +8,24 @@ import (
 	"os"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
+	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
 
 func main() {
 	if len(os.Args) != 5 {
 		log.Fatal("usage: client ADDRESS DOMAIN KEY VALUE, such as: client localhost:8081 edge user alice")
 	}
-	conn, err := grpc.NewClient(os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := client.New(os.Args[1], os.Args[2], client.Config{Timeout: 2 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	answer, err := ratelimit.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &ratelimit.RateLimitRequest{
-		Domain: os.Args[2],
-		Descriptors: []*common.RateLimitDescriptor{{
-			Entries: []*common.RateLimitDescriptor_Entry{{Key: os.Args[3], Value: os.Args[4]}},
-		}},
-	})
+	result, err := c.Limiter(client.Pairs(os.Args[3], os.Args[4])).Take(context.Background(), 1)
 	if err != nil {
-		log.Fatal(err) // no answer: whether to let the request pass or to refuse it is the caller's choice
+		log.Fatal(err) // no answer: client.Config says whether to let the request pass or to refuse it
 	}
-	status := answer.Statuses[0]
-	fmt.Println(answer.OverallCode, "left:", status.LimitRemaining, "reset:", status.DurationUntilReset.AsDuration())
+	verdict := "OK"
+	if !result.OK {
+		verdict = "OVER_LIMIT"
+	}
+	fmt.Println(verdict, "left:", result.Remaining, "reset:", result.ResetAfter)
 }

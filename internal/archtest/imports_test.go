@@ -47,6 +47,7 @@ var allowed = map[string]row{
 	"pkg/backend/memcached":               {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
 	"pkg/backend/redis/redistest":         {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
+	"pkg/client":                          {third: []string{grpc, protobuf, envoy}},
 	"internal/limiter":                    {ours: []string{"internal/overload", "internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
@@ -70,7 +71,7 @@ var allowed = map[string]row{
 	"proto/ratelimitd/admin/v1":           {third: []string{grpc, protobuf}},
 	"proto/ratelimitd/config/v1":          {third: []string{protobuf}},
 	"examples":                            {},
-	"examples/client":                     {third: []string{grpc, envoy}},
+	"examples/client":                     {ours: []string{"pkg/client"}},
 	"internal/storehealth":                {ours: []string{"internal/task"}},
 	"internal/server": {
 		ours: []string{

@@ -26,8 +26,17 @@ type Build struct {
 func (b *Build) Dir(tb testing.TB) string {
 	tb.Helper()
 	NotShort(tb)
+	dir, err := b.Make()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return dir
+}
+
+// Make is Dir for a TestMain, which has to see to [testing.Short] itself.
+func (b *Build) Make() (dir string, err error) {
 	b.once.Do(func() {
-		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil { //nolint:usetesting // all tests use what the first one builds
+		if b.dir, b.err = os.MkdirTemp("", "ratelimitd"); b.err != nil {
 			return
 		}
 		args := append([]string{"build", "-o", b.dir}, b.Packages...)
@@ -35,10 +44,7 @@ func (b *Build) Dir(tb testing.TB) string {
 			b.err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
 	})
-	if b.err != nil {
-		tb.Fatal(b.err)
-	}
-	return b.dir
+	return b.dir, b.err
 }
 
 // Path returns the path of a program.

@@ -1,0 +1,154 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/client"
+)
+
+// hold is Hold, which must succeed.
+func hold(t *testing.T, l *client.Limiter, holder string) *client.Slot {
+	t.Helper()
+	s, err := l.Hold(t.Context(), holder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestHold: as many slots as there are, each until it is released, with owners and without.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	c, ctx := shared(t), t.Context()
+	for holder, d := range map[string]client.Descriptor{"run": client.Pairs("report", "daily"), "": client.Pairs("desk", "window")} {
+		l := c.Limiter(d)
+		one, two := hold(t, l, holder), hold(t, l, holder)
+		if _, err := l.Hold(ctx, holder); !errors.Is(err, client.ErrOverLimit) {
+			t.Errorf("holder %q: a third slot: %v", holder, err)
+		}
+		if err := errors.Join(one.Release(), one.Release()); err != nil {
+			t.Error(err)
+		}
+		three := hold(t, l, holder)
+		if _, err := l.Hold(ctx, holder); !errors.Is(err, client.ErrOverLimit) {
+			t.Errorf("holder %q: a second release freed another slot: %v", holder, err)
+		}
+		if err := errors.Join(two.Release(), three.Release()); err != nil {
+			t.Error(err)
+		}
+		both, err := l.HoldN(ctx, holder, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Hold(ctx, holder); !errors.Is(err, client.ErrOverLimit) {
+			t.Errorf("holder %q: a slot beside two held at once: %v", holder, err)
+		}
+		if err := both.Release(); err != nil {
+			t.Error(err)
+		}
+		if err := hold(t, l, holder).Release(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, wrong := range []*client.Limiter{c.Limiter(), c.Limiter(client.Pairs("desk", "a"), client.Pairs("desk", "b"))} {
+		if _, err := wrong.Hold(ctx, ""); err == nil {
+			t.Error("holds no descriptor, or two")
+		}
+	}
+	if err := hold(t, c.Limiter(client.Pairs("nobody", "limits")), "").Release(); err != nil {
+		t.Errorf("a slot where no rule is: %v", err)
+	}
+}
+
+// TestHoldNamed: an owner with a name has the same slot twice, and one release frees it.
+func TestHoldNamed(t *testing.T) {
+	t.Parallel()
+	c := shared(t)
+	mine := c.Limiter(client.Pairs("report", "named", "run", "7"))
+	one, again := hold(t, mine, "run"), hold(t, mine, "run")
+	other := hold(t, c.Limiter(client.Pairs("report", "named", "run", "8")), "run")
+	if _, err := c.Limiter(client.Pairs("report", "named")).Hold(t.Context(), "run"); !errors.Is(err, client.ErrOverLimit) {
+		t.Errorf("a third owner: %v", err)
+	}
+	if err := errors.Join(one.Release(), other.Release(), again.Release()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHoldRenews: a slot with an owner is held for longer than its window of a second, one without is lost, and what is
+// lost is not released once more. A machine that stands still for a second may lose the first one too; then it is tried
+// again.
+func TestHoldRenews(t *testing.T) {
+	t.Parallel()
+	c, ctx := shared(t), t.Context()
+	kept := false
+	for round := range 10 {
+		l, begin := c.Limiter(client.Pairs("brief", strconv.Itoa(round))), time.Now()
+		s := hold(t, l, "run")
+		testkit.Poll(testkit.Patience, func() bool { return time.Since(begin) > 1500*time.Millisecond })
+		_, err := l.Hold(ctx, "run")
+		if released := s.Release(); errors.Is(err, client.ErrOverLimit) && released == nil {
+			kept = true
+			break
+		}
+	}
+	if !kept {
+		t.Error("a slot with an owner is not renewed")
+	}
+
+	l := c.Limiter(client.Pairs("stool", "a"))
+	s := hold(t, l, "")
+	<-s.Lost()
+	if err := s.Release(); !errors.Is(err, client.ErrLost) {
+		t.Errorf("a release after the window: %v", err)
+	}
+}
+
+// TestHoldLost: who holds a slot is told when it cannot be renewed any more, as its server is away.
+func TestHoldLost(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	c := connect(t, d.At["GRPC"], client.Config{FailOpen: true})
+	s := hold(t, c.Limiter(client.Pairs("brief", "lost")), "run")
+	d.Kill()
+	<-s.Lost()
+	if err := s.Release(); !errors.Is(err, client.ErrLost) {
+		t.Errorf("a release of what was lost: %v", err)
+	}
+	open := hold(t, c.Limiter(client.Pairs("brief", "lost")), "run") // FailOpen
+	if err := open.Release(); err != nil {
+		t.Errorf("a release of what nobody holds: %v", err)
+	}
+	closed := connect(t, d.At["GRPC"], client.Config{})
+	if _, err := closed.Limiter(client.Pairs("brief", "lost")).Hold(t.Context(), "run"); err == nil || errors.Is(err, client.ErrOverLimit) {
+		t.Errorf("holding without a server: %v", err)
+	}
+}
+
+// TestHoldAbandoned: a caller that leaves while it asks leaves no slot behind.
+func TestHoldAbandoned(t *testing.T) {
+	t.Parallel()
+	testkit.NotShort(t)
+	slow := testkit.NewProxy(t, addr)
+	c := connect(t, slow.Addr(), client.Config{})
+	l := c.Limiter(client.Pairs("desk", "abandoned"))
+	if _, err := l.Peek(t.Context()); err != nil { // so that there is a connection
+		t.Fatal(err)
+	}
+	slow.Latency.Store(int64(50 * time.Millisecond))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	for range 3 {
+		if _, err := l.Hold(ctx, ""); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a caller that has left: %v", err)
+		}
+	}
+	if r, err := l.Peek(t.Context()); err != nil || r.Remaining != 2 {
+		t.Errorf("slots are left behind: %+v, %v", r, err)
+	}
+}
