@@ -20,6 +20,7 @@ import (
 // on_failure decides before callers give up, in 99 of 100 calls. Other load on the machine delays requests too, so the best
 // of several rounds counts, each of a server that knows nothing yet.
 func TestPoliciesHoldWithoutCPU(t *testing.T) {
+	testkit.NotShort(t)
 	const missing = 0.01 // beyond twice that of requests that need no Redis, see mayMiss
 	for _, policy := range []string{"allow", "deny", "local"} {
 		t.Run(policy, func(t *testing.T) {
