@@ -50,7 +50,7 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 	if err != nil {
 		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
 	}
-	r.Source(storeWaits(b))
+	r.Source(storeWaits(b.Waits))
 	return &store{
 		Backend:        newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"})),
 		name:           o.name,

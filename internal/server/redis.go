@@ -68,7 +68,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
 	}
 	r.Source(redisPools(b))
-	r.Source(storeWaits(b))
+	r.Source(storeWaits(b.Waits))
 	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
 	v := &store{
 		Backend:  near,

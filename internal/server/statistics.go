@@ -142,12 +142,10 @@ func redisPools(b *redis.Backend) func(*stats.Values) {
 	}
 }
 
-// storeWaits registers how long the nodes of a store make operations wait.
-func storeWaits(b interface {
-	Waits() map[string]time.Duration
-}) func(*stats.Values) {
+// storeWaits registers how long the nodes of a store make operations wait, of which waits tells.
+func storeWaits(waits func() map[string]time.Duration) func(*stats.Values) {
 	return func(v *stats.Values) {
-		for node, wait := range b.Waits() {
+		for node, wait := range waits() {
 			v.Gauge(stats.BackendWait, wait.Seconds(), node)
 		}
 	}

@@ -297,7 +297,7 @@ func TestSheds(t *testing.T) {
 		for i := range ops {
 			ops[i] = opOn(fmt.Sprint(i))
 		}
-		b.Apply(context.Background(), ops)
+		b.Apply(t.Context(), ops)
 		return ops
 	}
 	if got := b.Waits(); len(got) != 1 || got[p.Addr()] != 0 {
