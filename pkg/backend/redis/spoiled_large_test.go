@@ -1,0 +1,114 @@
+package redis
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// planted are states of more elements than any counter has, which look as if scripts had written them. Each is what is run
+// in Redis for the elements i = 1 … n, at now, with the key and the size of a run.
+func planted() map[engine.Family]map[string]string {
+	const (
+		run   = `redis.call('RPUSH', key, struct.pack('<dddd', %at%, 1, i, now + 6e7 + n) .. (size == 40 and struct.pack('<d', 10000) or ''))`
+		group = `local name = '~' .. struct.pack('>dd', %taken%, %stop%)
+			redis.call('ZADD', key, string.format('%.0f', %stop%), name, -10000, '#' .. name)
+			if i == n then redis.call('ZADD', key, -10001, 'h', string.format('%.0f', -1 - %newest%), 't') end`
+	)
+	return map[engine.Family]map[string]string{
+		engine.FamilyRuns: {
+			"old":            replaced(run, "%at%", "math.floor((now - 6e7 - n + i) * tick)"),
+			"now":            replaced(run, "%at%", "math.floor((now - n + i) * tick)"),
+			"from then":      replaced(run, "%at%", "math.floor((now + i) * tick)"),
+			"back in time":   replaced(run, "%at%", "math.floor((now - i) * tick)"),
+			"all but no run": `redis.call('RPUSH', key, i < n and string.rep('x', size) or struct.pack('<dddd', math.floor(now * tick), 1, n, now + 6e7) .. (size == 40 and struct.pack('<d', 10000) or ''))`,
+		},
+		engine.FamilySlots: {
+			"held":      replaced(group, "%taken%", "now - i", "%stop%", "(now + i)", "%newest%", "now"),
+			"ended":     replaced(group, "%taken%", "now - i - 10", "%stop%", "(now - i)", "%newest%", "now"),
+			"from then": replaced(group, "%taken%", "now + i", "%stop%", "(now + i + 6e7)", "%newest%", "(now + n)"),
+			"alike":     replaced(group, "%taken%", "now - i", "%stop%", "(now + 1)", "%newest%", "now"),
+			"owners": `redis.call('ZADD', key, string.format('%.0f', now + i), '!' .. i, -1, '#!' .. i, string.format('%.0f', -1 - now), '^!' .. i)
+				if i == n then redis.call('ZADD', key, -10001, 'h', string.format('%.0f', -2 - now), 't') end`,
+		},
+	}
+}
+
+func replaced(text string, oldnew ...string) string {
+	return strings.NewReplacer(oldnew...).Replace(text)
+}
+
+// TestF27_LargeStates: states of many more elements than any counter has keep no script busy for long, whatever it is
+// asked, alone, in a list and behind a penalty.
+func TestF27_LargeStates(t *testing.T) {
+	const now = engine.Micros(1_800_000_000_000_000)
+	const longest = 2 * time.Second // most of it for a process that stands still
+	server := redistest.Start(t)
+	p := newPlain(t, server, func() engine.Micros { return now })
+	if err := p.client.ConfigSet(t.Context(), "slowlog-log-slower-than", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	other := engine.Limit{Algorithm: engine.TokenBucket, Hits: 10, Window: minute, Burst: 10, Initial: 10, Listed: true}
+	for name, l := range eachLimit() {
+		size, tick, n := 32, 10/6e7, 31_000 // bytes of a run, ticks in a µs, elements
+		if l.Algorithm == engine.SlidingLog {
+			size, tick = 40, 1
+		}
+		if l.Algorithm == engine.Concurrency {
+			n = 11_000
+		}
+		l = l.Prepared()
+		listed := l
+		listed.Listed, listed.CountRefused = true, false
+		for how, plant := range planted()[l.Algorithm.Family()] {
+			text := `local key, now, n, size, tick = KEYS[1], ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
+				redis.call('DEL', key) for i = 1, n do ` + plant + ` end return 0`
+			for i, op := range []backend.Op{
+				{Limits: engine.Limits{l}},
+				{Limits: engine.Limits{listed, other}},
+				{Limits: engine.Limits{l}, Penalty: &engine.Penalty{For: second, Max: minute, Escalate: 2}},
+			} {
+				op.Key = keyOf(i)
+				for _, first := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
+					var used call
+					p.encoder.encode(&used, &op)
+					if err := p.client.Eval(t.Context(), text, used.keys[:1], int64(now), n, size, tick).Err(); err != nil {
+						t.Fatalf("%s, %s: %v", name, how, err)
+					}
+					if took := p.slowest(t, op, first); took > longest {
+						t.Errorf("%s, %s, mode %d: a call takes %v", name, how, first, took)
+					}
+				}
+			}
+		}
+	}
+}
+
+// slowest plays all that op may ask for, in that mode first, and returns the time of the slowest call, as Redis has it.
+func (p *plain) slowest(t *testing.T, op backend.Op, first backend.Mode) (took time.Duration) {
+	t.Helper()
+	if err := p.client.Do(t.Context(), "SLOWLOG", "RESET").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, op.Mode = range []backend.Mode{first, backend.Look, backend.Take, backend.Give} {
+		for _, owner := range []string{"", "ann"} {
+			op.Take = engine.Take{Cost: 3, Count: 2, Owner: owner}
+			ops := []backend.Op{op}
+			if p.Apply(t.Context(), ops); ops[0].Err != nil {
+				t.Fatalf("mode %d: %v", op.Mode, ops[0].Err)
+			}
+		}
+	}
+	slow, err := p.client.SlowLogGet(t.Context(), 128).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range slow {
+		took = max(took, c.Duration)
+	}
+	return took
+}
