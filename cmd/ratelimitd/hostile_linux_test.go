@@ -302,3 +302,38 @@ func TestG41_FewFiles(t *testing.T) {
 		t.Errorf("files have run out:\n%s", text)
 	}
 }
+
+// TestG43_UnknownDomains: 100,000 domains that have no rules, over 100 connections that are warm.
+func TestG43_UnknownDomains(t *testing.T) {
+	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
+	const conns, domains = 100, 100_000
+	var clients []rlsv3.RateLimitServiceClient
+	for range conns {
+		clients = append(clients, rlsv3.NewRateLimitServiceClient(d.dial()))
+	}
+	ask := func(name string, domains int) {
+		var wg sync.WaitGroup
+		for i, client := range clients {
+			wg.Go(func() {
+				r := request("user", "ann")
+				for n := i; n < domains; n += conns {
+					r.Domain = name + strconv.Itoa(n)
+					if _, err := client.ShouldRateLimit(t.Context(), r, grpc.WaitForReady(true)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	ask("first", domains/10)
+	before, live := d.Resident(t), d.live()
+	d.ResetPeak(t)
+	ask("unknown", domains)
+	grown, held := (d.Peak(t)-before)/1e6, d.live()-live
+	t.Logf("memory grew by %d MB, of which %.1f MB are held", grown, held)
+	if grown > 20 || held > 8 {
+		t.Errorf("memory grew by %d MB, of which %.1f MB are held; want at most 20 and 8", grown, held)
+	}
+}
