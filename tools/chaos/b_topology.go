@@ -156,7 +156,7 @@ func failovers(ctx context.Context, e *env) error {
 	for i, f := range faults {
 		until := l.now()
 		if i+1 < len(at) {
-			until = at[i+1]
+			until = at[i+1] - 2*envoyTimeout // what is on its way then is of the next fault
 		}
 		_, last, n := all.between(0, until).gap(at[i])
 		took := last - at[i]
@@ -244,11 +244,16 @@ func reshards(ctx context.Context, e *env) error {
 		return err
 	}
 	// The reference cannot do without the window.
-	s, err := e.startServer(ctx, endless, "REDIS_TYPE=cluster", "REDIS_URL="+c.url, "REDIS_PIPELINE_WINDOW=150us")
+	of := []string{"REDIS_TYPE=cluster", "REDIS_URL=" + c.url, "REDIS_PIPELINE_WINDOW=150us"}
+	s, err := e.startServer(ctx, endless, append(of, patient)...)
 	if err != nil {
 		return err
 	}
 	if err := moveSlots(ctx, e, c, s); err != nil {
+		return err
+	}
+	s.kill()
+	if s, err = e.startServer(ctx, endless, of...); err != nil {
 		return err
 	}
 	return killShard(ctx, e, c, s)
