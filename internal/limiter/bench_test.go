@@ -1,6 +1,7 @@
 package limiter_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -8,6 +9,8 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -81,10 +84,11 @@ func hot() map[string]*limiter.Request {
 }
 
 func TestDecideDoesNotAllocate(t *testing.T) {
-	for _, c := range []limiter.Config{{}, {StopWhenOver: true}} {
+	unwatched := watch.New(func(context.Context) string { return "" })
+	for _, c := range []limiter.Config{{}, {StopWhenOver: true}, {Top: top.New(), Watch: unwatched}} {
 		l := newBench(t, benchRules, c)
 		for name, r := range hot() {
-			t.Run(fmt.Sprint(name, c.StopWhenOver), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, c.StopWhenOver, c.Top != nil), func(t *testing.T) {
 				var scratch limiter.Scratch
 				n := testing.AllocsPerRun(100, func() {
 					if _, err := l.Decide(t.Context(), r, &scratch); err != nil {

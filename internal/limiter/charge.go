@@ -146,7 +146,7 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 			n++
 			continue
 		}
-		p.ops[i].Decision, p.ops[i].Remembered = took.Decision, took.Remembered
+		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Leased = took.Decision, took.Remembered, took.Leased
 	}
 	if n > 0 && !l.config.StopWhenOver {
 		l.applyBack(ctx, p, n)
@@ -212,6 +212,7 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 	}
 	for k, i := range p.picked {
 		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Again = p.batch[k].Decision, p.batch[k].Remembered, true
+		p.ops[i].Leased = p.batch[k].Leased
 	}
 	return nil
 }

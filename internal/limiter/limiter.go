@@ -12,6 +12,8 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -29,6 +31,9 @@ type Config struct {
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
+
+	Top   *top.Top   // counts descriptors; nil counts none
+	Watch *watch.Hub // shows decisions; nil shows nobody
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -74,6 +79,15 @@ func (l *Limiter) Rules() *descriptors.Set {
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
+	p.parts = p.parts[:0]
+	v, err := l.decide(ctx, r, p)
+	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
+		l.observe(ctx, r, p, drawn, err)
+	}
+	return v, err
+}
+
+func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
 	s, err := l.accept(r)
 	if err != nil {
 		l.counts.serviceErrors.Add(1)

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -30,6 +32,9 @@ type Scratch struct {
 	failed []int                  // their indices in the call that failed
 	text   []byte
 	names  []byte // of the counters, if the backend wants the reference's
+
+	sampler top.Sampler
+	shown   watch.Decision
 }
 
 // part is the state of one descriptor.

@@ -37,6 +37,7 @@ type Request struct {
 	Descriptors []Descriptor
 	Hits        uint32        // hits_addend of the request; 0 means 1
 	Waited      time.Duration // since the headers of the call were read; 0 if that is not known
+	Read        time.Time     // when its message had been read; zero if that is not known
 }
 
 // Descriptor is one descriptor of a request.

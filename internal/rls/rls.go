@@ -246,6 +246,7 @@ func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer
 }
 
 func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.Verdict, error) {
+	c.request.Read = now
 	if err := c.decode(); err != nil {
 		s.config.Hooks.BadRequest()
 		return nil, err

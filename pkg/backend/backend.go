@@ -78,4 +78,5 @@ type Op struct {
 	// was spent, even if refused hits count. Other backends do not touch it, so a caller that reuses an op must clear
 	// it.
 	Remembered bool
+	Leased     bool // out: Decision is that of a near cache that had leased the hits; otherwise as Remembered
 }

@@ -1,0 +1,138 @@
+package limiter
+
+import (
+	"context"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// draws reports whether Config.Top is to draw about r. That is rare on a busy server.
+func (l *Limiter) draws(r *Request, p *Scratch) bool {
+	return l.config.Top != nil && !p.sampler.Passes(r.most())
+}
+
+// most returns the hits of r's descriptor that spends the most.
+func (r *Request) most() (hits uint64) {
+	for i := range r.Descriptors {
+		if d := &r.Descriptors[i]; !d.Negative {
+			hits = max(hits, r.hits(d))
+		}
+	}
+	return hits
+}
+
+// observe shows what became of r to those who want to know: to Config.Watch and, if it is drawn, to Config.Top. p has its parts
+// if it came so far; err is why there is no verdict.
+func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn bool, err error) {
+	var (
+		weight  float64
+		every   uint32
+		now     = time.Now()
+		watched = l.config.Watch.Watched()
+	)
+	if drawn {
+		weight, every = l.config.Top.Draw(&p.sampler, r.most())
+	}
+	if weight == 0 && !watched {
+		return
+	}
+	d := &p.shown
+	defer func() { *d = watch.Decision{} }() // what it points to is not ours
+	if len(r.Descriptors) == 0 && watched {
+		*d = watch.Decision{Domain: r.Domain, Facts: watch.Facts{Outcome: watch.Failed, Err: err}}
+		l.config.Watch.Publish(ctx, d, now)
+	}
+	for i := range r.Descriptors[:min(len(r.Descriptors), MaxDescriptors)] {
+		*d = l.observed(r, p, i, err)
+		if !r.Read.IsZero() {
+			d.Took = now.Sub(r.Read)
+		}
+		if weight > 0 && !d.Back {
+			counted := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: d.Hits}
+			if d.Outcome == watch.Refused || d.Outcome == watch.Shadowed {
+				counted.Refused = d.Hits
+			}
+			l.config.Top.Add(&counted, weight, every)
+		}
+		if watched {
+			l.config.Watch.Publish(ctx, d, now)
+		}
+	}
+}
+
+// observed returns what became of the i-th descriptor of r.
+func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decision {
+	desc := &r.Descriptors[i]
+	d := watch.Decision{Domain: r.Domain, Entries: desc.Entries[:min(len(desc.Entries), MaxEntries)]}
+	d.Hits, d.Back = r.hits(desc), desc.Negative
+	if len(p.parts) == 0 { // it did not come so far
+		if rule := l.matched(r.Domain, d.Entries); rule != nil {
+			d.Rule = rule.Path
+		}
+	} else if t := &p.parts[i]; t.match.Rule != nil {
+		d.Rule = t.match.Rule.Path
+	}
+	if err != nil {
+		d.Outcome, d.Err = watch.Failed, err
+		return d
+	}
+	if len(p.parts) == 0 {
+		return d
+	}
+	t, s := &p.parts[i], &p.verdict.Statuses[i]
+	d.Outcome, d.Over = s.outcome(), p.verdict.Over
+	d.Own, d.Limit = s.Override, s.RateLimit
+	if t.op < 0 {
+		return d
+	}
+	if s.Refused {
+		d.Retry = s.Decision.RetryAfter
+	} else {
+		d.Left = t.left(&s.Decision)
+	}
+	switch op := &p.ops[t.op]; {
+	case t.fell != descriptors.FailDefault:
+		d.Source, d.Policy = watch.Policy, t.fell
+	case op.Remembered:
+		d.Source = watch.NearCache
+	case op.Leased:
+		d.Source = watch.Lease
+	default:
+		d.Source = watch.Store
+	}
+	return d
+}
+
+// matched returns the rule that entries meet, or nil.
+func (l *Limiter) matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
+	s := l.rules.Load()
+	if s == nil {
+		return nil
+	}
+	d := s.set.Domain(domain)
+	if d == nil {
+		return nil
+	}
+	return d.Match(entries).Rule
+}
+
+// outcome returns what s comes to.
+func (s *Status) outcome() watch.Outcome {
+	switch {
+	case s.Unlimited:
+		return watch.Unlimited
+	case s.Replaced():
+		return watch.Replaced
+	case s.RateLimit == nil:
+		return watch.NoLimit
+	case s.Over:
+		return watch.Refused
+	case s.Refused:
+		return watch.Shadowed
+	default:
+		return watch.Admitted
+	}
+}
