@@ -11,8 +11,11 @@ import (
 	"log/slog"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -22,6 +25,12 @@ type Config struct {
 	Access Access
 	// Log gets each reset, and what Access logs; nil discards.
 	Log *slog.Logger
+	// Top and Watch answer the methods of their names; without them these answer UNIMPLEMENTED.
+	Top   *top.Top
+	Watch *watch.Hub
+	// Mask reports whether the values of end users have to be hidden from the caller of ctx, which Access has let in. Top and Watch
+	// then have another text in place of each, and do not filter by values. nil hides nothing.
+	Mask func(ctx context.Context) bool
 }
 
 // Service is the admin API of one limiter. It is safe for concurrent use.
@@ -31,6 +40,8 @@ type Service struct {
 	limiter *limiter.Limiter
 	access  Access
 	log     *slog.Logger
+	config  Config
+	mask    *mask
 }
 
 // New returns a Service for l.
@@ -44,7 +55,7 @@ func New(l *limiter.Limiter, c Config) *Service {
 			c.Log.Warn("no admin token is accepted until this is fixed", "error", err)
 		}
 	}
-	return &Service{limiter: l, access: c.Access, log: c.Log}
+	return &Service{limiter: l, access: c.Access, log: c.Log, config: c, mask: newMask()}
 }
 
 // Register registers the service on a server. If the API is off it must not be registered; callers then get
@@ -71,6 +82,11 @@ func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	return serve(ctx, s, q, change, s.reset)
 }
 
+// Top returns the busiest or the most refused descriptors.
+func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+	return serve(ctx, s, q, look, s.top)
+}
+
 // What a method does.
 const (
 	look   = false
@@ -84,6 +100,9 @@ func serve[Q, A any](ctx context.Context, s *Service, q Q, changes bool, f func(
 		return none, err
 	}
 	a, err := f(ctx, q)
+	if _, ok := status.FromError(err); err != nil && ok {
+		return none, err
+	}
 	if err != nil {
 		return none, statusOf(ctx, err)
 	}

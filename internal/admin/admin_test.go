@@ -20,6 +20,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -61,7 +63,8 @@ func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *serve
 // serve serves the admin API of counters in store until the test ends.
 func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c admin.Config) {
 	t.Helper()
-	s.limiter = limiter.New(store, stats.New(), limiter.Config{})
+	c.Top, c.Watch = top.New(), watch.New(func(context.Context) string { return "10.0.0.7:51234" })
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: c.Top, Watch: c.Watch})
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	if c.Access.Listener == nil {
 		c.Access.Listener = ln.Addr()

@@ -21,6 +21,12 @@ func (e invalidError) Error() string { return string(e) }
 
 func invalidf(format string, args ...any) error { return invalidError(fmt.Sprintf(format, args...)) }
 
+// notFoundError is the error of a request about something that there is not.
+type notFoundError string
+
+// Error says what there is not, and what there is.
+func (e notFoundError) Error() string { return string(e) }
+
 // penaltyError is the error of a reset that a penalty prevents; it is how long the penalty will still run.
 type penaltyError time.Duration
 
@@ -37,6 +43,7 @@ func statusOf(ctx context.Context, err error) error {
 func codeOf(ctx context.Context, err error) codes.Code {
 	var (
 		invalid invalidError
+		missing notFoundError
 		runs    penaltyError
 	)
 	switch {
@@ -44,7 +51,7 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		errors.Is(err, limiter.ErrEmptyDomain), errors.Is(err, limiter.ErrNoDescriptors),
 		errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries):
 		return codes.InvalidArgument
-	case errors.Is(err, limiter.ErrNoLimit):
+	case errors.Is(err, limiter.ErrNoLimit), errors.As(err, &missing):
 		return codes.NotFound
 	case errors.As(err, &runs):
 		return codes.FailedPrecondition

@@ -13,6 +13,7 @@ import (
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	structpb "google.golang.org/protobuf/types/known/structpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -44,6 +45,8 @@ const (
 	Outcome_OUTCOME_REFUSED Outcome = 5
 	// It is over its limits, and would be answered OK because its rule is in shadow mode.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
+	// There was no answer, because of an error. Only Watch has it.
+	Outcome_OUTCOME_FAILED Outcome = 7
 )
 
 // Enum value maps for Outcome.
@@ -56,6 +59,7 @@ var (
 		4: "OUTCOME_ADMITTED",
 		5: "OUTCOME_REFUSED",
 		6: "OUTCOME_SHADOWED",
+		7: "OUTCOME_FAILED",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -65,6 +69,7 @@ var (
 		"OUTCOME_ADMITTED":    4,
 		"OUTCOME_REFUSED":     5,
 		"OUTCOME_SHADOWED":    6,
+		"OUTCOME_FAILED":      7,
 	}
 )
 
@@ -93,6 +98,177 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// Ranking is what descriptors are ranked by.
+type Ranking int32
+
+const (
+	// By hits.
+	Ranking_RANKING_UNSPECIFIED Ranking = 0
+	// By the hits that were asked for.
+	Ranking_RANKING_BUSIEST Ranking = 1
+	// By the hits that were refused, in shadow mode too.
+	Ranking_RANKING_REFUSED Ranking = 2
+)
+
+// Enum value maps for Ranking.
+var (
+	Ranking_name = map[int32]string{
+		0: "RANKING_UNSPECIFIED",
+		1: "RANKING_BUSIEST",
+		2: "RANKING_REFUSED",
+	}
+	Ranking_value = map[string]int32{
+		"RANKING_UNSPECIFIED": 0,
+		"RANKING_BUSIEST":     1,
+		"RANKING_REFUSED":     2,
+	}
+)
+
+func (x Ranking) Enum() *Ranking {
+	p := new(Ranking)
+	*p = x
+	return p
+}
+
+func (x Ranking) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Ranking) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (Ranking) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+}
+
+func (x Ranking) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Ranking.Descriptor instead.
+func (Ranking) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+// Window is which time an answer is about.
+type Window int32
+
+const (
+	// The last minute.
+	Window_WINDOW_UNSPECIFIED Window = 0
+	// The last minute.
+	Window_WINDOW_MINUTE Window = 1
+	// The last hour.
+	Window_WINDOW_HOUR Window = 2
+)
+
+// Enum value maps for Window.
+var (
+	Window_name = map[int32]string{
+		0: "WINDOW_UNSPECIFIED",
+		1: "WINDOW_MINUTE",
+		2: "WINDOW_HOUR",
+	}
+	Window_value = map[string]int32{
+		"WINDOW_UNSPECIFIED": 0,
+		"WINDOW_MINUTE":      1,
+		"WINDOW_HOUR":        2,
+	}
+)
+
+func (x Window) Enum() *Window {
+	p := new(Window)
+	*p = x
+	return p
+}
+
+func (x Window) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Window) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
+}
+
+func (Window) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
+}
+
+func (x Window) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Window.Descriptor instead.
+func (Window) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+// Source is what decided.
+type Source int32
+
+const (
+	// Nothing did: there was nothing to decide, or it failed.
+	Source_SOURCE_UNSPECIFIED Source = 0
+	// The counter of the rule, in the store.
+	Source_SOURCE_STORE Source = 1
+	// A refusal that the near cache remembers.
+	Source_SOURCE_NEAR_CACHE Source = 2
+	// Hits that the near cache fetched in advance.
+	Source_SOURCE_LEASE Source = 3
+	// The rule's on_failure, because the store failed.
+	Source_SOURCE_POLICY Source = 4
+	// A control. Reserved.
+	Source_SOURCE_CONTROL Source = 5
+)
+
+// Enum value maps for Source.
+var (
+	Source_name = map[int32]string{
+		0: "SOURCE_UNSPECIFIED",
+		1: "SOURCE_STORE",
+		2: "SOURCE_NEAR_CACHE",
+		3: "SOURCE_LEASE",
+		4: "SOURCE_POLICY",
+		5: "SOURCE_CONTROL",
+	}
+	Source_value = map[string]int32{
+		"SOURCE_UNSPECIFIED": 0,
+		"SOURCE_STORE":       1,
+		"SOURCE_NEAR_CACHE":  2,
+		"SOURCE_LEASE":       3,
+		"SOURCE_POLICY":      4,
+		"SOURCE_CONTROL":     5,
+	}
+)
+
+func (x Source) Enum() *Source {
+	p := new(Source)
+	*p = x
+	return p
+}
+
+func (x Source) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Source) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
+}
+
+func (Source) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
+}
+
+func (x Source) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Source.Descriptor instead.
+func (Source) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 // Trigger is what starts a penalty.
@@ -132,11 +308,11 @@ func (x Trigger) String() string {
 }
 
 func (Trigger) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
 }
 
 func (Trigger) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
 }
 
 func (x Trigger) Number() protoreflect.EnumNumber {
@@ -145,7 +321,7 @@ func (x Trigger) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trigger.Descriptor instead.
 func (Trigger) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // Algorithm is how a limit counts.
@@ -201,11 +377,11 @@ func (x Algorithm) String() string {
 }
 
 func (Algorithm) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
 }
 
 func (Algorithm) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
 }
 
 func (x Algorithm) Number() protoreflect.EnumNumber {
@@ -214,7 +390,7 @@ func (x Algorithm) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Algorithm.Descriptor instead.
 func (Algorithm) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 // Unit is the unit of a window, numbered as in Envoy's API.
@@ -274,11 +450,11 @@ func (x Unit) String() string {
 }
 
 func (Unit) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[6].Descriptor()
 }
 
 func (Unit) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[6]
 }
 
 func (x Unit) Number() protoreflect.EnumNumber {
@@ -287,7 +463,7 @@ func (x Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Unit.Descriptor instead.
 func (Unit) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 // Align is when a fixed window begins.
@@ -327,11 +503,11 @@ func (x Align) String() string {
 }
 
 func (Align) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[7].Descriptor()
 }
 
 func (Align) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[7]
 }
 
 func (x Align) Number() protoreflect.EnumNumber {
@@ -340,7 +516,7 @@ func (x Align) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Align.Descriptor instead.
 func (Align) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 // OnFailure is what is answered while the store of the counters fails.
@@ -388,11 +564,11 @@ func (x OnFailure) String() string {
 }
 
 func (OnFailure) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[8].Descriptor()
 }
 
 func (OnFailure) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[8]
 }
 
 func (x OnFailure) Number() protoreflect.EnumNumber {
@@ -401,7 +577,7 @@ func (x OnFailure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OnFailure.Descriptor instead.
 func (OnFailure) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 // ListRulesRequest asks for the rules, a page at a time.
@@ -1063,6 +1239,744 @@ func (x *ResetResponse) GetCounter() *Counter {
 	return nil
 }
 
+// TopRequest asks for the descriptors with the most hits.
+type TopRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The path of a rule, such as shop.user; empty stands for all rules, and for descriptors that met none.
+	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Only descriptors of this domain; empty stands for all.
+	Domain string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
+	// Only descriptors with all of these entries.
+	Entries []*EntryFilter `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What they are ranked by; unspecified stands for busiest.
+	Ranking Ranking `protobuf:"varint,4,opt,name=ranking,proto3,enum=ratelimitd.admin.v1.Ranking" json:"ranking,omitempty"`
+	// Which time it is about; unspecified stands for the last minute.
+	Window Window `protobuf:"varint,5,opt,name=window,proto3,enum=ratelimitd.admin.v1.Window" json:"window,omitempty"`
+	// The most descriptors to return, at most 1,000; 0 stands for 20.
+	PageSize      int32 `protobuf:"varint,6,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopRequest) Reset() {
+	*x = TopRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopRequest) ProtoMessage() {}
+
+func (x *TopRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
+func (*TopRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TopRequest) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *TopRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *TopRequest) GetEntries() []*EntryFilter {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *TopRequest) GetRanking() Ranking {
+	if x != nil {
+		return x.Ranking
+	}
+	return Ranking_RANKING_UNSPECIFIED
+}
+
+func (x *TopRequest) GetWindow() Window {
+	if x != nil {
+		return x.Window
+	}
+	return Window_WINDOW_UNSPECIFIED
+}
+
+func (x *TopRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+// TopResponse is the descriptors with the most hits, the first of them having the most.
+type TopResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The descriptors.
+	Entries []*TopEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Since when hits are counted: a minute is the ten seconds that run and the sixty before, and an hour is the ten minutes
+	// that run and the sixty before.
+	From *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Until when.
+	To *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// The hits of all descriptors of the rule, or of all rules; they are as exact as sampled_one_in allows.
+	Hits uint64 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
+	// How many of them were refused.
+	Refused uint64 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The most hits that a descriptor may have had that is not known any more, so that it is not in any answer.
+	UnknownHits uint64 `protobuf:"varint,6,opt,name=unknown_hits,json=unknownHits,proto3" json:"unknown_hits,omitempty"`
+	// How many of them may have been refused.
+	UnknownRefused uint64 `protobuf:"varint,7,opt,name=unknown_refused,json=unknownRefused,proto3" json:"unknown_refused,omitempty"`
+	// Of how many hits only one was counted, at the busiest time; 1 where all were. The errors include it.
+	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
+	// Whether there was no memory for a list of the rule's own. Then its descriptors are those that are in the list of all rules.
+	FromAllRules  bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopResponse) Reset() {
+	*x = TopResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopResponse) ProtoMessage() {}
+
+func (x *TopResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
+func (*TopResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TopResponse) GetEntries() []*TopEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *TopResponse) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *TopResponse) GetTo() *timestamppb.Timestamp {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *TopResponse) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *TopResponse) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *TopResponse) GetUnknownHits() uint64 {
+	if x != nil {
+		return x.UnknownHits
+	}
+	return 0
+}
+
+func (x *TopResponse) GetUnknownRefused() uint64 {
+	if x != nil {
+		return x.UnknownRefused
+	}
+	return 0
+}
+
+func (x *TopResponse) GetSampledOneIn() uint32 {
+	if x != nil {
+		return x.SampledOneIn
+	}
+	return 0
+}
+
+func (x *TopResponse) GetFromAllRules() bool {
+	if x != nil {
+		return x.FromAllRules
+	}
+	return false
+}
+
+// TopEntry is a descriptor and its hits. With a probability of 99.7 % or more a number is no further than its error from the
+// truth; an error of 0 means that it is exact.
+type TopEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The path of the rule that it met; empty where it met none.
+	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Its entries.
+	Entries []*Entry `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether the entries are cut, because they have more than 192 bytes.
+	IsCut bool `protobuf:"varint,4,opt,name=is_cut,json=isCut,proto3" json:"is_cut,omitempty"`
+	// The hits that were asked for. What is given back is not counted.
+	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
+	// How many more or fewer they may be.
+	HitsError uint64 `protobuf:"varint,6,opt,name=hits_error,json=hitsError,proto3" json:"hits_error,omitempty"`
+	// The hits that were refused, in shadow mode too.
+	Refused uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	// How many more or fewer they may be.
+	RefusedError  uint64 `protobuf:"varint,8,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopEntry) Reset() {
+	*x = TopEntry{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopEntry) ProtoMessage() {}
+
+func (x *TopEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
+func (*TopEntry) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TopEntry) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *TopEntry) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *TopEntry) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *TopEntry) GetIsCut() bool {
+	if x != nil {
+		return x.IsCut
+	}
+	return false
+}
+
+func (x *TopEntry) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *TopEntry) GetHitsError() uint64 {
+	if x != nil {
+		return x.HitsError
+	}
+	return 0
+}
+
+func (x *TopEntry) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *TopEntry) GetRefusedError() uint64 {
+	if x != nil {
+		return x.RefusedError
+	}
+	return 0
+}
+
+// EntryFilter is an entry that a descriptor has to have.
+type EntryFilter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The key; required.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// The value; where it is not set any value will do.
+	Value         *string `protobuf:"bytes,2,opt,name=value,proto3,oneof" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EntryFilter) Reset() {
+	*x = EntryFilter{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EntryFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EntryFilter) ProtoMessage() {}
+
+func (x *EntryFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
+func (*EntryFilter) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *EntryFilter) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *EntryFilter) GetValue() string {
+	if x != nil && x.Value != nil {
+		return *x.Value
+	}
+	return ""
+}
+
+// WatchRequest says which decisions are wanted: those that meet all of its filters.
+type WatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only of this domain; empty stands for all. It may be one without rules.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// Only of this rule, by its path; empty stands for all.
+	Rule string `protobuf:"bytes,2,opt,name=rule,proto3" json:"rule,omitempty"`
+	// Only descriptors with all of these entries.
+	Entries []*EntryFilter `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Only with one of these outcomes; empty stands for all.
+	Outcomes []Outcome `protobuf:"varint,4,rep,packed,name=outcomes,proto3,enum=ratelimitd.admin.v1.Outcome" json:"outcomes,omitempty"`
+	// Of how many one is wanted, chosen at random; 0 and 1 stand for each.
+	OneIn uint32 `protobuf:"varint,5,opt,name=one_in,json=oneIn,proto3" json:"one_in,omitempty"`
+	// The most in a second, at most 10,000; 0 stands for 1,000. What comes beyond is skipped.
+	MaxPerSecond  uint32 `protobuf:"varint,6,opt,name=max_per_second,json=maxPerSecond,proto3" json:"max_per_second,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WatchRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetEntries() []*EntryFilter {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetOutcomes() []Outcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetOneIn() uint32 {
+	if x != nil {
+		return x.OneIn
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetMaxPerSecond() uint32 {
+	if x != nil {
+		return x.MaxPerSecond
+	}
+	return 0
+}
+
+// WatchResponse is some of what was decided since the one before.
+type WatchResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The decisions, in the order in which they were made, more or less.
+	Decisions []*Decision `protobuf:"bytes,1,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	// How many were lost before them because the caller was too slow.
+	Lost uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	// How many were skipped before them because of max_per_second.
+	Skipped       uint64 `protobuf:"varint,3,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchResponse) Reset() {
+	*x = WatchResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchResponse) ProtoMessage() {}
+
+func (x *WatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
+func (*WatchResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *WatchResponse) GetDecisions() []*Decision {
+	if x != nil {
+		return x.Decisions
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *WatchResponse) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+// Decision is what was decided about one descriptor of a request.
+type Decision struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The address that the request came from, which is usually that of a proxy.
+	Caller string `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
+	// The domain.
+	Domain string `protobuf:"bytes,3,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor.
+	Entries []*Entry `protobuf:"bytes,4,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether domain and entries are cut, because they have more than 1,024 bytes.
+	IsCut bool `protobuf:"varint,5,opt,name=is_cut,json=isCut,proto3" json:"is_cut,omitempty"`
+	// The path of the rule that it met; empty where it met none.
+	Rule string `protobuf:"bytes,6,opt,name=rule,proto3" json:"rule,omitempty"`
+	// What was answered to the descriptor.
+	Outcome Outcome `protobuf:"varint,7,opt,name=outcome,proto3,enum=ratelimitd.admin.v1.Outcome" json:"outcome,omitempty"`
+	// Whether the request as a whole was answered OVER_LIMIT.
+	OverLimit bool `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"`
+	// What decided.
+	Source Source `protobuf:"varint,9,opt,name=source,proto3,enum=ratelimitd.admin.v1.Source" json:"source,omitempty"`
+	// What the rule's on_failure says, where that decided.
+	Policy OnFailure `protobuf:"varint,10,opt,name=policy,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"policy,omitempty"`
+	// The control that decided, where one did. Reserved.
+	Control string `protobuf:"bytes,11,opt,name=control,proto3" json:"control,omitempty"`
+	// The limit that decided, in words; empty where there is none.
+	Limit string `protobuf:"bytes,12,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Whether the limit came with the request.
+	IsOverride bool `protobuf:"varint,13,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
+	// How many hits were asked for, or given back.
+	Hits uint64 `protobuf:"varint,14,opt,name=hits,proto3" json:"hits,omitempty"`
+	// Whether they were given back.
+	IsNegativeHits bool `protobuf:"varint,15,opt,name=is_negative_hits,json=isNegativeHits,proto3" json:"is_negative_hits,omitempty"`
+	// How many hits are left of the limit.
+	Left uint64 `protobuf:"varint,16,opt,name=left,proto3" json:"left,omitempty"`
+	// Until a request that was refused would pass; unset elsewhere.
+	RetryAfter *durationpb.Duration `protobuf:"bytes,17,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// How long it took, from when the request had been read.
+	Took *durationpb.Duration `protobuf:"bytes,18,opt,name=took,proto3" json:"took,omitempty"`
+	// Why there is no answer; empty where there is one.
+	Error         string `protobuf:"bytes,19,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Decision) Reset() {
+	*x = Decision{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Decision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Decision) ProtoMessage() {}
+
+func (x *Decision) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Decision.ProtoReflect.Descriptor instead.
+func (*Decision) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Decision) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Decision) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *Decision) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Decision) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Decision) GetIsCut() bool {
+	if x != nil {
+		return x.IsCut
+	}
+	return false
+}
+
+func (x *Decision) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *Decision) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
+func (x *Decision) GetOverLimit() bool {
+	if x != nil {
+		return x.OverLimit
+	}
+	return false
+}
+
+func (x *Decision) GetSource() Source {
+	if x != nil {
+		return x.Source
+	}
+	return Source_SOURCE_UNSPECIFIED
+}
+
+func (x *Decision) GetPolicy() OnFailure {
+	if x != nil {
+		return x.Policy
+	}
+	return OnFailure_ON_FAILURE_UNSPECIFIED
+}
+
+func (x *Decision) GetControl() string {
+	if x != nil {
+		return x.Control
+	}
+	return ""
+}
+
+func (x *Decision) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *Decision) GetIsOverride() bool {
+	if x != nil {
+		return x.IsOverride
+	}
+	return false
+}
+
+func (x *Decision) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *Decision) GetIsNegativeHits() bool {
+	if x != nil {
+		return x.IsNegativeHits
+	}
+	return false
+}
+
+func (x *Decision) GetLeft() uint64 {
+	if x != nil {
+		return x.Left
+	}
+	return 0
+}
+
+func (x *Decision) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+func (x *Decision) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *Decision) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // Descriptor is what is to be limited, as in Envoy's envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.
 type Descriptor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1080,7 +1994,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +2006,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +2019,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -1151,7 +2065,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +2077,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +2090,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Entry) GetKey() string {
@@ -1215,7 +2129,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +2141,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +2154,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -1294,7 +2208,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +2220,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +2233,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Counter) GetKey() string {
@@ -1418,7 +2332,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +2344,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +2357,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Rule) GetPath() string {
@@ -1573,7 +2487,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +2499,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +2512,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -1737,7 +2651,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +2663,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +2676,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -1797,7 +2711,7 @@ var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"o\n" +
+	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
 	"\x10ListRulesRequest\x12\x1f\n" +
 	"\vpath_prefix\x18\x01 \x01(\tR\n" +
 	"pathPrefix\x12\x1b\n" +
@@ -1844,7 +2758,74 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05force\x18\x03 \x01(\bR\x05force\"v\n" +
 	"\rResetResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
-	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xd7\x01\n" +
+	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xfe\x01\n" +
+	"\n" +
+	"TopRequest\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\x12:\n" +
+	"\aentries\x18\x03 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\aentries\x126\n" +
+	"\aranking\x18\x04 \x01(\x0e2\x1c.ratelimitd.admin.v1.RankingR\aranking\x123\n" +
+	"\x06window\x18\x05 \x01(\x0e2\x1b.ratelimitd.admin.v1.WindowR\x06window\x12\x1b\n" +
+	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\"\xe8\x02\n" +
+	"\vTopResponse\x127\n" +
+	"\aentries\x18\x01 \x03(\v2\x1d.ratelimitd.admin.v1.TopEntryR\aentries\x12.\n" +
+	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
+	"\x02to\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\x12\x12\n" +
+	"\x04hits\x18\x04 \x01(\x04R\x04hits\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\x04R\arefused\x12!\n" +
+	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12'\n" +
+	"\x0funknown_refused\x18\a \x01(\x04R\x0eunknownRefused\x12$\n" +
+	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12$\n" +
+	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xf5\x01\n" +
+	"\bTopEntry\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x124\n" +
+	"\aentries\x18\x03 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x15\n" +
+	"\x06is_cut\x18\x04 \x01(\bR\x05isCut\x12\x12\n" +
+	"\x04hits\x18\x05 \x01(\x04R\x04hits\x12\x1d\n" +
+	"\n" +
+	"hits_error\x18\x06 \x01(\x04R\thitsError\x12\x18\n" +
+	"\arefused\x18\a \x01(\x04R\arefused\x12#\n" +
+	"\rrefused_error\x18\b \x01(\x04R\frefusedError\"D\n" +
+	"\vEntryFilter\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x19\n" +
+	"\x05value\x18\x02 \x01(\tH\x00R\x05value\x88\x01\x01B\b\n" +
+	"\x06_value\"\xed\x01\n" +
+	"\fWatchRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04rule\x18\x02 \x01(\tR\x04rule\x12:\n" +
+	"\aentries\x18\x03 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\aentries\x128\n" +
+	"\boutcomes\x18\x04 \x03(\x0e2\x1c.ratelimitd.admin.v1.OutcomeR\boutcomes\x12\x15\n" +
+	"\x06one_in\x18\x05 \x01(\rR\x05oneIn\x12$\n" +
+	"\x0emax_per_second\x18\x06 \x01(\rR\fmaxPerSecond\"z\n" +
+	"\rWatchResponse\x12;\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x1d.ratelimitd.admin.v1.DecisionR\tdecisions\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\x12\x18\n" +
+	"\askipped\x18\x03 \x01(\x04R\askipped\"\xb3\x05\n" +
+	"\bDecision\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06caller\x18\x02 \x01(\tR\x06caller\x12\x16\n" +
+	"\x06domain\x18\x03 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x04 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x15\n" +
+	"\x06is_cut\x18\x05 \x01(\bR\x05isCut\x12\x12\n" +
+	"\x04rule\x18\x06 \x01(\tR\x04rule\x126\n" +
+	"\aoutcome\x18\a \x01(\x0e2\x1c.ratelimitd.admin.v1.OutcomeR\aoutcome\x12\x1d\n" +
+	"\n" +
+	"over_limit\x18\b \x01(\bR\toverLimit\x123\n" +
+	"\x06source\x18\t \x01(\x0e2\x1b.ratelimitd.admin.v1.SourceR\x06source\x126\n" +
+	"\x06policy\x18\n" +
+	" \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\x06policy\x12\x18\n" +
+	"\acontrol\x18\v \x01(\tR\acontrol\x12\x14\n" +
+	"\x05limit\x18\f \x01(\tR\x05limit\x12\x1f\n" +
+	"\vis_override\x18\r \x01(\bR\n" +
+	"isOverride\x12\x12\n" +
+	"\x04hits\x18\x0e \x01(\x04R\x04hits\x12(\n" +
+	"\x10is_negative_hits\x18\x0f \x01(\bR\x0eisNegativeHits\x12\x12\n" +
+	"\x04left\x18\x10 \x01(\x04R\x04left\x12:\n" +
+	"\vretry_after\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\x12-\n" +
+	"\x04took\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x14\n" +
+	"\x05error\x18\x13 \x01(\tR\x05error\"\xd7\x01\n" +
 	"\n" +
 	"Descriptor\x124\n" +
 	"\aentries\x18\x01 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12$\n" +
@@ -1915,7 +2896,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xa6\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xba\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -1923,7 +2904,23 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10OUTCOME_REPLACED\x10\x03\x12\x14\n" +
 	"\x10OUTCOME_ADMITTED\x10\x04\x12\x13\n" +
 	"\x0fOUTCOME_REFUSED\x10\x05\x12\x14\n" +
-	"\x10OUTCOME_SHADOWED\x10\x06*M\n" +
+	"\x10OUTCOME_SHADOWED\x10\x06\x12\x12\n" +
+	"\x0eOUTCOME_FAILED\x10\a*L\n" +
+	"\aRanking\x12\x17\n" +
+	"\x13RANKING_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fRANKING_BUSIEST\x10\x01\x12\x13\n" +
+	"\x0fRANKING_REFUSED\x10\x02*D\n" +
+	"\x06Window\x12\x16\n" +
+	"\x12WINDOW_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rWINDOW_MINUTE\x10\x01\x12\x0f\n" +
+	"\vWINDOW_HOUR\x10\x02*\x82\x01\n" +
+	"\x06Source\x12\x16\n" +
+	"\x12SOURCE_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fSOURCE_STORE\x10\x01\x12\x15\n" +
+	"\x11SOURCE_NEAR_CACHE\x10\x02\x12\x10\n" +
+	"\fSOURCE_LEASE\x10\x03\x12\x11\n" +
+	"\rSOURCE_POLICY\x10\x04\x12\x12\n" +
+	"\x0eSOURCE_CONTROL\x10\x05*M\n" +
 	"\aTrigger\x12\x17\n" +
 	"\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TRIGGER_EXCEEDED\x10\x01\x12\x13\n" +
@@ -1955,12 +2952,14 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10ON_FAILURE_ERROR\x10\x01\x12\x14\n" +
 	"\x10ON_FAILURE_ALLOW\x10\x02\x12\x13\n" +
 	"\x0fON_FAILURE_DENY\x10\x03\x12\x14\n" +
-	"\x10ON_FAILURE_LOCAL\x10\x042\xdd\x02\n" +
+	"\x10ON_FAILURE_LOCAL\x10\x042\xf9\x03\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
 	"\x04Peek\x12 .ratelimitd.admin.v1.PeekRequest\x1a!.ratelimitd.admin.v1.PeekResponse\x12N\n" +
-	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
+	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponse\x12H\n" +
+	"\x03Top\x12\x1f.ratelimitd.admin.v1.TopRequest\x1a .ratelimitd.admin.v1.TopResponse\x12P\n" +
+	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01BDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_ratelimitd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -1974,82 +2973,114 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
-	(Outcome)(0),                // 0: ratelimitd.admin.v1.Outcome
-	(Trigger)(0),                // 1: ratelimitd.admin.v1.Trigger
-	(Algorithm)(0),              // 2: ratelimitd.admin.v1.Algorithm
-	(Unit)(0),                   // 3: ratelimitd.admin.v1.Unit
-	(Align)(0),                  // 4: ratelimitd.admin.v1.Align
-	(OnFailure)(0),              // 5: ratelimitd.admin.v1.OnFailure
-	(*ListRulesRequest)(nil),    // 6: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),   // 7: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),      // 8: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),     // 9: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),         // 10: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                // 11: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),         // 12: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),        // 13: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),        // 14: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),       // 15: ratelimitd.admin.v1.ResetResponse
-	(*Descriptor)(nil),          // 16: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),               // 17: ratelimitd.admin.v1.Entry
-	(*Override)(nil),            // 18: ratelimitd.admin.v1.Override
-	(*Counter)(nil),             // 19: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                // 20: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),               // 21: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),             // 22: ratelimitd.admin.v1.Penalty
-	(*durationpb.Duration)(nil), // 23: google.protobuf.Duration
-	(*structpb.Struct)(nil),     // 24: google.protobuf.Struct
+	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
+	(Ranking)(0),                  // 1: ratelimitd.admin.v1.Ranking
+	(Window)(0),                   // 2: ratelimitd.admin.v1.Window
+	(Source)(0),                   // 3: ratelimitd.admin.v1.Source
+	(Trigger)(0),                  // 4: ratelimitd.admin.v1.Trigger
+	(Algorithm)(0),                // 5: ratelimitd.admin.v1.Algorithm
+	(Unit)(0),                     // 6: ratelimitd.admin.v1.Unit
+	(Align)(0),                    // 7: ratelimitd.admin.v1.Align
+	(OnFailure)(0),                // 8: ratelimitd.admin.v1.OnFailure
+	(*ListRulesRequest)(nil),      // 9: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 10: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 11: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 12: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 13: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 14: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 15: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 16: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 17: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 18: ratelimitd.admin.v1.ResetResponse
+	(*TopRequest)(nil),            // 19: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 20: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 21: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 22: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 23: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 24: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 25: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 26: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 27: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 28: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 29: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 30: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 31: ratelimitd.admin.v1.Limit
+	(*Penalty)(nil),               // 32: ratelimitd.admin.v1.Penalty
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 35: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	20, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	16, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	10, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	11, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	20, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	30, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	26, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	13, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	14, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	30, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,  // 5: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	19, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 7: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	20, // 8: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	19, // 9: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 10: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	20, // 11: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	19, // 12: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 13: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	18, // 14: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	3,  // 15: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	21, // 16: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	23, // 17: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	23, // 18: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	23, // 19: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	23, // 20: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	21, // 21: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	22, // 22: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	5,  // 23: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	24, // 24: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	2,  // 25: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	3,  // 26: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	23, // 27: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	23, // 28: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	4,  // 29: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	23, // 30: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	1,  // 31: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	23, // 32: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	6,  // 33: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	8,  // 34: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	12, // 35: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	14, // 36: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	7,  // 37: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	9,  // 38: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	13, // 39: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	15, // 40: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	29, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	27, // 7: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	30, // 8: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	29, // 9: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	27, // 10: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	30, // 11: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	29, // 12: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	22, // 13: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	1,  // 14: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	2,  // 15: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	21, // 16: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	33, // 17: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	33, // 18: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	27, // 19: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	22, // 20: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,  // 21: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	25, // 22: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	33, // 23: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	27, // 24: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,  // 25: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	3,  // 26: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	8,  // 27: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	34, // 28: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	34, // 29: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	27, // 30: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	28, // 31: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	6,  // 32: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	31, // 33: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	34, // 34: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	34, // 35: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	34, // 36: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	34, // 37: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	31, // 38: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	32, // 39: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	8,  // 40: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	35, // 41: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	5,  // 42: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	6,  // 43: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	34, // 44: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	34, // 45: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	7,  // 46: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	34, // 47: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	4,  // 48: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	34, // 49: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	9,  // 50: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	11, // 51: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	15, // 52: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	17, // 53: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	19, // 54: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	23, // 55: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	10, // 56: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	12, // 57: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	16, // 58: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	18, // 59: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	20, // 60: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	24, // 61: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	56, // [56:62] is the sub-list for method output_type
+	50, // [50:56] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -2057,15 +3088,16 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[10].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[15].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   17,
+			NumEnums:      9,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

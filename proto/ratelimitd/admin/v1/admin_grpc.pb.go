@@ -25,6 +25,8 @@ const (
 	AdminService_Explain_FullMethodName   = "/ratelimitd.admin.v1.AdminService/Explain"
 	AdminService_Peek_FullMethodName      = "/ratelimitd.admin.v1.AdminService/Peek"
 	AdminService_Reset_FullMethodName     = "/ratelimitd.admin.v1.AdminService/Reset"
+	AdminService_Top_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Top"
+	AdminService_Watch_FullMethodName     = "/ratelimitd.admin.v1.AdminService/Watch"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -54,6 +56,15 @@ type AdminServiceClient interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
+	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
+	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
+	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
+	Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error)
+	// Watch sends what this server decides while it decides it, a line for each descriptor, until the caller has enough. It
+	// never makes a request wait: lines that a slow caller does not take in time are lost, and it is told how many. It answers
+	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
+	// callers watch already.
+	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
 type adminServiceClient struct {
@@ -104,6 +115,35 @@ func (c *adminServiceClient) Reset(ctx context.Context, in *ResetRequest, opts .
 	return out, nil
 }
 
+func (c *adminServiceClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TopResponse)
+	err := c.cc.Invoke(ctx, AdminService_Top_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Watch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRequest, WatchResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -131,6 +171,15 @@ type AdminServiceServer interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
+	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
+	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
+	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
+	Top(context.Context, *TopRequest) (*TopResponse, error)
+	// Watch sends what this server decides while it decides it, a line for each descriptor, until the caller has enough. It
+	// never makes a request wait: lines that a slow caller does not take in time are lost, and it is told how many. It answers
+	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
+	// callers watch already.
+	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -152,6 +201,12 @@ func (UnimplementedAdminServiceServer) Peek(context.Context, *PeekRequest) (*Pee
 }
 func (UnimplementedAdminServiceServer) Reset(context.Context, *ResetRequest) (*ResetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reset not implemented")
+}
+func (UnimplementedAdminServiceServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
+}
+func (UnimplementedAdminServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
+	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -246,6 +301,35 @@ func _AdminService_Reset_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Top_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TopRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Top(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Top_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Top(ctx, req.(*TopRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).Watch(m, &grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -269,7 +353,17 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Reset",
 			Handler:    _AdminService_Reset_Handler,
 		},
+		{
+			MethodName: "Top",
+			Handler:    _AdminService_Top_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Watch",
+			Handler:       _AdminService_Watch_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "ratelimitd/admin/v1/admin.proto",
 }

@@ -1,0 +1,166 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Sizes of a page of Top.
+const (
+	defaultTop = 20
+	maxTop     = 1000
+)
+
+func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
+	if s.config.Top == nil {
+		return nil, status.Error(codes.Unimplemented, "this server does not count descriptors")
+	}
+	ranking, window := q.GetRanking(), q.GetWindow()
+	_, ranked := adminv1.Ranking_name[int32(ranking)]
+	_, timed := adminv1.Window_name[int32(window)]
+	most := cmp.Or(int(q.GetPageSize()), defaultTop)
+	switch {
+	case !ranked:
+		return nil, invalidf("ranking is %d: want RANKING_BUSIEST or RANKING_REFUSED", ranking)
+	case !timed:
+		return nil, invalidf("window is %d: want WINDOW_MINUTE or WINDOW_HOUR", window)
+	case most < 0 || most > maxTop:
+		return nil, invalidf("page_size is %d: want 1 to %d, or 0 for %d", most, maxTop, defaultTop)
+	}
+	masks, err := s.subject(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	query := top.Query{Rule: q.GetRule(), Most: most, Matches: func(r *top.Row) bool {
+		return (q.GetDomain() == "" || q.GetDomain() == r.Domain) && hasEntries(r.Entries, q.GetEntries())
+	}}
+	if ranking == adminv1.Ranking_RANKING_REFUSED {
+		query.By = top.Refused
+	}
+	if window == adminv1.Window_WINDOW_HOUR {
+		query.Window = top.Hour
+	}
+	return topMessage(s.config.Top.Top(query), masks), nil
+}
+
+// subject is what Top and Watch are asked about.
+type subject interface {
+	GetDomain() string
+	GetRule() string
+	GetEntries() []*adminv1.EntryFilter
+}
+
+// subject checks what q is about, and returns what hides values from the caller; nil hides nothing.
+func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
+	var masks *mask
+	if s.config.Mask != nil && s.config.Mask(ctx) {
+		masks = s.mask
+	}
+	if n := len(q.GetEntries()); n > limiter.MaxEntries {
+		return nil, invalidf("entries has %d elements: want at most %d, as many as a descriptor may have", n, limiter.MaxEntries)
+	}
+	for _, e := range q.GetEntries() {
+		switch {
+		case e.GetKey() == "":
+			return nil, invalidError("an element of entries has no key: want the key of an entry, such as user, and a value unless any will do")
+		case masks != nil && e.Value != nil:
+			return nil, status.Errorf(codes.PermissionDenied, "values of end users are hidden from you, so entries may name the key %s alone", valid(e.GetKey()))
+		}
+	}
+	rule, domain := q.GetRule(), q.GetDomain()
+	if rule == "" {
+		return masks, nil
+	}
+	set := s.limiter.Rules()
+	if set == nil {
+		return nil, limiter.ErrNoRules
+	}
+	if domain != "" && !strings.HasPrefix(rule, domain+".") {
+		return nil, invalidf("the rule %s is not in the domain %s: leave one of them out", valid(rule), valid(domain))
+	}
+	example := ""
+	for r := range set.Rules() {
+		if r.Path == rule {
+			return masks, nil
+		}
+		example = cmp.Or(example, r.Path)
+	}
+	return nil, notFoundError("there is no rule " + valid(rule) + ": want the path of one, such as " + cmp.Or(example, "shop.user") + "; ListRules has all of them")
+}
+
+// hasEntries reports whether a descriptor has all entries that are wanted.
+func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
+	return !slices.ContainsFunc(wanted, func(w *adminv1.EntryFilter) bool {
+		return !slices.ContainsFunc(all, func(e top.Entry) bool { return e.Key == w.GetKey() && (w.Value == nil || e.Value == w.GetValue()) })
+	})
+}
+
+func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {
+	m := &adminv1.TopResponse{
+		From:           timestamppb.New(a.From),
+		To:             timestamppb.New(a.To),
+		Hits:           uint64(a.Total[top.Busiest]),
+		Refused:        uint64(a.Total[top.Refused]),
+		UnknownHits:    uint64(a.Missing[top.Busiest]),
+		UnknownRefused: uint64(a.Missing[top.Refused]),
+		SampledOneIn:   a.Every,
+		FromAllRules:   !a.Own,
+	}
+	for i := range a.Rows {
+		r := &a.Rows[i]
+		e := &adminv1.TopEntry{
+			Domain:       valid(r.Domain),
+			Rule:         valid(r.Rule),
+			IsCut:        r.Cut,
+			Hits:         uint64(r.Counts[top.Busiest].Hits),
+			HitsError:    uint64(r.Counts[top.Busiest].Error),
+			Refused:      uint64(r.Counts[top.Refused].Hits),
+			RefusedError: uint64(r.Counts[top.Refused].Error),
+		}
+		for _, x := range r.Entries {
+			e.Entries = append(e.Entries, masks.entry(x.Key, x.Value))
+		}
+		m.Entries = append(m.Entries, e)
+	}
+	return m
+}
+
+// mask hides values of end users: it replaces each by a text that is the same for the same value as long as this process
+// lives, and from which nobody else can find the value by trying. A nil mask hides nothing.
+type mask struct{ secret [32]byte }
+
+func newMask() *mask {
+	m := new(mask)
+	_, _ = rand.Read(m.secret[:]) // never fails
+	return m
+}
+
+// entry returns an entry as a caller may see it.
+func (m *mask) entry(key, value string) *adminv1.Entry {
+	e := &adminv1.Entry{Key: valid(key)}
+	switch {
+	case m != nil:
+		h := hmac.New(sha256.New, m.secret[:])
+		_, _ = h.Write([]byte(value)) // a hash takes everything
+		e.Value = "#" + hex.EncodeToString(h.Sum(nil)[:6])
+	case valid(value) != value:
+		e.Value, e.RawValue = valid(value), []byte(value)
+	default:
+		e.Value = value
+	}
+	return e
+}

@@ -1,0 +1,171 @@
+package admin
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/watch"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// How a watcher is served.
+const (
+	defaultPerSecond = 1000
+	maxBatch         = 100         // decisions in a message
+	reportEvery      = time.Second // how soon a watcher is told what it missed, if nothing else comes
+)
+
+// Watch sends decisions while they are made.
+func (s *Service) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
+	ctx := stream.Context()
+	if err := s.access.allow(ctx, look); err != nil {
+		return err
+	}
+	err := s.watch(q, stream)
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return statusOf(ctx, err)
+}
+
+func (s *Service) watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
+	if s.config.Watch == nil {
+		return status.Error(codes.Unimplemented, "this server does not show decisions")
+	}
+	ctx := stream.Context()
+	masks, err := s.subject(ctx, q)
+	if err != nil {
+		return err
+	}
+	options, err := watchOptions(q)
+	if err != nil {
+		return err
+	}
+	w, err := s.config.Watch.Watch(options)
+	if errors.Is(err, watch.ErrTooMany) {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	defer w.Close()
+	if err := stream.SendHeader(metadata.MD{}); err != nil { // so that the caller knows that it misses nothing from now on
+		return err
+	}
+	report := time.NewTicker(reportEvery)
+	defer report.Stop()
+	for {
+		m := new(adminv1.WatchResponse)
+		select {
+		case <-ctx.Done():
+			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has gone, and hears nothing
+		case <-report.C:
+		case line := <-w.Lines():
+			m.Decisions = append(m.Decisions, decisionMessage(line, masks))
+			for len(w.Lines()) > 0 && len(m.Decisions) < maxBatch {
+				m.Decisions = append(m.Decisions, decisionMessage(<-w.Lines(), masks))
+			}
+		}
+		if m.Lost, m.Skipped = w.Missed(); m.Lost+m.Skipped == 0 && len(m.Decisions) == 0 {
+			continue
+		}
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+}
+
+// watchOptions returns what q wants.
+func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
+	o := watch.Options{
+		Filter:    watch.Filter{Domain: q.GetDomain(), Rule: q.GetRule()},
+		OneIn:     q.GetOneIn(),
+		PerSecond: cmp.Or(q.GetMaxPerSecond(), defaultPerSecond),
+	}
+	if o.PerSecond > watch.MaxPerSecond {
+		return o, invalidf("max_per_second is %d: want 1 to %d, or 0 for %d", o.PerSecond, watch.MaxPerSecond, defaultPerSecond)
+	}
+	for _, e := range q.GetEntries() {
+		o.Filter.Entries = append(o.Filter.Entries, watch.EntryFilter{Key: e.GetKey(), Value: e.GetValue(), AnyValue: e.Value == nil})
+	}
+	for _, wanted := range q.GetOutcomes() {
+		known := false
+		for outcome := watch.NoLimit; outcome <= watch.Failed; outcome++ {
+			if watchOutcome(outcome) == wanted {
+				o.Filter.Outcomes, known = append(o.Filter.Outcomes, outcome), true
+			}
+		}
+		if !known {
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED or _FAILED", wanted)
+		}
+	}
+	return o, nil
+}
+
+func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
+	m := &adminv1.Decision{
+		Time:           timestamppb.New(l.Time),
+		Caller:         l.Caller,
+		Domain:         valid(l.Domain),
+		IsCut:          l.Cut,
+		Rule:           valid(l.Rule),
+		Outcome:        watchOutcome(l.Outcome),
+		OverLimit:      l.Over,
+		Source:         sourceMessage(l.Source),
+		Limit:          valid(l.Limit),
+		IsOverride:     l.Own,
+		Hits:           l.Hits,
+		IsNegativeHits: l.Back,
+		Left:           l.Left,
+		RetryAfter:     unlessZero(l.Retry),
+		Took:           unlessZero(l.Took),
+	}
+	if l.Source == watch.Policy {
+		m.Policy = adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", l.Policy))
+	}
+	if l.Err != nil {
+		m.Error = valid(l.Err.Error())
+	}
+	for _, e := range l.Entries {
+		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
+	}
+	return m
+}
+
+func watchOutcome(o watch.Outcome) adminv1.Outcome {
+	switch o {
+	case watch.NoLimit:
+		return adminv1.Outcome_OUTCOME_NO_LIMIT
+	case watch.Unlimited:
+		return adminv1.Outcome_OUTCOME_UNLIMITED
+	case watch.Replaced:
+		return adminv1.Outcome_OUTCOME_REPLACED
+	case watch.Admitted:
+		return adminv1.Outcome_OUTCOME_ADMITTED
+	case watch.Refused:
+		return adminv1.Outcome_OUTCOME_REFUSED
+	case watch.Shadowed:
+		return adminv1.Outcome_OUTCOME_SHADOWED
+	case watch.Failed:
+		return adminv1.Outcome_OUTCOME_FAILED
+	}
+	return adminv1.Outcome_OUTCOME_UNSPECIFIED
+}
+
+func sourceMessage(s watch.Source) adminv1.Source {
+	switch s {
+	case watch.Store:
+		return adminv1.Source_SOURCE_STORE
+	case watch.NearCache:
+		return adminv1.Source_SOURCE_NEAR_CACHE
+	case watch.Lease:
+		return adminv1.Source_SOURCE_LEASE
+	case watch.Policy:
+		return adminv1.Source_SOURCE_POLICY
+	case watch.Nothing:
+	}
+	return adminv1.Source_SOURCE_UNSPECIFIED
+}
