@@ -20,7 +20,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -59,6 +61,8 @@ type Server struct {
 	limiter   *limiter.Limiter
 	gate      *overload.Gate
 	unread    *stats.Counter // calls shed before their message was read
+	top       *top.Top       // nil without the admin API
+	watched   *watch.Hub     // likewise
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
 	rules     *rulesState
@@ -90,6 +94,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if c.Store != nil {
 		v.store.Backend = c.Store(v.store.Backend)
 	}
+	if s.Admin.On { // nobody else asks
+		v.observe()
+	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Gate:            v.gate,
@@ -102,6 +109,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would mean the default
 		MetricMaxSeries: s.Stats.MaxSeries,
 		ReferenceNames:  v.store.referenceNames,
+		Top:             v.top,
+		Watch:           v.watched,
 	})
 
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
@@ -142,7 +151,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.bound()
 	if s.Admin.On {
 		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
-		admin.New(v.limiter, admin.Config{Access: access, Log: log}).Register(v.grpc)
+		admin.New(v.limiter, admin.Config{Access: access, Log: log, Top: v.top, Watch: v.watched}).Register(v.grpc)
 	}
 	v.tasks = v.group()
 	return v, nil
@@ -208,6 +217,9 @@ func (v *Server) group() *task.Group {
 		g.Add(v.sink) // stops after the others, so that it sends what they counted last
 	}
 	g.Add(v.watcher, logShedding(v.log, v.shed))
+	if v.top != nil {
+		g.Add(v.top)
+	}
 	if v.store.task != nil {
 		g.Add(v.store.task)
 	}

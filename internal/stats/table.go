@@ -97,6 +97,8 @@ const (
 	CertsNumValues
 	CertificateNotAfter
 
+	Watchers
+
 	BuildInfo
 	ReservedTag
 	GoAlloc
@@ -132,6 +134,7 @@ func Table() []Section {
 		{"Near cache", "With BACKEND_TYPE=redis or memcache; `ratelimit_localcache_` with LOCAL_CACHE_SIZE_IN_BYTES. Those are gauges because they are in envoyproxy/ratelimit, though most only grow.", nearCacheRows()},
 		{"Counters in this process", "They are used with BACKEND_TYPE=memory and by `on_failure: local`.", memoryRows()},
 		{"Certificate of the gRPC listener", "With GRPC_SERVER_USE_TLS=true.", certificateRows()},
+		{"Admin API", "With ADMIN=true.", adminRows()},
 		{"Process", "`reserved_tag` is there if EXTRA_TAGS has such a name, and `ratelimit_go_lastGC` after the first garbage collection.", processRows()},
 	}
 }
@@ -265,6 +268,12 @@ func certificateRows() []Row {
 		counter(CertsLoadFailures, "certs.load_failures", "Failed attempts to load the certificate, its key and the CA of clients; the last good ones stay in use."),
 		gauge(CertsNumValues, "certs.num_values", "Files that the certificate, its key and the CA of clients are in."),
 		gauge(CertificateNotAfter, "ratelimitd.certificate_not_after_timestamp_seconds", "When the certificate expires, as Unix time in seconds."),
+	}
+}
+
+func adminRows() []Row {
+	return []Row{
+		gauge(Watchers, "ratelimitd.watchers", "Callers that watch decisions, such as `ratelimitd watch`; while there are none, watching costs nothing."),
 	}
 }
 

@@ -62,10 +62,21 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 			IdleTimeout:                  limits.Idle,
 			MaxHeaderBytes:               maxHead - headSlack,
 			Protocols:                    protocols,
-			ErrorLog:                     slog.NewLogLogger(log.With("listener", name).Handler(), slog.LevelWarn),
+			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+				return context.WithValue(ctx, callerKey{}, c.RemoteAddr())
+			},
+			ErrorLog: slog.NewLogLogger(log.With("listener", name).Handler(), slog.LevelWarn),
 		},
 		grace: limits.Grace,
 	}
+}
+
+type callerKey struct{}
+
+// Caller returns the address from which the request of ctx came; it is nil if ctx is not that of a request to a [Server].
+func Caller(ctx context.Context) net.Addr {
+	from, _ := ctx.Value(callerKey{}).(net.Addr)
+	return from
 }
 
 // withoutSmuggling closes the connection after a request whose end a proxy in front of us may see elsewhere than net/http
