@@ -47,10 +47,11 @@ var allowed = map[string]row{
 	"pkg/backend/memcached":               {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
 	"pkg/backend/redis/redistest":         {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
-	"internal/limiter":                    {ours: []string{"internal/overload", "internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
+	"internal/controls":                   {ours: []string{"pkg/backend", "pkg/descriptors"}},
+	"internal/limiter":                    {ours: []string{"internal/controls", "internal/overload", "internal/stats", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
-	"internal/admin":                      {ours: []string{"internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
+	"internal/admin":                      {ours: []string{"internal/controls", "internal/limiter", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
 	"internal/web":                        {},
 	"internal/certs":                      {},
 	"internal/certs/certstest":            {},
@@ -75,7 +76,7 @@ var allowed = map[string]row{
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/limiter", "internal/overload", "internal/rls", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task",
+			"internal/controls", "internal/limiter", "internal/overload", "internal/rls", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task",
 			"internal/throttle", "internal/tracing", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},

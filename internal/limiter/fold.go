@@ -27,6 +27,9 @@ func (p *Scratch) refused(t *part) bool {
 // over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
 // take part.
 func (l *Limiter) over(p *Scratch) bool {
+	if p.steered.blocked {
+		return true
+	}
 	quota, quotaOver := 0, 0
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -63,7 +66,7 @@ func (l *Limiter) fold(p *Scratch) {
 	for i := range p.parts {
 		l.status(p, &p.parts[i], &v.Statuses[i])
 	}
-	v.Over = l.over(p) && !l.config.Shadow
+	v.Over = l.over(p) && !l.config.Shadow || p.steered.blocked
 	v.Header = l.header(p)
 }
 
@@ -71,6 +74,12 @@ func (l *Limiter) fold(p *Scratch) {
 func (l *Limiter) status(p *Scratch, t *part, s *Status) {
 	s.Rule = t.match.Rule
 	switch {
+	case t.blocked:
+		s.block(t)
+		return
+	case t.allowed:
+		s.allow(t)
+		return
 	case t.unlimited:
 		s.Unlimited, s.Remaining = true, math.MaxUint32
 		return
@@ -80,7 +89,7 @@ func (l *Limiter) status(p *Scratch, t *part, s *Status) {
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
 	s.RateLimit = t.limits.At(d.Strictest)
-	s.Override = t.override
+	s.Override, s.Control = t.override, t.control
 	s.Quota = l.quota(t)
 	s.Refused = p.refused(t)
 	s.Over = s.Refused && !t.shadow()
@@ -97,7 +106,7 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe: the last one that is over and not in quota
+// header returns the index of the status that response headers describe: the first one that is blocked, or else the last one that is over and not in quota
 // mode, or else the first of those with the least remaining; −1 if no limit is reported.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
@@ -106,6 +115,9 @@ func (l *Limiter) header(p *Scratch) int {
 		s := &v.Statuses[i]
 		if s.RateLimit == nil {
 			continue
+		}
+		if p.parts[i].blocked {
+			return i
 		}
 		if s.Over && !l.quota(&p.parts[i]) {
 			enforced = i

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -29,6 +30,8 @@ type Config struct {
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
+
+	Controls *controls.Controls // stand above the rules; nil means that there are none
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -79,13 +82,18 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		l.counts.serviceErrors.Add(1)
 		return nil, err
 	}
+	p.steer(l.table(), r)
 	d := s.set.Domain(r.Domain)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
-		p.verdict.unmatched(len(r.Descriptors))
+		l.strangers(p, r)
+		l.counts.steered(p)
 		return &p.verdict, nil
 	}
 	p.counts = s.domains[d]
+	if p.steered.blocked {
+		return l.refuse(hurry(ctx, r), s, d, r, p), nil
+	}
 	if p.late = l.late(ctx, d, r); p.late {
 		l.counts.shedOf(p.counts).process.Add(1)
 		l.counts.shedHere.Add(1)
@@ -102,6 +110,9 @@ func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	l.fold(p)
 	l.counts.after(p)
+	if len(p.steered.found) > 0 {
+		l.counts.steered(p)
+	}
 	if l.config.Shadow && l.over(p) {
 		l.counts.globalShadow.Add(1)
 	}

@@ -4,7 +4,8 @@
 // 	protoc        (unknown)
 // source: ratelimitd/admin/v1/admin.proto
 
-// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, and how they let somebody go again.
+// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let somebody go again, and how they
+// decide for a while what the rules do not.
 
 package adminv1
 
@@ -13,6 +14,7 @@ import (
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	structpb "google.golang.org/protobuf/types/known/structpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -44,6 +46,10 @@ const (
 	Outcome_OUTCOME_REFUSED Outcome = 5
 	// It is over its limits, and would be answered OK because its rule is in shadow mode.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
+	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
+	Outcome_OUTCOME_BLOCKED Outcome = 7
+	// It is allowed by a control, and would be answered OK without being counted.
+	Outcome_OUTCOME_ALLOWED Outcome = 8
 )
 
 // Enum value maps for Outcome.
@@ -56,6 +62,8 @@ var (
 		4: "OUTCOME_ADMITTED",
 		5: "OUTCOME_REFUSED",
 		6: "OUTCOME_SHADOWED",
+		7: "OUTCOME_BLOCKED",
+		8: "OUTCOME_ALLOWED",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -65,6 +73,8 @@ var (
 		"OUTCOME_ADMITTED":    4,
 		"OUTCOME_REFUSED":     5,
 		"OUTCOME_SHADOWED":    6,
+		"OUTCOME_BLOCKED":     7,
+		"OUTCOME_ALLOWED":     8,
 	}
 )
 
@@ -93,6 +103,63 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// ControlKind is what a control does.
+type ControlKind int32
+
+const (
+	// Not used.
+	ControlKind_CONTROL_KIND_UNSPECIFIED ControlKind = 0
+	// It refuses.
+	ControlKind_CONTROL_KIND_BLOCK ControlKind = 1
+	// It lets pass, and spends nothing.
+	ControlKind_CONTROL_KIND_ALLOW ControlKind = 2
+	// It puts another number in force.
+	ControlKind_CONTROL_KIND_LIMIT ControlKind = 3
+)
+
+// Enum value maps for ControlKind.
+var (
+	ControlKind_name = map[int32]string{
+		0: "CONTROL_KIND_UNSPECIFIED",
+		1: "CONTROL_KIND_BLOCK",
+		2: "CONTROL_KIND_ALLOW",
+		3: "CONTROL_KIND_LIMIT",
+	}
+	ControlKind_value = map[string]int32{
+		"CONTROL_KIND_UNSPECIFIED": 0,
+		"CONTROL_KIND_BLOCK":       1,
+		"CONTROL_KIND_ALLOW":       2,
+		"CONTROL_KIND_LIMIT":       3,
+	}
+)
+
+func (x ControlKind) Enum() *ControlKind {
+	p := new(ControlKind)
+	*p = x
+	return p
+}
+
+func (x ControlKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ControlKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (ControlKind) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+}
+
+func (x ControlKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ControlKind.Descriptor instead.
+func (ControlKind) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
 // Trigger is what starts a penalty.
@@ -132,11 +199,11 @@ func (x Trigger) String() string {
 }
 
 func (Trigger) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
 }
 
 func (Trigger) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
 }
 
 func (x Trigger) Number() protoreflect.EnumNumber {
@@ -145,7 +212,7 @@ func (x Trigger) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trigger.Descriptor instead.
 func (Trigger) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 // Algorithm is how a limit counts.
@@ -201,11 +268,11 @@ func (x Algorithm) String() string {
 }
 
 func (Algorithm) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
 }
 
 func (Algorithm) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
 }
 
 func (x Algorithm) Number() protoreflect.EnumNumber {
@@ -214,7 +281,7 @@ func (x Algorithm) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Algorithm.Descriptor instead.
 func (Algorithm) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 // Unit is the unit of a window, numbered as in Envoy's API.
@@ -274,11 +341,11 @@ func (x Unit) String() string {
 }
 
 func (Unit) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
 }
 
 func (Unit) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
 }
 
 func (x Unit) Number() protoreflect.EnumNumber {
@@ -287,7 +354,7 @@ func (x Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Unit.Descriptor instead.
 func (Unit) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // Align is when a fixed window begins.
@@ -327,11 +394,11 @@ func (x Align) String() string {
 }
 
 func (Align) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
 }
 
 func (Align) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
 }
 
 func (x Align) Number() protoreflect.EnumNumber {
@@ -340,7 +407,7 @@ func (x Align) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Align.Descriptor instead.
 func (Align) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 // OnFailure is what is answered while the store of the counters fails.
@@ -388,11 +455,11 @@ func (x OnFailure) String() string {
 }
 
 func (OnFailure) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[6].Descriptor()
 }
 
 func (OnFailure) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[6]
 }
 
 func (x OnFailure) Number() protoreflect.EnumNumber {
@@ -401,7 +468,7 @@ func (x OnFailure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OnFailure.Descriptor instead.
 func (OnFailure) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 // ListRulesRequest asks for the rules, a page at a time.
@@ -682,8 +749,10 @@ type Explanation struct {
 	IsOverride bool `protobuf:"varint,8,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
 	// Why the limit that the request carries is ignored; empty where it is not, or there is none.
 	OverrideIgnored string `protobuf:"bytes,9,opt,name=override_ignored,json=overrideIgnored,proto3" json:"override_ignored,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The controls that decide on it: one, or several that change limits of different names; none where the rules decide.
+	Controls      []*Control `protobuf:"bytes,10,rep,name=controls,proto3" json:"controls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Explanation) Reset() {
@@ -777,6 +846,13 @@ func (x *Explanation) GetOverrideIgnored() string {
 		return x.OverrideIgnored
 	}
 	return ""
+}
+
+func (x *Explanation) GetControls() []*Control {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
 }
 
 // Step is one step of a look-up, in words.
@@ -1063,6 +1139,1111 @@ func (x *ResetResponse) GetCounter() *Counter {
 	return nil
 }
 
+// Control is a decision of an operator, which stands above the rules until it ends. A descriptor is matched by the control
+// with the most entries; of those with the same entries a block goes before an allow, and that before a limit, and one
+// without below before one with it.
+type Control struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What Lift takes. It is a hash of the kind, of what the control is about, and of the limit that it names.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What it does.
+	Kind ControlKind `protobuf:"varint,2,opt,name=kind,proto3,enum=ratelimitd.admin.v1.ControlKind" json:"kind,omitempty"`
+	// The domain.
+	Domain string `protobuf:"bytes,3,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries. They are compared byte by byte: a * stands for itself, and an empty value for an empty value.
+	Entries []*Entry `protobuf:"bytes,4,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,5,opt,name=below,proto3" json:"below,omitempty"`
+	// The number in force, of a limit; unset elsewhere.
+	To *Override `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	// The name of the rule's limit that has another number; empty stands for the rule's first one.
+	LimitName string `protobuf:"bytes,7,opt,name=limit_name,json=limitName,proto3" json:"limit_name,omitempty"`
+	// When it was put in force.
+	Since *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	// When it ends.
+	Until *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=until,proto3" json:"until,omitempty"`
+	// Who put it in force.
+	By string `protobuf:"bytes,10,opt,name=by,proto3" json:"by,omitempty"`
+	// Why, in words.
+	Reason        string `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Control) Reset() {
+	*x = Control{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Control) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Control) ProtoMessage() {}
+
+func (x *Control) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Control.ProtoReflect.Descriptor instead.
+func (*Control) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Control) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Control) GetKind() ControlKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ControlKind_CONTROL_KIND_UNSPECIFIED
+}
+
+func (x *Control) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Control) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Control) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *Control) GetTo() *Override {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *Control) GetLimitName() string {
+	if x != nil {
+		return x.LimitName
+	}
+	return ""
+}
+
+func (x *Control) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Control) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Control) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Control) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Reach is for whom controls are in force.
+type Reach struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many replicas obey; 0 where that is not known because the store does not answer.
+	Replicas int32 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	// Why it is the server that answers alone; empty where replicas share their controls.
+	Alone         string `protobuf:"bytes,2,opt,name=alone,proto3" json:"alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reach) Reset() {
+	*x = Reach{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reach) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reach) ProtoMessage() {}
+
+func (x *Reach) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reach.ProtoReflect.Descriptor instead.
+func (*Reach) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Reach) GetReplicas() int32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *Reach) GetAlone() string {
+	if x != nil {
+		return x.Alone
+	}
+	return ""
+}
+
+// BlockRequest is what to refuse.
+type BlockRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required. There need not be rules for it.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockRequest) Reset() {
+	*x = BlockRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockRequest) ProtoMessage() {}
+
+func (x *BlockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockRequest.ProtoReflect.Descriptor instead.
+func (*BlockRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *BlockRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *BlockRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *BlockRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *BlockRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *BlockRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *BlockRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// BlockResponse is what is refused from now on.
+type BlockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockResponse) Reset() {
+	*x = BlockResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockResponse) ProtoMessage() {}
+
+func (x *BlockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
+func (*BlockResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BlockResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// AllowRequest is what to let pass.
+type AllowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowRequest) Reset() {
+	*x = AllowRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowRequest) ProtoMessage() {}
+
+func (x *AllowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowRequest.ProtoReflect.Descriptor instead.
+func (*AllowRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AllowRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AllowRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AllowRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *AllowRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *AllowRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AllowRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// AllowResponse is what passes from now on.
+type AllowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowResponse) Reset() {
+	*x = AllowResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowResponse) ProtoMessage() {}
+
+func (x *AllowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowResponse.ProtoReflect.Descriptor instead.
+func (*AllowResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AllowResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// LimitRequest is what to limit otherwise.
+type LimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// The number in force, with its unit; required. The rule's algorithm must take it, as for a limit that a request carries.
+	To *Override `protobuf:"bytes,7,opt,name=to,proto3" json:"to,omitempty"`
+	// The name of the rule's limit that gets the number; empty stands for the rule's first one.
+	LimitName     string `protobuf:"bytes,8,opt,name=limit_name,json=limitName,proto3" json:"limit_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitRequest) Reset() {
+	*x = LimitRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitRequest) ProtoMessage() {}
+
+func (x *LimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
+func (*LimitRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LimitRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *LimitRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *LimitRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LimitRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *LimitRequest) GetTo() *Override {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetLimitName() string {
+	if x != nil {
+		return x.LimitName
+	}
+	return ""
+}
+
+// LimitResponse is what is limited otherwise from now on.
+type LimitResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	// The rule that the descriptor matches, as the file has it; unset with below.
+	Rule          *Rule `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitResponse) Reset() {
+	*x = LimitResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitResponse) ProtoMessage() {}
+
+func (x *LimitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitResponse.ProtoReflect.Descriptor instead.
+func (*LimitResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LimitResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetRule() *Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+// LiftRequest names controls.
+type LiftRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their IDs; from 1 to 100.
+	Ids []string `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftRequest) Reset() {
+	*x = LiftRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftRequest) ProtoMessage() {}
+
+func (x *LiftRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftRequest.ProtoReflect.Descriptor instead.
+func (*LiftRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *LiftRequest) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *LiftRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LiftRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// LiftResponse is what has been lifted.
+type LiftResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The controls that are no longer in force.
+	Lifted []*Control `protobuf:"bytes,1,rep,name=lifted,proto3" json:"lifted,omitempty"`
+	// Who obeyed them.
+	Reach         *Reach `protobuf:"bytes,2,opt,name=reach,proto3" json:"reach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftResponse) Reset() {
+	*x = LiftResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftResponse) ProtoMessage() {}
+
+func (x *LiftResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftResponse.ProtoReflect.Descriptor instead.
+func (*LiftResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LiftResponse) GetLifted() []*Control {
+	if x != nil {
+		return x.Lifted
+	}
+	return nil
+}
+
+func (x *LiftResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+// ListControlsRequest asks for the controls in force, a page at a time.
+type ListControlsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those of this domain; empty stands for all.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The most controls to return; 0 stands for 100, and 500 is the most.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the page before, or empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListControlsRequest) Reset() {
+	*x = ListControlsRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControlsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControlsRequest) ProtoMessage() {}
+
+func (x *ListControlsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControlsRequest.ProtoReflect.Descriptor instead.
+func (*ListControlsRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListControlsRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *ListControlsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListControlsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListControlsResponse is one page of controls.
+type ListControlsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The controls.
+	Controls []*Control `protobuf:"bytes,1,rep,name=controls,proto3" json:"controls,omitempty"`
+	// What to ask for the next page with; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Who obeys them.
+	Reach         *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListControlsResponse) Reset() {
+	*x = ListControlsResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControlsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControlsResponse) ProtoMessage() {}
+
+func (x *ListControlsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControlsResponse.ProtoReflect.Descriptor instead.
+func (*ListControlsResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListControlsResponse) GetControls() []*Control {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+func (x *ListControlsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListControlsResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+// GrantRequest is what to give back.
+type GrantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain of the rule; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor; at least one, at most 64.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// How many hits; at least 1.
+	Hits uint64 `protobuf:"varint,3,opt,name=hits,proto3" json:"hits,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantRequest) Reset() {
+	*x = GrantRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantRequest) ProtoMessage() {}
+
+func (x *GrantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
+func (*GrantRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GrantRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *GrantRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *GrantRequest) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *GrantRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *GrantRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// GrantResponse says what was given back.
+type GrantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rule that the descriptor matches.
+	Rule *Rule `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// The counter, before.
+	Before *Counter `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	// The counter, afterwards; with dry_run as it is.
+	Counter       *Counter `protobuf:"bytes,3,opt,name=counter,proto3" json:"counter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantResponse) Reset() {
+	*x = GrantResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantResponse) ProtoMessage() {}
+
+func (x *GrantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantResponse.ProtoReflect.Descriptor instead.
+func (*GrantResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *GrantResponse) GetRule() *Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *GrantResponse) GetBefore() *Counter {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *GrantResponse) GetCounter() *Counter {
+	if x != nil {
+		return x.Counter
+	}
+	return nil
+}
+
 // Descriptor is what is to be limited, as in Envoy's envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.
 type Descriptor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1080,7 +2261,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +2273,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +2286,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -1151,7 +2332,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +2344,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +2357,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Entry) GetKey() string {
@@ -1215,7 +2396,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +2408,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +2421,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -1294,7 +2475,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +2487,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +2500,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Counter) GetKey() string {
@@ -1418,7 +2599,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +2611,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +2624,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Rule) GetPath() string {
@@ -1573,7 +2754,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +2766,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +2779,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -1737,7 +2918,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +2930,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +2943,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -1797,7 +2978,7 @@ var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"o\n" +
+	"\x1fratelimitd/admin/v1/admin.proto\x12\x13ratelimitd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
 	"\x10ListRulesRequest\x12\x1f\n" +
 	"\vpath_prefix\x18\x01 \x01(\tR\n" +
 	"pathPrefix\x12\x1b\n" +
@@ -1817,7 +2998,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"over_limit\x18\x01 \x01(\bR\toverLimit\x12B\n" +
 	"\vdescriptors\x18\x02 \x03(\v2 .ratelimitd.admin.v1.ExplanationR\vdescriptors\x12!\n" +
 	"\fdomain_known\x18\x03 \x01(\bR\vdomainKnown\x12'\n" +
-	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xff\x02\n" +
+	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xb9\x03\n" +
 	"\vExplanation\x12/\n" +
 	"\x05steps\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.StepR\x05steps\x12-\n" +
 	"\x04rule\x18\x02 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
@@ -1828,7 +3009,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06holder\x18\a \x01(\tR\x06holder\x12\x1f\n" +
 	"\vis_override\x18\b \x01(\bR\n" +
 	"isOverride\x12)\n" +
-	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\"0\n" +
+	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\x128\n" +
+	"\bcontrols\x18\n" +
+	" \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\"0\n" +
 	"\x04Step\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"[\n" +
@@ -1844,7 +3027,90 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05force\x18\x03 \x01(\bR\x05force\"v\n" +
 	"\rResetResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
-	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xd7\x01\n" +
+	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\x8d\x03\n" +
+	"\aControl\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\x04kind\x18\x02 \x01(\x0e2 .ratelimitd.admin.v1.ControlKindR\x04kind\x12\x16\n" +
+	"\x06domain\x18\x03 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x04 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x05 \x01(\bR\x05below\x12-\n" +
+	"\x02to\x18\x06 \x01(\v2\x1d.ratelimitd.admin.v1.OverrideR\x02to\x12\x1d\n" +
+	"\n" +
+	"limit_name\x18\a \x01(\tR\tlimitName\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x0e\n" +
+	"\x02by\x18\n" +
+	" \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"9\n" +
+	"\x05Reach\x12\x1a\n" +
+	"\breplicas\x18\x01 \x01(\x05R\breplicas\x12\x14\n" +
+	"\x05alone\x18\x02 \x01(\tR\x05alone\"\xd0\x01\n" +
+	"\fBlockRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xc9\x01\n" +
+	"\rBlockResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\"\xd0\x01\n" +
+	"\fAllowRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xc9\x01\n" +
+	"\rAllowResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\"\x9e\x02\n" +
+	"\fLimitRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\x12-\n" +
+	"\x02to\x18\a \x01(\v2\x1d.ratelimitd.admin.v1.OverrideR\x02to\x12\x1d\n" +
+	"\n" +
+	"limit_name\x18\b \x01(\tR\tlimitName\"\xf8\x01\n" +
+	"\rLimitResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\x12-\n" +
+	"\x04rule\x18\x05 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\"P\n" +
+	"\vLiftRequest\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"v\n" +
+	"\fLiftResponse\x124\n" +
+	"\x06lifted\x18\x01 \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\x06lifted\x120\n" +
+	"\x05reach\x18\x02 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"i\n" +
+	"\x13ListControlsRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xaa\x01\n" +
+	"\x14ListControlsResponse\x128\n" +
+	"\bcontrols\x18\x01 \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"\xa1\x01\n" +
+	"\fGrantRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x12\n" +
+	"\x04hits\x18\x03 \x01(\x04R\x04hits\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xac\x01\n" +
+	"\rGrantResponse\x12-\n" +
+	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x124\n" +
+	"\x06before\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\x06before\x126\n" +
+	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xd7\x01\n" +
 	"\n" +
 	"Descriptor\x124\n" +
 	"\aentries\x18\x01 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12$\n" +
@@ -1915,7 +3181,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xa6\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xd0\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -1923,7 +3189,14 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10OUTCOME_REPLACED\x10\x03\x12\x14\n" +
 	"\x10OUTCOME_ADMITTED\x10\x04\x12\x13\n" +
 	"\x0fOUTCOME_REFUSED\x10\x05\x12\x14\n" +
-	"\x10OUTCOME_SHADOWED\x10\x06*M\n" +
+	"\x10OUTCOME_SHADOWED\x10\x06\x12\x13\n" +
+	"\x0fOUTCOME_BLOCKED\x10\a\x12\x13\n" +
+	"\x0fOUTCOME_ALLOWED\x10\b*s\n" +
+	"\vControlKind\x12\x1c\n" +
+	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +
+	"\x12CONTROL_KIND_ALLOW\x10\x02\x12\x16\n" +
+	"\x12CONTROL_KIND_LIMIT\x10\x03*M\n" +
 	"\aTrigger\x12\x17\n" +
 	"\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TRIGGER_EXCEEDED\x10\x01\x12\x13\n" +
@@ -1955,12 +3228,18 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10ON_FAILURE_ERROR\x10\x01\x12\x14\n" +
 	"\x10ON_FAILURE_ALLOW\x10\x02\x12\x13\n" +
 	"\x0fON_FAILURE_DENY\x10\x03\x12\x14\n" +
-	"\x10ON_FAILURE_LOCAL\x10\x042\xdd\x02\n" +
+	"\x10ON_FAILURE_LOCAL\x10\x042\xcf\x06\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
 	"\x04Peek\x12 .ratelimitd.admin.v1.PeekRequest\x1a!.ratelimitd.admin.v1.PeekResponse\x12N\n" +
-	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
+	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponse\x12N\n" +
+	"\x05Block\x12!.ratelimitd.admin.v1.BlockRequest\x1a\".ratelimitd.admin.v1.BlockResponse\x12N\n" +
+	"\x05Allow\x12!.ratelimitd.admin.v1.AllowRequest\x1a\".ratelimitd.admin.v1.AllowResponse\x12N\n" +
+	"\x05Limit\x12!.ratelimitd.admin.v1.LimitRequest\x1a\".ratelimitd.admin.v1.LimitResponse\x12K\n" +
+	"\x04Lift\x12 .ratelimitd.admin.v1.LiftRequest\x1a!.ratelimitd.admin.v1.LiftResponse\x12c\n" +
+	"\fListControls\x12(.ratelimitd.admin.v1.ListControlsRequest\x1a).ratelimitd.admin.v1.ListControlsResponse\x12N\n" +
+	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_ratelimitd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -1974,82 +3253,141 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
-	(Outcome)(0),                // 0: ratelimitd.admin.v1.Outcome
-	(Trigger)(0),                // 1: ratelimitd.admin.v1.Trigger
-	(Algorithm)(0),              // 2: ratelimitd.admin.v1.Algorithm
-	(Unit)(0),                   // 3: ratelimitd.admin.v1.Unit
-	(Align)(0),                  // 4: ratelimitd.admin.v1.Align
-	(OnFailure)(0),              // 5: ratelimitd.admin.v1.OnFailure
-	(*ListRulesRequest)(nil),    // 6: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),   // 7: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),      // 8: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),     // 9: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),         // 10: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                // 11: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),         // 12: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),        // 13: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),        // 14: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),       // 15: ratelimitd.admin.v1.ResetResponse
-	(*Descriptor)(nil),          // 16: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),               // 17: ratelimitd.admin.v1.Entry
-	(*Override)(nil),            // 18: ratelimitd.admin.v1.Override
-	(*Counter)(nil),             // 19: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                // 20: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),               // 21: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),             // 22: ratelimitd.admin.v1.Penalty
-	(*durationpb.Duration)(nil), // 23: google.protobuf.Duration
-	(*structpb.Struct)(nil),     // 24: google.protobuf.Struct
+	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
+	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
+	(Trigger)(0),                  // 2: ratelimitd.admin.v1.Trigger
+	(Algorithm)(0),                // 3: ratelimitd.admin.v1.Algorithm
+	(Unit)(0),                     // 4: ratelimitd.admin.v1.Unit
+	(Align)(0),                    // 5: ratelimitd.admin.v1.Align
+	(OnFailure)(0),                // 6: ratelimitd.admin.v1.OnFailure
+	(*ListRulesRequest)(nil),      // 7: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 8: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 9: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 10: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 11: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 12: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 13: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 14: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 15: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 16: ratelimitd.admin.v1.ResetResponse
+	(*Control)(nil),               // 17: ratelimitd.admin.v1.Control
+	(*Reach)(nil),                 // 18: ratelimitd.admin.v1.Reach
+	(*BlockRequest)(nil),          // 19: ratelimitd.admin.v1.BlockRequest
+	(*BlockResponse)(nil),         // 20: ratelimitd.admin.v1.BlockResponse
+	(*AllowRequest)(nil),          // 21: ratelimitd.admin.v1.AllowRequest
+	(*AllowResponse)(nil),         // 22: ratelimitd.admin.v1.AllowResponse
+	(*LimitRequest)(nil),          // 23: ratelimitd.admin.v1.LimitRequest
+	(*LimitResponse)(nil),         // 24: ratelimitd.admin.v1.LimitResponse
+	(*LiftRequest)(nil),           // 25: ratelimitd.admin.v1.LiftRequest
+	(*LiftResponse)(nil),          // 26: ratelimitd.admin.v1.LiftResponse
+	(*ListControlsRequest)(nil),   // 27: ratelimitd.admin.v1.ListControlsRequest
+	(*ListControlsResponse)(nil),  // 28: ratelimitd.admin.v1.ListControlsResponse
+	(*GrantRequest)(nil),          // 29: ratelimitd.admin.v1.GrantRequest
+	(*GrantResponse)(nil),         // 30: ratelimitd.admin.v1.GrantResponse
+	(*Descriptor)(nil),            // 31: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 32: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 33: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 34: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 35: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 36: ratelimitd.admin.v1.Limit
+	(*Penalty)(nil),               // 37: ratelimitd.admin.v1.Penalty
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 40: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	20, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	16, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	10, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	11, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	20, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	35, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	31, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	11, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	12, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	35, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,  // 5: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	19, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 7: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	20, // 8: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	19, // 9: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 10: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	20, // 11: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	19, // 12: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	17, // 13: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	18, // 14: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	3,  // 15: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	21, // 16: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	23, // 17: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	23, // 18: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	23, // 19: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	23, // 20: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	21, // 21: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	22, // 22: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	5,  // 23: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	24, // 24: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	2,  // 25: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	3,  // 26: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	23, // 27: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	23, // 28: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	4,  // 29: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	23, // 30: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	1,  // 31: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	23, // 32: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	6,  // 33: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	8,  // 34: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	12, // 35: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	14, // 36: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	7,  // 37: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	9,  // 38: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	13, // 39: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	15, // 40: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	37, // [37:41] is the sub-list for method output_type
-	33, // [33:37] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	34, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	17, // 7: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
+	32, // 8: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	35, // 9: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	34, // 10: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	32, // 11: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	35, // 12: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	34, // 13: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	1,  // 14: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	32, // 15: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	33, // 16: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	38, // 17: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	38, // 18: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	32, // 19: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	39, // 20: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	17, // 21: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	17, // 22: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	18, // 23: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	32, // 24: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	39, // 25: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	17, // 26: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	17, // 27: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	18, // 28: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	32, // 29: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	39, // 30: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	33, // 31: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	17, // 32: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	17, // 33: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	18, // 34: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	35, // 35: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	17, // 36: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	18, // 37: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	17, // 38: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	18, // 39: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	32, // 40: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	35, // 41: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	34, // 42: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	34, // 43: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	32, // 44: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	33, // 45: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	4,  // 46: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	36, // 47: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	39, // 48: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	39, // 49: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	39, // 50: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	39, // 51: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	36, // 52: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	37, // 53: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	6,  // 54: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	40, // 55: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	3,  // 56: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	4,  // 57: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	39, // 58: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	39, // 59: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	5,  // 60: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	39, // 61: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	2,  // 62: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	39, // 63: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	7,  // 64: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	9,  // 65: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	13, // 66: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	15, // 67: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	19, // 68: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	21, // 69: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	23, // 70: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	25, // 71: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	27, // 72: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	29, // 73: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	8,  // 74: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	10, // 75: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	14, // 76: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	16, // 77: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	20, // 78: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	22, // 79: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	24, // 80: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	26, // 81: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	28, // 82: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	30, // 83: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	74, // [74:84] is the sub-list for method output_type
+	64, // [64:74] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -2057,15 +3395,15 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[10].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[15].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[24].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   17,
+			NumEnums:      7,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
