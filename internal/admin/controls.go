@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -67,7 +68,11 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
 	}
 	var rule *adminv1.Rule
-	if !q.GetBelow() && len(q.GetEntries()) > 0 {
+	if q.GetBelow() && !s.limiter.HasDomain(q.GetDomain()) && q.GetDomain() != "" {
+		why, _ := s.limiter.Outcome(q.GetDomain(), nil)
+		return nil, fmt.Errorf("%w: %s", limiter.ErrNoLimit, why)
+	}
+	if !q.GetBelow() && len(q.GetEntries()) > 0 && q.GetDomain() != "" {
 		r, err := s.limiter.Limitable(q.GetDomain(), entriesOf(q.GetEntries()), c.To, c.LimitName)
 		if err != nil {
 			return nil, err

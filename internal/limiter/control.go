@@ -127,6 +127,21 @@ func (p *Scratch) relimitRule(found []*controls.Control, t *part) {
 	t.limits, t.override, t.control = *limits, false, first
 }
 
+// decider returns that of the controls found for t that put item in force; nil if the rule did.
+func (t *part) decider(found []*controls.Control, item *descriptors.RateLimit) *controls.Control {
+	if found[0].Kind != controls.Limit || t.override {
+		return t.control
+	}
+	for _, c := range found {
+		j := t.match.Named(c.LimitName)
+		same := item.RequestsPerUnit == c.To.RequestsPerUnit && item.Unit == c.To.Unit && item.Multiplier == max(c.To.Multiplier, 1)
+		if j >= 0 && same && t.match.Rule.RateLimits.At(j).Name == item.Name {
+			return c
+		}
+	}
+	return nil
+}
+
 // refuse gives the verdict on a request that a control blocks: nothing is spent, on other descriptors neither, and the store is
 // asked only to give back.
 func (l *Limiter) refuse(ctx context.Context, s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) *Verdict {
@@ -237,7 +252,7 @@ func (p *Scratch) explainControls(x *Explained, i int) {
 		switch {
 		case i < len(p.parts) && p.parts[i].uncontrolled != nil:
 			text += "; it has no effect: " + p.parts[i].uncontrolled.Error()
-		case x.Control == nil:
+		case x.Control == nil && (i >= len(p.parts) || p.parts[i].control == nil):
 			text += "; it has no effect here"
 		}
 		x.Steps = append(x.Steps, descriptors.Step{Text: text})

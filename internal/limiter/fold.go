@@ -64,14 +64,15 @@ func (l *Limiter) fold(p *Scratch) {
 	v := &p.verdict
 	v.unmatched(len(p.parts))
 	for i := range p.parts {
-		l.status(p, &p.parts[i], &v.Statuses[i])
+		l.status(p, i, &v.Statuses[i])
 	}
 	v.Over = l.over(p) && !l.config.Shadow || p.steered.blocked
 	v.Header = l.header(p)
 }
 
-// status fills in s, the answer to t.
-func (l *Limiter) status(p *Scratch, t *part, s *Status) {
+// status fills in s, the answer to the i-th part.
+func (l *Limiter) status(p *Scratch, i int, s *Status) {
+	t := &p.parts[i]
 	s.Rule = t.match.Rule
 	switch {
 	case t.blocked:
@@ -84,12 +85,16 @@ func (l *Limiter) status(p *Scratch, t *part, s *Status) {
 		s.Unlimited, s.Remaining = true, math.MaxUint32
 		return
 	case t.op < 0:
+		s.Unasked = p.steered.blocked
 		return
 	}
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
 	s.RateLimit = t.limits.At(d.Strictest)
-	s.Override, s.Control = t.override, t.control
+	s.Override = t.override
+	if t.control != nil {
+		s.Control = t.decider(p.steered.found[i], s.RateLimit)
+	}
 	s.Quota = l.quota(t)
 	s.Refused = p.refused(t)
 	s.Over = s.Refused && !t.shadow()
