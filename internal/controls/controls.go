@@ -19,7 +19,7 @@ const (
 	pollEach  = 300 * time.Millisecond
 	pollAfter = 500 * time.Millisecond // after an error
 	storeTime = time.Second
-	beatEach  = time.Second
+	beatEach  = 2 * time.Second
 	silentFor = 3 * time.Second // errors are logged if they last so long
 )
 

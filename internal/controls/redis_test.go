@@ -101,7 +101,9 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "c=1", "block")
 		obey(t, all, "a=1", "block")
 		obey(t, all, "b=1", "allow")
-		testkit.Eventually(t, "Redis has all", func() bool { return db.CLI("ZCARD", "test:rl:{notes}:text") == "4" || db.CLI("ZCARD", "test:rl:{notes}:text") == "3" })
+		testkit.Eventually(t, "Redis has all", func() bool {
+			return db.CLI("ZCARD", "test:rl:{notes}:text") == "4" || db.CLI("ZCARD", "test:rl:{notes}:text") == "3"
+		})
 		late := replica(t, redis.Config{URL: db.Addr()})
 		obey(t, []*Controls{late}, "a=1", "block")
 		obey(t, []*Controls{late}, "b=1", "allow")

@@ -25,7 +25,9 @@ type Status struct {
 }
 
 // Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
-func (s *Status) Replaced() bool { return s.Rule != nil && s.RateLimit == nil && !s.Unlimited && !s.Unasked }
+func (s *Status) Replaced() bool {
+	return s.Rule != nil && s.RateLimit == nil && !s.Unlimited && !s.Unasked
+}
 
 // RuleName returns the name of the control that decided, as kind:id, or else that of the reported limit, or the path of its
 // rule if it has none. It is empty if no rule matched, and never contains anything from the request.

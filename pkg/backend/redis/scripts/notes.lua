@@ -17,7 +17,7 @@
 --          ID, end, 1 if it is taken away or 0, time it was made if it is put back, what it says
 --          result: time of each note; or 'full', and nothing is changed. A note that is put back changes nothing where
 --          there is a later one, and is kept even if there are too many.
---   here   result: names of the replicas that were here in the last 3 s
+--   here   result: names of the replicas that were here in the last 5 s
 --   leave  ARGV[2]: name of a replica
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -46,7 +46,7 @@ if ARGV[1] == 'poll' then
 end
 
 if ARGV[1] == 'here' then
-  return redis.call('ZRANGEBYSCORE', KEYS[6], ms(now - 3000000), '+inf')
+  return redis.call('ZRANGEBYSCORE', KEYS[6], ms(now - 5000000), '+inf')
 end
 
 if ARGV[1] == 'leave' then
