@@ -180,6 +180,9 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 	for i, e := range explained.GetDescriptors() {
 		switch r := e.GetRule(); {
 		case i >= len(names) || i >= len(answer.GetStatuses()):
+		case len(e.GetControls()) > 0:
+			c := e.GetControls()[0]
+			names[i] = "control " + kindText(c) + ":" + c.GetId()
 		case r == nil && notLimited(answer.GetStatuses()[i]):
 			for _, step := range e.GetSteps() {
 				names[i] = step.GetText() // the last one says why
@@ -204,6 +207,9 @@ func explainRequest(r *rlsv3.RateLimitRequest) *adminv1.ExplainRequest {
 }
 
 func ruleText(fields map[string]*structpb.Value) string {
+	if c := fields["control"].GetStringValue(); c != "" {
+		return "control " + c
+	}
 	if fields["rule"] == nil {
 		return ""
 	}

@@ -102,6 +102,7 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
 	root.SetHelpCommand(p.helpCommand())
 	root.AddCommand(
 		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),
+		p.blockCommand(), p.allowCommand(), p.limitCommand(), p.grantCommand(), p.liftCommand(), p.controlsCommand(),
 	)
 	noFiles(root.Commands()...)
 	root.AddCommand(p.checkCommand(), p.completionCommand())

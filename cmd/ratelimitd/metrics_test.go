@@ -9,15 +9,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 // countedRules have a rule for each kind of count.
@@ -28,7 +31,7 @@ descriptors:
     descriptors:
       - {key: user, rate_limit: {unit: year, requests_per_unit: 2}}
       - {key: fails, rate_limit: {unit: year, requests_per_unit: 2}}
-      - {key: allows, rate_limit: {unit: year, requests_per_unit: 2, on_failure: allow}}
+      - {key: allows, rate_limit: {unit: year, requests_per_unit: 2, name: allows, on_failure: allow}}
       - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 0}}
       - {key: free, rate_limit: {unlimited: true}}
 `
@@ -140,6 +143,13 @@ func everythingOverRedis(t *testing.T) string {
 		q.Entries = []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: key}}
 		_, err := client.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: domain, Descriptors: []*rlcommonv3.RateLimitDescriptor{q}})
 		return err
+	}
+	blocked := &adminv1.BlockRequest{Domain: "shop", Entries: []*adminv1.Entry{{Key: "a"}, {Key: "blocked"}}, For: durationpb.New(time.Hour)}
+	if _, err := adminv1.NewAdminServiceClient(d.dial()).Block(t.Context(), blocked); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask("shop", "blocked", false); err != nil {
+		t.Fatal(err)
 	}
 	for _, key := range []string{"user", "user", "user", "user", "shadow", "free"} { // the last user is refused from memory
 		if err := ask("shop", key, false); err != nil {

@@ -1,5 +1,5 @@
 // Package admin implements the wire protocol of the admin API: it lists the rules in use, explains how a request would
-// be decided, looks at counters and resets them.
+// be decided, looks at counters, resets them and gives hits back, and puts controls in force.
 //
 // It is served on the same gRPC server and port as ShouldRateLimit, so it has to guard itself: each method first checks
 // that the call brings the token from a file or, if there is none, that it comes from this machine. The methods ask the
@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
@@ -23,7 +24,9 @@ import (
 type Config struct {
 	// Access says who may call, and who may reset counters. New logs a TokenFile that cannot be used.
 	Access Access
-	// Log gets each reset, and what Access logs; nil discards.
+	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
+	Controls *controls.Controls
+	// Log gets each change, and what Access logs; nil discards.
 	Log *slog.Logger
 	// Top and Watch answer the methods of their names; without them these answer UNIMPLEMENTED.
 	Top   *top.Top
@@ -37,11 +40,12 @@ type Config struct {
 type Service struct {
 	adminv1.UnimplementedAdminServiceServer
 
-	limiter *limiter.Limiter
-	access  Access
-	log     *slog.Logger
-	config  Config
-	mask    *mask
+	limiter  *limiter.Limiter
+	controls *controls.Controls
+	access   Access
+	log      *slog.Logger
+	config   Config
+	mask     *mask
 }
 
 // New returns a Service for l.
@@ -55,7 +59,10 @@ func New(l *limiter.Limiter, c Config) *Service {
 			c.Log.Warn("no admin token is accepted until this is fixed", "error", err)
 		}
 	}
-	return &Service{limiter: l, access: c.Access, log: c.Log, config: c, mask: newMask()}
+	if c.Controls == nil {
+		c.Controls = controls.New(controls.Config{})
+	}
+	return &Service{limiter: l, controls: c.Controls, access: c.Access, log: c.Log, config: c, mask: newMask()}
 }
 
 // Register registers the service on a server. If the API is off it must not be registered; callers then get
@@ -80,6 +87,36 @@ func (s *Service) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 // Reset forgets what the counter of one descriptor has counted.
 func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
 	return serve(ctx, s, q, change, s.reset)
+}
+
+// Block has what a descriptor matches refused for a while.
+func (s *Service) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
+	return serve(ctx, s, q, change, s.block)
+}
+
+// Allow has what a descriptor matches pass for a while.
+func (s *Service) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
+	return serve(ctx, s, q, change, s.allowFor)
+}
+
+// Limit puts another number in force for a while.
+func (s *Service) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
+	return serve(ctx, s, q, change, s.limit)
+}
+
+// Lift ends controls before their time.
+func (s *Service) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
+	return serve(ctx, s, q, change, s.lift)
+}
+
+// ListControls lists the controls in force.
+func (s *Service) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
+	return serve(ctx, s, q, look, s.listControls)
+}
+
+// Grant gives hits back to the counter of one descriptor.
+func (s *Service) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
+	return serve(ctx, s, q, change, s.grant)
 }
 
 // Top returns the busiest or the most refused descriptors.

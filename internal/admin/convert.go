@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -68,6 +69,9 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 		Holder:         valid(x.Holder),
 		IsOverride:     x.Override,
 	}
+	for _, c := range x.Controls {
+		m.Controls = append(m.Controls, controlMessage(c))
+	}
 	for _, s := range x.Steps {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
 	}
@@ -86,6 +90,10 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 
 func outcomeOf(x *limiter.Explained) adminv1.Outcome {
 	switch {
+	case x.Control != nil && x.Control.Kind == controls.Block:
+		return adminv1.Outcome_OUTCOME_BLOCKED
+	case x.Control != nil && x.Control.Kind == controls.Allow:
+		return adminv1.Outcome_OUTCOME_ALLOWED
 	case x.Unlimited:
 		return adminv1.Outcome_OUTCOME_UNLIMITED
 	case x.Replaced():

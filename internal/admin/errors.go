@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -45,15 +46,18 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		invalid invalidError
 		missing notFoundError
 		runs    penaltyError
+		wrong   controls.InvalidError
 	)
 	switch {
-	case errors.As(err, &invalid),
+	case errors.As(err, &invalid), errors.As(err, &wrong), errors.Is(err, limiter.ErrNoHits), errors.Is(err, limiter.ErrNumber),
 		errors.Is(err, limiter.ErrEmptyDomain), errors.Is(err, limiter.ErrNoDescriptors),
 		errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries):
 		return codes.InvalidArgument
-	case errors.Is(err, limiter.ErrNoLimit), errors.As(err, &missing):
+	case errors.Is(err, limiter.ErrNoLimit), errors.Is(err, controls.ErrUnknown), errors.As(err, &missing):
 		return codes.NotFound
-	case errors.As(err, &runs):
+	case errors.Is(err, controls.ErrFull):
+		return codes.ResourceExhausted
+	case errors.As(err, &runs), errors.Is(err, limiter.ErrNoGrant):
 		return codes.FailedPrecondition
 	case errors.Is(err, errRulesChanged):
 		return codes.Aborted

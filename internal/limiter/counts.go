@@ -48,8 +48,10 @@ type counts struct {
 
 	domains bounded[stats.Counter] // of requests for domains without rules
 	sheds   bounded[sheds]         // by domain
-	rules   map[string]*ruleCounts // by identity; guarded by Limiter.setting
-	known   map[string]*domain     // by name; guarded by Limiter.setting
+
+	controls bounded[stats.Counter] // of what each decided, by ID
+	rules    map[string]*ruleCounts // by identity; guarded by Limiter.setting
+	known    map[string]*domain     // by name; guarded by Limiter.setting
 
 	shedAll [shedByStore + 1]stats.Counter // requests of all domains
 }
@@ -79,6 +81,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 	}
 	n.domains.bound(maxUnknownDomains, meanKeyText)
 	n.sheds.bound(maxShedDomains, meanKeyText)
+	n.controls.bound(maxControls, meanKeyText)
 	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n
 }
@@ -177,11 +180,17 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 		case ignoredInvalid:
 			s.domains[d].invalid.Add(1)
 		}
-		if t.op < 0 && !t.unlimited || t.hits == 0 {
+		if t.op < 0 && !t.unlimited && (t.control == nil || t.rule == nil || p.steered.only) || t.hits == 0 {
 			continue
 		}
 		n := c.of(s, d, r.Descriptors[i].Entries, p, t)
 		switch {
+		case t.blocked:
+			n.TotalHits.Add(t.hits)
+			n.OverLimit.Add(t.hits)
+		case t.allowed && !t.negative && !t.unlimited:
+			n.TotalHits.Add(t.hits)
+			n.WithinLimit.Add(t.hits)
 		case t.unlimited:
 			n.UnlimitedHits.Add(t.hits)
 		case t.negative:

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -27,6 +28,7 @@ type Explained struct {
 	RateLimits descriptors.RateLimits // the limits in force, if any
 	Holder     string                 // the holder of the slots of a concurrency limit, if the rule says which entry names it
 	Counter    string                 // the name of the counter in a store, without its prefix; empty if nothing is counted
+	Controls   []*controls.Control    // those that decide on it
 	Ignored    error                  // why the request's override is ignored, or nil
 }
 
@@ -46,11 +48,15 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		return nil, err
 	}
 	p := new(Scratch)
+	p.steer(l.table(), r)
+	p.steered.look = true
 	d := s.set.Domain(r.Domain)
 	if d == nil {
-		e := &Explanation{Descriptors: make([]Explained, len(r.Descriptors))}
+		l.strangers(p, r)
+		e := &Explanation{Over: p.verdict.Over, Descriptors: make([]Explained, len(r.Descriptors))}
 		for i := range e.Descriptors {
-			e.Descriptors[i].Steps = []descriptors.Step{{Text: s.set.Unknown(string(r.Domain))}}
+			e.Descriptors[i] = Explained{Status: p.verdict.Statuses[i], Steps: []descriptors.Step{{Text: s.set.Unknown(string(r.Domain))}}}
+			p.explainControls(&e.Descriptors[i], i)
 		}
 		return e, nil
 	}
@@ -90,6 +96,7 @@ func (p *Scratch) explained(d *descriptors.Domain, r *Request, i int) Explained 
 	case ignoredInvalid:
 		x.Ignored = t.reason
 	}
+	p.explainControls(&x, i)
 	if t.op >= 0 {
 		x.Counter, x.Holder = counterName(&p.ops[t.op]), p.ops[t.op].Take.Owner
 	}
@@ -111,8 +118,8 @@ func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptor
 	})
 }
 
-// counter applies an operation, which ask completes, to the counter of a descriptor.
-func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
+// locate makes the operation on the counter of a descriptor. Of controls only limits count: others change no counter.
+func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, error) {
 	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
 	s, err := l.accept(r)
 	if err != nil {
@@ -123,15 +130,31 @@ func (l *Limiter) counter(ctx context.Context, domain string, entries []descript
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
 	p := new(Scratch)
+	p.steer(l.table(), r)
+	p.steered.only, p.steered.blocked = true, false
 	p.plan(s, d, r)
 	t := &p.parts[0]
 	if t.op < 0 {
 		steps := d.Explain(entries)
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, steps[len(steps)-1].Text)
 	}
-	op := &p.ops[0]
-	op.Take.Cost = 1
-	ask(op)
+	p.ops[0].Take.Cost = 1
+	return p, nil
+}
+
+// counter applies an operation, which ask completes, to the counter of a descriptor.
+func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
+	p, err := l.locate(domain, entries)
+	if err != nil {
+		return nil, err
+	}
+	ask(&p.ops[0])
+	return l.state(ctx, p)
+}
+
+// state carries out the operation of p, and returns the state of the counter.
+func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
+	t, op := &p.parts[0], &p.ops[0]
 	if err := l.apply(ctx, p.ops, false); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,9 @@ func (p *Scratch) refused(t *part) bool {
 // over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
 // take part.
 func (l *Limiter) over(p *Scratch) bool {
+	if p.steered.blocked {
+		return true
+	}
 	quota, quotaOver := 0, 0
 	for i := range p.parts {
 		t := &p.parts[i]
@@ -61,26 +64,37 @@ func (l *Limiter) fold(p *Scratch) {
 	v := &p.verdict
 	v.unmatched(len(p.parts))
 	for i := range p.parts {
-		l.status(p, &p.parts[i], &v.Statuses[i])
+		l.status(p, i, &v.Statuses[i])
 	}
-	v.Over = l.over(p) && !l.config.Shadow
+	v.Over = l.over(p) && !l.config.Shadow || p.steered.blocked
 	v.Header = l.header(p)
 }
 
-// status fills in s, the answer to t.
-func (l *Limiter) status(p *Scratch, t *part, s *Status) {
+// status fills in s, the answer to the i-th part.
+func (l *Limiter) status(p *Scratch, i int, s *Status) {
+	t := &p.parts[i]
 	s.Rule = t.match.Rule
 	switch {
+	case t.blocked:
+		s.block(t)
+		return
+	case t.allowed:
+		s.allow(t)
+		return
 	case t.unlimited:
 		s.Unlimited, s.Remaining = true, math.MaxUint32
 		return
 	case t.op < 0:
+		s.Unasked = p.steered.blocked
 		return
 	}
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
 	s.RateLimit = t.limits.At(d.Strictest)
 	s.Override = t.override
+	if t.control != nil {
+		s.Control = t.decider(p.steered.found[i], s.RateLimit)
+	}
 	s.Quota = l.quota(t)
 	s.Refused = p.refused(t)
 	s.Over = s.Refused && !t.shadow()
@@ -97,7 +111,7 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe: the last one that is over and not in quota
+// header returns the index of the status that response headers describe: the first one that is blocked, or else the last one that is over and not in quota
 // mode, or else the first of those with the least remaining; −1 if no limit is reported.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
@@ -106,6 +120,9 @@ func (l *Limiter) header(p *Scratch) int {
 		s := &v.Statuses[i]
 		if s.RateLimit == nil {
 			continue
+		}
+		if p.parts[i].blocked {
+			return i
 		}
 		if s.Over && !l.quota(&p.parts[i]) {
 			enforced = i

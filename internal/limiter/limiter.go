@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/top"
@@ -32,8 +33,9 @@ type Config struct {
 	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
-	Top   *top.Top   // counts descriptors; nil counts none
-	Watch *watch.Hub // shows decisions; nil shows nobody
+	Top      *top.Top           // counts descriptors; nil counts none
+	Watch    *watch.Hub         // shows decisions; nil shows nobody
+	Controls *controls.Controls // stand above the rules; nil means that there are none
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -93,14 +95,19 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		l.counts.serviceErrors.Add(1)
 		return nil, err
 	}
+	p.steer(l.table(), r)
 	d := s.set.Domain(r.Domain)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
-		p.verdict.unmatched(len(r.Descriptors))
+		l.strangers(p, r)
+		l.counts.steered(p)
 		return &p.verdict, nil
 	}
 	p.counts = s.domains[d]
 	p.shed = false
+	if p.steered.blocked {
+		return l.refuse(hurry(ctx, r), s, d, r, p), nil
+	}
 	if p.late = l.late(ctx, d, r); p.late {
 		l.counts.shed(p, shedByProcess)
 		if !l.fallsBack(d) {
@@ -116,6 +123,9 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	l.fold(p)
 	l.counts.after(p)
+	if len(p.steered.found) > 0 {
+		l.counts.steered(p)
+	}
 	if l.config.Shadow && l.over(p) {
 		l.counts.globalShadow.Add(1)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"slices"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
@@ -21,6 +22,7 @@ type Scratch struct {
 	late    bool // this process has no time for the request: policies decide
 	shed    bool // the request is counted as shed
 	counts  *domain
+	steered steered
 
 	parts  []part
 	ops    []backend.Op           // one for each part with limits, in order
@@ -50,6 +52,11 @@ type part struct {
 	ignored   ignored // why the request's override is ignored
 	reason    error   // the same, in words
 	unspent   bool    // admitted, but not charged because of other descriptors, or charged and given back
+
+	control      *controls.Control // what decides, or has put another number in force; nil if the rules decide
+	blocked      bool              // by it
+	allowed      bool              // by it
+	uncontrolled error             // why a control has no effect
 
 	fell   descriptors.OnFailure // the policy that decided last because the store failed; FailDefault if the store decided
 	counts *stats.Rule           // where to count what it takes; nil if it takes nothing
@@ -92,9 +99,16 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 		t.rule = &s.rules[m.Index]
 		t.limits, t.unlimited = m.RateLimits, m.Unlimited
 	}
-	if !desc.HasOverride {
-		return
+	if desc.HasOverride {
+		p.override(d, desc, t)
 	}
+	if len(p.steered.found) > 0 {
+		p.control(desc, i)
+	}
+}
+
+// override lets the limit that desc carries take the place of the rule's.
+func (p *Scratch) override(d *descriptors.Domain, desc *Descriptor, t *part) {
 	if !d.AllowOverride {
 		t.ignored = ignoredNotAllowed
 		return
@@ -122,12 +136,11 @@ func (t *part) replaces() bool { return t.rule != nil && t.rule.replaces && !t.o
 func (p *Scratch) dropReplaced() {
 	for i := range p.parts {
 		t := &p.parts[i]
-		if t.rule == nil || t.override || t.unlimited || !p.anyReplaced(&t.limits) {
+		if t.rule == nil || t.override || t.unlimited || t.blocked || t.allowed || !p.anyReplaced(&t.limits) {
 			continue
 		}
-		since := p.kept.Len()
+		since, all := p.kept.Len(), t.limits
 		t.limits = descriptors.RateLimits{}
-		all := &t.match.Rule.RateLimits
 		for j := range all.Len() {
 			if l := all.At(j); !p.replaced(l.Name) {
 				t.limits = p.keep(l, since)
@@ -168,7 +181,7 @@ func (p *Scratch) replaced(name string) bool {
 // addOp makes the operation for the i-th part, if it has limits.
 func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
-	if t.unlimited || t.limits.Len() == 0 {
+	if t.unlimited || t.limits.Len() == 0 || t.blocked || t.allowed || p.steered.blocked && !t.negative && !p.steered.look {
 		return
 	}
 	var key backend.Key

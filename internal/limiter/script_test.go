@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -70,6 +71,7 @@ type script struct {
 	fault   *faulty
 	stats   *stats.Registry
 	limiter *limiter.Limiter
+	control *controls.Controls
 	scratch limiter.Scratch
 }
 
@@ -97,6 +99,8 @@ func (s *script) play(stanza string) string {
 		"reset":    s.reset,
 		"stats":    s.counts,
 		"fault":    s.faults,
+		"control":  s.controls,
+		"grant":    s.grant,
 	}[words[0]]
 	if run == nil {
 		s.t.Fatalf("no such command: %s", command)
@@ -136,8 +140,63 @@ func (s *script) settings(words []string, _ string) string {
 	s.fault = &faulty{Backend: memory.New(clock)}
 	c.Local = memory.New(clock)
 	s.stats = stats.New()
+	s.control = controls.New(controls.Config{})
+	c.Controls = s.control
 	s.limiter = limiter.New(s.fault, s.stats, c)
 	return "ok"
+}
+
+// control block|allow|limit DOMAIN k=v,k=v|- [below] [to=N/UNIT[*M]] [of=NAME]: puts a control in force for an hour. control lift:
+// ends all of them.
+func (s *script) controls(words []string, _ string) string {
+	if words[0] == "lift" {
+		for _, c := range s.control.List(s.t.Context()) {
+			if _, err := s.control.Lift(s.t.Context(), []string{c.ID}, false); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		return "ok"
+	}
+	w := &controls.Control{Kind: map[string]controls.Kind{"block": controls.Block, "allow": controls.Allow, "limit": controls.Limit}[words[0]], Domain: words[1]}
+	for _, e := range entries(words[2]) {
+		w.Entries = append(w.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
+	}
+	for _, word := range words[3:] {
+		switch name, value, _ := strings.Cut(word, "="); name {
+		case "below":
+			w.Below = true
+		case "to":
+			w.To = s.override(value)
+		case "of":
+			w.LimitName = value
+		default:
+			s.t.Fatalf("no such word: %s", word)
+		}
+	}
+	if _, err := s.control.Set(s.t.Context(), w, time.Hour, false); err != nil {
+		return fmt.Sprint("error: ", err)
+	}
+	return "ok"
+}
+
+// grant DOMAIN k=v,k=v HITS [dry]: gives hits back.
+func (s *script) grant(words []string, _ string) string {
+	before, after, err := s.limiter.Grant(s.t.Context(), words[0], entries(words[1]), s.number(words[2]), len(words) > 3)
+	if err != nil {
+		return fmt.Sprint("error: ", err)
+	}
+	return fmt.Sprintf("left %d, before %d", after.Decision.Left, before.Decision.Left)
+}
+
+// override reads N/UNIT[*M].
+func (s *script) override(text string) descriptors.Override {
+	number, unit, _ := strings.Cut(text, "/")
+	unit, multiplier, _ := strings.Cut(unit, "*")
+	o := descriptors.Override{RequestsPerUnit: uint32(s.number(number)), Unit: descriptors.ParseUnit(unit)}
+	if multiplier != "" {
+		o.Multiplier = uint32(s.number(multiplier))
+	}
+	return o
 }
 
 // rules: loads the file that follows.
@@ -204,9 +263,16 @@ func code(over bool) string {
 
 func statusText(st *limiter.Status) string {
 	words := []string{code(st.Over)}
+	if st.Control != nil {
+		words[0] += " by " + st.RuleName()
+	}
 	switch {
+	case st.Control != nil && st.Control.Kind == controls.Block: // whose times are not of this clock
+		words = append(words, fmt.Sprintf("of %d/%v", st.RateLimit.RequestsPerUnit, st.RateLimit.Unit))
 	case st.Unlimited:
 		words = append(words, fmt.Sprint("unlimited, remaining ", st.Remaining))
+	case st.Unasked:
+		words = append(words, "unasked")
 	case st.Replaced():
 		words = append(words, "replaced")
 	case st.RateLimit == nil:
@@ -268,13 +334,7 @@ func (s *script) descriptor(words []string) limiter.Descriptor {
 		case "give":
 			d.Negative = true
 		case "limit":
-			number, unit, _ := strings.Cut(value, "/")
-			unit, multiplier, _ := strings.Cut(unit, "*")
-			d.HasOverride = true
-			d.Override = descriptors.Override{RequestsPerUnit: uint32(s.number(number)), Unit: descriptors.ParseUnit(unit)}
-			if multiplier != "" {
-				d.Override.Multiplier = uint32(s.number(multiplier))
-			}
+			d.HasOverride, d.Override = true, s.override(value)
 		default:
 			s.t.Fatalf("no such word: %s", w)
 		}

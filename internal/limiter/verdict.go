@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -17,17 +18,23 @@ type Status struct {
 	Override  bool                   // RateLimit came with the request: of Rule only the path may be reported
 	Unlimited bool
 	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
+	Unasked   bool // nothing was spent, because another descriptor of the request is blocked
 	Remaining uint32
 	Decision  engine.Decision
+	Control   *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
 }
 
 // Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
-func (s *Status) Replaced() bool { return s.Rule != nil && s.RateLimit == nil && !s.Unlimited }
+func (s *Status) Replaced() bool {
+	return s.Rule != nil && s.RateLimit == nil && !s.Unlimited && !s.Unasked
+}
 
-// RuleName returns the name of the reported limit, or the path of its rule if it has none. It is empty if no rule
-// matched, and never contains anything from the request.
+// RuleName returns the name of the control that decided, as kind:id, or else that of the reported limit, or the path of its
+// rule if it has none. It is empty if no rule matched, and never contains anything from the request.
 func (s *Status) RuleName() string {
 	switch {
+	case s.Control != nil:
+		return s.Control.String()
 	case s.RateLimit != nil && s.RateLimit.Name != "":
 		return s.RateLimit.Name
 	case s.Rule != nil:

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -48,9 +49,12 @@ func appendText(b []byte, list protowire.Number, name, value string) []byte {
 }
 
 // appendRuleName tells the upstream and the caller which rule led to v: the one that refuses, or else the one that the
-// other headers describe.
+// other headers describe, or else the first that a control has let pass.
 func appendRuleName(b []byte, header string, v *limiter.Verdict) []byte {
 	i := v.Header
+	if i < 0 {
+		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Control != nil })
+	}
 	if v.Over {
 		i = v.Refusal()
 	}

@@ -139,7 +139,7 @@ func descriptorFields(d *limiter.Descriptor, texts []string) map[string]*structp
 	return fields
 }
 
-// addDecision adds the decision on one descriptor, and its rule. Times are in milliseconds, rounded up.
+// addDecision adds the decision on one descriptor, its rule, and the control that decided instead of it. Times are in milliseconds, rounded up.
 func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	if st.Rule != nil {
 		fields["rule"] = structpb.NewStringValue(valid(st.Rule.Path))
@@ -147,6 +147,9 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 		if st.Rule.Line > 0 {
 			fields["line"] = structpb.NewNumberValue(float64(st.Rule.Line))
 		}
+	}
+	if st.Control != nil {
+		fields["control"] = structpb.NewStringValue(st.Control.String())
 	}
 	if st.RateLimit == nil {
 		return

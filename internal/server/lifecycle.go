@@ -212,7 +212,7 @@ func (v *Server) afterRules(t task.Task) task.Func {
 
 func (v *Server) awaitRules(ctx context.Context) {
 	enough := time.After(firstRules)
-	ready := []<-chan struct{}{v.watcher.First()}
+	ready := []<-chan struct{}{v.watcher.First(), v.controls.First()}
 	if v.store.tried != nil {
 		ready = append(ready, v.store.tried)
 	}

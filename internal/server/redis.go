@@ -80,6 +80,11 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		away:     o.health.Away,
 		notReady: o.health.NotReady,
 	}
+	if redisKeyFormat(s) == redis.OurKeys {
+		if v.notes, err = b.Notes(); err != nil {
+			return nil, err
+		}
+	}
 	if s.Backend.Assumed {
 		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",
 			"socket", s.Redis.URL, "hint", assumedHint)

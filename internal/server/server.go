@@ -14,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
@@ -58,6 +59,7 @@ type Server struct {
 	statistics
 	tracing   *tracing.Tracer // nil if tracing is off
 	store     *store
+	controls  *controls.Controls
 	limiter   *limiter.Limiter
 	gate      *overload.Gate
 	unread    *stats.Counter // calls shed before their message was read
@@ -98,7 +100,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.observe()
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
+	v.controls = controls.New(v.store.controls(&s, log))
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
+		Controls:        v.controls,
 		Gate:            v.gate,
 		OnFailure:       defaultOnFailure(&s),
 		Local:           v.store.local,
@@ -113,6 +117,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Watch:           v.watched,
 	})
 
+	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = v.health.Add(draining, true, "")
 	v.health.OnChange(func(ok bool) { // all components have been registered
@@ -151,7 +156,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.bound()
 	if s.Admin.On {
 		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
-		admin.New(v.limiter, admin.Config{Access: access, Log: log, Top: v.top, Watch: v.watched}).Register(v.grpc)
+		admin.New(v.limiter, admin.Config{Access: access, Controls: v.controls, Log: log, Top: v.top, Watch: v.watched}).Register(v.grpc)
 	}
 	v.tasks = v.group()
 	return v, nil
@@ -223,6 +228,7 @@ func (v *Server) group() *task.Group {
 	if v.store.task != nil {
 		g.Add(v.store.task)
 	}
+	g.Add(v.controls)
 	if v.store.near != nil { // gives back what it leased before the store stops
 		g.Add(v.store.near)
 	}

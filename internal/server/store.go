@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -22,6 +23,7 @@ type store struct {
 	name  string          // of what holds the counters, for people; empty if that is this process
 	task  task.Task       // keeps the store going; nil if it needs none
 	near  task.Task       // of the near cache; nil if there is none
+	notes controls.Store  // where replicas share controls; nil if there is no such place
 	what  string          // for people
 
 	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed

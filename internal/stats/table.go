@@ -17,6 +17,9 @@ const (
 	OverrideIgnoredTotal
 	BackendFallbackTotal
 	GiveBackErrorsTotal
+	RuleLimit
+	Controls
+	ControlDecisionsTotal
 
 	TotalRequests
 	ResponseTime
@@ -157,6 +160,9 @@ func requestRows() []Row {
 		counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Limits that requests carried and that were ignored.", "domain", "reason"),
 		counter(BackendFallbackTotal, "ratelimitd.backend_fallback_total", "Descriptors decided by on_failure because the store failed.", "policy", "rule"),
 		counter(GiveBackErrorsTotal, "ratelimitd.give_back_errors_total", "Requests whose hits could not be given back to the store after another of their descriptors was refused; the hits stay spent."),
+		gauge(RuleLimit, "ratelimitd.rule_limit", "The limit in force, in hits per unit, of each of the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
+		gauge(Controls, "ratelimitd.controls", "Controls in force, which operators have put above the rules.", "kind"),
+		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
 	}
 }
 
@@ -310,6 +316,11 @@ func LabelTexts() []LabelText {
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
 			"shed: `process`, `store`, `calls` and `waiting`, and of a connection that was closed: `idle` and `address`, as the help says"},
 		{"policy", "what `on_failure` says: `allow`, `deny` or `local`"},
+		{"limit", "the name of the limit, if it has one"},
+		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
+		{"algorithm", "how the limit counts, such as `fixed_window`"},
+		{"control", "the ID of the control, which `ratelimitd controls` lists"},
+		{"kind", "`block`, `allow` or `limit`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},
 		{"grpc_method", "the method, without its service, such as `ShouldRateLimit`"},
 		{"err_type", "`redis_error`: the store failed, which may be memcached too; `service_error`: the request cannot be answered, or there are no rules"},

@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -40,6 +41,44 @@ func (m Match) Override(o Override) (RateLimit, error) {
 	l.Calendar = m.overriddenCalendar(l, o)
 	if err := l.Validate(); err != nil {
 		return RateLimit{}, err
+	}
+	return item, nil
+}
+
+// Named returns the index of the matched rule's limit with a name, or of its first one if name is empty; −1 if there is none.
+func (m Match) Named(name string) int {
+	for i, item := range m.Rule.RateLimits.All() {
+		if name == "" || item.Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// Relimited returns the i-th limit of the matched rule with the number, unit and multiplier of o, as if the file had them: it
+// keeps the name and, where the unit stays, the count. Burst, debt, initial and the calendar change as in [Match.Override],
+// whose errors it has; another one is that the rule has another limit of the same algorithm and window.
+func (m Match) Relimited(i int, o Override) (RateLimit, error) {
+	window := o.Unit.window(max(o.Multiplier, 1))
+	switch {
+	case o.Unit.Length() == 0:
+		return RateLimit{}, ErrOverrideUnit
+	case window == 0:
+		return RateLimit{}, ErrOverrideWindow
+	}
+	item := *m.Rule.RateLimits.At(i)
+	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
+	l, own := &item.Limit, item.Limit.OwnWindow
+	l.Rescale(uint64(o.RequestsPerUnit), window)
+	l.OwnWindow = own
+	l.Calendar = m.overriddenCalendar(l, o)
+	if err := l.Validate(); err != nil {
+		return RateLimit{}, err
+	}
+	for j, other := range m.Rule.RateLimits.Limits() {
+		if j != i && other.SharesState(l) {
+			return RateLimit{}, fmt.Errorf("the rule has another limit of %s and this window", l.Algorithm)
+		}
 	}
 	return item, nil
 }

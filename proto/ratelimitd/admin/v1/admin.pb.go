@@ -4,7 +4,8 @@
 // 	protoc        (unknown)
 // source: ratelimitd/admin/v1/admin.proto
 
-// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, and how they let somebody go again.
+// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let somebody go again, and how they
+// decide for a while what the rules do not.
 
 package adminv1
 
@@ -45,8 +46,12 @@ const (
 	Outcome_OUTCOME_REFUSED Outcome = 5
 	// It is over its limits, and would be answered OK because its rule is in shadow mode.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
+	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
+	Outcome_OUTCOME_BLOCKED Outcome = 7
+	// It is allowed by a control, and would be answered OK without being counted.
+	Outcome_OUTCOME_ALLOWED Outcome = 8
 	// There was no answer, because of an error. Only Watch has it.
-	Outcome_OUTCOME_FAILED Outcome = 7
+	Outcome_OUTCOME_FAILED Outcome = 9
 )
 
 // Enum value maps for Outcome.
@@ -59,7 +64,9 @@ var (
 		4: "OUTCOME_ADMITTED",
 		5: "OUTCOME_REFUSED",
 		6: "OUTCOME_SHADOWED",
-		7: "OUTCOME_FAILED",
+		7: "OUTCOME_BLOCKED",
+		8: "OUTCOME_ALLOWED",
+		9: "OUTCOME_FAILED",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -69,7 +76,9 @@ var (
 		"OUTCOME_ADMITTED":    4,
 		"OUTCOME_REFUSED":     5,
 		"OUTCOME_SHADOWED":    6,
-		"OUTCOME_FAILED":      7,
+		"OUTCOME_BLOCKED":     7,
+		"OUTCOME_ALLOWED":     8,
+		"OUTCOME_FAILED":      9,
 	}
 )
 
@@ -98,6 +107,63 @@ func (x Outcome) Number() protoreflect.EnumNumber {
 // Deprecated: Use Outcome.Descriptor instead.
 func (Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+// ControlKind is what a control does.
+type ControlKind int32
+
+const (
+	// Not used.
+	ControlKind_CONTROL_KIND_UNSPECIFIED ControlKind = 0
+	// It refuses.
+	ControlKind_CONTROL_KIND_BLOCK ControlKind = 1
+	// It lets pass, and spends nothing.
+	ControlKind_CONTROL_KIND_ALLOW ControlKind = 2
+	// It puts another number in force.
+	ControlKind_CONTROL_KIND_LIMIT ControlKind = 3
+)
+
+// Enum value maps for ControlKind.
+var (
+	ControlKind_name = map[int32]string{
+		0: "CONTROL_KIND_UNSPECIFIED",
+		1: "CONTROL_KIND_BLOCK",
+		2: "CONTROL_KIND_ALLOW",
+		3: "CONTROL_KIND_LIMIT",
+	}
+	ControlKind_value = map[string]int32{
+		"CONTROL_KIND_UNSPECIFIED": 0,
+		"CONTROL_KIND_BLOCK":       1,
+		"CONTROL_KIND_ALLOW":       2,
+		"CONTROL_KIND_LIMIT":       3,
+	}
+)
+
+func (x ControlKind) Enum() *ControlKind {
+	p := new(ControlKind)
+	*p = x
+	return p
+}
+
+func (x ControlKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ControlKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (ControlKind) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+}
+
+func (x ControlKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ControlKind.Descriptor instead.
+func (ControlKind) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
 // Ranking is what descriptors are ranked by.
@@ -137,11 +203,11 @@ func (x Ranking) String() string {
 }
 
 func (Ranking) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
 }
 
 func (Ranking) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[1]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
 }
 
 func (x Ranking) Number() protoreflect.EnumNumber {
@@ -150,7 +216,7 @@ func (x Ranking) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Ranking.Descriptor instead.
 func (Ranking) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 // Window is which time an answer is about.
@@ -190,11 +256,11 @@ func (x Window) String() string {
 }
 
 func (Window) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[2].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
 }
 
 func (Window) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[2]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
 }
 
 func (x Window) Number() protoreflect.EnumNumber {
@@ -203,7 +269,7 @@ func (x Window) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Window.Descriptor instead.
 func (Window) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 // Source is what decided.
@@ -255,11 +321,11 @@ func (x Source) String() string {
 }
 
 func (Source) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[3].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
 }
 
 func (Source) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[3]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
 }
 
 func (x Source) Number() protoreflect.EnumNumber {
@@ -268,7 +334,7 @@ func (x Source) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Source.Descriptor instead.
 func (Source) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // Trigger is what starts a penalty.
@@ -308,11 +374,11 @@ func (x Trigger) String() string {
 }
 
 func (Trigger) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[4].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
 }
 
 func (Trigger) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[4]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
 }
 
 func (x Trigger) Number() protoreflect.EnumNumber {
@@ -321,7 +387,7 @@ func (x Trigger) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trigger.Descriptor instead.
 func (Trigger) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 // Algorithm is how a limit counts.
@@ -377,11 +443,11 @@ func (x Algorithm) String() string {
 }
 
 func (Algorithm) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[5].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[6].Descriptor()
 }
 
 func (Algorithm) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[5]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[6]
 }
 
 func (x Algorithm) Number() protoreflect.EnumNumber {
@@ -390,7 +456,7 @@ func (x Algorithm) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Algorithm.Descriptor instead.
 func (Algorithm) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 // Unit is the unit of a window, numbered as in Envoy's API.
@@ -450,11 +516,11 @@ func (x Unit) String() string {
 }
 
 func (Unit) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[6].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[7].Descriptor()
 }
 
 func (Unit) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[6]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[7]
 }
 
 func (x Unit) Number() protoreflect.EnumNumber {
@@ -463,7 +529,7 @@ func (x Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Unit.Descriptor instead.
 func (Unit) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 // Align is when a fixed window begins.
@@ -503,11 +569,11 @@ func (x Align) String() string {
 }
 
 func (Align) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[7].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[8].Descriptor()
 }
 
 func (Align) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[7]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[8]
 }
 
 func (x Align) Number() protoreflect.EnumNumber {
@@ -516,7 +582,7 @@ func (x Align) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Align.Descriptor instead.
 func (Align) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 // OnFailure is what is answered while the store of the counters fails.
@@ -564,11 +630,11 @@ func (x OnFailure) String() string {
 }
 
 func (OnFailure) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[8].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[9].Descriptor()
 }
 
 func (OnFailure) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[8]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[9]
 }
 
 func (x OnFailure) Number() protoreflect.EnumNumber {
@@ -577,7 +643,7 @@ func (x OnFailure) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OnFailure.Descriptor instead.
 func (OnFailure) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 // ListRulesRequest asks for the rules, a page at a time.
@@ -858,8 +924,10 @@ type Explanation struct {
 	IsOverride bool `protobuf:"varint,8,opt,name=is_override,json=isOverride,proto3" json:"is_override,omitempty"`
 	// Why the limit that the request carries is ignored; empty where it is not, or there is none.
 	OverrideIgnored string `protobuf:"bytes,9,opt,name=override_ignored,json=overrideIgnored,proto3" json:"override_ignored,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The controls that decide on it: one, or several that change limits of different names; none where the rules decide.
+	Controls      []*Control `protobuf:"bytes,10,rep,name=controls,proto3" json:"controls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Explanation) Reset() {
@@ -953,6 +1021,13 @@ func (x *Explanation) GetOverrideIgnored() string {
 		return x.OverrideIgnored
 	}
 	return ""
+}
+
+func (x *Explanation) GetControls() []*Control {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
 }
 
 // Step is one step of a look-up, in words.
@@ -1239,6 +1314,1111 @@ func (x *ResetResponse) GetCounter() *Counter {
 	return nil
 }
 
+// Control is a decision of an operator, which stands above the rules until it ends. A descriptor is matched by the control
+// with the most entries; of those with the same entries a block goes before an allow, and that before a limit, and one
+// without below before one with it.
+type Control struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What Lift takes. It is a hash of the kind, of what the control is about, and of the limit that it names.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What it does.
+	Kind ControlKind `protobuf:"varint,2,opt,name=kind,proto3,enum=ratelimitd.admin.v1.ControlKind" json:"kind,omitempty"`
+	// The domain.
+	Domain string `protobuf:"bytes,3,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries. They are compared byte by byte: a * stands for itself, and an empty value for an empty value.
+	Entries []*Entry `protobuf:"bytes,4,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,5,opt,name=below,proto3" json:"below,omitempty"`
+	// The number in force, of a limit; unset elsewhere.
+	To *Override `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	// The name of the rule's limit that has another number; empty stands for the rule's first one.
+	LimitName string `protobuf:"bytes,7,opt,name=limit_name,json=limitName,proto3" json:"limit_name,omitempty"`
+	// When it was put in force.
+	Since *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	// When it ends.
+	Until *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=until,proto3" json:"until,omitempty"`
+	// Who put it in force.
+	By string `protobuf:"bytes,10,opt,name=by,proto3" json:"by,omitempty"`
+	// Why, in words.
+	Reason        string `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Control) Reset() {
+	*x = Control{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Control) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Control) ProtoMessage() {}
+
+func (x *Control) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Control.ProtoReflect.Descriptor instead.
+func (*Control) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Control) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Control) GetKind() ControlKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ControlKind_CONTROL_KIND_UNSPECIFIED
+}
+
+func (x *Control) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Control) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *Control) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *Control) GetTo() *Override {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *Control) GetLimitName() string {
+	if x != nil {
+		return x.LimitName
+	}
+	return ""
+}
+
+func (x *Control) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Control) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Control) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Control) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Reach is for whom controls are in force.
+type Reach struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many replicas obey; 0 where that is not known because the store does not answer.
+	Replicas int32 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	// Why it is the server that answers alone; empty where replicas share their controls.
+	Alone         string `protobuf:"bytes,2,opt,name=alone,proto3" json:"alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reach) Reset() {
+	*x = Reach{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reach) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reach) ProtoMessage() {}
+
+func (x *Reach) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reach.ProtoReflect.Descriptor instead.
+func (*Reach) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Reach) GetReplicas() int32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *Reach) GetAlone() string {
+	if x != nil {
+		return x.Alone
+	}
+	return ""
+}
+
+// BlockRequest is what to refuse.
+type BlockRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required. There need not be rules for it.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockRequest) Reset() {
+	*x = BlockRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockRequest) ProtoMessage() {}
+
+func (x *BlockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockRequest.ProtoReflect.Descriptor instead.
+func (*BlockRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *BlockRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *BlockRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *BlockRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *BlockRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *BlockRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *BlockRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// BlockResponse is what is refused from now on.
+type BlockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockResponse) Reset() {
+	*x = BlockResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockResponse) ProtoMessage() {}
+
+func (x *BlockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
+func (*BlockResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BlockResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// AllowRequest is what to let pass.
+type AllowRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowRequest) Reset() {
+	*x = AllowRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowRequest) ProtoMessage() {}
+
+func (x *AllowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowRequest.ProtoReflect.Descriptor instead.
+func (*AllowRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AllowRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AllowRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AllowRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *AllowRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *AllowRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AllowRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// AllowResponse is what passes from now on.
+type AllowResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes         []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowResponse) Reset() {
+	*x = AllowResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowResponse) ProtoMessage() {}
+
+func (x *AllowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowResponse.ProtoReflect.Descriptor instead.
+func (*AllowResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AllowResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *AllowResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// LimitRequest is what to limit otherwise.
+type LimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor, at most 64. Only with below there may be none: then it is about the whole domain.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether it is also about descriptors that have more entries after these.
+	Below bool `protobuf:"varint,3,opt,name=below,proto3" json:"below,omitempty"`
+	// For how long, from 1 s to 30 days; required.
+	For *durationpb.Duration `protobuf:"bytes,4,opt,name=for,proto3" json:"for,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// The number in force, with its unit; required. The rule's algorithm must take it, as for a limit that a request carries.
+	To *Override `protobuf:"bytes,7,opt,name=to,proto3" json:"to,omitempty"`
+	// The name of the rule's limit that gets the number; empty stands for the rule's first one.
+	LimitName     string `protobuf:"bytes,8,opt,name=limit_name,json=limitName,proto3" json:"limit_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitRequest) Reset() {
+	*x = LimitRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitRequest) ProtoMessage() {}
+
+func (x *LimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
+func (*LimitRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LimitRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *LimitRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *LimitRequest) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LimitRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *LimitRequest) GetTo() *Override {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *LimitRequest) GetLimitName() string {
+	if x != nil {
+		return x.LimitName
+	}
+	return ""
+}
+
+// LimitResponse is what is limited otherwise from now on.
+type LimitResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The control.
+	Control *Control `protobuf:"bytes,1,opt,name=control,proto3" json:"control,omitempty"`
+	// The one that it takes the place of; unset where there was none.
+	Replaced *Control `protobuf:"bytes,2,opt,name=replaced,proto3" json:"replaced,omitempty"`
+	// Who obeys, within a second.
+	Reach *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	// What may not be as it was meant, in words.
+	Notes []string `protobuf:"bytes,4,rep,name=notes,proto3" json:"notes,omitempty"`
+	// The rule that the descriptor matches, as the file has it; unset with below.
+	Rule          *Rule `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitResponse) Reset() {
+	*x = LimitResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitResponse) ProtoMessage() {}
+
+func (x *LimitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitResponse.ProtoReflect.Descriptor instead.
+func (*LimitResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LimitResponse) GetControl() *Control {
+	if x != nil {
+		return x.Control
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetReplaced() *Control {
+	if x != nil {
+		return x.Replaced
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *LimitResponse) GetRule() *Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+// LiftRequest names controls.
+type LiftRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their IDs; from 1 to 100.
+	Ids []string `protobuf:"bytes,1,rep,name=ids,proto3" json:"ids,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftRequest) Reset() {
+	*x = LiftRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftRequest) ProtoMessage() {}
+
+func (x *LiftRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftRequest.ProtoReflect.Descriptor instead.
+func (*LiftRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *LiftRequest) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *LiftRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LiftRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// LiftResponse is what has been lifted.
+type LiftResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The controls that are no longer in force.
+	Lifted []*Control `protobuf:"bytes,1,rep,name=lifted,proto3" json:"lifted,omitempty"`
+	// Who obeyed them.
+	Reach         *Reach `protobuf:"bytes,2,opt,name=reach,proto3" json:"reach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftResponse) Reset() {
+	*x = LiftResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftResponse) ProtoMessage() {}
+
+func (x *LiftResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftResponse.ProtoReflect.Descriptor instead.
+func (*LiftResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LiftResponse) GetLifted() []*Control {
+	if x != nil {
+		return x.Lifted
+	}
+	return nil
+}
+
+func (x *LiftResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+// ListControlsRequest asks for the controls in force, a page at a time.
+type ListControlsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those of this domain; empty stands for all.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The most controls to return; 0 stands for 100, and 500 is the most.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the page before, or empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListControlsRequest) Reset() {
+	*x = ListControlsRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControlsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControlsRequest) ProtoMessage() {}
+
+func (x *ListControlsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControlsRequest.ProtoReflect.Descriptor instead.
+func (*ListControlsRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListControlsRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *ListControlsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListControlsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListControlsResponse is one page of controls.
+type ListControlsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The controls.
+	Controls []*Control `protobuf:"bytes,1,rep,name=controls,proto3" json:"controls,omitempty"`
+	// What to ask for the next page with; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Who obeys them.
+	Reach         *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListControlsResponse) Reset() {
+	*x = ListControlsResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListControlsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListControlsResponse) ProtoMessage() {}
+
+func (x *ListControlsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListControlsResponse.ProtoReflect.Descriptor instead.
+func (*ListControlsResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListControlsResponse) GetControls() []*Control {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+func (x *ListControlsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListControlsResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+// GrantRequest is what to give back.
+type GrantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain of the rule; required.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor; at least one, at most 64.
+	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// How many hits; at least 1.
+	Hits uint64 `protobuf:"varint,3,opt,name=hits,proto3" json:"hits,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantRequest) Reset() {
+	*x = GrantRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantRequest) ProtoMessage() {}
+
+func (x *GrantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
+func (*GrantRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GrantRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *GrantRequest) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *GrantRequest) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *GrantRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *GrantRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// GrantResponse says what was given back.
+type GrantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rule that the descriptor matches.
+	Rule *Rule `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// The counter, before.
+	Before *Counter `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	// The counter, afterwards; with dry_run as it is.
+	Counter       *Counter `protobuf:"bytes,3,opt,name=counter,proto3" json:"counter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantResponse) Reset() {
+	*x = GrantResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantResponse) ProtoMessage() {}
+
+func (x *GrantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantResponse.ProtoReflect.Descriptor instead.
+func (*GrantResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *GrantResponse) GetRule() *Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *GrantResponse) GetBefore() *Counter {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *GrantResponse) GetCounter() *Counter {
+	if x != nil {
+		return x.Counter
+	}
+	return nil
+}
+
 // TopRequest asks for the descriptors with the most hits.
 type TopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1260,7 +2440,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +2452,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +2465,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TopRequest) GetRule() string {
@@ -1358,7 +2538,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +2550,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +2563,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TopResponse) GetEntries() []*TopEntry {
@@ -1475,7 +2655,7 @@ type TopEntry struct {
 
 func (x *TopEntry) Reset() {
 	*x = TopEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +2667,7 @@ func (x *TopEntry) String() string {
 func (*TopEntry) ProtoMessage() {}
 
 func (x *TopEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +2680,7 @@ func (x *TopEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
 func (*TopEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TopEntry) GetDomain() string {
@@ -1572,7 +2752,7 @@ type EntryFilter struct {
 
 func (x *EntryFilter) Reset() {
 	*x = EntryFilter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +2764,7 @@ func (x *EntryFilter) String() string {
 func (*EntryFilter) ProtoMessage() {}
 
 func (x *EntryFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +2777,7 @@ func (x *EntryFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
 func (*EntryFilter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EntryFilter) GetKey() string {
@@ -1635,7 +2815,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +2827,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +2840,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchRequest) GetDomain() string {
@@ -1720,7 +2900,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +2912,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +2925,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WatchResponse) GetDecisions() []*Decision {
@@ -1816,7 +2996,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +3008,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +3021,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Decision) GetTime() *timestamppb.Timestamp {
@@ -1994,7 +3174,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +3186,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +3199,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -2065,7 +3245,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +3257,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +3270,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Entry) GetKey() string {
@@ -2129,7 +3309,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +3321,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +3334,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -2208,7 +3388,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +3400,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +3413,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Counter) GetKey() string {
@@ -2332,7 +3512,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +3524,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +3537,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Rule) GetPath() string {
@@ -2487,7 +3667,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +3679,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +3692,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -2651,7 +3831,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +3843,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +3856,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -2731,7 +3911,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"over_limit\x18\x01 \x01(\bR\toverLimit\x12B\n" +
 	"\vdescriptors\x18\x02 \x03(\v2 .ratelimitd.admin.v1.ExplanationR\vdescriptors\x12!\n" +
 	"\fdomain_known\x18\x03 \x01(\bR\vdomainKnown\x12'\n" +
-	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xff\x02\n" +
+	"\x0fcharge_together\x18\x04 \x01(\bR\x0echargeTogether\"\xb9\x03\n" +
 	"\vExplanation\x12/\n" +
 	"\x05steps\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.StepR\x05steps\x12-\n" +
 	"\x04rule\x18\x02 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
@@ -2742,7 +3922,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06holder\x18\a \x01(\tR\x06holder\x12\x1f\n" +
 	"\vis_override\x18\b \x01(\bR\n" +
 	"isOverride\x12)\n" +
-	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\"0\n" +
+	"\x10override_ignored\x18\t \x01(\tR\x0foverrideIgnored\x128\n" +
+	"\bcontrols\x18\n" +
+	" \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\"0\n" +
 	"\x04Step\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\tR\x05entry\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"[\n" +
@@ -2758,7 +3940,90 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05force\x18\x03 \x01(\bR\x05force\"v\n" +
 	"\rResetResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
-	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xfe\x01\n" +
+	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\x8d\x03\n" +
+	"\aControl\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
+	"\x04kind\x18\x02 \x01(\x0e2 .ratelimitd.admin.v1.ControlKindR\x04kind\x12\x16\n" +
+	"\x06domain\x18\x03 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x04 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x05 \x01(\bR\x05below\x12-\n" +
+	"\x02to\x18\x06 \x01(\v2\x1d.ratelimitd.admin.v1.OverrideR\x02to\x12\x1d\n" +
+	"\n" +
+	"limit_name\x18\a \x01(\tR\tlimitName\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x0e\n" +
+	"\x02by\x18\n" +
+	" \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"9\n" +
+	"\x05Reach\x12\x1a\n" +
+	"\breplicas\x18\x01 \x01(\x05R\breplicas\x12\x14\n" +
+	"\x05alone\x18\x02 \x01(\tR\x05alone\"\xd0\x01\n" +
+	"\fBlockRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xc9\x01\n" +
+	"\rBlockResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\"\xd0\x01\n" +
+	"\fAllowRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xc9\x01\n" +
+	"\rAllowResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\"\x9e\x02\n" +
+	"\fLimitRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
+	"\x05below\x18\x03 \x01(\bR\x05below\x12+\n" +
+	"\x03for\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\x12-\n" +
+	"\x02to\x18\a \x01(\v2\x1d.ratelimitd.admin.v1.OverrideR\x02to\x12\x1d\n" +
+	"\n" +
+	"limit_name\x18\b \x01(\tR\tlimitName\"\xf8\x01\n" +
+	"\rLimitResponse\x126\n" +
+	"\acontrol\x18\x01 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\acontrol\x128\n" +
+	"\breplaced\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.ControlR\breplaced\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x14\n" +
+	"\x05notes\x18\x04 \x03(\tR\x05notes\x12-\n" +
+	"\x04rule\x18\x05 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\"P\n" +
+	"\vLiftRequest\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"v\n" +
+	"\fLiftResponse\x124\n" +
+	"\x06lifted\x18\x01 \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\x06lifted\x120\n" +
+	"\x05reach\x18\x02 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"i\n" +
+	"\x13ListControlsRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xaa\x01\n" +
+	"\x14ListControlsResponse\x128\n" +
+	"\bcontrols\x18\x01 \x03(\v2\x1c.ratelimitd.admin.v1.ControlR\bcontrols\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"\xa1\x01\n" +
+	"\fGrantRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x12\n" +
+	"\x04hits\x18\x03 \x01(\x04R\x04hits\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xac\x01\n" +
+	"\rGrantResponse\x12-\n" +
+	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x124\n" +
+	"\x06before\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\x06before\x126\n" +
+	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xfe\x01\n" +
 	"\n" +
 	"TopRequest\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
@@ -2896,7 +4161,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xba\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xe4\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -2904,8 +4169,15 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10OUTCOME_REPLACED\x10\x03\x12\x14\n" +
 	"\x10OUTCOME_ADMITTED\x10\x04\x12\x13\n" +
 	"\x0fOUTCOME_REFUSED\x10\x05\x12\x14\n" +
-	"\x10OUTCOME_SHADOWED\x10\x06\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\a*L\n" +
+	"\x10OUTCOME_SHADOWED\x10\x06\x12\x13\n" +
+	"\x0fOUTCOME_BLOCKED\x10\a\x12\x13\n" +
+	"\x0fOUTCOME_ALLOWED\x10\b\x12\x12\n" +
+	"\x0eOUTCOME_FAILED\x10\t*s\n" +
+	"\vControlKind\x12\x1c\n" +
+	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +
+	"\x12CONTROL_KIND_ALLOW\x10\x02\x12\x16\n" +
+	"\x12CONTROL_KIND_LIMIT\x10\x03*L\n" +
 	"\aRanking\x12\x17\n" +
 	"\x13RANKING_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fRANKING_BUSIEST\x10\x01\x12\x13\n" +
@@ -2952,12 +4224,18 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10ON_FAILURE_ERROR\x10\x01\x12\x14\n" +
 	"\x10ON_FAILURE_ALLOW\x10\x02\x12\x13\n" +
 	"\x0fON_FAILURE_DENY\x10\x03\x12\x14\n" +
-	"\x10ON_FAILURE_LOCAL\x10\x042\xf9\x03\n" +
+	"\x10ON_FAILURE_LOCAL\x10\x042\xeb\a\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
 	"\x04Peek\x12 .ratelimitd.admin.v1.PeekRequest\x1a!.ratelimitd.admin.v1.PeekResponse\x12N\n" +
-	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponse\x12H\n" +
+	"\x05Reset\x12!.ratelimitd.admin.v1.ResetRequest\x1a\".ratelimitd.admin.v1.ResetResponse\x12N\n" +
+	"\x05Block\x12!.ratelimitd.admin.v1.BlockRequest\x1a\".ratelimitd.admin.v1.BlockResponse\x12N\n" +
+	"\x05Allow\x12!.ratelimitd.admin.v1.AllowRequest\x1a\".ratelimitd.admin.v1.AllowResponse\x12N\n" +
+	"\x05Limit\x12!.ratelimitd.admin.v1.LimitRequest\x1a\".ratelimitd.admin.v1.LimitResponse\x12K\n" +
+	"\x04Lift\x12 .ratelimitd.admin.v1.LiftRequest\x1a!.ratelimitd.admin.v1.LiftResponse\x12c\n" +
+	"\fListControls\x12(.ratelimitd.admin.v1.ListControlsRequest\x1a).ratelimitd.admin.v1.ListControlsResponse\x12N\n" +
+	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponse\x12H\n" +
 	"\x03Top\x12\x1f.ratelimitd.admin.v1.TopRequest\x1a .ratelimitd.admin.v1.TopResponse\x12P\n" +
 	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01BDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
 
@@ -2973,114 +4251,172 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
-	(Ranking)(0),                  // 1: ratelimitd.admin.v1.Ranking
-	(Window)(0),                   // 2: ratelimitd.admin.v1.Window
-	(Source)(0),                   // 3: ratelimitd.admin.v1.Source
-	(Trigger)(0),                  // 4: ratelimitd.admin.v1.Trigger
-	(Algorithm)(0),                // 5: ratelimitd.admin.v1.Algorithm
-	(Unit)(0),                     // 6: ratelimitd.admin.v1.Unit
-	(Align)(0),                    // 7: ratelimitd.admin.v1.Align
-	(OnFailure)(0),                // 8: ratelimitd.admin.v1.OnFailure
-	(*ListRulesRequest)(nil),      // 9: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),     // 10: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),        // 11: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 12: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),           // 13: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                  // 14: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),           // 15: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),          // 16: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),          // 17: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),         // 18: ratelimitd.admin.v1.ResetResponse
-	(*TopRequest)(nil),            // 19: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 20: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 21: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 22: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 23: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 24: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 25: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 26: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 27: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 28: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 29: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 30: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 31: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),               // 32: ratelimitd.admin.v1.Penalty
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 35: google.protobuf.Struct
+	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
+	(Ranking)(0),                  // 2: ratelimitd.admin.v1.Ranking
+	(Window)(0),                   // 3: ratelimitd.admin.v1.Window
+	(Source)(0),                   // 4: ratelimitd.admin.v1.Source
+	(Trigger)(0),                  // 5: ratelimitd.admin.v1.Trigger
+	(Algorithm)(0),                // 6: ratelimitd.admin.v1.Algorithm
+	(Unit)(0),                     // 7: ratelimitd.admin.v1.Unit
+	(Align)(0),                    // 8: ratelimitd.admin.v1.Align
+	(OnFailure)(0),                // 9: ratelimitd.admin.v1.OnFailure
+	(*ListRulesRequest)(nil),      // 10: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 11: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 12: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 13: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 14: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 15: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 16: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 17: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 18: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 19: ratelimitd.admin.v1.ResetResponse
+	(*Control)(nil),               // 20: ratelimitd.admin.v1.Control
+	(*Reach)(nil),                 // 21: ratelimitd.admin.v1.Reach
+	(*BlockRequest)(nil),          // 22: ratelimitd.admin.v1.BlockRequest
+	(*BlockResponse)(nil),         // 23: ratelimitd.admin.v1.BlockResponse
+	(*AllowRequest)(nil),          // 24: ratelimitd.admin.v1.AllowRequest
+	(*AllowResponse)(nil),         // 25: ratelimitd.admin.v1.AllowResponse
+	(*LimitRequest)(nil),          // 26: ratelimitd.admin.v1.LimitRequest
+	(*LimitResponse)(nil),         // 27: ratelimitd.admin.v1.LimitResponse
+	(*LiftRequest)(nil),           // 28: ratelimitd.admin.v1.LiftRequest
+	(*LiftResponse)(nil),          // 29: ratelimitd.admin.v1.LiftResponse
+	(*ListControlsRequest)(nil),   // 30: ratelimitd.admin.v1.ListControlsRequest
+	(*ListControlsResponse)(nil),  // 31: ratelimitd.admin.v1.ListControlsResponse
+	(*GrantRequest)(nil),          // 32: ratelimitd.admin.v1.GrantRequest
+	(*GrantResponse)(nil),         // 33: ratelimitd.admin.v1.GrantResponse
+	(*TopRequest)(nil),            // 34: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 35: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 36: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 37: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 38: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 39: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 40: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 41: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 42: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 43: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 44: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 45: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 46: ratelimitd.admin.v1.Limit
+	(*Penalty)(nil),               // 47: ratelimitd.admin.v1.Penalty
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 50: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	30, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	26, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	13, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	14, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	30, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	45, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	41, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	14, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	15, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	45, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,  // 5: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	29, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	27, // 7: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	30, // 8: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	29, // 9: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	27, // 10: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	30, // 11: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	29, // 12: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	22, // 13: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	1,  // 14: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	2,  // 15: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	21, // 16: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	33, // 17: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	33, // 18: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	27, // 19: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	22, // 20: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,  // 21: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	25, // 22: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	33, // 23: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	27, // 24: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,  // 25: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	3,  // 26: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	8,  // 27: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	34, // 28: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	34, // 29: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	27, // 30: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	28, // 31: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	6,  // 32: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	31, // 33: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	34, // 34: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	34, // 35: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	34, // 36: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	34, // 37: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	31, // 38: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	32, // 39: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	8,  // 40: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	35, // 41: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	5,  // 42: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	6,  // 43: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	34, // 44: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	34, // 45: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	7,  // 46: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	34, // 47: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	4,  // 48: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	34, // 49: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	9,  // 50: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	11, // 51: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	15, // 52: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	17, // 53: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	19, // 54: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	23, // 55: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	10, // 56: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	12, // 57: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	16, // 58: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	18, // 59: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	20, // 60: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	24, // 61: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	56, // [56:62] is the sub-list for method output_type
-	50, // [50:56] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	44, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	20, // 7: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
+	42, // 8: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	45, // 9: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	44, // 10: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	42, // 11: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	45, // 12: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	44, // 13: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	1,  // 14: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	42, // 15: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	43, // 16: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	48, // 17: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	48, // 18: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	42, // 19: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	49, // 20: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	20, // 21: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	20, // 22: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	21, // 23: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	42, // 24: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	49, // 25: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	20, // 26: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	20, // 27: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	21, // 28: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	42, // 29: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	49, // 30: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	43, // 31: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	20, // 32: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	20, // 33: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	21, // 34: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	45, // 35: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	20, // 36: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	21, // 37: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	20, // 38: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	21, // 39: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	42, // 40: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	45, // 41: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	44, // 42: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	44, // 43: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	37, // 44: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,  // 45: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,  // 46: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	36, // 47: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	48, // 48: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	48, // 49: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	42, // 50: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	37, // 51: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,  // 52: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	40, // 53: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	48, // 54: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	42, // 55: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,  // 56: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,  // 57: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,  // 58: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	49, // 59: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	49, // 60: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	42, // 61: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	43, // 62: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,  // 63: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	46, // 64: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	49, // 65: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	49, // 66: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	49, // 67: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	49, // 68: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	46, // 69: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	47, // 70: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,  // 71: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	50, // 72: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	6,  // 73: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,  // 74: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	49, // 75: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	49, // 76: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,  // 77: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	49, // 78: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,  // 79: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	49, // 80: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	10, // 81: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	12, // 82: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	16, // 83: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	18, // 84: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	22, // 85: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	24, // 86: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	26, // 87: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	28, // 88: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	30, // 89: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	32, // 90: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	34, // 91: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	38, // 92: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	11, // 93: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	13, // 94: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	17, // 95: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	19, // 96: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	23, // 97: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	25, // 98: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	27, // 99: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	29, // 100: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	31, // 101: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	33, // 102: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	35, // 103: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	39, // 104: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	93, // [93:105] is the sub-list for method output_type
+	81, // [81:93] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -3088,16 +4424,16 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[22].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[27].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   24,
+			NumEnums:      10,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

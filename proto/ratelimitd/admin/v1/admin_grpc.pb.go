@@ -4,7 +4,8 @@
 // - protoc             (unknown)
 // source: ratelimitd/admin/v1/admin.proto
 
-// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, and how they let somebody go again.
+// Package ratelimitd.admin.v1 is how operators look into a running ratelimitd, how they let somebody go again, and how they
+// decide for a while what the rules do not.
 
 package adminv1
 
@@ -21,24 +22,31 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_ListRules_FullMethodName = "/ratelimitd.admin.v1.AdminService/ListRules"
-	AdminService_Explain_FullMethodName   = "/ratelimitd.admin.v1.AdminService/Explain"
-	AdminService_Peek_FullMethodName      = "/ratelimitd.admin.v1.AdminService/Peek"
-	AdminService_Reset_FullMethodName     = "/ratelimitd.admin.v1.AdminService/Reset"
-	AdminService_Top_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Top"
-	AdminService_Watch_FullMethodName     = "/ratelimitd.admin.v1.AdminService/Watch"
+	AdminService_ListRules_FullMethodName    = "/ratelimitd.admin.v1.AdminService/ListRules"
+	AdminService_Explain_FullMethodName      = "/ratelimitd.admin.v1.AdminService/Explain"
+	AdminService_Peek_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Peek"
+	AdminService_Reset_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Reset"
+	AdminService_Block_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Block"
+	AdminService_Allow_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Allow"
+	AdminService_Limit_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Limit"
+	AdminService_Lift_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Lift"
+	AdminService_ListControls_FullMethodName = "/ratelimitd.admin.v1.AdminService/ListControls"
+	AdminService_Grant_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Grant"
+	AdminService_Top_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Top"
+	AdminService_Watch_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Watch"
 )
 
 // AdminServiceClient is the client API for AdminService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService shows the rules and the counters of a server, and resets counters. It is served on the gRPC port where
+// AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
 // ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
-// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may reset where no
+// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no
 // other machine can connect; others get PERMISSION_DENIED.
 //
-// All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer.
+// All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
+// ListControls always answers, and Block, Allow and Lift need no rules.
 type AdminServiceClient interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -56,6 +64,25 @@ type AdminServiceClient interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
+	// Block has what a descriptor matches refused for a while, whatever the rules say, and also where there is no rule.
+	// Block, Allow and Limit put a control in force; one of the same kind about the same takes its place. They answer
+	// INVALID_ARGUMENT to what can never be in force, and RESOURCE_EXHAUSTED where there are 10,000 controls.
+	Block(ctx context.Context, in *BlockRequest, opts ...grpc.CallOption) (*BlockResponse, error)
+	// Allow has what a descriptor matches pass for a while, and spend nothing.
+	Allow(ctx context.Context, in *AllowRequest, opts ...grpc.CallOption) (*AllowResponse, error)
+	// Limit puts another number in force for a while, in place of that of the rule, or of the request's own limit. Where
+	// there is neither it has no effect. It answers NOT_FOUND where no limit applies to the descriptor now, or its rule has
+	// none of that name; with below, where there are no rules for the domain.
+	Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitResponse, error)
+	// Lift ends controls before their time. It answers NOT_FOUND if one of them is not in force, and lifts none then.
+	Lift(ctx context.Context, in *LiftRequest, opts ...grpc.CallOption) (*LiftResponse, error)
+	// ListControls lists the controls in force, sorted by domain and entries. While the store does not answer it lists the
+	// last known ones, which hold.
+	ListControls(ctx context.Context, in *ListControlsRequest, opts ...grpc.CallOption) (*ListControlsResponse, error)
+	// Grant gives hits back to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
+	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
+	// slots, which only their holders give back, and while a penalty runs.
+	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -115,6 +142,66 @@ func (c *adminServiceClient) Reset(ctx context.Context, in *ResetRequest, opts .
 	return out, nil
 }
 
+func (c *adminServiceClient) Block(ctx context.Context, in *BlockRequest, opts ...grpc.CallOption) (*BlockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BlockResponse)
+	err := c.cc.Invoke(ctx, AdminService_Block_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Allow(ctx context.Context, in *AllowRequest, opts ...grpc.CallOption) (*AllowResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AllowResponse)
+	err := c.cc.Invoke(ctx, AdminService_Allow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LimitResponse)
+	err := c.cc.Invoke(ctx, AdminService_Limit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Lift(ctx context.Context, in *LiftRequest, opts ...grpc.CallOption) (*LiftResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LiftResponse)
+	err := c.cc.Invoke(ctx, AdminService_Lift_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListControls(ctx context.Context, in *ListControlsRequest, opts ...grpc.CallOption) (*ListControlsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListControlsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListControls_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrantResponse)
+	err := c.cc.Invoke(ctx, AdminService_Grant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TopResponse)
@@ -148,12 +235,13 @@ type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService shows the rules and the counters of a server, and resets counters. It is served on the gRPC port where
+// AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
 // ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
-// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may reset where no
+// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no
 // other machine can connect; others get PERMISSION_DENIED.
 //
-// All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer.
+// All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
+// ListControls always answers, and Block, Allow and Lift need no rules.
 type AdminServiceServer interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -171,6 +259,25 @@ type AdminServiceServer interface {
 	// where there is no counter, and FAILED_PRECONDITION while a penalty runs, unless it is forced; the message says for how
 	// long it still runs.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
+	// Block has what a descriptor matches refused for a while, whatever the rules say, and also where there is no rule.
+	// Block, Allow and Limit put a control in force; one of the same kind about the same takes its place. They answer
+	// INVALID_ARGUMENT to what can never be in force, and RESOURCE_EXHAUSTED where there are 10,000 controls.
+	Block(context.Context, *BlockRequest) (*BlockResponse, error)
+	// Allow has what a descriptor matches pass for a while, and spend nothing.
+	Allow(context.Context, *AllowRequest) (*AllowResponse, error)
+	// Limit puts another number in force for a while, in place of that of the rule, or of the request's own limit. Where
+	// there is neither it has no effect. It answers NOT_FOUND where no limit applies to the descriptor now, or its rule has
+	// none of that name; with below, where there are no rules for the domain.
+	Limit(context.Context, *LimitRequest) (*LimitResponse, error)
+	// Lift ends controls before their time. It answers NOT_FOUND if one of them is not in force, and lifts none then.
+	Lift(context.Context, *LiftRequest) (*LiftResponse, error)
+	// ListControls lists the controls in force, sorted by domain and entries. While the store does not answer it lists the
+	// last known ones, which hold.
+	ListControls(context.Context, *ListControlsRequest) (*ListControlsResponse, error)
+	// Grant gives hits back to the counter of one descriptor, now: at most what is spent. It answers as Peek does where there
+	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
+	// slots, which only their holders give back, and while a penalty runs.
+	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -201,6 +308,24 @@ func (UnimplementedAdminServiceServer) Peek(context.Context, *PeekRequest) (*Pee
 }
 func (UnimplementedAdminServiceServer) Reset(context.Context, *ResetRequest) (*ResetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reset not implemented")
+}
+func (UnimplementedAdminServiceServer) Block(context.Context, *BlockRequest) (*BlockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Block not implemented")
+}
+func (UnimplementedAdminServiceServer) Allow(context.Context, *AllowRequest) (*AllowResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Allow not implemented")
+}
+func (UnimplementedAdminServiceServer) Limit(context.Context, *LimitRequest) (*LimitResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Limit not implemented")
+}
+func (UnimplementedAdminServiceServer) Lift(context.Context, *LiftRequest) (*LiftResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Lift not implemented")
+}
+func (UnimplementedAdminServiceServer) ListControls(context.Context, *ListControlsRequest) (*ListControlsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListControls not implemented")
+}
+func (UnimplementedAdminServiceServer) Grant(context.Context, *GrantRequest) (*GrantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Grant not implemented")
 }
 func (UnimplementedAdminServiceServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
@@ -301,6 +426,114 @@ func _AdminService_Reset_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Block_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BlockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Block(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Block_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Block(ctx, req.(*BlockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Allow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AllowRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Allow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Allow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Allow(ctx, req.(*AllowRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Limit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LimitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Limit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Limit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Limit(ctx, req.(*LimitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Lift_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LiftRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Lift(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Lift_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Lift(ctx, req.(*LiftRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListControls_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListControlsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListControls(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListControls_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListControls(ctx, req.(*ListControlsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Grant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Grant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Grant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Grant(ctx, req.(*GrantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_Top_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TopRequest)
 	if err := dec(in); err != nil {
@@ -352,6 +585,30 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reset",
 			Handler:    _AdminService_Reset_Handler,
+		},
+		{
+			MethodName: "Block",
+			Handler:    _AdminService_Block_Handler,
+		},
+		{
+			MethodName: "Allow",
+			Handler:    _AdminService_Allow_Handler,
+		},
+		{
+			MethodName: "Limit",
+			Handler:    _AdminService_Limit_Handler,
+		},
+		{
+			MethodName: "Lift",
+			Handler:    _AdminService_Lift_Handler,
+		},
+		{
+			MethodName: "ListControls",
+			Handler:    _AdminService_ListControls_Handler,
+		},
+		{
+			MethodName: "Grant",
+			Handler:    _AdminService_Grant_Handler,
 		},
 		{
 			MethodName: "Top",

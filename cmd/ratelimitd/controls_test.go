@@ -1,0 +1,104 @@
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+const controlRules = `
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: year, requests_per_unit: 3}
+  - key: hot
+    rate_limit: {unit: year, requests_per_unit: 1000000, lease: 1000}
+`
+
+// command runs a command against d, and returns what it prints.
+func (d *daemon) command(name string, args ...string) string {
+	d.t.Helper()
+	args = append([]string{name, "--addr", d.At["GRPC"], "--timeout", patience.String()}, args...)
+	out, err := exec.CommandContext(d.t.Context(), shipped.Path(d.t, "ratelimitd"), args...).CombinedOutput()
+	if err != nil {
+		d.t.Fatalf("ratelimitd %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// over reports whether a request to d is refused.
+func over(t *testing.T, d *daemon, key, value string) bool {
+	t.Helper()
+	answer, err := d.client().ShouldRateLimit(t.Context(), request(key, value))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT
+}
+
+// TestControls is the story of an operator with two servers on one Redis.
+func TestControls(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	start := func() *daemon {
+		d := startDaemon(t, db, controlRules, "ADMIN=true", "REDIS_OP_TIMEOUT=10s")
+		d.ready()
+		return d
+	}
+	servers := []*daemon{start(), start()}
+	obey := func(key, value string, want bool) {
+		t.Helper()
+		for i, d := range servers {
+			took := testkit.Eventually(t, "a server obeys", func() bool { return over(t, d, key, value) == want }, d.Log.String)
+			t.Logf("server %d obeys after %v", i, took.Round(time.Millisecond))
+		}
+	}
+	for range 3 {
+		over(t, servers[0], "user", "ann")
+	}
+	obey("user", "ann", true)
+	if said := servers[1].command("allow", "shop", "user=ann", "--for", "1h"); !strings.Contains(said, "\n  2 replicas obey, within a second\n") {
+		t.Errorf("allow says\n%s", said)
+	}
+	obey("user", "ann", false)
+
+	// A block wins over hits that both have leased, and what ends it is felt at once.
+	for _, d := range servers {
+		testkit.Eventually(t, "hits are leased", func() bool {
+			over(t, d, "hot", "x")
+			return d.metric("ratelimitd_near_cache_spent_total") > 0
+		})
+	}
+	servers[0].command("block", "shop", "hot=x", "--for", "1h", "--reason", "attack")
+	obey("hot", "x", true)
+
+	// Who is killed and comes back knows it before it answers, and so does everybody while Redis is away.
+	servers[1].kill()
+	servers[1] = start()
+	if !over(t, servers[1], "hot", "x") || over(t, servers[1], "user", "ann") {
+		t.Error("a server that comes back does not know the controls")
+	}
+	db.Kill()
+	obey("hot", "x", true)
+	obey("user", "ann", false)
+	db.Restart()
+	for _, d := range servers {
+		d.ready()
+	}
+	late := start()
+	servers = append(servers, late)
+	obey("hot", "x", true)
+	obey("user", "ann", false)
+
+	if said := late.command("controls"); !strings.Contains(said, "block  shop hot=x") || !strings.Contains(said, "allow  shop user=ann") || !strings.Contains(said, "attack") {
+		t.Errorf("controls says\n%s", said)
+	}
+	late.command("lift", "shop", "hot=x")
+	obey("hot", "x", false)
+}

@@ -1,0 +1,246 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Bounds of lists of controls.
+const (
+	usualControls = 100 // in a page: 500 are below the 4 MiB that clients take, however long they are
+	mostControls  = 500
+	mostLifted    = 100
+)
+
+// wanted is what Block, Allow and Limit have in common.
+type wanted interface {
+	GetDomain() string
+	GetEntries() []*adminv1.Entry
+	GetBelow() bool
+	GetFor() *durationpb.Duration
+	GetReason() string
+	GetDryRun() bool
+}
+
+// put is what has been put in force.
+type put struct {
+	control, replaced *adminv1.Control
+	reach             *adminv1.Reach
+	notes             []string
+}
+
+func (s *Service) block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
+	p, err := s.put(ctx, q, &controls.Control{Kind: controls.Block})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.BlockResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+}
+
+func (s *Service) allowFor(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
+	p, err := s.put(ctx, q, &controls.Control{Kind: controls.Allow})
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.AllowResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes}, nil
+}
+
+func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
+	o := q.GetTo()
+	if o == nil {
+		return nil, invalidError("there is no number to put in force: set to")
+	}
+	c := &controls.Control{Kind: controls.Limit, LimitName: q.GetLimitName()}
+	c.To = descriptors.Override{RequestsPerUnit: o.GetRequestsPerUnit(), Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	if c.To.Unit == descriptors.UnitUnknown {
+		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
+	}
+	var rule *adminv1.Rule
+	if q.GetBelow() && !s.limiter.HasDomain(q.GetDomain()) && q.GetDomain() != "" {
+		why, _ := s.limiter.Outcome(q.GetDomain(), nil)
+		return nil, fmt.Errorf("%w: %s", limiter.ErrNoLimit, why)
+	}
+	if !q.GetBelow() && len(q.GetEntries()) > 0 && q.GetDomain() != "" {
+		r, err := s.limiter.Limitable(q.GetDomain(), entriesOf(q.GetEntries()), c.To, c.LimitName)
+		if err != nil {
+			return nil, err
+		}
+		if rule, err = ruleMessage(r); err != nil {
+			return nil, err
+		}
+	}
+	p, err := s.put(ctx, q, c)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.LimitResponse{Control: p.control, Replaced: p.replaced, Reach: p.reach, Notes: p.notes, Rule: rule}, nil
+}
+
+// put puts c in force, as q asks for.
+func (s *Service) put(ctx context.Context, q wanted, c *controls.Control) (*put, error) {
+	if q.GetFor() == nil {
+		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
+	}
+	if err := q.GetFor().CheckValid(); err != nil {
+		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
+	}
+	by, from := s.access.caller(ctx)
+	c.Domain, c.Below, c.By, c.Reason = q.GetDomain(), q.GetBelow(), by, valid(q.GetReason())
+	entries := entriesOf(q.GetEntries())
+	for _, e := range entries {
+		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
+	}
+	before, err := s.controls.Set(ctx, c, q.GetFor().AsDuration(), q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	if !q.GetDryRun() {
+		s.log.WarnContext(ctx, "a control was put in force", "control", c.String(), "domain", c.Domain, "below", c.Below,
+			"until", c.Until.UTC().Format(time.RFC3339), "reason", c.Reason, "by", by, "peer", from)
+	}
+	p := &put{control: controlMessage(c), reach: s.reach(ctx), notes: s.notes(c, entries)}
+	if before != nil {
+		p.replaced = controlMessage(before)
+	}
+	return p, nil
+}
+
+// notes says what may not be as it was meant.
+func (s *Service) notes(c *controls.Control, entries []descriptors.Entry) (notes []string) {
+	text, limited := s.limiter.Outcome(c.Domain, entries)
+	switch {
+	case limited || c.Below && s.limiter.HasDomain(c.Domain):
+	case c.Kind == controls.Block:
+		notes = append(notes, valid(text)+": it is refused all the same, where somebody asks about it")
+	default:
+		notes = append(notes, valid(text)+": so this has no effect now")
+	}
+	if i := slices.IndexFunc(c.Entries, func(e controls.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
+		e := c.Entries[i]
+		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s stands for itself: a control knows no wildcards", e.Key, e.Value)))
+	}
+	return notes
+}
+
+func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
+	ids := q.GetIds()
+	switch {
+	case len(ids) == 0:
+		return nil, invalidError("there is no control to lift: give the IDs of 1 or more, as ListControls has them")
+	case len(ids) > mostLifted:
+		return nil, invalidf("%d controls are too many at a time: give at most %d", len(ids), mostLifted)
+	case len(q.GetReason()) > controls.MaxReason:
+		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
+	}
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	lifted, err := s.controls.Lift(ctx, ids, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	by, from := s.access.caller(ctx)
+	a := &adminv1.LiftResponse{Reach: s.reach(ctx)}
+	for _, c := range lifted {
+		a.Lifted = append(a.Lifted, controlMessage(c))
+		if !q.GetDryRun() {
+			s.log.WarnContext(ctx, "a control was lifted", "control", c.String(), "domain", c.Domain, "reason", valid(q.GetReason()), "by", by, "peer", from)
+		}
+	}
+	return a, nil
+}
+
+func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
+	size := int(q.GetPageSize())
+	switch {
+	case size < 0:
+		return nil, invalidf("page_size is %d: it must be 0 or more", size)
+	case size == 0:
+		size = usualControls
+	}
+	size = min(size, mostControls)
+	from := 0
+	if t := q.GetPageToken(); t != "" {
+		n, err := strconv.ParseUint(t, 10, 31)
+		if err != nil {
+			return nil, invalidf("page_token is not one: it must be the next_page_token of the page before")
+		}
+		from = int(n)
+	}
+	all := s.controls.List(ctx)
+	if d := q.GetDomain(); d != "" {
+		all = slices.DeleteFunc(all, func(c *controls.Control) bool { return c.Domain != d })
+	}
+	a := &adminv1.ListControlsResponse{Reach: s.reach(ctx)}
+	from = min(from, len(all))
+	page := all[from:min(from+size, len(all))]
+	for _, c := range page {
+		a.Controls = append(a.Controls, controlMessage(c))
+	}
+	if from+size < len(all) {
+		a.NextPageToken = strconv.Itoa(from + size)
+	}
+	return a, nil
+}
+
+func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
+	switch {
+	case len(q.GetEntries()) == 0:
+		return nil, errNoEntries
+	case len(q.GetReason()) > controls.MaxReason:
+		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
+	}
+	before, after, err := s.limiter.Grant(ctx, q.GetDomain(), entriesOf(q.GetEntries()), q.GetHits(), q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	if by, from := s.access.caller(ctx); !q.GetDryRun() {
+		s.log.WarnContext(ctx, "hits were given back", "domain", q.GetDomain(), "rule", after.Rule.Path, "counter", after.Name,
+			"hits", q.GetHits(), "left_before", before.Decision.Left, "left", after.Decision.Left, "reason", valid(q.GetReason()), "by", by, "peer", from)
+	}
+	rule, err := ruleMessage(after.Rule)
+	if err != nil {
+		return nil, err
+	}
+	return &adminv1.GrantResponse{
+		Rule:    rule,
+		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
+		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
+	}, nil
+}
+
+func (s *Service) reach(ctx context.Context) *adminv1.Reach {
+	r := s.controls.Reach(ctx)
+	if r.Alone != "" {
+		return &adminv1.Reach{Replicas: 1, Alone: r.Alone}
+	}
+	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}
+}
+
+func controlMessage(c *controls.Control) *adminv1.Control {
+	m := &adminv1.Control{
+		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
+		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
+	}
+	for _, e := range c.Entries {
+		out := &adminv1.Entry{Key: valid(e.Key), Value: valid(e.Value)}
+		if out.GetValue() != e.Value {
+			out.RawValue = []byte(e.Value)
+		}
+		m.Entries = append(m.Entries, out)
+	}
+	if c.Kind == controls.Limit {
+		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}
+	}
+	return m
+}

@@ -1,0 +1,150 @@
+// Package controls holds the decisions of operators that stand above the rules until they expire: block what a descriptor
+// matches, let it pass, or put another number in force.
+//
+// A [Control] is for one descriptor, or for all that begin with its entries. [Controls] has those of this process and, where
+// there is a [Store], of every replica that shares it; what decides requests is a [Table], which is built anew for each change
+// and never changes. A process without controls has none, so that a request costs one load of a pointer.
+package controls
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Bounds of controls.
+const (
+	Max        = 10_000 // in force at a time
+	Longest    = 30 * 24 * time.Hour
+	Shortest   = time.Second
+	MaxEntries = 64   // as many as a descriptor of a request may have
+	MaxText    = 4096 // bytes of the domain and all keys and values
+	MaxReason  = 500  // bytes
+)
+
+// Kind is what a control does.
+type Kind uint8
+
+// What a control does, in the order in which one goes before another.
+const (
+	Block Kind = iota // refuse
+	Allow             // let pass, and spend nothing
+	Limit             // put another number in force
+
+	kinds
+)
+
+// String returns the kind as commands spell it.
+func (k Kind) String() string { return [...]string{"block", "allow", "limit"}[k] }
+
+// Kinds returns all kinds, in the order in which one goes before another.
+func Kinds() []Kind { return []Kind{Block, Allow, Limit} }
+
+// Entry is one key and value of a control. Both are compared with those of requests byte by byte: no character in them
+// stands for another, and an empty value is an empty value.
+type Entry struct{ Key, Value string }
+
+// Control is a decision of an operator.
+type Control struct {
+	ID      string // made of what it is about, so that a later control of the same kind about the same takes its place
+	Kind    Kind
+	Domain  string
+	Entries []Entry // none only with Below: then it is about every descriptor of the domain
+	Below   bool    // about all descriptors that begin with the entries, and not only about the one that has no others
+
+	To        descriptors.Override // of a Limit: the number in force
+	LimitName string               // of a Limit: the name of the rule's limit whose number it replaces; empty means its first
+
+	Since, Until time.Time
+	By, Reason   string
+}
+
+// String names the control, as answers and metrics do: block:0123456789abcdef.
+func (c *Control) String() string { return c.Kind.String() + ":" + c.ID }
+
+// Number returns the number that c puts in force, in words, such as 500/minute or 500/5xminute.
+func (c *Control) Number() string {
+	unit := strings.ToLower(c.To.Unit.String())
+	if c.To.Multiplier > 1 {
+		unit = fmt.Sprintf("%dx%s", c.To.Multiplier, unit)
+	}
+	return fmt.Sprintf("%d/%s", c.To.RequestsPerUnit, unit)
+}
+
+// identify returns the ID of c, which is a hash of its kind, of what it is about, and of the limit that it names.
+func (c *Control) identify() string {
+	name := []byte{byte(c.Kind), 0}
+	if c.Below {
+		name[1] = 1
+	}
+	for _, s := range append([]string{c.LimitName, c.Domain}, flat(c.Entries)...) {
+		name = append(binary.AppendUvarint(name, uint64(len(s))), s...)
+	}
+	sum := sha256.Sum256(name)
+	return hex.EncodeToString(sum[:8])
+}
+
+func flat(entries []Entry) []string {
+	all := make([]string, 0, 2*len(entries))
+	for _, e := range entries {
+		all = append(all, e.Key, e.Value)
+	}
+	return all
+}
+
+// InvalidError says what is wrong with a control, and what would be right.
+type InvalidError string
+
+// Error implements error.
+func (e InvalidError) Error() string { return string(e) }
+
+// validate returns nil if c can be put in force for a time, or an [InvalidError].
+func (c *Control) validate(span time.Duration) error {
+	size := len(c.Domain)
+	for _, e := range c.Entries {
+		size += len(e.Key) + len(e.Value)
+		if e.Key == "" {
+			return InvalidError("an entry has no key: each one needs a key, and may have an empty value")
+		}
+	}
+	switch {
+	case c.Domain == "":
+		return InvalidError("the domain is empty: it must be that of the requests")
+	case len(c.Entries) == 0 && !c.Below:
+		return InvalidError("the descriptor has no entries: give at least one, or set below, for all descriptors of the domain")
+	case len(c.Entries) > MaxEntries:
+		return InvalidError(fmt.Sprintf("the descriptor has %d entries: it may have at most %d", len(c.Entries), MaxEntries))
+	case size > MaxText:
+		return InvalidError(fmt.Sprintf("the domain and the entries have %d bytes: they may have at most %d", size, MaxText))
+	case len(c.Reason) > MaxReason:
+		return InvalidError(fmt.Sprintf("the reason has %d bytes: it may have at most %d", len(c.Reason), MaxReason))
+	case span < Shortest || span > Longest:
+		return InvalidError(fmt.Sprintf("%s is no time that a control can be in force for: it must be from 1s to 30 days (720h)", span))
+	case c.Kind == Limit && c.To.Unit.Length() == 0:
+		return InvalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
+	}
+	return nil
+}
+
+// Text returns what the control is about in words, such as shop user=bob, or shop user=bob and all below.
+func (c *Control) Text() string {
+	var b strings.Builder
+	b.WriteString(c.Domain)
+	for i, e := range c.Entries {
+		if i == 0 {
+			b.WriteByte(' ')
+		} else {
+			b.WriteByte(',')
+		}
+		b.WriteString(e.Key + "=" + e.Value)
+	}
+	if c.Below {
+		b.WriteString(" and all below")
+	}
+	return strings.ToValidUTF8(b.String(), "\uFFFD")
+}

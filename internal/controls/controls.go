@@ -1,0 +1,331 @@
+package controls
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// How often the store is asked, and how long that may take.
+const (
+	pollEach  = 300 * time.Millisecond
+	pollAfter = 500 * time.Millisecond // after an error
+	storeTime = time.Second
+	beatEach  = 2 * time.Second
+	silentFor = 3 * time.Second // errors are logged if they last so long
+)
+
+// Store keeps the controls of all replicas that share it. Its methods are not called concurrently.
+type Store interface {
+	// Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
+	Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error)
+	// Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
+	// [backend.ErrNotesFull] where there would be more than most.
+	Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error)
+	// PutBack stores notes again that the store has lost, unless it has later ones.
+	PutBack(ctx context.Context, notes []backend.Note) error
+	// Replicas returns the names of the processes that poll.
+	Replicas(ctx context.Context) ([]string, error)
+	// Leave takes this process off the replicas, and ends the connection.
+	Leave(ctx context.Context)
+}
+
+// Errors of [Controls].
+var (
+	ErrFull = fmt.Errorf("%d controls are in force, which is the most there may be: lift some first", Max)
+	// ErrUnknown is wrapped by the error for a control that is not in force.
+	ErrUnknown = errors.New("no such control is in force")
+	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
+	ErrStore = errors.New("asking the store of the controls")
+)
+
+// Config says where controls are kept. The zero value keeps them in this process alone.
+type Config struct {
+	Store Store        // nil if there is none
+	Alone string       // why there is none, for people
+	Log   *slog.Logger // nil discards
+}
+
+// Controls are the controls of this process. Its methods are safe for concurrent use.
+type Controls struct {
+	config Config
+	log    *slog.Logger
+	table  atomic.Pointer[Table]
+	first  chan struct{} // closed once the store has been asked
+	early  chan struct{} // has an element when the next end may be earlier than Run thinks
+
+	asking  chan struct{}   // has an element while nobody asks the store; who has taken it may use what follows
+	version backend.Version // of what is known
+	beaten  time.Time
+	failing time.Time // since when the store fails; zero if it does not
+	told    bool      // that is in the log
+
+	mu    sync.Mutex
+	known map[string]known // by ID; with those that were lifted and would not have ended yet
+}
+
+// known is a note, and the control that it is: nil if it was lifted or cannot be read.
+type known struct {
+	backend.Note
+
+	control *Control
+}
+
+// New returns controls, of which there are none yet.
+func New(c Config) *Controls {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	v := &Controls{
+		config: c, log: c.Log, first: make(chan struct{}), early: make(chan struct{}, 1), asking: make(chan struct{}, 1), known: make(map[string]known),
+	}
+	v.asking <- struct{}{}
+	return v
+}
+
+// Table returns what decides now; nil if there are no controls.
+func (c *Controls) Table() *Table { return c.table.Load() }
+
+// First is closed once Run has asked the store for the first time, successfully or not.
+func (c *Controls) First() <-chan struct{} { return c.first }
+
+// String names the task.
+func (c *Controls) String() string { return "controls" }
+
+// Run ends controls when their time is over, and keeps this process in step with the store, until ctx ends.
+func (c *Controls) Run(ctx context.Context) error {
+	for first := true; ; first = false {
+		wait := Longest
+		if c.config.Store != nil {
+			wait = c.poll(ctx)
+		}
+		if end, ok := c.expire(time.Now()); ok {
+			wait = min(wait, time.Until(end))
+		}
+		if first {
+			close(c.first)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			c.leave(ctx)
+			return nil
+		case <-c.early:
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+func (c *Controls) leave(ctx context.Context) {
+	if c.config.Store == nil {
+		return
+	}
+	<-c.asking // for good
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollEach)
+	defer cancel()
+	c.config.Store.Leave(ctx)
+}
+
+// Reach is for whom a control is in force.
+type Reach struct {
+	Replicas []string // the names of the processes; none if that is not known now
+	Alone    string   // why it is this process alone; empty if all replicas share the store
+}
+
+// Reach returns for whom controls are in force.
+func (c *Controls) Reach(ctx context.Context) Reach {
+	if c.config.Store == nil {
+		return Reach{Alone: cmp.Or(c.config.Alone, "it keeps its controls to itself")}
+	}
+	var r Reach
+	_ = c.ask(ctx, func(ctx context.Context) (err error) { // the number is then not known
+		r.Replicas, err = c.config.Store.Replicas(ctx)
+		return err
+	})
+	return r
+}
+
+// List returns the controls in force, sorted by domain, entries and kind.
+func (c *Controls) List(ctx context.Context) []*Control {
+	if c.config.Store != nil {
+		_ = c.ask(ctx, c.sync) // else the last known ones
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.live(time.Now())
+	slices.SortFunc(all, compare)
+	return all
+}
+
+func compare(a, b *Control) int {
+	return cmp.Or(cmp.Compare(a.Domain, b.Domain), slices.Compare(flat(a.Entries), flat(b.Entries)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
+}
+
+// Set puts w in force for a time, from now on. It fills in its ID, Since and Until, and returns the control that it takes the
+// place of, if there is one. With dry nothing is changed.
+func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry bool) (before *Control, err error) {
+	if err := w.validate(span); err != nil {
+		return nil, err
+	}
+	w.ID, w.Since = w.identify(), time.Now().Truncate(time.Millisecond)
+	w.Until = w.Since.Add(span).Truncate(time.Millisecond)
+	note, err := w.note()
+	if err != nil {
+		return nil, err
+	}
+	err = c.ask(ctx, func(ctx context.Context) error {
+		if err := c.sync(ctx); err != nil {
+			return err
+		}
+		n, all := c.inForce(w.ID)
+		if before = n; n == nil && all >= Max {
+			return ErrFull
+		}
+		if dry {
+			return nil
+		}
+		return c.put(ctx, []backend.Note{note})
+	})
+	return before, err
+}
+
+// Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
+// dry nothing is changed.
+func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
+	err = c.ask(ctx, func(ctx context.Context) error {
+		if err := c.sync(ctx); err != nil {
+			return err
+		}
+		var notes []backend.Note
+		for _, id := range ids {
+			n, _ := c.inForce(id)
+			if n == nil {
+				return fmt.Errorf("%w: %q", ErrUnknown, id)
+			}
+			lifted = append(lifted, n)
+			notes = append(notes, backend.Note{ID: id, Ends: n.Until, Gone: true})
+		}
+		if dry {
+			return nil
+		}
+		return c.put(ctx, notes)
+	})
+	return lifted, err
+}
+
+// inForce returns the control with an ID, or nil, and how many controls are in force.
+func (c *Controls) inForce(id string) (*Control, int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.live(time.Now())
+	if i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id }); i >= 0 {
+		return all[i], len(all)
+	}
+	return nil, len(all)
+}
+
+// put stores notes, and puts them in force here.
+func (c *Controls) put(ctx context.Context, notes []backend.Note) error {
+	at := make([]int64, len(notes))
+	if c.config.Store != nil {
+		var err error
+		switch at, err = c.config.Store.Put(ctx, notes, Max); {
+		case errors.Is(err, backend.ErrNotesFull):
+			return ErrFull
+		case err != nil:
+			return fmt.Errorf("%w: %w", ErrStore, err)
+		case len(at) != len(notes):
+			return fmt.Errorf("%w: its answer is not understood", ErrStore)
+		}
+	}
+	c.mu.Lock()
+	for i := range notes {
+		if notes[i].At = at[i]; c.config.Store == nil {
+			notes[i].At = max(time.Now().UnixMicro(), c.known[notes[i].ID].At+1)
+		}
+		c.learn(&notes[i])
+	}
+	c.build(time.Now())
+	c.mu.Unlock()
+	select {
+	case c.early <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// ask calls f, which may use the store, when nobody else does.
+func (c *Controls) ask(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	select {
+	case <-c.asking:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrStore, ctx.Err())
+	}
+	defer func() { c.asking <- struct{}{} }()
+	return f(ctx)
+}
+
+// learn takes n over unless something later is known. c.mu is held.
+func (c *Controls) learn(n *backend.Note) {
+	if k, ok := c.known[n.ID]; ok && k.At > n.At {
+		return
+	}
+	k := known{Note: *n}
+	if !n.Gone {
+		var err error
+		if k.control, err = fromNote(n); err != nil {
+			c.log.Warn("a control in the store cannot be read, and is not in force here", "error", err)
+		}
+	}
+	c.known[n.ID] = k
+}
+
+// live returns the controls in force, in no particular order. c.mu is held.
+func (c *Controls) live(now time.Time) []*Control {
+	all := make([]*Control, 0, len(c.known))
+	for _, k := range c.known {
+		if k.control != nil && now.Before(k.Ends) {
+			all = append(all, k.control)
+		}
+	}
+	return all
+}
+
+// build replaces the table by one of what is in force. c.mu is held.
+func (c *Controls) build(now time.Time) {
+	all := c.live(now)
+	slices.SortFunc(all, compare)
+	c.table.Store(newTable(all))
+}
+
+// expire forgets what has ended, and returns when the next one ends, if there is one.
+func (c *Controls) expire(now time.Time) (next time.Time, found bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ended := false
+	for id, k := range c.known {
+		switch {
+		case !now.Before(k.Ends):
+			delete(c.known, id)
+			ended = ended || k.control != nil
+		case !found || k.Ends.Before(next):
+			next, found = k.Ends, true
+		}
+	}
+	if ended {
+		c.build(now)
+	}
+	return next, found
+}

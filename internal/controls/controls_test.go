@@ -1,0 +1,166 @@
+package controls
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// set puts a control in force, written as parse has it.
+func set(t *testing.T, c *Controls, text string, span time.Duration) *Control {
+	t.Helper()
+	w := parse(text)
+	w.To = descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Minute}
+	if _, err := c.Set(t.Context(), w, span, false); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return w
+}
+
+// TestEnd: controls end by themselves, to the millisecond, and without any there is no table.
+func TestEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(Config{})
+		go func() { _ = c.Run(t.Context()) }()
+		synctest.Wait()
+		set(t, c, "block shop a=1", time.Hour)
+		set(t, c, "allow shop a=2", 30*time.Minute) // earlier than what Run waits for
+		set(t, c, "limit shop a=3", Longest)
+		set(t, c, "block shop a=1", 2*time.Hour) // instead of the first
+		synctest.Wait()
+		for _, step := range []struct {
+			after               time.Duration
+			block, allow, limit int
+		}{
+			{30*time.Minute - time.Millisecond, 1, 1, 1},
+			{time.Millisecond, 1, 0, 1},
+			{90*time.Minute - time.Millisecond, 1, 0, 1},
+			{time.Millisecond, 0, 0, 1},
+			{Longest - 2*time.Hour - time.Millisecond, 0, 0, 1},
+			{time.Millisecond, 0, 0, 0},
+		} {
+			time.Sleep(step.after)
+			synctest.Wait()
+			table := c.Table()
+			if b, a, l := table.Count(Block), table.Count(Allow), table.Count(Limit); b != step.block || a != step.allow || l != step.limit {
+				t.Errorf("after another %v there are %d blocks, %d allows and %d limits in force, want %+v", step.after, b, a, l, step)
+			}
+		}
+		if c.Table() != nil {
+			t.Error("there is a table of no controls")
+		}
+	})
+}
+
+// TestLift: what is lifted is in force no longer; where one of several is not in force none is lifted.
+func TestLift(t *testing.T) {
+	c := New(Config{})
+	a, b := set(t, c, "block shop a=1", time.Hour), set(t, c, "block shop a=2", time.Hour)
+	if _, err := c.Lift(t.Context(), []string{a.ID, "nothing"}, false); !errors.Is(err, ErrUnknown) || c.Table().Count(Block) != 2 {
+		t.Errorf("lifting one that is not there: %v, and %d are left", err, c.Table().Count(Block))
+	}
+	if lifted, err := c.Lift(t.Context(), []string{a.ID, b.ID}, true); err != nil || len(lifted) != 2 || c.Table().Count(Block) != 2 {
+		t.Errorf("a dry run lifted %v, %v", lifted, err)
+	}
+	if lifted, err := c.Lift(t.Context(), []string{a.ID}, false); err != nil || len(lifted) != 1 || lifted[0].Text() != "shop a=1" {
+		t.Errorf("lifted %v, %v", lifted, err)
+	}
+	if all := c.List(t.Context()); len(all) != 1 || all[0].ID != b.ID {
+		t.Errorf("in force are %v", all)
+	}
+	set(t, c, "block shop a=1", time.Hour)
+	if found(c.Table(), "shop", "a=1") == "" {
+		t.Error("what was lifted cannot be put in force again")
+	}
+}
+
+// TestFull: there may be 10,000 controls; a further one is refused, one that takes the place of another is not.
+func TestFull(t *testing.T) {
+	c := New(Config{})
+	for i := range Max { // as if each had been put in force, without 10,000 tables
+		w := parse(fmt.Sprintf("block shop a=%d", i))
+		w.ID, w.Until = w.identify(), time.Now().Add(time.Hour)
+		note, err := w.note()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.learn(&note)
+	}
+	w := parse("block shop b=1")
+	_, err := c.Set(t.Context(), w, time.Hour, false)
+	if !errors.Is(err, ErrFull) || err.Error() != "10000 controls are in force, which is the most there may be: lift some first" {
+		t.Errorf("one more: %v", err)
+	}
+	set(t, c, "block shop a=1", 2*time.Hour)
+	if n := c.Table().Count(Block); n != Max {
+		t.Errorf("%d are in force, want %d", n, Max)
+	}
+}
+
+// TestInvalid: what can never be in force is refused with what would be right.
+func TestInvalid(t *testing.T) {
+	valid := func() *Control { return parse("block shop a=1") }
+	for _, tt := range []struct {
+		change func(*Control)
+		span   time.Duration
+		want   string
+	}{
+		{func(c *Control) { c.Domain = "" }, time.Hour, "the domain is empty"},
+		{func(c *Control) { c.Entries = nil }, time.Hour, "give at least one, or set below"},
+		{func(c *Control) { c.Entries = make([]Entry, 65) }, time.Hour, "each one needs a key"},
+		{func(c *Control) { c.Entries = slicesOf(65) }, time.Hour, "has 65 entries: it may have at most 64"},
+		{func(c *Control) { c.Domain = strings.Repeat("x", 4097) }, time.Hour, "4099 bytes: they may have at most 4096"},
+		{func(c *Control) { c.Reason = strings.Repeat("x", 501) }, time.Hour, "501 bytes: it may have at most 500"},
+		{func(*Control) {}, Longest + time.Second, "must be from 1s to 30 days (720h)"},
+		{func(*Control) {}, time.Second - 1, "must be from 1s to 30 days (720h)"},
+		{func(*Control) {}, -time.Hour, "must be from 1s to 30 days (720h)"},
+		{func(c *Control) { c.Kind = Limit }, time.Hour, "must be second, minute,"},
+	} {
+		c, w := New(Config{}), valid()
+		tt.change(w)
+		_, err := c.Set(t.Context(), w, tt.span, false)
+		if _, ok := errors.AsType[InvalidError](err); !ok || !strings.Contains(err.Error(), tt.want) || c.Table() != nil {
+			t.Errorf("%v for %v: %v, want an error with %q", w, tt.span, err, tt.want)
+		}
+	}
+}
+
+func slicesOf(n int) (all []Entry) {
+	for i := range n {
+		all = append(all, Entry{Key: fmt.Sprint(i)})
+	}
+	return all
+}
+
+// TestRecord: a control is the same after it was a note, whatever bytes it has.
+func TestRecord(t *testing.T) {
+	w := &Control{
+		Kind: Limit, Domain: "sh\xffop", Entries: []Entry{{"a\x00 ", "\xfe,;"}, {"b", ""}}, Below: true, LimitName: "day", By: "me", Reason: "why not",
+		To:    descriptors.Override{RequestsPerUnit: 7, Unit: descriptors.Week, Multiplier: 3},
+		Since: time.UnixMilli(1_700_000_000_000), Until: time.UnixMilli(1_700_000_360_000),
+	}
+	w.ID = w.identify()
+	note, err := w.note()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := fromNote(&note)
+	if err != nil || fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", w) {
+		t.Errorf("got %+v, %v; want %+v", got, err, w)
+	}
+	for _, text := range []string{"", "{}", `{"kind":"explode","domain":"c2hvcA==","entries":[["YQ==","MQ=="]]}`, `{"kind":"block","domain":""}`} {
+		note.Text = []byte(text)
+		if c, err := fromNote(&note); err == nil {
+			t.Errorf("%s is the control %+v", text, c)
+		}
+	}
+}

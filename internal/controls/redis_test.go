@@ -1,0 +1,206 @@
+package controls
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// replica is the controls of one process over Redis, which end with the test.
+func replica(t *testing.T, c redis.Config) *Controls {
+	t.Helper()
+	c.KeyPrefix = "test:"
+	b, err := redis.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	notes, err := b.Notes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	v := New(Config{Store: notes})
+	testkit.Run(t, v.Run)
+	<-v.First()
+	return v
+}
+
+// obey waits until controls say so of a descriptor; text is empty for nothing.
+func obey(t *testing.T, all []*Controls, descriptor, text string) {
+	t.Helper()
+	for i, c := range all {
+		took := testkit.Eventually(t, fmt.Sprintf("replica %d obeys %q", i, text), func() bool {
+			kind := ""
+			if table := c.Table(); table != nil {
+				if f := table.Find([]byte("shop"), entriesOf(parse("block x "+descriptor))); f != nil {
+					kind = f[0].Kind.String()
+				}
+			}
+			return kind == text
+		})
+		t.Logf("replica %d obeys %q after %v", i, text, took)
+	}
+}
+
+// eventually sets a control once Redis can be asked again.
+func eventually(t *testing.T, c *Controls, text string) {
+	t.Helper()
+	var err error
+	testkit.Eventually(t, "a control can be set", func() bool {
+		_, err = c.Set(t.Context(), parse(text), time.Hour, false)
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+}
+
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	// The second replica may do only what docs/operations.md says that counters need.
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +script|load +@string +@list +@sortedset +del +pexpire +time +echo +ping +hello +auth +select +info +config|get")
+	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
+	a := set(t, all[0], "block shop a=1", time.Hour)
+	set(t, all[1], "allow shop b=1", time.Hour)
+	obey(t, all, "a=1", "block")
+	obey(t, all, "b=1", "allow")
+	if ttl := db.CLI("PTTL", "test:rl:{notes}:text"); ttl != "-1" {
+		t.Errorf("controls in Redis expire after %s ms", ttl)
+	}
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 2 || r.Alone != "" {
+		t.Errorf("they are for %+v, want 2 replicas", r)
+	}
+
+	// A replica that comes later knows them before it has been asked anything.
+	all = append(all, replica(t, redis.Config{URL: db.Addr()}))
+	if found(all[2].Table(), "shop", "a=1") == "" {
+		t.Error("a new replica does not know the controls at first")
+	}
+
+	// Others lift what one has put in force, and may put it in force again.
+	if _, err := all[2].Lift(t.Context(), []string{a.ID}, false); err != nil {
+		t.Fatal(err)
+	}
+	obey(t, all, "a=1", "")
+	set(t, all[1], "block shop a=1", time.Hour)
+	obey(t, all, "a=1", "block")
+
+	// What Redis loses is written back: all of it, or one of its keys, or by a restart.
+	for _, lose := range []func(){
+		func() { db.CLI("FLUSHALL") },
+		func() { db.CLI("DEL", "test:rl:{notes}") },
+		func() { db.CLI("DEL", "test:rl:{notes}:text") },
+		func() { db.CLI("DEL", "test:rl:{notes}:id", "test:rl:{notes}:end") },
+		db.Restart,
+	} {
+		lose()
+		eventually(t, all[0], "block shop c=1")
+		obey(t, all, "c=1", "block")
+		obey(t, all, "a=1", "block")
+		obey(t, all, "b=1", "allow")
+		testkit.Eventually(t, "Redis has all", func() bool {
+			return db.CLI("ZCARD", "test:rl:{notes}:text") == "4" || db.CLI("ZCARD", "test:rl:{notes}:text") == "3"
+		})
+		late := replica(t, redis.Config{URL: db.Addr()})
+		obey(t, []*Controls{late}, "a=1", "block")
+		obey(t, []*Controls{late}, "b=1", "allow")
+		for _, c := range all[0].List(t.Context()) {
+			if c.Text() == "shop c=1" {
+				if _, err := all[0].Lift(t.Context(), []string{c.ID}, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		obey(t, all, "c=1", "")
+	}
+
+	// While Redis is away the last known ones hold, and none can be set.
+	db.Kill()
+	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+		t.Errorf("setting a control without Redis: %v", err)
+	}
+	obey(t, all, "a=1", "block")
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 0 || len(all[0].List(t.Context())) != 2 {
+		t.Errorf("without Redis they are for %+v", r)
+	}
+}
+
+// TestLaterWins: a replica that was away puts back what Redis has lost, but nothing that was lifted or changed since.
+func TestLaterWins(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	proxy := testkit.NewProxy(t, db.Addr())
+	near, far := replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: proxy.Addr()})
+	a := set(t, near, "block shop a=1", time.Hour)
+	set(t, near, "block shop b=1", time.Hour)
+	obey(t, []*Controls{near, far}, "b=1", "block")
+	proxy.Target("127.0.0.1:1")
+	proxy.Cut()
+	if _, err := near.Lift(t.Context(), []string{a.ID}, false); err != nil {
+		t.Fatal(err)
+	}
+	later := set(t, near, "block shop b=1", 2*time.Hour)
+	obey(t, []*Controls{far}, "a=1", "block")
+	db.CLI("DEL", "test:rl:{notes}") // so that far writes back what it knows
+	proxy.Target(db.Addr())
+	obey(t, []*Controls{near, far}, "a=1", "")
+	for _, c := range []*Controls{near, far} {
+		testkit.Eventually(t, "the later control wins", func() bool {
+			all := c.List(t.Context())
+			return len(all) == 1 && all[0].Until.Equal(later.Until)
+		})
+	}
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	second := redistest.Replica(t, master)
+	sentinels := redistest.Sentinels(t, master, "mine", 3)
+	redistest.AwaitSentinels(sentinels, "mine", 1)
+	url := "mine"
+	for _, s := range sentinels {
+		url += "," + s.Addr()
+	}
+	c := redis.Config{Type: redis.Sentinel, URL: url}
+	all := []*Controls{replica(t, c), replica(t, c)}
+	set(t, all[0], "block shop a=1", time.Hour)
+	obey(t, all, "a=1", "block")
+
+	eventually(t, all[0], "allow shop b=1")
+	testkit.Eventually(t, "a failover begins", func() bool { return sentinels[0].CLI("SENTINEL", "FAILOVER", "mine") == "OK" })
+	testkit.Eventually(t, "the replica is the master", second.IsMaster)
+	master.Kill()
+	eventually(t, all[1], "block shop c=1")
+	for _, v := range []struct{ descriptor, kind string }{{"a=1", "block"}, {"b=1", "allow"}, {"c=1", "block"}} {
+		obey(t, all, v.descriptor, v.kind)
+	}
+	obey(t, []*Controls{replica(t, c)}, "b=1", "allow")
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	nodes := redistest.Cluster(t, 3)
+	var addrs []string
+	for _, n := range nodes {
+		addrs = append(addrs, n.Addr())
+	}
+	c := redis.Config{Type: redis.Cluster, URL: strings.Join(addrs, ",")}
+	all := []*Controls{replica(t, c), replica(t, c)}
+	eventually(t, all[0], "block shop a=1")
+	obey(t, all, "a=1", "block")
+	redistest.NodeTimeout(nodes, time.Second)
+	for _, n := range nodes[:3] { // whichever has the controls
+		if n.CLI("EXISTS", "test:rl:{notes}:text") == "1" {
+			n.Kill()
+			break
+		}
+	}
+	eventually(t, all[1], "allow shop b=1")
+	obey(t, all, "a=1", "block")
+	obey(t, all, "b=1", "allow")
+	obey(t, []*Controls{replica(t, c)}, "a=1", "block")
+}

@@ -1,0 +1,175 @@
+package controls
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// parse reads a control as the tests write it: block shop a=1,b=2 below, limit shop a=1 of=day.
+func parse(text string) *Control {
+	words := strings.Fields(text)
+	c := &Control{ID: text, Domain: words[1]}
+	for c.Kind.String() != words[0] {
+		c.Kind++
+	}
+	for _, w := range words[2:] {
+		switch name, ok := strings.CutPrefix(w, "of="); {
+		case ok:
+			c.LimitName = name
+		case w == "below":
+			c.Below = true
+		default:
+			for pair := range strings.SplitSeq(w, ",") {
+				k, v, _ := strings.Cut(pair, "=")
+				c.Entries = append(c.Entries, Entry{k, v})
+			}
+		}
+	}
+	return c
+}
+
+func entriesOf(c *Control) (out []descriptors.Entry) {
+	for _, e := range c.Entries {
+		out = append(out, descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)})
+	}
+	return out
+}
+
+func found(t *Table, domain, descriptor string) string {
+	var names []string
+	if t != nil {
+		for _, c := range t.Find([]byte(domain), entriesOf(parse("block x "+descriptor))) {
+			names = append(names, c.ID)
+		}
+	}
+	return strings.Join(names, " + ")
+}
+
+// TestPrecedence: the longest match decides, then the kind, then the one that is for fewer.
+func TestPrecedence(t *testing.T) {
+	for _, tt := range []struct{ controls, descriptor, want string }{
+		{"", "a=1", ""},
+		{"block shop a=1", "a=1", "block shop a=1"},
+		{"block shop a=1", "a=1,b=2", ""},
+		{"block shop a=1", "a=2", ""},
+		{"block shop a=1", "", ""},
+		{"block other a=1", "a=1", ""},
+		{"block shop a=*", "a=1", ""},
+		{"block shop a=*", "a=*", "block shop a=*"},
+		{"block shop a", "a=1", ""},
+		{"block shop a", "a", "block shop a"},
+		{"block shop a,b=2", "a,b=2", "block shop a,b=2"},
+		{"block shop a=1,b=2", "b=2,a=1", ""},
+		{"block shop a=1 below", "a=1", "block shop a=1 below"},
+		{"block shop a=1 below", "a=1,b=2,c=3", "block shop a=1 below"},
+		{"block shop a=1 below", "a=11", ""},
+		{"block shop below", "", "block shop below"},
+		{"block shop below", "a=1,b=2", "block shop below"},
+		{"block shop a=1 below|allow shop a=1,b=2", "a=1,b=2", "allow shop a=1,b=2"},
+		{"block shop a=1 below|allow shop a=1,b=2", "a=1,b=2,c=3", "block shop a=1 below"},
+		{"block shop a=1 below|limit shop a=1,b=2 below", "a=1,b=2,c=3", "limit shop a=1,b=2 below"},
+		{"allow shop a=1|block shop a=1", "a=1", "block shop a=1"},
+		{"allow shop a=1|block shop a=1 below", "a=1", "block shop a=1 below"},
+		{"allow shop a=1 below|limit shop a=1", "a=1", "allow shop a=1 below"},
+		{"block shop a=1 below|block shop a=1", "a=1", "block shop a=1"},
+		{"limit shop a=1 below|limit shop a=1", "a=1", "limit shop a=1"},
+		{"limit shop a=1 below of=day|limit shop a=1", "a=1", "limit shop a=1 + limit shop a=1 below of=day"},
+		{"limit shop a=1 below of=day|limit shop a=1 of=day", "a=1,b=2", "limit shop a=1 below of=day"},
+		{"limit shop a=1 below|limit shop below of=day", "a=1,b=2", "limit shop a=1 below"},
+	} {
+		var all []*Control
+		if tt.controls != "" {
+			for text := range strings.SplitSeq(tt.controls, "|") {
+				all = append(all, parse(text))
+			}
+		}
+		if got := found(newTable(all), "shop", tt.descriptor); got != tt.want {
+			t.Errorf("with %s, %q is decided by %q, want %q", tt.controls, tt.descriptor, got, tt.want)
+		}
+	}
+}
+
+// naive is Find, slowly: of all controls that match, those of the longest, of the strongest kind among them.
+func naive(all []*Control, domain string, entries []descriptors.Entry) (out []*Control) {
+	longest := -1
+	for _, c := range all {
+		own := entriesOf(c)
+		if c.Domain != domain || len(own) > len(entries) || !c.Below && len(own) != len(entries) || fmt.Sprint(own) != fmt.Sprint(entries[:len(own)]) {
+			continue
+		}
+		if len(own) > longest {
+			longest, out = len(own), nil
+		}
+		if len(own) == longest {
+			out = append(out, c)
+		}
+	}
+	for _, k := range []Kind{Block, Allow} {
+		for _, below := range []bool{false, true} {
+			for _, c := range out {
+				if c.Kind == k && c.Below == below {
+					return []*Control{c}
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b *Control) int { return map[bool]int{true: 1}[a.Below] - map[bool]int{true: 1}[b.Below] })
+	return slices.DeleteFunc(slices.Clone(out), func(c *Control) bool {
+		first := slices.IndexFunc(out, func(o *Control) bool { return o.LimitName == c.LimitName })
+		return out[first] != c
+	})
+}
+
+// TestTable compares tables with what a look at all controls finds.
+func TestTable(t *testing.T) {
+	entries := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, 5), func(n int) Entry {
+		return Entry{[]string{"a", "b"}[n%2], []string{"", "1", "*"}[n/2]}
+	}), 0, 4)
+	domain := rapid.SampledFrom([]string{"shop", "other"})
+	one := rapid.Custom(func(t *rapid.T) *Control {
+		c := &Control{Kind: Kind(rapid.IntRange(0, 2).Draw(t, "kind")), Domain: domain.Draw(t, "domain"), Entries: entries.Draw(t, "entries")}
+		c.Below = len(c.Entries) == 0 || rapid.Bool().Draw(t, "below")
+		if c.Kind == Limit {
+			c.LimitName = rapid.SampledFrom([]string{"", "day"}).Draw(t, "name")
+		}
+		c.ID = c.identify()
+		return c
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		all := rapid.SliceOfNDistinct(one, 1, 40, func(c *Control) string { return c.ID }).Draw(t, "controls")
+		table := newTable(all)
+		for range 20 {
+			asked := entriesOf(&Control{Entries: entries.Draw(t, "asked")})
+			name := domain.Draw(t, "domain asked")
+			if got, want := table.Find([]byte(name), asked), naive(all, name, asked); !slices.Equal(got, want) {
+				t.Fatalf("%s %q: found %v, want %v", name, asked, got, want)
+			}
+		}
+	})
+}
+
+// BenchmarkFind is what controls cost a request of three entries.
+func BenchmarkFind(b *testing.B) {
+	asked := entriesOf(parse("block x path=/a,method=GET,user=u1"))
+	for _, n := range []int{1, 100, Max} {
+		var all []*Control
+		for i := range n {
+			all = append(all, parse(fmt.Sprintf("block shop path=/a,method=GET,user=%d", i)))
+		}
+		table := newTable(all)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if table.Find([]byte("shop"), asked) != nil {
+					b.Fatal("found")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,23 @@
+package server
+
+import (
+	"log/slog"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+)
+
+// controls returns where controls are kept: where the counters are, if that is a place for more than those.
+func (v *store) controls(s *settings.Settings, log *slog.Logger) controls.Config {
+	c := controls.Config{Store: v.notes, Log: log}
+	switch {
+	case v.notes != nil:
+	case s.Backend.Type == "redis":
+		c.Alone = "with REDIS_KEY_FORMAT=reference there are no scripts to share controls by"
+	case s.Backend.Type == "memcache":
+		c.Alone = "memcached has no place to share controls in"
+	default:
+		c.Alone = "its counters are in memory, where nothing is shared"
+	}
+	return c
+}

@@ -1,0 +1,314 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// notesAtOnce is how many notes are read in one call.
+const notesAtOnce = 200
+
+// Notes are short texts that all replicas share, beside the counters of the main deployment. They go over a connection of
+// their own, which is opened when it is needed, so that a long queue of operations does not delay them. Its methods must not be
+// called concurrently.
+type Notes struct {
+	pool    *pool
+	script  *script
+	keys    [6]string
+	name    string // of this process
+	link    *link  // nil if there is no connection
+	renewed int64  // of the node, when link was opened
+}
+
+// Notes returns the notes of b. There are none without scripts, with [ReferenceKeys].
+func (b *Backend) Notes() (*Notes, error) {
+	if b.main.config.KeyFormat != OurKeys {
+		return nil, errors.New("redis: notes need scripts, which the key format rules out")
+	}
+	s, err := newScript("notes", "notes")
+	if err != nil {
+		return nil, err
+	}
+	n := &Notes{pool: b.main, script: s, name: rand.Text()[:12]}
+	if host, err := os.Hostname(); err == nil {
+		n.name = host + "/" + n.name
+	}
+	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here"} {
+		n.keys[i] = b.main.config.KeyPrefix + "rl:{notes}" + suffix
+	}
+	return n, nil
+}
+
+// Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
+func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error) {
+	name := ""
+	if beat {
+		name = n.name
+	} else if same, ok := n.same(ctx, since); ok {
+		return same, nil
+	}
+	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(notesAtOnce), name)
+	if err != nil {
+		return backend.Notes{}, err
+	}
+	var out backend.Notes
+	fields, ok := reply.([]any)
+	if !ok || len(fields) != 5 {
+		return out, errNotesReply
+	}
+	epoch, _ := fields[0].(string)
+	text, _ := fields[1].(string)
+	more, _ := fields[2].(int64)
+	held, _ := fields[3].(int64)
+	texts, ok := fields[4].([]any)
+	revision, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || !ok {
+		return out, errNotesReply
+	}
+	out.Version = backend.Version{Run: n.link.server.run, Epoch: epoch, Revision: revision}
+	out.More, out.Held = more == 1, int(held)
+	for _, t := range texts {
+		text, _ := t.(string)
+		note, err := parseNote([]byte(text))
+		if err != nil {
+			return out, err
+		}
+		out.Changed = append(out.Changed, note)
+	}
+	return out, nil
+}
+
+// same finds out, without the script, whether since is what Redis has. It does not say why it cannot tell.
+func (n *Notes) same(ctx context.Context, since backend.Version) (same backend.Notes, ok bool) {
+	if n.link == nil {
+		return same, false
+	}
+	if _, e := n.connect(ctx); e != nil || since.Run != n.link.server.run {
+		return same, false
+	}
+	want := ""
+	if since.Epoch != "" {
+		want = since.Epoch + " " + strconv.FormatInt(since.Revision, 10)
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.pool.opTimeout())
+	defer cancel()
+	known, held := newCommand("get", n.keys[0]), newCommand("zcard", n.keys[2])
+	if err := n.link.exec(ctx, []redis.Cmder{known, held}); err != nil {
+		n.hangUp()
+		return same, false
+	}
+	many, isNumber := held.Val().(int64)
+	if text, _ := known.Val().(string); known.Err() != nil && !errors.Is(known.Err(), redis.Nil) || !isNumber || text != want {
+		return same, false
+	}
+	return backend.Notes{Version: since, Held: int(many)}, true
+}
+
+var errNotesReply = errors.New("redis: a reply of notes.lua is not understood")
+
+// parseNote reads the text of a note in Redis.
+func parseNote(text []byte) (backend.Note, error) {
+	parts := bytes.SplitN(text, []byte(" "), 5)
+	if len(parts) != 5 {
+		return backend.Note{}, errNotesReply
+	}
+	at, err := strconv.ParseInt(string(parts[0]), 10, 64)
+	ends, err2 := strconv.ParseInt(string(parts[1]), 10, 64)
+	if err != nil || err2 != nil {
+		return backend.Note{}, errNotesReply
+	}
+	return backend.Note{ID: string(parts[3]), At: at, Ends: time.UnixMilli(ends), Gone: string(parts[2]) == "1", Text: parts[4]}, nil
+}
+
+// Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
+// [backend.ErrNotesFull] where there would be more than most. After another error they may have been stored.
+func (n *Notes) Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error) {
+	return n.put(ctx, notes, most, "0")
+}
+
+// PutBack stores notes again that Redis has lost, unless it has later ones.
+func (n *Notes) PutBack(ctx context.Context, notes []backend.Note) error {
+	_, err := n.put(ctx, notes, 0, "1")
+	return err
+}
+
+func (n *Notes) put(ctx context.Context, notes []backend.Note, most int, back string) (at []int64, err error) {
+	args := []any{"put", rand.Text(), strconv.Itoa(most), back}
+	for i := range notes {
+		note := &notes[i]
+		gone := "0"
+		if note.Gone {
+			gone = "1"
+		}
+		args = append(args, note.ID, strconv.FormatInt(note.Ends.UnixMilli(), 10), gone, strconv.FormatInt(note.At, 10), note.Text)
+	}
+	reply, err := n.call(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	if reply == "full" {
+		return nil, backend.ErrNotesFull
+	}
+	times, ok := reply.([]any)
+	if !ok || len(times) != len(notes) {
+		return nil, errNotesReply
+	}
+	for _, t := range times {
+		text, _ := t.(string)
+		made, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, errNotesReply
+		}
+		at = append(at, made)
+	}
+	return at, nil
+}
+
+// Replicas returns the names of the processes that have polled, with beat, within the last 5 seconds.
+func (n *Notes) Replicas(ctx context.Context) ([]string, error) {
+	reply, err := n.call(ctx, "here")
+	if err != nil {
+		return nil, err
+	}
+	all, ok := reply.([]any)
+	if !ok {
+		return nil, errNotesReply
+	}
+	names := make([]string, 0, len(all))
+	for _, name := range all {
+		text, _ := name.(string)
+		names = append(names, text)
+	}
+	return names, nil
+}
+
+// Leave takes this process off the replicas, and closes the connection.
+func (n *Notes) Leave(ctx context.Context) {
+	if n.link == nil {
+		return
+	}
+	_, _ = n.call(ctx, "leave", n.name) // else it is taken off later
+	n.hangUp()
+}
+
+func (n *Notes) hangUp() {
+	if n.link != nil {
+		n.link.close()
+		n.link = nil
+	}
+}
+
+// call calls the script. What changes something is sent twice only where nothing has been changed.
+func (n *Notes) call(ctx context.Context, args ...any) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*n.pool.opTimeout())
+	defer cancel()
+	for tries := 0; ; tries++ {
+		reply, e := n.try(ctx, args)
+		if e == nil {
+			return reply, nil
+		}
+		if tries > 0 || ctx.Err() != nil || !n.elsewhere(e) {
+			return nil, n.pool.advised(e)
+		}
+	}
+}
+
+// elsewhere reports whether e says that nothing was changed, and that another connection may lead to where it can be.
+func (n *Notes) elsewhere(e *remote.Error) bool {
+	switch e.Code {
+	case "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
+		if c := n.pool.cluster; c != nil {
+			c.trouble.Store(true)
+			c.client.ReloadState(context.Background())
+		}
+		return true
+	}
+	return false
+}
+
+// try calls the script once, over a connection that may have to be opened.
+func (n *Notes) try(ctx context.Context, args []any) (any, *remote.Error) {
+	addr, e := n.connect(ctx)
+	if e != nil {
+		return nil, e
+	}
+	all := make([]any, 0, 3+len(n.keys)+len(args))
+	all = append(all, "evalsha", n.script.sha, len(n.keys))
+	for _, key := range n.keys {
+		all = append(all, key)
+	}
+	c := newCommand(append(all, args...)...)
+	err := n.exec(ctx, c)
+	if err == nil && c.Err() != nil && classify(addr, c.Err()).Code == "NOSCRIPT" {
+		c.reset()
+		c.Args()[0], c.Args()[1] = "eval", n.script.text
+		err = n.exec(ctx, c)
+	}
+	if err != nil {
+		n.hangUp()
+		return nil, classify(addr, err)
+	}
+	if err := c.Err(); err != nil && !errors.Is(err, redis.Nil) {
+		e := classify(addr, err)
+		switch e.Code {
+		case "NOPERM", "OOM":
+		default: // such as READONLY: it may be better at the next address
+			n.hangUp()
+		}
+		return nil, e
+	}
+	return c.Val(), nil
+}
+
+func (n *Notes) exec(ctx context.Context, c *command) error {
+	return n.link.exec(ctx, []redis.Cmder{c})
+}
+
+// connect returns the address that n is connected to.
+func (n *Notes) connect(ctx context.Context) (string, *remote.Error) {
+	p := n.pool
+	if l := n.link; l != nil {
+		if time.Now().Before(l.ends) && (p.one == nil || p.one.renewed.Load() == n.renewed) {
+			return l.addr, nil
+		}
+		n.hangUp()
+	}
+	addr, err := n.resolve(ctx)
+	if err != nil {
+		return "", classify(addr, err)
+	}
+	l, err := p.open(ctx, addr)
+	if err != nil {
+		return "", p.advised(classify(addr, err))
+	}
+	n.link = l
+	return addr, nil
+}
+
+// resolve returns the address of the server that has the notes.
+func (n *Notes) resolve(ctx context.Context) (string, error) {
+	p := n.pool
+	if p.one != nil {
+		n.renewed = p.one.renewed.Load()
+		return p.one.resolve(ctx)
+	}
+	if e := p.cluster.known.Load(); e != nil {
+		return "", e
+	}
+	client, err := p.cluster.client.MasterForKey(ctx, n.keys[0])
+	if err != nil {
+		return "", fmt.Errorf("looking for the master of the notes: %w", err)
+	}
+	return client.Options().Addr, nil
+}

@@ -1,0 +1,104 @@
+-- Notes that replicas share: short texts with an end, of which a later one takes the place of the one with the same ID. They
+-- are in sorted sets, so that what changed since a revision is one range, and so that the commands that counters need suffice.
+-- The end of a note is in ms since the epoch. One that was taken away stays as a note without text, until it would have ended,
+-- so that nobody who was away puts it back.
+--
+-- KEYS[1]  epoch and revision, as text: the revision rises with each note, the epoch is new when everything is
+-- KEYS[2]  ID → revision
+-- KEYS[3]  text → revision; a text is: time of the note (µs), its end, 1 if it was taken away or 0, its ID, what it says
+-- KEYS[4]  ID → end, of those in force
+-- KEYS[5]  ID → end, of those that were taken away
+-- KEYS[6]  name of a replica → when it was last here (ms)
+--
+-- ARGV[1]  what to do
+--   poll   ARGV[2..5]: epoch and revision that are known, the most texts to return, name of a replica that is here or ''
+--          result: epoch, revision of the last text returned, or of all, 1 if there are more, how many are held, texts
+--   put    ARGV[2..4]: epoch if there is none yet, the most notes in force, 1 if notes are put back or 0; then for each note:
+--          ID, end, 1 if it is taken away or 0, time it was made if it is put back, what it says
+--          result: time of each note; or 'full', and nothing is changed. A note that is put back changes nothing where
+--          there is a later one, and is kept even if there are too many.
+--   here   result: names of the replicas that were here in the last 5 s
+--   leave  ARGV[2]: name of a replica
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local function text(n) return string.format('%.0f', n) end
+local function ms(n) return text(math.floor(n / 1000)) end
+
+local epoch, revision = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)$')
+revision = tonumber(revision or 0)
+
+if ARGV[1] == 'poll' then
+  local most, name = tonumber(ARGV[4]), ARGV[5]
+  if name ~= '' then
+    redis.call('ZADD', KEYS[6], ms(now), name)
+    redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', ms(now - 60000000))
+    redis.call('PEXPIRE', KEYS[6], '60000')
+  end
+  local since, out, more = tonumber(ARGV[3]), {}, 0
+  if revision > since and (since == 0 or epoch == ARGV[2]) then
+    local found = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', '0', text(most))
+    for i = 1, #found, 2 do out[#out + 1] = found[i] end
+    if #out == most then
+      more, revision = 1, tonumber(found[#found])
+    end
+  end
+  return {epoch or '', text(revision), more, redis.call('ZCARD', KEYS[3]), out}
+end
+
+if ARGV[1] == 'here' then
+  return redis.call('ZRANGEBYSCORE', KEYS[6], ms(now - 5000000), '+inf')
+end
+
+if ARGV[1] == 'leave' then
+  return redis.call('ZREM', KEYS[6], ARGV[2])
+end
+
+-- forget removes a note and everything about it.
+local function forget(id)
+  local at = redis.call('ZSCORE', KEYS[2], id)
+  if at then redis.call('ZREMRANGEBYSCORE', KEYS[3], at, at) end
+  redis.call('ZREM', KEYS[2], id)
+  redis.call('ZREM', KEYS[4], id)
+  redis.call('ZREM', KEYS[5], id)
+end
+
+-- If keys were evicted one by one, everything begins anew, and replicas put back what they know.
+local held = redis.call('ZCARD', KEYS[2])
+if not epoch or held ~= redis.call('ZCARD', KEYS[3]) or held ~= redis.call('ZCARD', KEYS[4]) + redis.call('ZCARD', KEYS[5]) then
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+  epoch, revision = ARGV[2], 0
+end
+
+-- What ended more than a day ago, by this clock, is swept, a few at a time.
+for k = 4, 5 do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[k], '-inf', ms(now - 86400000000), 'LIMIT', '0', '100')) do forget(id) end
+end
+
+local most, back = tonumber(ARGV[3]), ARGV[4] == '1'
+if not back then
+  local new = 0
+  for i = 5, #ARGV, 5 do
+    if ARGV[i + 2] == '0' and not redis.call('ZSCORE', KEYS[4], ARGV[i]) then new = new + 1 end
+  end
+  if new > 0 and #redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. ms(now), '+inf') + new > most then return 'full' end
+end
+
+local times = {}
+for i = 5, #ARGV, 5 do
+  local id, ends, gone, made, says = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local at, before = redis.call('ZSCORE', KEYS[2], id), -1
+  if at then
+    before = tonumber(string.match(redis.call('ZRANGEBYSCORE', KEYS[3], at, at)[1] or '', '^%d+') or -1)
+  end
+  if back then made = tonumber(made) else made = math.max(now, before + 1) end
+  if made > before then
+    forget(id)
+    revision = revision + 1
+    redis.call('ZADD', KEYS[2], text(revision), id)
+    redis.call('ZADD', KEYS[3], text(revision), table.concat({text(made), ends, gone, id, says}, ' '))
+    redis.call('ZADD', KEYS[gone == '1' and 5 or 4], ends, id)
+  end
+  times[#times + 1] = text(made)
+end
+redis.call('SET', KEYS[1], epoch .. ' ' .. text(revision))
+return times
