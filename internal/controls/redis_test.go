@@ -61,7 +61,8 @@ func eventually(t *testing.T, c *Controls, text string) {
 func TestRedis(t *testing.T) {
 	t.Parallel()
 	// The second replica may do only what docs/operations.md says that counters need.
-	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +script|load +@string +@list +@sortedset +del +pexpire +time +echo +ping +hello +auth +select +info +config|get")
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +get +set +incrby +decrby +del +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
+		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
 	a := set(t, all[0], "block shop a=1", time.Hour)
 	set(t, all[1], "allow shop b=1", time.Hour)

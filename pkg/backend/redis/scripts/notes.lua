@@ -1,5 +1,5 @@
 -- Notes that replicas share: short texts with an end, of which a later one takes the place of the one with the same ID. They
--- are in sorted sets, so that what changed since a revision is one range, and so that the commands that counters need suffice.
+-- are in sorted sets, so that what changed since a revision is one range.
 -- The end of a note is in ms since the epoch. One that was taken away stays as a note without text, until it would have ended,
 -- so that nobody who was away puts it back.
 --
