@@ -101,7 +101,7 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return p.usage(flagError(cmd, err)) })
 	root.SetHelpCommand(p.helpCommand())
 	root.AddCommand(
-		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.keyCommand(), p.versionCommand(),
+		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.topCommand(), p.watchCommand(), p.keyCommand(), p.versionCommand(),
 		p.blockCommand(), p.allowCommand(), p.limitCommand(), p.grantCommand(), p.liftCommand(), p.controlsCommand(),
 	)
 	noFiles(root.Commands()...)
