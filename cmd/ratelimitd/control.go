@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -197,7 +198,7 @@ func (p *program) put(c *control, a putAnswer) {
 		p.printf("  instead of the one until %s\n", old.GetUntil().AsTime().Format(time.RFC3339))
 	}
 	for _, note := range a.GetNotes() {
-		p.printf("  note: %s\n", note)
+		p.printf("  note: %s\n", printable(note))
 	}
 	p.printf("  %s\n", reachText(a.GetReach()))
 }
@@ -227,7 +228,7 @@ func kindText(c *adminv1.Control) string {
 
 // aboutText says what a control is about, as a command takes it.
 func aboutText(c *adminv1.Control) string {
-	text := c.GetDomain()
+	text := printable(c.GetDomain())
 	for i, e := range c.GetEntries() {
 		if i == 0 {
 			text += " "
@@ -244,7 +245,17 @@ func aboutText(c *adminv1.Control) string {
 
 // escape puts a backslash before what would end a value in an argument.
 func escape(text string) string {
-	return strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text)
+	return printable(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
+}
+
+// printable replaces what a terminal would not print but obey.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
 }
 
 func numberText(o *adminv1.Override) string {
@@ -427,7 +438,7 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 			does += " to " + numberText(c.GetTo())
 		}
 		rows = append(rows, []string{
-			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(c.GetReason(), "-"),
+			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(printable(c.GetReason()), "-"),
 		})
 	}
 	p.table(rows)

@@ -32,12 +32,18 @@ func (d *daemon) command(name string, args ...string) string {
 	return string(out)
 }
 
-// over reports whether a request to d is refused.
-func over(t *testing.T, d *daemon, key, value string) bool {
-	t.Helper()
-	answer, err := d.client().ShouldRateLimit(t.Context(), request(key, value))
+// controlled is a server, and a client of it.
+type controlled struct {
+	*daemon
+	rlsv3.RateLimitServiceClient
+}
+
+// over reports whether a request is refused.
+func (c controlled) over(key, value string) bool {
+	c.t.Helper()
+	answer, err := c.ShouldRateLimit(c.t.Context(), request(key, value))
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT
 }
@@ -46,21 +52,21 @@ func over(t *testing.T, d *daemon, key, value string) bool {
 func TestControls(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	start := func() *daemon {
+	start := func() controlled {
 		d := startDaemon(t, db, controlRules, "ADMIN=true", "REDIS_OP_TIMEOUT=10s")
 		d.ready()
-		return d
+		return controlled{d, d.client()}
 	}
-	servers := []*daemon{start(), start()}
+	servers := []controlled{start(), start()}
 	obey := func(key, value string, want bool) {
 		t.Helper()
 		for i, d := range servers {
-			took := testkit.Eventually(t, "a server obeys", func() bool { return over(t, d, key, value) == want }, d.Log.String)
+			took := testkit.Eventually(t, "a server obeys", func() bool { return d.over(key, value) == want }, d.Log.String)
 			t.Logf("server %d obeys after %v", i, took.Round(time.Millisecond))
 		}
 	}
 	for range 3 {
-		over(t, servers[0], "user", "ann")
+		servers[0].over("user", "ann")
 	}
 	obey("user", "ann", true)
 	if said := servers[1].command("allow", "shop", "user=ann", "--for", "1h"); !strings.Contains(said, "\n  2 replicas obey, within a second\n") {
@@ -71,17 +77,23 @@ func TestControls(t *testing.T) {
 	// A block wins over hits that both have leased, and what ends it is felt at once.
 	for _, d := range servers {
 		testkit.Eventually(t, "hits are leased", func() bool {
-			over(t, d, "hot", "x")
+			for range 20 {
+				d.over("hot", "x")
+			}
 			return d.metric("ratelimitd_near_cache_spent_total") > 0
 		})
 	}
+	servers[0].command("limit", "shop", "hot=x", "--to", "1/year", "--for", "1h")
+	obey("hot", "x", true)
+	servers[1].command("lift", "shop", "hot=x")
+	obey("hot", "x", false)
 	servers[0].command("block", "shop", "hot=x", "--for", "1h", "--reason", "attack")
 	obey("hot", "x", true)
 
 	// Who is killed and comes back knows it before it answers, and so does everybody while Redis is away.
 	servers[1].kill()
 	servers[1] = start()
-	if !over(t, servers[1], "hot", "x") || over(t, servers[1], "user", "ann") {
+	if !servers[1].over("hot", "x") || servers[1].over("user", "ann") {
 		t.Error("a server that comes back does not know the controls")
 	}
 	db.Kill()
