@@ -25,13 +25,13 @@ const (
 )
 
 // wanted is what Block, Allow and Limit have in common.
-type wanted interface {
-	GetDomain() string
-	GetEntries() []*adminv1.Entry
-	GetBelow() bool
-	GetFor() *durationpb.Duration
-	GetReason() string
-	GetDryRun() bool
+type wanted struct {
+	domain  string
+	entries []*adminv1.Entry
+	below   bool
+	span    *durationpb.Duration
+	reason  string
+	dry     bool
 }
 
 // put is what has been put in force.
@@ -42,7 +42,7 @@ type put struct {
 }
 
 func (s *Service) block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
-	p, err := s.put(ctx, q, &controls.Control{Kind: controls.Block})
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Block})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (s *Service) block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.
 }
 
 func (s *Service) allowFor(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
-	p, err := s.put(ctx, q, &controls.Control{Kind: controls.Allow})
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, &controls.Control{Kind: controls.Allow})
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 			return nil, err
 		}
 	}
-	p, err := s.put(ctx, q, c)
+	p, err := s.put(ctx, &wanted{q.GetDomain(), q.GetEntries(), q.GetBelow(), q.GetFor(), q.GetReason(), q.GetDryRun()}, c)
 	if err != nil {
 		return nil, err
 	}
@@ -89,24 +89,24 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 }
 
 // put puts c in force, as q asks for.
-func (s *Service) put(ctx context.Context, q wanted, c *controls.Control) (*put, error) {
-	if q.GetFor() == nil {
+func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put, error) {
+	if q.span == nil {
 		return nil, invalidError("the time is missing: set for, from 1s to 30 days (720h)")
 	}
-	if err := q.GetFor().CheckValid(); err != nil {
+	if err := q.span.CheckValid(); err != nil {
 		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
 	}
 	by, from := s.access.caller(ctx)
-	c.Domain, c.Below, c.By, c.Reason = q.GetDomain(), q.GetBelow(), by, valid(q.GetReason())
-	entries := entriesOf(q.GetEntries())
+	c.Domain, c.Below, c.By, c.Reason = q.domain, q.below, by, valid(q.reason)
+	entries := entriesOf(q.entries)
 	for _, e := range entries {
 		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
 	}
-	before, err := s.controls.Set(ctx, c, q.GetFor().AsDuration(), q.GetDryRun())
+	before, err := s.controls.Set(ctx, c, q.span.AsDuration(), q.dry)
 	if err != nil {
 		return nil, err
 	}
-	if !q.GetDryRun() {
+	if !q.dry {
 		s.log.WarnContext(ctx, "a control was put in force", "control", c.String(), "domain", c.Domain, "below", c.Below,
 			"until", c.Until.UTC().Format(time.RFC3339), "reason", c.Reason, "by", by, "peer", from)
 	}

@@ -63,7 +63,7 @@ func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (bac
 		return backend.Notes{}, err
 	}
 	var out backend.Notes
-	fields, ok := reply.([]any)
+	fields, ok := reply.Val().([]any)
 	if !ok || len(fields) != 5 {
 		return out, errNotesReply
 	}
@@ -103,7 +103,7 @@ func (n *Notes) same(ctx context.Context, since backend.Version) (same backend.N
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.pool.opTimeout())
 	defer cancel()
-	known, held := newCommand("get", n.keys[0]), newCommand("zcard", n.keys[2])
+	known, held := newCommand("get", n.keys[0]), newCommand("zcard", n.keys[2]) //nolint:contextcheck // go-redis stores the context, but does not use it
 	if err := n.link.exec(ctx, []redis.Cmder{known, held}); err != nil {
 		n.hangUp()
 		return same, false
@@ -157,10 +157,10 @@ func (n *Notes) put(ctx context.Context, notes []backend.Note, most int, back st
 	if err != nil {
 		return nil, err
 	}
-	if reply == "full" {
+	if reply.Val() == "full" {
 		return nil, backend.ErrNotesFull
 	}
-	times, ok := reply.([]any)
+	times, ok := reply.Val().([]any)
 	if !ok || len(times) != len(notes) {
 		return nil, errNotesReply
 	}
@@ -181,7 +181,7 @@ func (n *Notes) Replicas(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, ok := reply.([]any)
+	all, ok := reply.Val().([]any)
 	if !ok {
 		return nil, errNotesReply
 	}
@@ -210,7 +210,7 @@ func (n *Notes) hangUp() {
 }
 
 // call calls the script. What changes something is sent twice only where nothing has been changed.
-func (n *Notes) call(ctx context.Context, args ...any) (any, error) {
+func (n *Notes) call(ctx context.Context, args ...any) (*command, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*n.pool.opTimeout())
 	defer cancel()
 	for tries := 0; ; tries++ {
@@ -218,19 +218,19 @@ func (n *Notes) call(ctx context.Context, args ...any) (any, error) {
 		if e == nil {
 			return reply, nil
 		}
-		if tries > 0 || ctx.Err() != nil || !n.elsewhere(e) {
+		if tries > 0 || ctx.Err() != nil || !n.elsewhere(ctx, e) {
 			return nil, n.pool.advised(e)
 		}
 	}
 }
 
 // elsewhere reports whether e says that nothing was changed, and that another connection may lead to where it can be.
-func (n *Notes) elsewhere(e *remote.Error) bool {
+func (n *Notes) elsewhere(ctx context.Context, e *remote.Error) bool {
 	switch e.Code {
 	case "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
 		if c := n.pool.cluster; c != nil {
 			c.trouble.Store(true)
-			c.client.ReloadState(context.Background())
+			c.client.ReloadState(context.WithoutCancel(ctx))
 		}
 		return true
 	}
@@ -238,7 +238,7 @@ func (n *Notes) elsewhere(e *remote.Error) bool {
 }
 
 // try calls the script once, over a connection that may have to be opened.
-func (n *Notes) try(ctx context.Context, args []any) (any, *remote.Error) {
+func (n *Notes) try(ctx context.Context, args []any) (*command, *remote.Error) {
 	addr, e := n.connect(ctx)
 	if e != nil {
 		return nil, e
@@ -248,7 +248,7 @@ func (n *Notes) try(ctx context.Context, args []any) (any, *remote.Error) {
 	for _, key := range n.keys {
 		all = append(all, key)
 	}
-	c := newCommand(append(all, args...)...)
+	c := newCommand(append(all, args...)...) //nolint:contextcheck // go-redis stores the context, but does not use it
 	err := n.exec(ctx, c)
 	if err == nil && c.Err() != nil && classify(addr, c.Err()).Code == "NOSCRIPT" {
 		c.reset()
@@ -268,7 +268,7 @@ func (n *Notes) try(ctx context.Context, args []any) (any, *remote.Error) {
 		}
 		return nil, e
 	}
-	return c.Val(), nil
+	return c, nil
 }
 
 func (n *Notes) exec(ctx context.Context, c *command) error {

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) liftCommand() *cobra.Command {
+	var c changing
+	cmd := &cobra.Command{
+		Use:   "lift [flags] CONTROL... | DOMAIN [DESCRIPTOR]",
+		Short: "End controls before their time",
+		Long: `Lift ends controls: those with the given IDs, or all that are about exactly one descriptor, with
+--below or without, or about a whole domain. Replicas that share a Redis obey within a second.
+
+` + descriptorHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd lift example fixed=ann
+  ratelimitd lift 0123456789abcdef`,
+		Args: needs("CONTROL"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			asJSON, err := jsonWanted(c.output)
+			if err != nil {
+				return err
+			}
+			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+				ids, err := controlIDs(ctx, a, args)
+				if err != nil {
+					return err
+				}
+				answer, err := a.Lift(ctx, &adminv1.LiftRequest{Ids: ids, Reason: c.reason, DryRun: c.dry})
+				switch {
+				case err != nil:
+					return err
+				case asJSON:
+					return p.printJSON(answer)
+				}
+				for _, l := range answer.GetLifted() {
+					p.printf("%slifted: %s\n", dryText(c.dry), controlText(l))
+				}
+				p.printf("  %s\n", reachText(answer.GetReach()))
+				return nil
+			})
+		},
+	}
+	c.add(p, cmd)
+	return cmd
+}
+
+// controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about it.
+func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string) ([]string, error) {
+	if !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) }) {
+		return args, nil
+	}
+	if len(args) > 2 {
+		return nil, errors.New("lift takes IDs of controls, or one DOMAIN and DESCRIPTOR")
+	}
+	var about []entry
+	if len(args) == 2 {
+		d, err := parseDescriptor(args[1])
+		if err != nil {
+			return nil, fmt.Errorf("descriptor %q: %w", args[1], err)
+		}
+		about = d.entries
+	}
+	all, _, err := listControls(ctx, a, args[0])
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, c := range all {
+		if slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
+			return e.GetKey() == want.key && (e.GetValue() == want.value || string(e.GetRawValue()) == want.value)
+		}) {
+			ids = append(ids, c.GetId())
+		}
+	}
+	if ids == nil {
+		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
+	}
+	return ids, nil
+}
+
+func isControlID(text string) bool {
+	return len(text) == 16 && strings.Trim(text, "0123456789abcdef") == ""
+}
+
+// listControls returns the controls of a domain, or all if it is empty.
+func listControls(ctx context.Context, a adminv1.AdminServiceClient, domain string) (all []*adminv1.Control, reach *adminv1.Reach, err error) {
+	q := &adminv1.ListControlsRequest{Domain: domain, PageSize: 500}
+	for {
+		answer, err := a.ListControls(ctx, q)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, answer.GetControls()...)
+		if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
+			return all, answer.GetReach(), nil
+		}
+	}
+}
+
+func (p *program) controlsCommand() *cobra.Command {
+	var (
+		c      client
+		output string
+	)
+	cmd := &cobra.Command{
+		Use:   "controls [flags] [DOMAIN]",
+		Short: "List the controls in force in a running server",
+		Long: `Controls lists what block, allow and limit have put in force, and until when.
+The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
+		Example: `  ratelimitd controls
+  ratelimitd controls --output json example`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
+				all, reach, err := listControls(ctx, a, strings.Join(args, ""))
+				switch {
+				case err != nil:
+					return err
+				case asJSON:
+					return p.printJSON(&adminv1.ListControlsResponse{Controls: all, Reach: reach})
+				}
+				p.controlTable(all, reach)
+				return nil
+			})
+		},
+	}
+	c.add(p, cmd)
+	addOutput(cmd, &output)
+	return cmd
+}
+
+// controlTable prints controls, one a line.
+func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
+	if len(all) == 0 {
+		p.printf("no controls are in force\n")
+		return
+	}
+	rows := [][]string{{"CONTROL", "DOES", "ABOUT", "UNTIL", "BY", "REASON"}}
+	for _, c := range all {
+		does := kindText(c)
+		if c.GetTo() != nil {
+			does += " to " + numberText(c.GetTo())
+		}
+		rows = append(rows, []string{
+			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(printable(c.GetReason()), "-"),
+		})
+	}
+	p.table(rows)
+	p.printf("%s\n", reachText(reach))
+}
+
+// table prints rows with their columns below each other.
+func (p *program) table(rows [][]string) {
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			width[i] = max(width[i], len([]rune(cell)))
+		}
+	}
+	for _, row := range rows {
+		var b strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&b, "%-*s  ", width[i], cell)
+		}
+		p.printf("%s\n", strings.TrimRight(b.String(), " "))
+	}
+}
