@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -238,21 +237,6 @@ func aboutText(c *adminv1.Control) string {
 		words = append(words, "--below")
 	}
 	return strings.Join(words, " ")
-}
-
-// escape puts a backslash before what would end a value in an argument.
-func escape(text string) string {
-	return printable(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
-}
-
-// printable replaces what a terminal would not print but obey.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }
 
 func numberText(o *adminv1.Override) string {

@@ -115,10 +115,9 @@ func jsonLine(m proto.Message) (string, error) {
 
 // entriesArgument returns entries as they are written in an argument, on one line that a terminal may be shown.
 func entriesArgument(es []*adminv1.Entry, cut bool) string {
-	escape := strings.NewReplacer(`\`, `\\`, `,`, `\,`, `;`, `\;`)
 	var pairs []string
 	for _, e := range es {
-		pairs = append(pairs, printable(escape.Replace(e.GetKey())+"="+escape.Replace(e.GetValue())))
+		pairs = append(pairs, escape(e.GetKey())+"="+escape(e.GetValue()))
 	}
 	text := strings.Join(pairs, ",")
 	if cut {
@@ -127,7 +126,12 @@ func entriesArgument(es []*adminv1.Entry, cut bool) string {
 	return text
 }
 
-// printable replaces what is not for the eye, such as the sequences by which terminals are told what to do.
+// escape puts a backslash before what would end a value in an argument.
+func escape(text string) string {
+	return printable(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
+}
+
+// printable replaces what a terminal would not print but obey.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -28,7 +28,7 @@ type watchFlags struct {
 
 // outcomeNames are the values of --outcome, in the order of the API.
 func outcomeNames() []string {
-	return []string{"no_limit", "unlimited", "replaced", "admitted", "refused", "shadowed", "failed"}
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "refused", "shadowed", "blocked", "allowed", "failed"}
 }
 
 func (p *program) watchCommand() *cobra.Command {
@@ -38,8 +38,8 @@ func (p *program) watchCommand() *cobra.Command {
 		Short: "Show what a running server decides, while it decides it",
 		Long: `Watch prints a line for each descriptor of each request that a running server decides, those that
 meet no rule and those that fail too: when, what was decided, the descriptor, its rule and limit,
-what is left, what decided (the store of the counters, the near cache, a lease, the rule's
-on_failure), how long it took, and which proxy asked. Requests never wait for it: what it is too
+what is left, what decided (the store of the counters, the near cache, a lease, a control, the
+rule's on_failure), how long it took, and which proxy asked. Requests never wait for it: what it is too
 slow for is lost, and it says how many lines those are.
 The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
 

@@ -187,7 +187,7 @@ func TestTopAndWatchRefuseBadInput(t *testing.T) {
 		{&adminv1.TopRequest{PageSize: 1001}, nil, codes.InvalidArgument, "page_size is 1001: want 1 to 1000, or 0 for 20"},
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},
 		{nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
-			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED or _FAILED"},
+			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED"},
 	} {
 		check := func(err error) {
 			t.Helper()

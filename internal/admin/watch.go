@@ -99,7 +99,7 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 			}
 		}
 		if !known {
-			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED or _FAILED", wanted)
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED", wanted)
 		}
 	}
 	return o, nil
@@ -115,6 +115,7 @@ func decisionMessage(l *watch.Line, masks *mask) *adminv1.Decision {
 		Outcome:        watchOutcome(l.Outcome),
 		OverLimit:      l.Over,
 		Source:         sourceMessage(l.Source),
+		Control:        l.Control,
 		Limit:          valid(l.Limit),
 		IsOverride:     l.Own,
 		Hits:           l.Hits,
@@ -149,6 +150,10 @@ func watchOutcome(o watch.Outcome) adminv1.Outcome {
 		return adminv1.Outcome_OUTCOME_REFUSED
 	case watch.Shadowed:
 		return adminv1.Outcome_OUTCOME_SHADOWED
+	case watch.Blocked:
+		return adminv1.Outcome_OUTCOME_BLOCKED
+	case watch.Allowed:
+		return adminv1.Outcome_OUTCOME_ALLOWED
 	case watch.Failed:
 		return adminv1.Outcome_OUTCOME_FAILED
 	}
@@ -165,6 +170,8 @@ func sourceMessage(s watch.Source) adminv1.Source {
 		return adminv1.Source_SOURCE_LEASE
 	case watch.Policy:
 		return adminv1.Source_SOURCE_POLICY
+	case watch.Control:
+		return adminv1.Source_SOURCE_CONTROL
 	case watch.Nothing:
 	}
 	return adminv1.Source_SOURCE_UNSPECIFIED

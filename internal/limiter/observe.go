@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -52,7 +53,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		}
 		if weight > 0 && !d.Back {
 			counted := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: d.Hits}
-			if d.Outcome == watch.Refused || d.Outcome == watch.Shadowed {
+			if d.Outcome == watch.Refused || d.Outcome == watch.Shadowed || d.Outcome == watch.Blocked {
 				counted.Refused = d.Hits
 			}
 			l.config.Top.Add(&counted, weight, every)
@@ -79,11 +80,18 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		d.Outcome, d.Err = watch.Failed, err
 		return d
 	}
+	s := &p.verdict.Statuses[i]
+	d.Outcome, d.Over = s.outcome(), p.verdict.Over
+	if c := s.Control; c != nil {
+		d.Control = c.String()
+		if c.Kind != controls.Limit {
+			d.Source, d.Retry = watch.Control, s.Decision.RetryAfter
+		}
+	}
 	if len(p.parts) == 0 {
 		return d
 	}
-	t, s := &p.parts[i], &p.verdict.Statuses[i]
-	d.Outcome, d.Over = s.outcome(), p.verdict.Over
+	t := &p.parts[i]
 	d.Own, d.Limit = s.Override, s.RateLimit
 	if t.op < 0 {
 		return d
@@ -122,6 +130,10 @@ func (l *Limiter) matched(domain []byte, entries []descriptors.Entry) *descripto
 // outcome returns what s comes to.
 func (s *Status) outcome() watch.Outcome {
 	switch {
+	case s.Control != nil && s.Control.Kind == controls.Block:
+		return watch.Blocked
+	case s.Control != nil && s.Control.Kind == controls.Allow:
+		return watch.Allowed
 	case s.Unlimited:
 		return watch.Unlimited
 	case s.Replaced():

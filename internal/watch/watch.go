@@ -39,6 +39,8 @@ const (
 	Admitted
 	Refused
 	Shadowed // refused, but only in shadow mode
+	Blocked  // by a control
+	Allowed  // by a control, without being counted
 	Failed   // there is no answer, because of an error
 )
 
@@ -52,6 +54,7 @@ const (
 	NearCache               // a refusal that this process remembered
 	Lease                   // hits that this process fetched in advance
 	Policy                  // the rule's on_failure, because the store failed
+	Control                 // a decision of an operator, which stands above the rules
 )
 
 // Decision is what became of one descriptor of a request. What is published belongs to the publisher.
@@ -70,6 +73,7 @@ type Facts struct {
 	Over    bool // the answer to the request as a whole was OVER_LIMIT
 	Source  Source
 	Policy  descriptors.OnFailure // if that is the source
+	Control string                // that decided, or put the limit's number in force, as kind:id; empty if none did
 	Own     bool                  // the limit came with the request
 	Hits    uint64
 	Back    bool // the hits were given back

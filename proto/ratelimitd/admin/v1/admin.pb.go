@@ -286,7 +286,7 @@ const (
 	Source_SOURCE_LEASE Source = 3
 	// The rule's on_failure, because the store failed.
 	Source_SOURCE_POLICY Source = 4
-	// A control. Reserved.
+	// A control.
 	Source_SOURCE_CONTROL Source = 5
 )
 
@@ -2972,7 +2972,7 @@ type Decision struct {
 	Source Source `protobuf:"varint,9,opt,name=source,proto3,enum=ratelimitd.admin.v1.Source" json:"source,omitempty"`
 	// What the rule's on_failure says, where that decided.
 	Policy OnFailure `protobuf:"varint,10,opt,name=policy,proto3,enum=ratelimitd.admin.v1.OnFailure" json:"policy,omitempty"`
-	// The control that decided, where one did. Reserved.
+	// The control that decided, or put the limit's number in force, as kind:id; empty where none did.
 	Control string `protobuf:"bytes,11,opt,name=control,proto3" json:"control,omitempty"`
 	// The limit that decided, in words; empty where there is none.
 	Limit string `protobuf:"bytes,12,opt,name=limit,proto3" json:"limit,omitempty"`
