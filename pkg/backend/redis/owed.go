@@ -31,15 +31,15 @@ type debt struct {
 	since   time.Time // when the connection was cut
 }
 
-// note notes what units that have been sent owe.
-func (o *owed) note(units []*unit) {
+// note notes what calls that have been sent owe.
+func (o *owed) note(calls []*call) {
 	if o == nil {
 		return
 	}
-	for _, u := range units {
-		if len(u.sent) == 2 && !refused(u.sent[0]) && !final(u.sent[1]) {
+	for _, c := range calls {
+		if len(c.sent) == 2 && !refused(c.sent[0]) && !final(c.sent[1]) {
 			o.mu.Lock()
-			o.add(u.sent[1], time.Now())
+			o.add(c.sent[1], time.Now())
 			o.mu.Unlock()
 		}
 	}
@@ -132,7 +132,7 @@ func (w *writer) settle(ctx context.Context) {
 			_ = pipe.BatchProcess(bounded, commands...) // only collects
 			_, _ = pipe.Exec(bounded)                   // each command has its own error
 		case w.link == nil:
-		case w.exec(bounded, commands) != nil:
+		case w.exec(bounded, commands, true) != nil:
 			w.hangUp()
 		}
 		cancel()

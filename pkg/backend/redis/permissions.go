@@ -149,7 +149,7 @@ func (w *writer) judge(ctx context.Context) {
 	w.judged, w.doubts, w.doubt = time.Now(), p.doubts.Load(), false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
 	defer cancel()
-	found, err := p.judge(func(trial []redis.Cmder) error { return w.exec(ctx, trial) })
+	found, err := p.judge(func(trial []redis.Cmder) error { return w.exec(ctx, trial, true) })
 	if err != nil {
 		w.hangUp()
 		return
@@ -186,7 +186,7 @@ func (w *writer) lacks(found lack) {
 
 // trial returns commands that change nothing, whose replies tell what the user may not do.
 func (s *scriptCodec) trial(*[]string) []redis.Cmder {
-	args := append([]any{"eval", permitted, "0", s.encoder.prefix + "rl:{permitted}"}, s.commands...)
+	args := append([]any{"eval", permitted, "0", s.prefix + "rl:{permitted}"}, s.commands...)
 	return []redis.Cmder{
 		newCommand(args...), newCommand("evalsha", strings.Repeat("0", 40), "0"), newCommand("get", args[3]),
 		newCommand("script", "load", "return"), newCommand("echo", ""),

@@ -12,25 +12,23 @@ import (
 // TestPermittedKnowsCommands: permitted.lua knows each command that a script calls.
 func TestPermittedKnowsCommands(t *testing.T) {
 	t.Parallel()
-	scripts, err := newScripts()
+	script, err := newScript(scriptFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
 	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
 	found := 0
-	for _, script := range scripts.all() {
-		for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
-			found++
-			if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
-				t.Errorf("permitted.lua does not know %s, which %s calls", m[1], script.name)
-			}
-			if !strings.Contains(script.text, "'"+m[1]+"'") || !words.MatchString("'"+m[1]+"'") {
-				t.Errorf("%s is not found among the commands of %s", m[1], script.name)
-			}
+	for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
+		found++
+		if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
+			t.Errorf("permitted.lua does not know %s, which the script calls", m[1])
+		}
+		if !words.MatchString("'" + m[1] + "'") {
+			t.Errorf("%s is not found among the commands of the script", m[1])
 		}
 	}
 	if found < 20 {
-		t.Errorf("only %d calls were found in the scripts", found)
+		t.Errorf("only %d calls were found in the script", found)
 	}
 }
 
@@ -40,7 +38,7 @@ func TestTrialChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	s.CLI("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
-	scripts, err := newScripts()
+	script, err := newScript(scriptFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +50,7 @@ func TestTrialChangesNothing(t *testing.T) {
 		}
 		commands := []any{"INCRBY", "EXPIRE", "GET", "EVALSHA", "EVAL"}
 		if format == OurKeys {
-			commands = commandsOf([]string{scripts.limits.text, "'EVALSHA' 'EVAL'"})
+			commands = commandsOf([]string{script.text, "'EVALSHA' 'EVAL'"})
 		}
 		for _, name := range commands {
 			name := strings.ToLower(name.(string)) //nolint:forcetypeassert // they are words

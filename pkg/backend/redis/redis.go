@@ -104,7 +104,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.needs, p.scripts = codec, codec, codec.texts()
+		p.codec, p.needs, p.scripts = codec, codec, []string{codec.script.text}
 	}
 	switch c.Type {
 	case Cluster:
