@@ -41,7 +41,8 @@ while pos <= length do
     cost, count, hits, window, counts, pos = unpacked('<I4I4I4dB', asked, pos)
     local spent, start, by = cost * count, now - now % window, '1'
     if spent ~= 1 then by = string.format('%.0f', spent) end
-    local base, most = start + spent, (counts == 1 and window - 1 or math.min(hits, window - 1)) - spent
+    local base, fresh, lasts = start + spent, nil, nil
+    local most = (counts == 1 and window - 1 or math.min(hits, window - 1)) - spent
     for i = k, k + n - 1 do
       local key = KEYS[i]
       local state = call('INCRBY', key, by)
@@ -50,8 +51,9 @@ while pos <= length do
         size = size + 1
         out[size] = used
       elseif used and used < 0 and most >= 0 then -- the state is of a window that has ended, or there was none
-        local done = call('SET', key, string.format('%.0f', base), 'PX',
-          string.format('%.0f', math.ceil((start + window - now) / 1000) + slack))
+        fresh = fresh or string.format('%.0f', base)
+        lasts = lasts or string.format('%.0f', math.ceil((start + window - now) / 1000) + slack)
+        local done = call('SET', key, fresh, 'PX', lasts)
         if done.ok then
           size = size + 1
           out[size] = 0
@@ -69,9 +71,10 @@ while pos <= length do
     -- answer is what is spent, or queued, as a numerator over us.
     local cost, count, den, burst, us, window, leaky, counts
     cost, count, den, burst, us, window, leaky, counts, pos = unpacked('<I4I4I4I4ddBB', asked, pos)
-    local spends = cost * count
-    local most = math.min((burst - spends + leaky) * us - leaky, 9007199254740991 - spends * us)
-    local states = call('MGET', unpack(KEYS, k, k + n - 1))
+    local spends = cost * count * us
+    local most = math.min((burst - cost * count + leaky) * us - leaky, 9007199254740991 - spends)
+    local full, fulls -- what is written where nothing was spent, and for how long
+    local states, pack = call('MGET', unpack(KEYS, k, k + n - 1)), struct.pack
     for i = 1, n do
       local key, state = KEYS[k + i - 1], states[i]
       local queued, stop, kept, done = -1, now, 0, false
@@ -84,24 +87,29 @@ while pos <= length do
         if stop <= now then
           queued, stop = 0, now
         elseif unit == us and came >= 0 and came < 9007199254740992 and came % 1 == 0 and whole >= 0 and whole % 1 == 0
-          and part >= 0 and part < us and part % 1 == 0 and whole * us + part <= 9007199254740991 then -- else no script wrote this
-          queued = math.max(0, whole * us + part - came)
+          and part >= 0 and part < us and part % 1 == 0 then -- else no script wrote this
+          queued = whole * us + part
+          if queued > 9007199254740991 then queued = -1 elseif queued > came then queued = queued - came else queued = 0 end
         end
       end
-      local turn = queued % den
-      turn = (queued - turn) / den + (turn > 0 and 1 or 0)
-      if queued >= 0 and queued <= most and kept < 18014398509481984 and (leaky == 0 or stop - now == turn) then
-        local spent = queued + spends * us
+      if queued >= 0 and queued <= most and kept < 18014398509481984
+        and (leaky == 0 or stop - now == (queued + (den - queued % den) % den) / den) then
+        local spent = queued + spends
         local over, part = spent % den, spent % us
-        stop = now + (spent - over) / den + (over > 0 and 1 or 0)
+        stop = now + (spent - over) / den
+        if over > 0 then stop = stop + 1 end
         if stop <= kept and state then
-          done = call('SETRANGE', key, '0', struct.pack('<ddddd', now, (spent - part) / us, part, us, stop))
+          done = call('SETRANGE', key, '0', pack('<ddddd', now, (spent - part) / us, part, us, stop)) == 48
         else
-          kept = stop + math.max(stop - now, math.min(window, 10000000))
-          done = call('SET', key, struct.pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), 'PX',
-            string.format('%.0f', math.ceil((kept - now) / 1000) + slack), state and 'XX' or 'NX')
+          local text, lasts = full, fulls
+          if queued > 0 or not text then
+            kept = stop + math.max(stop - now, math.min(window, 10000000))
+            text, lasts = pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), math.ceil((kept - now) / 1000) + slack
+            if queued == 0 then full, fulls = text, string.format('%.0f', lasts) end
+          end
+          done = call('SET', key, text, 'PX', lasts, state and 'XX' or 'NX')
+          done = done and done.ok
         end
-        done = done and (type(done) == 'number' or done.ok)
       end
       if done then
         size = size + 1
