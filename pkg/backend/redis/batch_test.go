@@ -118,7 +118,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestBatchIsOneCall: what waits goes as one call, of whatever it consists, and in order.
+// TestBatchIsOneCall: what waits goes as one call, of whatever it consists, unless Redis would take too long for it.
 func TestBatchIsOneCall(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -138,6 +138,15 @@ func TestBatchIsOneCall(t *testing.T) {
 	cs.all = cs.all[:0]
 	if codec.encode(&cs, units, false); len(cs.all) != len(units) {
 		t.Errorf("apart they are %d calls, want %d", len(cs.all), len(units))
+	}
+
+	heavy := engine.Limit{Algorithm: engine.SlidingLog, Hits: 10_000, Window: minute}
+	for _, u := range units {
+		u.op.Limits, u.op.Penalty = listOf(heavy, heavy, heavy, heavy), nil
+	}
+	cs.all = cs.all[:0]
+	if codec.encode(&cs, units, true); len(cs.all) < 2 || slices.ContainsFunc(cs.all, func(c *call) bool { return c.weight > maxWeight }) {
+		t.Errorf("%d lists of logs are %d calls, of which one is too heavy", len(units), len(cs.all))
 	}
 
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)

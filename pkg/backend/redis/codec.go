@@ -35,7 +35,7 @@ type call struct {
 	keys   []packed
 	args   packed
 	nonce  uint64 // comes back
-	weight int    // what it costs Redis, in ns
+	weight int    // what it costs Redis, in µs
 }
 
 // calls are the calls of a batch, and what they are made with.

@@ -141,8 +141,8 @@ func (n *node) tick() {
 	n.wake.Broadcast()
 }
 
-// hurry makes writers that wait before they reconnect do so now.
-func (n *node) hurry() {
+// reconnect makes writers that wait before they connect again do so now.
+func (n *node) reconnect() {
 	for range maxWriters {
 		select {
 		case n.again <- struct{}{}:

@@ -146,7 +146,7 @@ func (w *writer) settleLast(ctx context.Context) {
 	if o == nil {
 		return
 	}
-	for begun := time.Now(); o.hurry() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
+	for begun := time.Now(); o.due() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
 		if w.link == nil && w.node.pool.cluster == nil {
 			_ = w.open(ctx) // nothing more can be done
 		}
@@ -154,8 +154,8 @@ func (w *writer) settleLast(ctx context.Context) {
 	}
 }
 
-// hurry makes it time to send what is owed, and reports whether that is anything.
-func (o *owed) hurry() bool {
+// due makes it time to send what is owed, and reports whether that is anything.
+func (o *owed) due() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.next = time.Time{}
