@@ -166,8 +166,8 @@ func TestBatchIsOneCall(t *testing.T) {
 	}
 }
 
-// TestWrongTypeFailsAlone: in a batch, operations on keys that hold something else fail, and no other.
-func TestWrongTypeFailsAlone(t *testing.T) {
+// TestF27_WrongTypeFailsAlone: in a batch, operations on keys that hold something else fail, and no other.
+func TestF27_WrongTypeFailsAlone(t *testing.T) {
 	t.Parallel()
 	p := newPlain(t, redistest.Start(t), nil)
 	counters := eachCounter()
@@ -194,8 +194,8 @@ func TestWrongTypeFailsAlone(t *testing.T) {
 	}
 }
 
-// TestScriptLostInBatches: nobody notices that Redis forgets the script, and each take is counted once.
-func TestScriptLostInBatches(t *testing.T) {
+// TestF08_ScriptLostInBatches: nobody notices that Redis forgets the script, and each take is counted once.
+func TestF08_ScriptLostInBatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)
@@ -226,9 +226,9 @@ func TestScriptLostInBatches(t *testing.T) {
 	}
 }
 
-// TestKeysApart: a server that is part of a cluster, although nothing says so at first, refuses calls with several keys.
+// TestF29_KeysApart: a server that is part of a cluster, although nothing says so at first, refuses calls with several keys.
 // No caller notices, nothing is counted twice, and further calls have one key each.
-func TestKeysApart(t *testing.T) {
+func TestF29_KeysApart(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "cluster-enabled yes")
 	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
@@ -334,8 +334,8 @@ func value(r *bufio.Reader, to *bytes.Buffer) []string {
 	return all
 }
 
-// TestAlone: only what is one Redis gets calls with several keys.
-func TestAlone(t *testing.T) {
+// TestF29_Alone: only what is one Redis gets calls with several keys.
+func TestF29_Alone(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	if b := run(t, Config{URL: s.Addr()}, true); !b.main.one.together() {
