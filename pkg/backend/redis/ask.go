@@ -44,11 +44,11 @@ func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 	for _, c := range calls {
 		w.cmds = c.unanswered(w.cmds)
 	}
-	err := w.exec(ctx, w.cmds, w.node.pool.codec.fenced())
+	err := w.exec(ctx, w.cmds, len(calls) == 0 || calls[0].nonce == 0)
 	if err == nil {
 		for _, c := range calls {
 			c.replied(w.node.addr)
-			if c.err == nil && !w.node.pool.codec.proves(c) {
+			if c.err == nil && !c.proves() {
 				err = errBehind
 			}
 		}
@@ -75,15 +75,20 @@ func (w *writer) more(ctx context.Context) *remote.Error {
 	if len(second) == 0 {
 		return nil
 	}
+	return w.deliver(ctx, second)
+}
+
+// deliver is send, over a new connection if there is none any more.
+func (w *writer) deliver(ctx context.Context, calls []*call) *remote.Error {
 	if w.link == nil {
 		if e := w.open(ctx); e != nil {
-			for _, c := range second {
+			for _, c := range calls {
 				c.err = e
 			}
 			return e
 		}
 	}
-	return w.send(ctx, second)
+	return w.send(ctx, calls)
 }
 
 // replied sets c.err to the first error among the replies, or to nil.
@@ -118,7 +123,7 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 	if len(here)+len(apart)+len(anew)+len(elsewhere) == 0 {
 		return
 	}
-	if suspects := slices.Concat(here, apart, elsewhere); len(suspects) > 0 && !w.node.pool.codec.fenced() && !w.fence(ctx, suspects) {
+	if suspects := slices.Concat(here, apart, elsewhere); len(suspects) > 0 && suspects[0].nonce != 0 && !w.fence(ctx, suspects) {
 		return
 	}
 	again := func(calls []*call) {
@@ -174,9 +179,7 @@ func (w *writer) split(ctx context.Context, calls []*call) {
 		w.node.pool.codec.encode(&w.calls, c.units, false)
 		c.units = c.units[:0]
 	}
-	if w.link != nil {
-		_ = w.send(ctx, w.calls.all[before:]) // the error is in the calls
-	}
+	_ = w.deliver(ctx, w.calls.all[before:]) // the error is in the calls
 }
 
 // renewIfReadOnly has the connections of n renewed once more if they still lead to a replica.

@@ -166,6 +166,36 @@ func TestBatchIsOneCall(t *testing.T) {
 	}
 }
 
+// TestLooksWriteNothing: a batch of looks is answered by a server that takes no writes: one that is out of memory, and a
+// replica.
+func TestLooksWriteNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newPlain(t, s, nil)
+	var ops []backend.Op
+	for i, c := range eachCounter() {
+		ops = append(ops, backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}})
+	}
+	p.Apply(t.Context(), ops)
+	for i := range ops {
+		ops[i].Mode = backend.Look
+	}
+	look := func(of string) {
+		t.Helper()
+		p.Apply(t.Context(), ops)
+		for i := range ops {
+			if ops[i].Err != nil {
+				t.Errorf("%s, look %d: %v", of, i, ops[i].Err)
+			}
+		}
+	}
+	s.CLI("CONFIG", "SET", "maxmemory", "1")
+	look("out of memory")
+	s.CLI("CONFIG", "SET", "maxmemory", "0")
+	s.CLI("REPLICAOF", "127.0.0.1", "1")
+	look("a replica")
+}
+
 // TestF27_WrongTypeFailsAlone: in a batch, operations on keys that hold something else fail, and no other.
 func TestF27_WrongTypeFailsAlone(t *testing.T) {
 	t.Parallel()

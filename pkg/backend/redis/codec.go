@@ -34,7 +34,7 @@ type call struct {
 	// With scripts:
 	keys   []packed
 	args   packed
-	nonce  uint64 // comes back
+	nonce  uint64 // comes back first; 0 if nothing does, so that the replies need a fence
 	weight int    // what it costs Redis, in µs
 }
 
@@ -54,7 +54,7 @@ func (cs *calls) next() *call {
 		cs.all = append(cs.all, new(call))
 	}
 	c := cs.all[len(cs.all)-1]
-	c.units, c.sent, c.err, c.refused = c.units[:0], c.sent[:0], nil, nil
+	c.units, c.sent, c.err, c.refused, c.nonce = c.units[:0], c.sent[:0], nil, nil, 0
 	return c
 }
 
@@ -68,10 +68,6 @@ type codec interface {
 	again(c *call)
 	// more sets c.sent to a second step, which depends on the replies to the first, and reports whether there is one.
 	more(c *call) bool
-	// fenced reports whether replies need a fence to tell that they belong to their calls; otherwise proves tells.
-	fenced() bool
-	// proves reports whether the reply to c, which is no error, belongs to it.
-	proves(c *call) bool
 	// decode fills in the decision or the error of each of c.units, from the replies to c.sent or from c.err.
 	decode(c *call, node string)
 	// route returns one of op's keys, which determines the node of a cluster.

@@ -52,14 +52,14 @@ func answersTo(c *call) (r answers, ok bool) {
 	return r, ok
 }
 
-// proves reports whether the reply to c begins with the number that was sent.
-func (s *scriptCodec) proves(c *call) bool {
+// proves reports whether the reply to c, which is no error, belongs to it. A call without a number needs a fence instead.
+func (c *call) proves() bool {
+	if c.nonce == 0 {
+		return true
+	}
 	r, ok := answersTo(c)
 	return ok && len(r.text) >= 16 && binary.LittleEndian.Uint64([]byte(r.text[:8])) == c.nonce
 }
-
-// fenced returns false: replies begin with the numbers of their calls.
-func (s *scriptCodec) fenced() bool { return false }
 
 // Errors of replies that no script could give.
 var (
@@ -87,6 +87,9 @@ func integer(f float64) (uint64, error) {
 }
 
 func (s *scriptCodec) decode(c *call, node string) {
+	if c.err == nil && !c.proves() {
+		c.err = classify(node, errBehind)
+	}
 	if c.err != nil {
 		c.fail(c.err)
 		return

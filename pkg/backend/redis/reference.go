@@ -111,11 +111,6 @@ func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
 	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
 }
 
-// fenced returns true: no reply says to what it is one.
-func (r *referenceCodec) fenced() bool { return true }
-
-func (r *referenceCodec) proves(*call) bool { return true }
-
 // more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was.
 func (r *referenceCodec) more(c *call) bool {
 	u := c.units[0]

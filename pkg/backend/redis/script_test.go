@@ -61,14 +61,14 @@ func (p *plain) apply(ctx context.Context, ops []backend.Op) {
 		last[ops[i].Key] = units[i]
 	}
 	var cs calls
-	p.encode(&cs, units, true)
+	p.encode(&cs, units, true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
 	pipe := p.client.Pipeline()
 	for _, c := range cs.all {
 		_ = pipe.Process(ctx, c.sent[0]) // only collects
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for _, c := range cs.all {
-		if c.replied(""); c.err == nil && !p.proves(c) {
+		if c.replied(""); c.err == nil && !c.proves() {
 			c.err = classify("", errBehind)
 		}
 		p.decode(c, "")
