@@ -86,7 +86,7 @@ func TestBatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	counters := eachCounter()
-	checks := 20
+	checks := 5
 	flag.Visit(func(f *flag.Flag) {
 		if f.Name == "rapid.checks" {
 			checks, _ = strconv.Atoi(f.Value.String())
@@ -99,7 +99,7 @@ func TestBatches(t *testing.T) {
 			clock := func() engine.Micros { return now }
 			p, oracle := newPlain(t, s, clock), memory.New(memory.Config{Now: clock})
 			r := rand.New(rand.NewPCG(uint64(size), 1))
-			for played := 0; played < checks*100*len(counters)/4; played += size {
+			for played := 0; played < checks*100*len(counters); played += size {
 				ops := randomOps(r, counters, size)
 				want := slices.Clone(ops)
 				oracle.Apply(t.Context(), want)
