@@ -402,8 +402,8 @@ func TestStatesOfOtherVersions(t *testing.T) {
 	written := map[string]string{
 		"fixed": "1800000000000003",
 		// at, n, part, unit, stop, kept
-		"bucket": packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6),
-		"leaky":  packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6),
+		"bucket": packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6+1e3*injectedSlack),
+		"leaky":  packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6+1e3*injectedSlack),
 	}
 	for name, l := range limits {
 		op := backend.Op{Key: keyOf(1), Limits: engine.Limits{l.Prepared()}, Take: engine.Take{Cost: 3, Count: 1}}

@@ -10,8 +10,9 @@
 // node has a breaker that keeps calls away while it does not answer, and connections are opened in the background, so
 // that a call never waits for one that cannot be opened.
 //
-// Ops of one call on the same key are applied in order, with one exception: if the server has lost the script
-// (NOSCRIPT), or a key is being moved to another node, an op may be applied after the one that follows it.
+// Ops of one call on the same key are applied in order, with one exception: if the server has lost the script (NOSCRIPT),
+// takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
+// follows it.
 package redis
 
 import (

@@ -103,8 +103,8 @@ while pos <= length do
         else
           local text, lasts = full, fulls
           if queued > 0 or not text then
-            kept = stop + math.max(stop - now, math.min(window, 10000000))
-            text, lasts = pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), math.ceil((kept - now) / 1000) + slack
+            kept = stop + math.max(stop - now, math.min(window, 10000000)) + slack * 1000
+            text, lasts = pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), math.ceil((kept - now) / 1000)
             if queued == 0 then full, fulls = text, string.format('%.0f', lasts) end
           end
           done = call('SET', key, text, 'PX', lasts, state and 'XX' or 'NX')
