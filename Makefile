@@ -46,6 +46,7 @@ run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C 
 test: ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need redis-server redis-server
 	@tools/need memcached memcached
+	@tools/need -x nutcracker nutcracker libyaml-0-2
 	@tools/need -x promtool prometheus
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)

@@ -97,7 +97,7 @@ func (r *referenceCodec) encode(u *unit) {
 	}
 	switch {
 	case u.op.Mode == backend.Reset:
-		u.sent = append(u.sent[:0], newCommand("del", key))
+		u.sent = append(u.sent[:0], newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
 	case spends(u.op) && hits > 0:
 		u.sent = append(u.sent[:0], newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
 	default: // a look, and the first step of giving back
@@ -119,7 +119,7 @@ func (r *referenceCodec) more(u *unit) bool {
 		return false
 	}
 	key := u.sent[0].Args()[1]
-	u.sent = append(u.sent[:0], newCommand("decrby", key, min(count, u.hits)))
+	u.sent = append(u.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))))
 	return true
 }
 

@@ -69,7 +69,7 @@ func (w *writer) serve(ctx context.Context) {
 		if w.link != nil && w.suspicious() {
 			w.judge(ctx)
 		}
-		if w.watches && w.link != nil && time.Since(w.looked) > lookEach {
+		if w.watches && w.link != nil && w.link.dialect.has("info") && time.Since(w.looked) > lookEach {
 			w.look(ctx)
 		}
 	}
@@ -173,7 +173,7 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	if err != nil {
 		return classify(addr, err)
 	}
-	if w.watches && w.looked.IsZero() { // what was evicted before this process came is not news
+	if w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
 		first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
 		err := w.count(first, l.exec)
 		cancel()
