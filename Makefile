@@ -11,6 +11,8 @@ EXACT ?= 1m
 SOAK ?= 5m
 BENCH ?= .
 IMAGE ?= ratelimitd:dev
+RUN ?=
+DEPLOYMENTS ?= sentinel cluster twemproxy old acl
 CONFORMANCE_DIR ?= ../shared/conformance
 LOADGEN_DIR ?= ../shared/loadgen
 
@@ -20,7 +22,7 @@ VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: build
 build: ## build bin/ratelimitd, static
@@ -46,6 +48,7 @@ run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C 
 test: ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need redis-server redis-server
 	@tools/need memcached memcached
+	@tools/need -x nutcracker nutcracker libyaml-0-2
 	@tools/need -x promtool prometheus
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
@@ -100,6 +103,19 @@ conformance: build ## play recorded answers of envoyproxy/ratelimit against bin/
 	cd '$(CONFORMANCE_DIR)/scenarios' && REDIS_KEY_FORMAT=reference '$(CURDIR)/bin/conformance' -server '$(CURDIR)/bin/ratelimitd' *.yaml
 	@tools/need memcached memcached
 	cd '$(CONFORMANCE_DIR)/scenarios' && MEMCACHE_OP_TIMEOUT=1s '$(CURDIR)/bin/conformance' -redis '' -backend memcache -server '$(CURDIR)/tools/with-memcached $(CURDIR)/bin/ratelimitd' *.yaml
+
+.PHONY: conformance-redis
+conformance-redis: build ## the same in each of DEPLOYMENTS: sentinel, cluster, twemproxy, old, acl; RUN chooses scenarios
+	@test -d '$(CONFORMANCE_DIR)/scenarios' || { echo 'no scenarios in $(CONFORMANCE_DIR): set CONFORMANCE_DIR' >&2; exit 1; }
+	$(GO) -C '$(CONFORMANCE_DIR)' build -o '$(CURDIR)/bin/conformance' .
+	@tools/need redis-server redis-server
+	@tools/need -x nutcracker nutcracker libyaml-0-2
+	cd '$(CONFORMANCE_DIR)/scenarios' && for kind in $(DEPLOYMENTS); do for format in '' reference; do \
+		[ "$$kind$$format" != old ] || continue; \
+		echo "$$kind $$format"; \
+		REDIS_OP_TIMEOUT=1s REDIS_KEY_FORMAT=$$format '$(CURDIR)/tools/with-redis' "$$kind" '$(CURDIR)/bin/conformance' -redis '' -backend redis -run '$(RUN)' \
+			-server '$(CURDIR)/tools/with-redis - $(CURDIR)/bin/ratelimitd' *.yaml; \
+	done; done
 
 .PHONY: bench-go
 bench-go: ## run the benchmarks whose names match BENCH

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,10 +94,14 @@ func TestACLs(t *testing.T) {
 				t.Errorf("a reset: %v\n%s", err, out)
 			}
 			d.stop()
-			if got := db.CLI("ACL", "LOG"); got != "" {
-				t.Errorf("Redis has refused:\n%s", got)
+			optional := []string{"info", "config|get", "echo", "ping", "script|load"}
+			for _, m := range regexp.MustCompile(`(?m)^object\n(.*)$`).FindAllStringSubmatch(db.CLI("ACL", "LOG", "1000"), -1) {
+				if !slices.Contains(optional, m[1]) {
+					t.Errorf("Redis has refused %s", m[1])
+				}
 			}
-			if log := d.Log.String(); strings.Contains(log, "may not") {
+			log := d.Log.String()
+			if strings.Contains(log, "may not") || strings.Count(log, "refuses some commands") != 1 {
 				t.Errorf("the log says:\n%s", log)
 			}
 		})
@@ -148,8 +153,8 @@ func TestMigrationWithACL(t *testing.T) {
 	if _, err := d.client().ShouldRateLimit(t.Context(), request("fixed", "a")); err != nil {
 		t.Errorf("step 1: %v", err)
 	}
-	if log := d.Log.String(); !strings.Contains(log, "may not run decrby, del, echo") {
-		t.Errorf("the log does not say what a reset lacks:\n%s", log)
+	if log := d.Log.String(); !strings.Contains(log, `commands="config get, echo, info"`) {
+		t.Errorf("the log does not say what is missing:\n%s", log)
 	}
 	d.stop()
 
@@ -193,7 +198,7 @@ func TestMigrationWithACL(t *testing.T) {
 func TestReferenceKeysOfDomains(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
-	db.CLI("ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "+incrby", "+expire", "+get", "+decrby", "+del", "+echo")
+	db.CLI("ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "+incrby", "+expire", "+get")
 	d := startDaemon(t, db, referenceRules, "REDIS_AUTH=limiter:secret", "REDIS_KEY_FORMAT=reference", "REDIS_OP_TIMEOUT=10s")
 	line := d.denied("the user limiter may not use the keys of counters")
 	if !strings.Contains(strings.Join(line, " "), " ~* +incrby") {

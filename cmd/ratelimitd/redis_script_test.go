@@ -21,7 +21,7 @@ type redisOfScript struct {
 func redisCommand(ts *testscript.TestScript, _ bool, args []string) {
 	r := ts.Value(redisKey{}).(*redisOfScript)
 	if len(args) == 0 || (r.server == nil) != (args[0] == "start") {
-		ts.Fatalf("redis takes start first, and then sentinel, kill, restart, stop, cont or cli")
+		ts.Fatalf("redis takes start first, and then sentinel, twemproxy, kill, restart, stop, cont or cli")
 	}
 	switch args[0] {
 	case "start":
@@ -31,6 +31,9 @@ func redisCommand(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Defer(r.server.Kill)
 	case "sentinel":
 		ts.Setenv("SENTINEL", redistest.Sentinels(r.tb, r.server, args[1], 1, args[2:]...)[0].Addr())
+	case "twemproxy": // at the socket args[1], for the Redis that has been started
+		proxy := redistest.Twemproxy(r.tb, []string{r.server.Addr()}, "listen: "+ts.MkAbs(args[1])+" 0600")
+		ts.Defer(proxy.Kill)
 	case "kill":
 		r.server.Kill()
 	case "restart":

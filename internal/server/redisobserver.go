@@ -19,7 +19,7 @@ type redisObserver struct{ *storeObserver }
 func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
 	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive))}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
-	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventDenied, redis.EventLimited, redis.EventPermitted)
+	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventDenied, redis.EventLimited, redis.EventLacking, redis.EventPermitted)
 	o.perNode = []stats.Metric{stats.BackendEvictedKeysTotal}
 	return o
 }
@@ -54,14 +54,15 @@ func (o redisObserver) event(e remote.Event) {
 		o.health.Denied(e.Node, e.Err.Error()+"; allow it in Redis: "+e.Detail)
 	case redis.EventPermitted:
 		o.health.Permitted(e.Node)
-	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited:
+	case remote.EventConnected, redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventLimited, redis.EventLacking:
 	}
 	attrs, ok := o.storeObserver.event(e)
 	if !ok {
 		return
 	}
-	if i := slices.Index(attrs, any("detail")); i >= 0 && (e.Kind == redis.EventDenied || e.Kind == redis.EventLimited) {
-		attrs[i] = "allow"
+	names := map[remote.EventKind]string{redis.EventDenied: "allow", redis.EventLimited: "allow", redis.EventLacking: "commands"}
+	if i := slices.Index(attrs, any("detail")); i >= 0 && names[e.Kind] != "" {
+		attrs[i] = names[e.Kind]
 	}
 	switch e.Kind {
 	case remote.EventConnectFailed:
@@ -77,7 +78,9 @@ func (o redisObserver) event(e remote.Event) {
 	case redis.EventDenied:
 		o.log.Error("the redis user lacks permissions that decisions need", attrs...)
 	case redis.EventLimited:
-		o.log.Warn("the redis user lacks permissions that resets, give-backs or checks need", attrs...)
+		o.log.Warn("the redis user may not use the keys of every domain", attrs...)
+	case redis.EventLacking:
+		o.log.Warn("redis, or a proxy in front of it, refuses some commands, which are done without", attrs...)
 	case redis.EventPermitted:
 		o.log.Info("the redis user has the permissions that decisions need now", attrs...)
 	}

@@ -307,8 +307,8 @@ func LabelTexts() []LabelText {
 		{"class", "`timeout` and `reset` (the connection broke): hits may have been counted; `refused`: there is no connection; `noauth`: a wrong password, or a " +
 			"missing permission; `oom`: no memory is left; `readonly`, `busy` (with another client's script), `loading`, `clusterdown`, `noscript`: as Redis says; `other`"},
 		{"event", "of a store: `connected`, `connect_failed`; of Redis also `dataset_changed` (it was restarted, and counters may be gone), `maxmemory` (its " +
-			"maxmemory-policy may drop counters), `master_changed`, `denied` and `permitted` (what decisions need), `limited` (what only other operations need " +
-			"is denied); of memcached also `lookup_failed` and `servers_changed` (by DNS). Of a control plane: `connected`, `disconnected`, `taken` and `refused` (a " +
+			"maxmemory-policy may drop counters), `master_changed`, `denied` and `permitted` (what decisions need), `limited` (the keys of some " +
+			"domains are denied), `lacking` (it, or a proxy in front of it, refuses some commands that can be done without); of memcached also `lookup_failed` and `servers_changed` (by DNS). Of a control plane: `connected`, `disconnected`, `taken` and `refused` (a " +
 			"set of rules), `unchanged`, `coalesced` (overtaken by a later response), `empty` (no rules at all)"},
 		{"node", "the server, as host and port or as the path of a socket"},
 		{"code", "`success` or `error`; for `increment` also `miss` (there is no such counter yet), for `add` also `not_stored` (there is one already)"},

@@ -21,17 +21,48 @@ func (p *pool) unreached(addr string, err error) error {
 	return remote.Reworded(err, host+" has no "+kind+" address, which the socket type "+p.target.network+" requires: tcp accepts both kinds")
 }
 
-// opening is a connection that remembers a server which has too many of them. It says so before it is asked, and closes;
-// go-redis takes that for an answer to HELLO by a server that does not know it, goes on, and finds the connection closed.
+// opening is a connection as go-redis sees it. It answers HELLO itself, as a server does that does not know the command:
+// go-redis sends it although we speak RESP2, and proxies hang up on it. After that go-redis authenticates by AUTH.
+//
+// It also remembers a server which has too many connections. That says so before it is asked, and closes.
 type opening struct {
 	net.Conn
 
-	read bool // something was
-	full string
+	hello hello
+	read  bool // something was
+	full  string
+}
+
+// hello is how far the HELLO of a connection is.
+type hello uint8
+
+const (
+	helloToCome hello = iota
+	helloSent         // it has been written, and gets its answer next
+	helloDone
+)
+
+// notHello is the answer to HELLO.
+const notHello = "-ERR unknown command 'hello'\r\n"
+
+// Write implements [net.Conn].
+func (o *opening) Write(b []byte) (int, error) {
+	if o.hello == helloToCome {
+		if begin := strings.ToLower(string(b[:min(len(b), 20)])); strings.Contains(begin, "\r\n$5\r\nhello\r\n") {
+			o.hello = helloSent
+			return len(b), nil
+		}
+		o.hello = helloDone
+	}
+	return o.Conn.Write(b)
 }
 
 // Read implements [net.Conn].
 func (o *opening) Read(b []byte) (int, error) {
+	if o.hello == helloSent && len(b) >= len(notHello) {
+		o.hello = helloDone
+		return copy(b, notHello), nil
+	}
 	n, err := o.Conn.Read(b)
 	if !o.read {
 		o.read = true

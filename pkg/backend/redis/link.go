@@ -44,13 +44,15 @@ type link struct {
 	client *redis.Client
 	conn   *redis.Conn
 	pipe   redis.Pipeliner
-	echo   *command
-	n      int64 // number of the last batch
+	fence  *command // ends each batch
+	n      int64    // number of the last batch
 	ends   time.Time
 	addr   string
 	user   string // for people
 	server server
 	lack   lack // at first
+
+	dialect dialect
 }
 
 // server is what is known of the process at the other end.
@@ -77,8 +79,32 @@ func (c *command) reset() {
 // errSpent is what go-redis gets if it wants a second connection for a link.
 var errSpent = errors.New("the connection is closed")
 
-// open connects to addr, authenticates, and finds out what we need to know about the server.
+// open connects to addr, authenticates, and finds out what we need to know about the server. If that closes the
+// connection, it may be a proxy, and it is found out what it takes.
 func (p *pool) open(ctx context.Context, addr string) (*link, error) {
+	l, err := p.connect(ctx, addr, p.dialects.of(addr))
+	if err != nil && hungUp(err) {
+		p.dialects.forget(addr)
+		d, failed := p.learn(ctx, addr, err)
+		if failed != nil {
+			return nil, failed
+		}
+		if len(d.hangs) == 0 {
+			return nil, err
+		}
+		l, err = p.connect(ctx, addr, d)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.dialects.note(addr, l.dialect) {
+		p.observer.Event(remote.Event{Kind: EventLacking, Node: addr, Detail: l.dialect.text()})
+	}
+	return l, nil
+}
+
+// connect is open for a server whose dialect is d, as far as that is known.
+func (p *pool) connect(ctx context.Context, addr string, d dialect) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*p.config.DialTimeout)
 	defer cancel()
 	conn, err := p.dialer.Dial(ctx, p.target.network, addr)
@@ -90,29 +116,19 @@ func (p *pool) open(ctx context.Context, addr string) (*link, error) {
 		_ = conn.Close() // it is useless
 		return nil, err
 	}
-	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(age()), echo: newCommand("echo", "")} //nolint:contextcheck // go-redis stores the context, but does not use it
+	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(age()), dialect: d}
 	first := &opening{Conn: conn}
-	once := make(chan net.Conn, 1)
-	once <- first
-	o := p.options(addr)
-	o.Username, o.Password = user, password
-	o.PoolSize, o.PipelinePoolSize = 1, -1
-	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		select {
-		case c := <-once:
-			return c, nil
-		default:
-			return nil, errSpent
-		}
-	}
-	l.client = redis.NewClient(o)
+	l.client = p.client(addr, first, login{user, password, p.target.db})
 	l.conn = l.client.Conn()
 	l.pipe = l.conn.Pipeline()
-	if err := l.meet(ctx, p.scripts); err != nil {
+	if err := l.meet(ctx, p); err != nil {
 		l.close()
 		return nil, p.greeted(first.refusal(err))
 	}
-	l.lack, err = p.judge(func(trial []redis.Cmder) error { return l.exec(ctx, trial) })
+	l.lack, err = p.judge(&l.dialect, func(trial []redis.Cmder) error { return l.exec(ctx, trial) })
+	if err == nil {
+		err = p.served(&l.lack)
+	}
 	if err != nil {
 		l.close()
 		return nil, err
@@ -134,56 +150,123 @@ func (p *pool) options(addr string) *redis.Options {
 	}
 }
 
-// meet authenticates, asks the server who it is, and loads scripts. What the user has no permission to ask stays
-// unknown; a version known to be too old is an error.
-func (l *link) meet(ctx context.Context, scripts []string) error {
+// meet authenticates, asks the server who it is, and loads scripts. What cannot be asked stays unknown; a version known
+// to be too old for scripts is an error.
+func (l *link) meet(ctx context.Context, p *pool) error {
 	pipe := l.conn.Pipeline()
-	info := pipe.Do(ctx, "info", "server")
-	policy := pipe.Do(ctx, "config", "get", "maxmemory-policy")
-	_, err := pipe.Exec(ctx)
-	var reply redis.Error
-	if err != nil && (!errors.As(err, &reply) || info.Err() == nil && info.Val() == nil) {
-		return err // of the connection, or of the greeting, after which nothing was sent
+	asked := map[string]*redis.Cmd{}
+	for _, args := range greetings() {
+		if name := commandOf(args); l.dialect.has(name) {
+			asked[name] = pipe.Do(ctx, args...)
+		}
 	}
-	if err := info.Err(); err != nil {
-		if e := classify("", err); e.Code == "NOAUTH" || e.Code == "LOADING" || e.Code == "BUSY" || e.Code == "MASTERDOWN" {
+	if !l.dialect.has("echo") && !l.dialect.has("ping") {
+		asked["get"] = pipe.Do(ctx, "get", p.unused())
+	}
+	_, err := pipe.Exec(ctx)
+	if err = l.greeting(err, asked); err != nil {
+		return err
+	}
+	l.enclose(p) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+	if info := asked["info"]; info != nil {
+		text, _ := info.Val().(string)
+		l.server = parseInfo(text)
+		if err := checkVersion(text); err != nil && len(p.scripts) > 0 {
 			return err
 		}
 	}
-	text, _ := info.Val().(string)
-	l.server = parseInfo(text)
-	if found, ok := policy.Val().([]any); ok && len(found) == 2 {
-		l.server.policy, _ = found[1].(string)
+	if policy := asked[configGet]; policy != nil {
+		if found, ok := policy.Val().([]any); ok && len(found) == 2 {
+			l.server.policy, _ = found[1].(string)
+		}
 	}
-	if err := checkVersion(text); err != nil {
+	return l.load(ctx, p.scripts)
+}
+
+// greetings returns the commands that a connection begins with, and without which it works too.
+func greetings() [][]any {
+	return [][]any{{"info", "server"}, {"config", "get", "maxmemory-policy"}, {"echo", ""}, {"ping"}}
+}
+
+// greeting returns why the server did not answer, or notes what it refused.
+func (l *link) greeting(err error, asked map[string]*redis.Cmd) error {
+	if err == nil {
+		return nil
+	}
+	if _, reply := errors.AsType[redis.Error](err); !reply {
 		return err
 	}
+	answered := false
+	for name, c := range asked {
+		answered = answered || c.Err() != nil || c.Val() != nil
+		if c.Err() == nil || errors.Is(c.Err(), redis.Nil) {
+			continue
+		}
+		switch classify("", c.Err()).Code {
+		case "NOAUTH", "LOADING", "BUSY", "MASTERDOWN":
+			return c.Err()
+		}
+		l.dialect.without(name)
+	}
+	if !answered { // it is the reply to AUTH or SELECT, after which nothing was sent
+		return err
+	}
+	return nil
+}
+
+// load loads scripts. One that is not loaded is sent when it is needed.
+func (l *link) load(ctx context.Context, scripts []string) error {
+	if len(scripts) == 0 || !l.dialect.has(scriptLoad) {
+		return nil
+	}
+	pipe := l.conn.Pipeline()
 	for _, s := range scripts { // only now: unauthenticated clients may not send this much
 		pipe.Do(ctx, "script", "load", s)
 	}
-	if _, err = pipe.Exec(ctx); errors.As(err, &reply) {
-		err = nil // a script that is not loaded is sent when it is needed
+	all, err := pipe.Exec(ctx)
+	if _, reply := errors.AsType[redis.Error](err); err != nil && !reply {
+		return err
 	}
-	return err
+	if len(all) > 0 && (notKnown(all[0]) || forbids(all[0])) {
+		l.dialect.without(scriptLoad)
+	}
+	return nil
 }
 
-// exec sends commands, followed by an ECHO of a number that must come back last; otherwise the replies may belong to
-// other commands. If it returns an error, no reply can be trusted and l must be closed.
+// enclose chooses what ends each batch: an ECHO of its number, or else a command whose reply is not that of a counter.
+func (l *link) enclose(p *pool) {
+	switch {
+	case l.dialect.has("echo"):
+		l.fence = newCommand("echo", "")
+	case l.dialect.has("ping"):
+		l.fence = newCommand("ping")
+	default:
+		l.fence = newCommand("get", p.unused())
+	}
+}
+
+// exec sends commands, followed by the fence, whose reply must come back last; otherwise the replies may belong to other
+// commands. If it returns an error, no reply can be trusted and l must be closed.
 func (l *link) exec(ctx context.Context, commands []redis.Cmder) error {
-	l.n++
-	number := strconv.FormatInt(l.n, 10)
-	l.echo.reset()
-	l.echo.Args()[1] = number
+	want := "PONG"
+	if args := l.fence.Args(); args[0] != "ping" {
+		l.n++
+		want = strconv.FormatInt(l.n, 10)
+		if args[0] == "echo" {
+			args[1] = want
+		}
+	}
+	l.fence.reset()
 	_ = l.pipe.BatchProcess(ctx, commands...) // only collects
-	_ = l.pipe.Process(ctx, l.echo)           // the same
+	_ = l.pipe.Process(ctx, l.fence)          // the same
 	_, _ = l.pipe.Exec(ctx)                   // each command has its own error
-	if e := l.echo.Err(); e != nil {
+	if e := l.fence.Err(); e != nil {
 		if _, ok := errors.AsType[redis.Error](e); !ok {
 			return e
 		}
-		return nil // an error reply is an answer too; the server then answers the other commands in the same way
+		return nil // an error reply is an answer too, and so is that there is no such key
 	}
-	if got, _ := l.echo.Val().(string); got != number {
+	if got, _ := l.fence.Val().(string); got != want {
 		return errBehind
 	}
 	return nil
@@ -220,7 +303,8 @@ func checkVersion(info string) error {
 		return nil //nolint:nilerr // a server that does not give its version is accepted
 	}
 	if major < least[0] || major == least[0] && minor < least[1] {
-		return fmt.Errorf("this is %s %s, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required", name, version)
+		return fmt.Errorf("this is %s %s, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required; "+
+			"REDIS_KEY_FORMAT=reference, which counts fixed windows without scripts, takes Redis 4 or later", name, version)
 	}
 	return nil
 }

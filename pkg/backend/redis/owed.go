@@ -3,6 +3,8 @@ package redis
 import (
 	"context"
 	"errors"
+	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ const (
 	maxOwed  = 10_000                 // keys; each outage leaves a batch per writer
 	oweAgain = 100 * time.Millisecond // after an attempt that failed
 	oweLate  = 500 * time.Millisecond // for so long a key that is not there may still come
+	oweFor   = 10 * time.Minute       // for so long an attempt is made again although there are error replies
 )
 
 // owed holds the EXPIREs that may not have been carried out although their INCRBYs may have been: a connection that
@@ -90,20 +93,34 @@ func (o *owed) back(all []owing) {
 	defer o.mu.Unlock()
 	for _, c := range all {
 		missing := c.Err() == nil && c.Cmder.(*command).Val() == int64(0)
-		if !final(c.Cmder) || missing && time.Since(c.since) < oweLate {
+		late := errorReply(c.Err()) && time.Since(c.since) > oweFor
+		if !final(c.Cmder) && !late || missing && time.Since(c.since) < oweLate {
 			o.add(c.Cmder, c.since)
 			o.next = time.Now().Add(oweAgain)
 		}
 	}
 }
 
-// refused reports whether c has got an error reply.
-func refused(c redis.Cmder) bool {
-	_, ok := errors.AsType[redis.Error](c.Err())
+func errorReply(err error) bool {
+	_, ok := errors.AsType[redis.Error](err)
 	return ok
 }
 
-// final reports whether c has got a reply, other than that it has to be sent elsewhere.
+// notDone matches those replies that begin with ERR and with which Redis refuses a command on a counter. Others may be of
+// a proxy, which answers so for a server that it has lost: Twemproxy with "ERR Connection reset by peer" and the like.
+var notDone = regexp.MustCompile(`^ERR (?:value is not|increment or decrement|invalid expire|wrong number|max number|This instance|(?i:un(?:known|supported) command))`)
+
+// refused reports whether c has got an error reply that says that it was not carried out.
+func refused(c redis.Cmder) bool {
+	if !errorReply(c.Err()) {
+		return false
+	}
+	code, _, _ := strings.Cut(c.Err().Error(), " ")
+	return code != "ERR" && strings.ToUpper(code) == code || notDone.MatchString(c.Err().Error())
+}
+
+// final reports whether c has got a reply, other than that it has to be sent elsewhere, or that of a proxy which does not
+// know what became of it.
 func final(c redis.Cmder) bool {
 	if err := c.Err(); err == nil {
 		return c.(*command).Val() != nil

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	_ "embed" // for a script
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,12 +15,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// What the user has to be allowed, beside its keys. Commands that are needed before authentication are always allowed.
+// What the user has to be allowed, beside its keys: no more than what decisions, give-backs and resets need. AUTH always is.
 const (
-	grantsOurs      = "+eval +evalsha +script|load +@string +@list +@sortedset +del +pexpire +time"
-	grantsReference = "+incrby +decrby +expire +get +del"
-	grantsAlways    = "+echo +ping +hello +auth +select +info +config|get"
-	grantsCluster   = "+cluster|slots +cluster|shards +cluster|nodes +readonly +asking"
+	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +decrby +del +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
+		"+zadd +zmscore +zrange +zrangebyscore +zrem +zscore"
+	grantsReference = "+incrby +expire +get"
+	grantsCluster   = "+cluster|slots +asking"
 )
 
 // judgeEach is how often a connection whose user lacks something is tried again.
@@ -49,31 +50,33 @@ func commandsOf(texts []string) []any {
 // needs knows what a codec needs the user to be allowed.
 type needs interface {
 	// trial returns commands that change nothing. Their replies tell what the user may not do. domains may be nil.
-	trial(domains *[]string) []redis.Cmder
+	trial(domains *[]string, d *dialect) []redis.Cmder
 	// lacks returns what the user may not do, given the replies to trial's commands.
 	lacks(trial []redis.Cmder) lack
+	// probes returns commands that not every proxy takes, and that change nothing.
+	probes() [][]any
 }
 
 // lack is what a user may not do. The zero value lacks nothing.
 type lack struct {
-	needed []string // commands without which decisions fail
-	wanted []string // commands without which something else does
-	keys   bool     // it may not use the keys of counters
-	some   bool     // it may not use the keys of some domains
-	free   bool     // it may use those that it was tried with
+	unknown []string // commands without which decisions fail, and which the server does not have
+	needed  []string // commands without which decisions fail
+	keys    bool     // it may not use the keys of counters
+	some    bool     // it may not use the keys of some domains
+	free    bool     // it may use those that it was tried with
 }
 
 // fatal reports whether decisions fail.
 func (l *lack) fatal() bool { return len(l.needed) > 0 || l.keys }
 
 // any reports whether anything is lacking.
-func (l *lack) any() bool { return l.fatal() || l.some || len(l.wanted) > 0 }
+func (l *lack) any() bool { return l.fatal() || l.some }
 
 // text says what a user may not do.
 func (l *lack) text(user string) string {
 	var what []string
-	if all := slices.Concat(l.needed, l.wanted); len(all) > 0 {
-		what = append(what, "run "+strings.Join(all, ", "))
+	if len(l.needed) > 0 {
+		what = append(what, "run "+strings.Join(l.needed, ", "))
 	}
 	switch {
 	case l.keys:
@@ -99,7 +102,10 @@ func (p *pool) grant(user string, withKeys bool) string {
 	case strings.ContainsAny(pattern, " \t\"'\\"):
 		keys = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(strings.TrimSuffix(keys, " ")) + `" `
 	}
-	line := "ACL SETUSER " + user + " " + keys + commands + " " + grantsAlways
+	line := "ACL SETUSER " + user + " " + keys + commands
+	if p.target.db != 0 {
+		line += " +select"
+	}
 	if p.config.Type == Cluster {
 		line += " " + grantsCluster
 	}
@@ -118,13 +124,36 @@ func (p *pool) advised(e *remote.Error) *remote.Error {
 }
 
 // judge finds out what the user of a connection may not do. exec sends commands over it.
-func (p *pool) judge(exec func([]redis.Cmder) error) (lack, error) {
-	trial := p.needs.trial(p.domains.Load())
-	if err := exec(trial); err != nil {
+func (p *pool) judge(d *dialect, exec func([]redis.Cmder) error) (lack, error) {
+	trial := p.needs.trial(p.domains.Load(), d)
+	sent := make([]redis.Cmder, 0, len(trial))
+	for _, c := range trial {
+		if d.has(c.Name()) {
+			sent = append(sent, c)
+		} else {
+			c.SetErr(unknownError(c.Name()))
+		}
+	}
+	if err := exec(sent); err != nil {
 		return lack{}, err
 	}
 	return p.needs.lacks(trial), nil
 }
+
+// served returns an error if the server does not have what decisions need.
+func (p *pool) served(l *lack) error {
+	if len(l.unknown) == 0 {
+		return nil
+	}
+	text := "the server there, or a proxy in front of it, does not take " + strings.Join(l.unknown, ", ")
+	if p.config.KeyFormat == OurKeys {
+		text += ", and counters are kept by scripts: set REDIS_KEY_FORMAT=reference, which counts fixed windows by INCRBY and EXPIRE"
+	}
+	return remote.Reworded(errNotServed, text)
+}
+
+// errNotServed is the error of a server that does not have what decisions need.
+var errNotServed = errors.New("a command is missing")
 
 // SetDomains tells the names of the domains that are limited. With [ReferenceKeys] the keys of counters begin with them,
 // and the user has to be allowed to use these.
@@ -149,8 +178,8 @@ func (w *writer) judge(ctx context.Context) {
 	w.judged, w.doubts, w.doubt = time.Now(), p.doubts.Load(), false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
 	defer cancel()
-	found, err := p.judge(func(trial []redis.Cmder) error { return w.exec(ctx, trial, true) })
-	if err != nil {
+	found, err := p.judge(&w.link.dialect, func(trial []redis.Cmder) error { return w.exec(ctx, trial, true) })
+	if err != nil || len(found.unknown) > 0 {
 		w.hangUp()
 		return
 	}
@@ -184,19 +213,30 @@ func (w *writer) lacks(found lack) {
 	p.observer.Event(e)
 }
 
+// probes returns commands that not every proxy takes, and that change nothing.
+func (s *scriptCodec) probes() [][]any {
+	key := s.prefix + "rl:{permitted}"
+	return append(greetings(), []any{"script", "load", "return 0"}, []any{"eval", "return 0", "0"},
+		[]any{"eval", "return 0", "1", key}, []any{"evalsha", noScript, "1", key})
+}
+
+// noScript is the name of a script that there is none of.
+const noScript = "0000000000000000000000000000000000000000"
+
 // trial returns commands that change nothing, whose replies tell what the user may not do.
-func (s *scriptCodec) trial(*[]string) []redis.Cmder {
-	args := append([]any{"eval", permitted, "0", s.prefix + "rl:{permitted}"}, s.commands...)
-	return []redis.Cmder{
-		newCommand(args...), newCommand("evalsha", strings.Repeat("0", 40), "0"), newCommand("get", args[3]),
-		newCommand("script", "load", "return"), newCommand("echo", ""),
+func (s *scriptCodec) trial(_ *[]string, d *dialect) []redis.Cmder {
+	key := s.prefix + "rl:{permitted}"
+	keys := []any{"0"} // else nothing is run for a user who may not use the key
+	if !d.has(evalNoKeys) {
+		keys = []any{"1", key}
 	}
+	eval := slices.Concat([]any{"eval", permitted}, keys, []any{key}, s.commands)
+	return []redis.Cmder{newCommand(eval...), newCommand(slices.Concat([]any{"evalsha", noScript}, keys)...), newCommand("get", key)}
 }
 
 // lacks returns what the user may not do, given the replies to trial's commands.
 func (s *scriptCodec) lacks(trial []redis.Cmder) (l lack) {
-	l.needed = notPermitted(trial[:2])
-	l.wanted = notPermitted(trial[3:])
+	l.unknown, l.needed = notHad(trial[:2]), notPermitted(trial[:2])
 	l.keys = keyForbidden(trial[2])
 	denied, ran := trial[0].(*command).Val().([]any)
 	for _, name := range denied {
@@ -210,13 +250,16 @@ func (s *scriptCodec) lacks(trial []redis.Cmder) (l lack) {
 	return l
 }
 
-// trial returns commands that change nothing, whose replies tell what the user may not do. At most 100 domains count.
-func (r *referenceCodec) trial(domains *[]string) []redis.Cmder {
+// probes returns commands that not every proxy takes, and that change nothing.
+func (r *referenceCodec) probes() [][]any {
 	key := r.prefix + "rl:{permitted}"
-	all := []redis.Cmder{
-		newCommand("incrby", key, "x"), newCommand("expire", key, "x"), newCommand("get", key),
-		newCommand("decrby", key, "x"), newCommand("del", key), newCommand("echo", ""),
-	}
+	return append(greetings(), []any{"expire", key, "x"}, []any{"get", key})
+}
+
+// trial returns commands that change nothing, whose replies tell what the user may not do. At most 100 domains count.
+func (r *referenceCodec) trial(domains *[]string, _ *dialect) []redis.Cmder {
+	key := r.prefix + "rl:{permitted}"
+	all := []redis.Cmder{newCommand("incrby", key, "x"), newCommand("expire", key, "x"), newCommand("get", key)}
 	if domains != nil {
 		for _, name := range (*domains)[:min(len(*domains), 100)] {
 			all = append(all, newCommand("incrby", r.prefix+name+"_", "x"))
@@ -228,16 +271,17 @@ func (r *referenceCodec) trial(domains *[]string) []redis.Cmder {
 // lacks returns what the user may not do, given the replies to trial's commands. That it may not use the key of none of
 // the domains means nothing.
 func (r *referenceCodec) lacks(trial []redis.Cmder) lack {
-	l := lack{needed: notPermitted(trial[:3]), wanted: notPermitted(trial[3:6])}
+	needed, keys := trial[:3], trial[3:]
+	l := lack{unknown: notHad(needed), needed: notPermitted(needed)}
 	denied := 0
-	for _, c := range trial[6:] {
+	for _, c := range keys {
 		if keyForbidden(c) {
 			denied++
 		}
 	}
-	l.keys = denied > 0 && denied == len(trial)-6
+	l.keys = denied > 0 && denied == len(keys)
 	l.some = denied > 0
-	l.free = denied == 0 && slices.ContainsFunc(trial[:5], func(c redis.Cmder) bool { return !forbids(c) })
+	l.free = denied == 0 && slices.ContainsFunc(needed, func(c redis.Cmder) bool { return !forbids(c) })
 	return l
 }
 
@@ -266,6 +310,16 @@ func notPermitted(commands []redis.Cmder) (all []string) {
 	for _, c := range commands {
 		if forbids(c) && !keyForbidden(c) {
 			all = append(all, deniedCommand(c.Err().Error()))
+		}
+	}
+	return all
+}
+
+// notHad returns the names of those commands that the server does not have.
+func notHad(commands []redis.Cmder) (all []string) {
+	for _, c := range commands {
+		if notKnown(c) {
+			all = append(all, c.Name())
 		}
 	}
 	return all

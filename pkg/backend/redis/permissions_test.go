@@ -1,9 +1,13 @@
 package redis
 
 import (
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -18,14 +22,19 @@ func TestPermittedKnowsCommands(t *testing.T) {
 	}
 	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
 	found := 0
+	granted := map[string]bool{"+eval": true, "+evalsha": true, "+info": true}
 	for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
 		found++
+		granted["+"+strings.ToLower(m[1])] = true
 		if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
 			t.Errorf("permitted.lua does not know %s, which the script calls", m[1])
 		}
 		if !words.MatchString("'" + m[1] + "'") {
 			t.Errorf("%s is not found among the commands of the script", m[1])
 		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(slices.Values(strings.Fields(grantsOurs)))); diff != "" {
+		t.Errorf("grantsOurs, which docs/operations.md and README.md repeat, is not what the scripts call (-scripts +grants):\n%s", diff)
 	}
 	if found < 20 {
 		t.Errorf("only %d calls were found in the script", found)

@@ -55,6 +55,7 @@ type pool struct {
 	waiters  waiters
 	owed     *owed // nil unless KeyFormat is ReferenceKeys
 	needs    needs
+	dialects dialects
 	domains  atomic.Pointer[[]string]
 	doubts   atomic.Int64  // how many times there was a reason to judge all connections
 	opened   atomic.Uint64 // connections

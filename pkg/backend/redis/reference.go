@@ -104,7 +104,7 @@ func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
 	u.hits = hits
 	switch {
 	case u.op.Mode == backend.Reset:
-		return append(sent, newCommand("del", key))
+		return append(sent, newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
 	case spends(u.op) && hits > 0:
 		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
 	}
@@ -125,7 +125,7 @@ func (r *referenceCodec) more(c *call) bool {
 		return false
 	}
 	key := c.sent[0].Args()[1]
-	c.sent = append(c.sent[:0], newCommand("decrby", key, min(count, u.hits)))
+	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))))
 	return true
 }
 

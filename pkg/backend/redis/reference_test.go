@@ -217,13 +217,19 @@ func TestReferenceAgain(t *testing.T) {
 }
 
 // TestReferenceCut: of connections that are cut anywhere, also between an INCRBY and its EXPIRE, no key remains that
-// never expires, be it that others are opened in time, or at the very end.
+// never expires, be it that others are opened in time, or at the very end; and none where it is Twemproxy whose
+// connections are cut, which answers for its server.
 func TestReferenceCut(t *testing.T) {
 	t.Parallel()
-	for _, stops := range []bool{false, true} {
+	for _, c := range []struct{ stops, proxied bool }{{}, {stops: true}, {proxied: true}} {
+		stops := c.stops
 		s := redistest.Start(t)
 		p := testkit.NewProxy(t, s.Addr())
-		b := run(t, Config{URL: p.Addr(), KeyFormat: ReferenceKeys}, true)
+		addr := p.Addr()
+		if c.proxied {
+			addr = redistest.Twemproxy(t, []string{addr}).Addr()
+		}
+		b := run(t, Config{URL: addr, KeyFormat: ReferenceKeys}, true)
 		p.CutRequests.Store(2000)
 		p.Reset()
 		var next, failures atomic.Int64

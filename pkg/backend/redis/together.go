@@ -29,8 +29,8 @@ func (n *node) identify(ctx context.Context, l *link) error {
 	switch {
 	case !scripts || p.cluster != nil:
 		return nil
-	case p.sentinels != nil:
-		n.alone.Store(true)
+	case p.sentinels != nil, l.server.run == "":
+		n.alone.Store(p.sentinels != nil)
 		return nil
 	}
 	cmds := make([]redis.Cmder, trials)
@@ -40,7 +40,7 @@ func (n *node) identify(ctx context.Context, l *link) error {
 	if err := l.exec(ctx, cmds); err != nil {
 		return err
 	}
-	alone := l.server.run != ""
+	alone := true
 	for _, c := range cmds {
 		alone = alone && c.(*command).Val() == l.server.run
 	}

@@ -70,7 +70,7 @@ func (w *writer) serve(ctx context.Context) {
 		if w.link != nil && w.suspicious() {
 			w.judge(ctx)
 		}
-		if w.watches && w.link != nil && time.Since(w.looked) > lookEach {
+		if w.watches && w.link != nil && w.link.dialect.has("info") && time.Since(w.looked) > lookEach {
 			w.look(ctx)
 		}
 	}
@@ -176,7 +176,7 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	}
 	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
 	err = n.identify(first, l)
-	if err == nil && w.watches && w.looked.IsZero() { // what was evicted before this process came is not news
+	if err == nil && w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
 		err = w.count(first, l.exec)
 	}
 	cancel()

@@ -1,0 +1,201 @@
+package redis
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// withOnly starts a server that has no commands but those for which keep returns true.
+func withOnly(t *testing.T, keep func(name string) bool, config ...string) *redistest.Server {
+	t.Helper()
+	for name := range strings.Lines(redistest.Start(t).CLI("COMMAND", "LIST")) {
+		if name = strings.TrimSpace(name); !strings.Contains(name, "|") && !keep(name) {
+			config = append(config, "rename-command "+name+` ""`)
+		}
+	}
+	return redistest.Start(t, config...)
+}
+
+// laterThan4 returns the commands that Redis 4 did not have.
+func laterThan4(t *testing.T) map[string]bool {
+	t.Helper()
+	docs, err := redistest.Start(t).Client().Do(t.Context(), "command", "docs").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := map[string]bool{}
+	for name, about := range docs.(map[any]any) {
+		if since := about.(map[any]any)["since"].(string); since >= "5" {
+			later[name.(string)] = true
+		}
+	}
+	if !later["hello"] || !later["acl"] || later["incrby"] || later["eval"] {
+		t.Fatalf("later than 4: %v", later)
+	}
+	return later
+}
+
+// uses takes, looks, gives back and resets, in each window that c allows.
+func uses(t *testing.T, c Config) (said []remote.Event) {
+	t.Helper()
+	var e events
+	c.Observer.Event, c.DialTimeout, c.OpTimeout = e.observe, slow, slow
+	b := run(t, c, true)
+	all := []engine.Limits{lasting(10)}
+	if c.KeyFormat == OurKeys {
+		all = append(everyAlgorithm(), lasting(10))
+	}
+	for i, limits := range all {
+		for _, step := range []struct {
+			mode           backend.Mode
+			cost, admitted uint64
+			left           uint64 // below the limit, of the last limits
+		}{{backend.Take, 3, 1, 0}, {backend.Look, 1, 1, 3}, {backend.Give, 2, 1, 3}, {backend.Look, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Look, 1, 1, 0}} {
+			op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
+			ops := []backend.Op{op}
+			b.Apply(t.Context(), ops)
+			d := ops[0].Decision
+			if ops[0].Err != nil || d.Admitted != step.admitted {
+				t.Errorf("mode %d of %+v: %+v, %v", step.mode, limits, d, ops[0].Err)
+			}
+			if i == len(all)-1 && (step.mode == backend.Take || step.mode == backend.Look) && d.Left != 10-step.left {
+				t.Errorf("mode %d: %d left, want %d", step.mode, d.Left, 10-step.left)
+			}
+		}
+	}
+	b.Apply(t.Context(), []backend.Op{{Key: keyOf(0), Name: nameOf(0), Limits: all[0], Mode: backend.Reset}})
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.seen[EventDenied])+len(e.seen[EventLimited]) > 0 {
+		t.Errorf("%+v", e.seen)
+	}
+	return e.seen[EventLacking]
+}
+
+// TestAnyRedis counts where much of what a Redis has is missing: behind proxies, in old versions, in managed ones, and
+// for a user who may do very little. What is missing is reported once.
+func TestAnyRedis(t *testing.T) {
+	t.Parallel()
+	testkit.NotShort(t)
+	only := func(names ...string) func(string) bool {
+		return func(name string) bool { return slices.Contains(names, name) }
+	}
+	without := func(names ...string) func(string) bool {
+		return func(name string) bool { return !slices.Contains(names, name) }
+	}
+	plain := []string{redistest.Start(t).Addr(), redistest.Start(t).Addr()}
+	secured := redistest.Start(t, "requirepass word").Addr()
+	later := laterThan4(t)
+	user := redistest.Start(t)
+	user.CLI("ACL", "SETUSER", "app", "on", ">secret", "~domain_*", "+incrby", "+expire", "+get")
+	granted := "user app on >secret ~* "
+	reference := redistest.Cluster(t, 3, granted+grantsReference+" "+grantsCluster)[0].Addr()
+	scripts := redistest.Cluster(t, 3, granted+grantsOurs+" "+grantsCluster)[0].Addr()
+	watched := redistest.Start(t, granted+grantsOurs)
+	sentinel := "main," + redistest.Sentinels(t, watched, "main", 1)[0].Addr()
+	for _, c := range []struct {
+		name   string
+		config Config
+		lacks  string // at each node
+	}{
+		{"cluster", Config{Type: Cluster, URL: reference, Auth: "app:secret", KeyFormat: ReferenceKeys}, "config get, echo, info, ping"},
+		{"cluster_with_scripts", Config{Type: Cluster, URL: scripts, Auth: "app:secret"}, "config get, echo, info, ping, script load"},
+		{"sentinel_with_scripts", Config{Type: Sentinel, URL: sentinel, Auth: "app:secret"}, "config get, echo, info, ping, script load"},
+		{"twemproxy", Config{URL: redistest.Twemproxy(t, plain).Addr(), KeyFormat: ReferenceKeys}, "config get, echo, info"},
+		{"twemproxy_with_scripts", Config{URL: redistest.Twemproxy(t, plain, `hash_tag: "{}"`).Addr()}, "config get, echo, eval without keys, info, script load"},
+		{"twemproxy_with_password", Config{URL: redistest.Twemproxy(t, []string{secured}, "redis_auth: word").Addr(), Auth: "word", KeyFormat: ReferenceKeys}, "config get, echo, info"},
+		{"only_what_the_reference_sends", Config{URL: withOnly(t, only("ping", "auth", "incrby", "expire", "get", "ttl")).Addr(), KeyFormat: ReferenceKeys}, "config get, echo, info"},
+		{"redis_4", Config{URL: withOnly(t, func(name string) bool { return !later[name] }, "requirepass word").Addr(), Auth: "word", KeyFormat: ReferenceKeys}, ""},
+		{"a_user_with_little", Config{URL: user.Addr(), Auth: "app:secret", KeyFormat: ReferenceKeys}, "config get, echo, info, ping"},
+		{"managed", Config{URL: withOnly(t, without("config", "acl", "debug", "hello")).Addr()}, "config get"},
+		{"scripts_alone", Config{URL: withOnly(t, without("config", "info", "echo", "ping", "hello", "script")).Addr()}, "config get, echo, info, ping, script load"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			said := uses(t, c.config)
+			nodes := map[string]bool{}
+			for _, e := range said {
+				if e.Detail != c.lacks || nodes[e.Node] {
+					t.Errorf("said to be missing: %+v, want once: %s", e, c.lacks)
+				}
+				nodes[e.Node] = true
+			}
+			if c.lacks != "" && len(said) == 0 {
+				t.Errorf("nothing was said of %s", c.lacks)
+			}
+		})
+	}
+}
+
+// TestMissing: what a server lacks that counters need is named, with the setting that helps.
+func TestMissing(t *testing.T) {
+	t.Parallel()
+	testkit.NotShort(t)
+	noScripts := withOnly(t, func(name string) bool { return name != "eval" && name != "evalsha" })
+	noCounters := withOnly(t, func(name string) bool { return name != "incrby" })
+	proxy := redistest.Twemproxy(t, []string{noScripts.Addr()})
+	locked := redistest.Twemproxy(t, []string{redistest.Start(t, "requirepass word").Addr()}, "redis_auth: word")
+	for _, c := range []struct {
+		config Config
+		want   string
+	}{
+		{Config{URL: noScripts.Addr()}, "does not take eval, evalsha, and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
+		{Config{URL: proxy.Addr()}, "does not take eval, evalsha, and counters are kept by scripts: set REDIS_KEY_FORMAT=reference"},
+		{Config{URL: noCounters.Addr(), KeyFormat: ReferenceKeys}, "does not take incrby"},
+		{Config{URL: "redis://" + proxy.Addr() + "/2", KeyFormat: ReferenceKeys}, "closes the connection on SELECT: it has no database 2, so leave that out of the URL"},
+		{Config{URL: locked.Addr(), Auth: "app:word", KeyFormat: ReferenceKeys}, "closes the connection on AUTH with a user: if it takes a password alone, give it that without the user"},
+		{Config{URL: locked.Addr(), Auth: "other", KeyFormat: ReferenceKeys}, "invalid password"},
+	} {
+		c.config.DialTimeout = slow
+		b, err := New(c.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = b.Check(t.Context())
+		if _, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.config.URL, err, c.want)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestDialects: what a node lacks is news once, and is forgotten after as long as a connection lasts.
+func TestDialects(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var d dialects
+		for _, step := range []struct {
+			lacks []string
+			news  bool
+		}{{[]string{"info"}, true}, {[]string{"info"}, false}, {[]string{"info", "echo"}, true}, {nil, false}, {[]string{"info"}, true}} {
+			if got := d.note("a", dialect{lacks: step.lacks}); got != step.news {
+				t.Errorf("%v is news: %t, want %t", step.lacks, got, step.news)
+			}
+		}
+		if known := d.of("a"); known.has("info") || !known.has("echo") {
+			t.Errorf("known: %+v, want that it lacks INFO alone", known)
+		}
+		time.Sleep(lifetime)
+		if known := d.of("a"); !known.has("info") {
+			t.Errorf("after %v: %+v, want that nothing is known", lifetime, known)
+		}
+		if d.note("a", dialect{lacks: []string{"info"}}) {
+			t.Error("the same is news again")
+		}
+	})
+}

@@ -1,0 +1,44 @@
+package redistest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// Twemproxy starts Twemproxy, which is called nutcracker in Debian, in front of the servers at addrs, each of which has a
+// share of the keys, and waits until it accepts connections. Each of config is a line of its pool, such as
+// "redis_auth: word"; in them {dir} stands for a directory of its own.
+func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server {
+	tb.Helper()
+	dir := tb.TempDir()
+	file := filepath.Join(dir, "nutcracker.yml")
+	return testkit.Start(tb, &testkit.Program{
+		Name: "nutcracker", Package: "nutcracker", Free: hasBus,
+		Args: func(port int) []string {
+			lines := []string{"redis: true", "hash: fnv1a_64", "distribution: ketama", "auto_eject_hosts: false"}
+			if !slices.ContainsFunc(config, func(line string) bool { return strings.HasPrefix(line, "listen:") }) {
+				lines = append(lines, fmt.Sprintf("listen: 127.0.0.1:%d", port))
+			}
+			lines = append(append(lines, config...), "servers:")
+			for _, addr := range addrs {
+				lines = append(lines, " - "+addr+":1")
+			}
+			text := "pool:\n  " + strings.ReplaceAll(strings.Join(lines, "\n  "), "{dir}", dir) + "\n"
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				tb.Fatalf("redistest: %v", err)
+			}
+			return []string{"-c", file, "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)}
+		},
+		Ready: func(s *testkit.Server, _ string) bool {
+			conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port()+10_000)) //nolint:noctx // it does not wait; the pool is opened before
+			return err == nil && conn.Close() == nil
+		},
+	})
+}
