@@ -16,7 +16,7 @@ import (
 
 // What the user has to be allowed, beside its keys. Commands that are needed before authentication are always allowed.
 const (
-	grantsOurs      = "+eval +evalsha +script|load +@string +@list +@sortedset +del +pexpire +time"
+	grantsOurs      = "+eval +evalsha +script|load +@string +@list +@hash +del +pexpire +time"
 	grantsReference = "+incrby +decrby +expire +get +del"
 	grantsAlways    = "+echo +ping +hello +auth +select +info +config|get"
 	grantsCluster   = "+cluster|slots +cluster|shards +cluster|nodes +readonly +asking"
