@@ -122,13 +122,13 @@ bench-go: ## run the benchmarks whose names match BENCH
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
 .PHONY: bench
-bench: build ## compare CPU per request, in memory and with Redis, with an idle grpc-go server (LOADGEN_DIR)
+bench: build ## compare CPU per request, in memory and with Redis, with an idle grpc-go server (LOADGEN_DIR), and PEER=/path/to/ratelimit
 	@test -f '$(LOADGEN_DIR)/go.mod' || \
 	{ echo 'no load generator in $(LOADGEN_DIR): set LOADGEN_DIR to the directory of its go.mod' >&2; exit 1; }
 	@tools/need redis-server redis-server
 	$(GO) -C '$(LOADGEN_DIR)' build -o '$(CURDIR)/bin/loadgen' .
 	$(GO) -C tools/bench build -o '$(CURDIR)/bin/' . ./idle
-	bin/bench -loadgen bin/loadgen -idle bin/idle -server bin/ratelimitd
+	bin/bench -loadgen bin/loadgen -idle bin/idle -server bin/ratelimitd $(if $(PEER),-peer '$(PEER)')
 
 .PHONY: exact
 exact: build ## attack three servers on one Redis for EXACT, and look for hits too many or lost; SEED repeats what was found

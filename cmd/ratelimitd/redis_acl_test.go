@@ -176,11 +176,11 @@ func TestMigrationWithACL(t *testing.T) {
 		t.Errorf("step 2: %v", err)
 	}
 
-	db.CLI("ACL", "SETUSER", "limiter", "-zadd", "resetkeys")
+	db.CLI("ACL", "SETUSER", "limiter", "-hset", "resetkeys")
 	if _, err := client.ShouldRateLimit(t.Context(), request("log", "a")); err == nil {
 		t.Error("a call with a key that the user may not use")
 	}
-	line = d.denied("the user limiter may not run zadd, nor use the keys of counters")
+	line = d.denied("the user limiter may not run hset, nor use the keys of counters")
 	if _, status := d.get("HTTP", "/healthcheck"); status != http.StatusOK {
 		t.Error("unhealthy, though there was a connection that could be used")
 	}

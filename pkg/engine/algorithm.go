@@ -58,7 +58,7 @@ var algorithms = [...]algorithm{
 	SlidingLog:    {name: "sliding_log", letter: 's', family: FamilyRuns, mostHits: maxStamps, remembered: true},
 	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true},
 	LeakyBucket:   {name: "leaky_bucket", letter: 'q', family: FamilyBucket, mostHits: maxNumber, remembered: true, queued: true},
-	Concurrency:   {name: "concurrency", letter: 'h', family: FamilySlots, mostHits: maxStamps, held: true},
+	Concurrency:   {name: "concurrency", letter: 'c', family: FamilySlots, mostHits: maxStamps, held: true},
 }
 
 // row returns the row of a, which has no name if a is no algorithm.

@@ -1,8 +1,12 @@
 // Command bench compares the CPU time per request of ratelimitd, with counters in memory and in Redis, with that of an
 // idle grpc-go server. All of them run at the same time on free ports of this machine and are loaded in turn, round
 // after round, so that other load on the machine affects them all. Only the ratios are meaningful; absolute numbers
-// depend on the machine. The cost of a request for Redis is given as processor time of redis-server, and as the number
-// of scripts that it runs.
+// depend on the machine. The cost of a request for Redis is given as processor time of redis-server, beside what a pair
+// of INCRBY and EXPIRE costs it, which is the least that a count with an expiry takes, and as the number of scripts that
+// it runs.
+//
+// With -peer, envoyproxy/ratelimit or another server with its environment variables is loaded too, on the same Redis. It
+// knows no token buckets, and counts fixed windows where ratelimitd is loaded with those.
 package main
 
 import (
@@ -15,7 +19,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -59,9 +62,11 @@ descriptors:
 // config says what to run and for how long.
 type config struct {
 	server, idle, loadgen string // programs
+	peer, peerEnv         string // program, and its settings; if there is none, bench measures without
 	redis                 string // program; if empty, bench measures without
 	only                  string // measure only traffics whose name contains this
 	conns, inflight       int
+	rate                  float64 // requests per second in all; 0 for as many as there are answers
 	rounds                int
 	warmup, duration      time.Duration
 }
@@ -84,17 +89,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&c.idle, "idle", "bin/idle", "the server to compare with")
 	flags.StringVar(&c.loadgen, "loadgen", "bin/loadgen", "the load generator")
 	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to measure with; empty leaves it out")
+	flags.StringVar(&c.peer, "peer", "", "another server to compare with on Redis, such as envoyproxy/ratelimit; empty leaves it out")
+	flags.StringVar(&c.peerEnv, "peer-env", bestSettings, "variables of the other server, separated by spaces")
 	flags.StringVar(&c.only, "only", "", "load only the traffics in whose names this is")
 	flags.IntVar(&c.conns, "conns", 4, "connections")
 	flags.IntVar(&c.inflight, "inflight", 32, "open requests per connection")
+	flags.Float64Var(&c.rate, "rate", 0, "requests per second in all, whether or not they are answered; 0 keeps -inflight of them open")
 	flags.IntVar(&c.rounds, "rounds", 3, "how often each server is loaded with each kind of traffic")
 	flags.DurationVar(&c.warmup, "warmup", time.Second, "how long to load a server before measuring")
 	flags.DurationVar(&c.duration, "duration", 4*time.Second, "how long to measure")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || c.rounds < 1 || c.duration <= 0 || c.warmup < 0 {
-		return fmt.Errorf("want no arguments, -rounds of at least 1, and a -duration above 0")
+	if flags.NArg() > 0 || c.rounds < 1 || c.duration <= 0 || c.warmup < 0 || c.rate < 0 {
+		return fmt.Errorf("want no arguments, -rounds of at least 1, a -duration above 0, and a -rate of 0 or more")
+	}
+	if c.peer != "" && c.redis == "" {
+		return fmt.Errorf("-peer %s is compared on Redis: give -redis too", c.peer)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
@@ -104,61 +115,81 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return c.measure(ctx, dir, stdout, stderr)
 }
 
-// measure starts both servers, loads them in turn and prints the table.
+// measure starts the servers, loads them in turn and prints the table.
 func (c config) measure(ctx context.Context, dir string, stdout, stderr io.Writer) error {
-	idle, err := startIdle(ctx, c.idle, stderr)
-	if err != nil {
-		return err
-	}
-	defer idle.stop()
-	servers, err := c.startServers(ctx, dir, stderr)
-	if err != nil {
-		return err
-	}
-	defer servers.stop()
-
 	kinds := slices.DeleteFunc(traffics(), func(k traffic) bool {
 		return k.redis && c.redis == "" || !strings.Contains(k.name, c.only)
 	})
 	if len(kinds) == 0 {
 		return fmt.Errorf("-only %q: no traffic has a name like this", c.only)
 	}
-	each := c.warmup + c.duration
-	fmt.Fprintf(stderr, "%d rounds, about %v\n", c.rounds, time.Duration(2*c.rounds*len(kinds))*each)
-	results := make([]result, len(kinds))
+	servers, err := c.startServers(ctx, dir, stderr)
+	if err != nil {
+		return err
+	}
+	defer servers.stop()
+
+	loads, pairs := 0, slices.ContainsFunc(kinds, func(k traffic) bool { return k.redis })
+	for _, kind := range kinds {
+		loads += len(servers.of(kind))
+	}
+	if pairs {
+		loads++
+	}
+	fmt.Fprintf(stderr, "%d rounds, about %v\n", c.rounds, time.Duration(c.rounds*loads)*(c.warmup+c.duration))
+	t := table{results: make([]result, len(kinds))}
 	for range c.rounds {
+		if pairs {
+			s, err := c.loadPairs(ctx, servers.redis.addr)
+			if err != nil {
+				return fmt.Errorf("loading Redis with INCRBY and EXPIRE: %w", err)
+			}
+			t.pairs = append(t.pairs, s)
+		}
 		for i, kind := range kinds {
-			a, err := c.load(ctx, kind, watched{server: idle})
-			if err != nil {
-				return fmt.Errorf("loading the idle server with %s: %w", kind.name, err)
+			t.results[i].traffic = kind
+			for _, w := range servers.of(kind) {
+				s, err := c.load(ctx, kind, w)
+				if err == nil {
+					err = s.check(kind, w)
+				}
+				if err != nil {
+					return fmt.Errorf("loading %s with %s: %w", w.name, kind.name, err)
+				}
+				t.results[i].add(w.name, s)
 			}
-			b, err := c.load(ctx, kind, servers.of(kind))
-			if err != nil {
-				return fmt.Errorf("loading ratelimitd with %s: %w", kind.name, err)
-			}
-			if err := b.check(kind); err != nil {
-				return fmt.Errorf("loading ratelimitd with %s: %w", kind.name, err)
-			}
-			results[i].add(a, b)
 		}
 	}
-	return printTable(stdout, kinds, results)
+	return t.print(stdout)
 }
 
 // watched is a server under load and the Redis that it uses, or nil.
-type watched struct{ server, redis *process }
+type watched struct {
+	name          string
+	server, redis *process
+}
+
+// The names of servers.
+const (
+	idleServer = "idle"
+	ratelimitd = "ratelimitd"
+	peer       = "peer"
+)
 
 // servers are the servers to measure.
-type servers struct{ memory, shared, redis *process }
+type servers struct{ idle, memory, shared, peer, redis *process }
 
-// startServers starts ratelimitd on counters in memory, and another with a Redis to use.
+// startServers starts the idle server, ratelimitd on counters in memory, and another and c.peer with a Redis to use.
 func (c config) startServers(ctx context.Context, dir string, stderr io.Writer) (s servers, err error) {
 	defer func() {
 		if err != nil {
 			s.stop()
 		}
 	}()
-	if err := writeRules(dir); err != nil {
+	if s.idle, err = startIdle(ctx, c.idle, stderr); err != nil {
+		return s, err
+	}
+	if err := writeRules(dir, rules); err != nil {
 		return s, err
 	}
 	if s.memory, err = startServer(ctx, c.server, dir, stderr, "BACKEND_TYPE=memory"); err != nil || c.redis == "" {
@@ -167,73 +198,51 @@ func (c config) startServers(ctx context.Context, dir string, stderr io.Writer) 
 	if s.redis, err = startRedis(ctx, c.redis, dir, stderr); err != nil {
 		return s, err
 	}
-	s.shared, err = startServer(ctx, c.server, dir, stderr, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+s.redis.addr, "REDIS_OP_TIMEOUT=1s")
+	store := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + s.redis.addr}
+	if s.shared, err = startServer(ctx, c.server, dir, stderr, append(store, "REDIS_OP_TIMEOUT=1s")...); err != nil || c.peer == "" {
+		return s, err
+	}
+	dir = filepath.Join(dir, peer)
+	if err := writeRules(dir, peerRules()); err != nil {
+		return s, err
+	}
+	s.peer, err = startServer(ctx, c.peer, dir, stderr, append(store, strings.Fields(c.peerEnv)...)...)
 	return s, err
 }
 
+// bestSettings are the variables with which envoyproxy/ratelimit takes the least processor time.
+const bestSettings = "LOCAL_CACHE_SIZE_IN_BYTES=67108864 REDIS_PIPELINE_WINDOW=150us DISABLE_STATS=true LOG_LEVEL=error"
+
 // of returns what serves a kind of traffic.
-func (s servers) of(kind traffic) watched {
-	if kind.redis {
-		return watched{s.shared, s.redis}
+func (s servers) of(kind traffic) []watched {
+	all := []watched{{name: idleServer, server: s.idle}}
+	if !kind.redis {
+		return append(all, watched{name: ratelimitd, server: s.memory})
 	}
-	return watched{server: s.memory}
+	all = append(all, watched{ratelimitd, s.shared, s.redis})
+	if s.peer != nil {
+		all = append(all, watched{peer, s.peer, s.redis})
+	}
+	return all
 }
 
 func (s servers) stop() {
-	for _, p := range []*process{s.memory, s.shared, s.redis} {
+	for _, p := range []*process{s.idle, s.memory, s.shared, s.peer, s.redis} {
 		if p != nil {
 			p.stop()
 		}
 	}
 }
 
-// result has the measurements of the rounds of one kind of traffic.
-type result struct {
-	idleCPU, serverCPU   []float64 // µs per request
-	idleRate, serverRate []float64 // requests per second
-	redisCPU             []float64 // µs of Redis per request
-	scripts              []float64 // of scripts per 100 requests
-	ratios               []float64 // of the CPU times, one per round
+// peerRules returns rules for a server that knows fixed windows alone: those of a year, which it begins once.
+func peerRules() string {
+	return strings.ReplaceAll(rules, "unit: second, requests_per_unit: 1000000, algorithm: token_bucket", "unit: year, requests_per_unit: 4294967295")
 }
 
-func (r *result) add(idle, server sample) {
-	r.idleCPU = append(r.idleCPU, idle.CPU)
-	r.serverCPU = append(r.serverCPU, server.CPU)
-	r.redisCPU = append(r.redisCPU, server.Redis)
-	r.scripts = append(r.scripts, 100*server.Scripts/server.Rate)
-	r.idleRate = append(r.idleRate, idle.Rate)
-	r.serverRate = append(r.serverRate, server.Rate)
-	r.ratios = append(r.ratios, server.CPU/idle.CPU)
-}
-
-// printTable prints the medians of the rounds, and the range of the ratios.
-func printTable(w io.Writer, kinds []traffic, results []result) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "traffic\tidle req/s\tidle µs/req\tratelimitd req/s\tratelimitd µs/req\tCPU ratio\tfrom\tto\tRedis µs/req\tcalls/100 req\t")
-	for i, kind := range kinds {
-		r := results[i]
-		redis, scripts := "–", "–"
-		if kind.redis {
-			redis, scripts = fmt.Sprintf("%.1f", median(r.redisCPU)), fmt.Sprintf("%.2f", median(r.scripts))
-		}
-		fmt.Fprintf(t, "%s\t%.0f\t%.1f\t%.0f\t%.1f\t%.2f\t%.2f\t%.2f\t%s\t%s\t\n", kind.name,
-			median(r.idleRate), median(r.idleCPU), median(r.serverRate), median(r.serverCPU),
-			median(r.ratios), slices.Min(r.ratios), slices.Max(r.ratios), redis, scripts)
-	}
-	return t.Flush()
-}
-
-// median returns the middle value; of an even number of values, the mean of the middle two.
-func median(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	n := len(sorted)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2
-}
-
-// writeRules writes the rules for the load to where startServer makes the server look for them.
-func writeRules(dir string) error {
+// writeRules writes rules for the load to where startServer makes the server look for them.
+func writeRules(dir, rules string) error {
 	path := filepath.Join(dir, "config")
-	if err := os.Mkdir(path, 0o700); err != nil {
+	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(path, "bench.yaml"), []byte(rules), 0o600)

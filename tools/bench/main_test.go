@@ -1,11 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,19 +29,41 @@ func TestMedian(t *testing.T) {
 	}
 }
 
-func TestPrintTable(t *testing.T) {
+func TestPrint(t *testing.T) {
 	t.Parallel()
-	var r result
-	r.add(sample{CPU: 10, Rate: 1000}, sample{CPU: 8, Rate: 1200})
-	r.add(sample{CPU: 10, Rate: 1000}, sample{CPU: 12, Rate: 900})
-	r.add(sample{CPU: 20, Rate: 800}, sample{CPU: 18, Rate: 1000})
+	var memory, redis result
+	memory.traffic.name, redis.traffic = "one key", traffic{name: "Redis, one key", redis: true}
+	for _, s := range []struct{ idle, server sample }{
+		{sample{CPU: 10, Rate: 1000, P99: 900}, sample{CPU: 8, Rate: 1200, P99: 800}},
+		{sample{CPU: 10, Rate: 1000, P99: 900}, sample{CPU: 12, Rate: 900, P99: 900}},
+		{sample{CPU: 20, Rate: 800, P99: 900}, sample{CPU: 18, Rate: 1000, P99: 1000}},
+	} {
+		memory.add(idleServer, s.idle)
+		memory.add(ratelimitd, s.server)
+	}
+	redis.add(idleServer, sample{CPU: 10, Rate: 1000, P99: 900})
+	redis.add(ratelimitd, sample{CPU: 20, Rate: 500, P99: 1000, Redis: 6, Scripts: 490})
+	redis.add(peer, sample{CPU: 40, Rate: 250, P99: 2000, Redis: 12})
 	var out strings.Builder
-	if err := printTable(&out, []traffic{{name: "one key"}}, []result{r}); err != nil {
+	if err := (&table{results: []result{memory, redis}, pairs: []sample{{Rate: 250_000, Redis: 4}}}).print(&out); err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if got, want := strings.Join(strings.Fields(lines[1]), " "), "one key 1000 10.0 1000 12.0 0.90 0.80 1.20 – –"; len(lines) != 2 || got != want {
-		t.Errorf("table is\n%swant a second line of %q", out.String(), want)
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{
+		"traffic server req/s p99 ms CPU µs/req ÷ idle Redis µs/req ÷ pair scripts/100 req",
+		"INCRBY and EXPIRE, 100,000 keys 32 in a pipeline 250000 – – – 4.0 1.00 –",
+		"one key idle 1000 0.9 10.0 – – – –",
+		"ratelimitd 1000 0.9 12.0 0.90 (0.80–1.20) – – –",
+		"Redis, one key idle 1000 0.9 10.0 – – – –",
+		"ratelimitd 500 1.0 20.0 2.00 6.0 1.50 98.00",
+		"peer 250 2.0 40.0 4.00 12.0 3.00 –",
+		"ratelimitd ÷ peer 2.00 0.50 0.50 – 0.50 – –",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the table is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -69,9 +93,9 @@ func TestLoad(t *testing.T) {
 			}
 			c := config{loadgen: program, conns: 1, inflight: 1, rounds: 1, duration: time.Second}
 			kind := traffic{template: "a=b", keys: 1, refused: tt.refused, redis: tt.redis}
-			s, err := c.load(t.Context(), kind, watched{self, redis})
+			s, err := c.load(t.Context(), kind, watched{ratelimitd, self, redis})
 			if err == nil {
-				err = s.check(kind)
+				err = s.check(kind, watched{name: ratelimitd})
 			}
 			switch {
 			case tt.wantErr == "" && err != nil:
@@ -111,5 +135,34 @@ func TestScripts(t *testing.T) {
 	w := watched{redis: &process{addr: tellsOfScripts(t)}}
 	if n, err := w.scripts(t.Context()); n != 8 || err != nil {
 		t.Errorf("scripts() = %d, %v; want 8", n, err)
+	}
+}
+
+func TestLoadPairs(t *testing.T) {
+	t.Parallel()
+	redis, err := startRedis(t.Context(), "redis-server", t.TempDir(), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(redis.stop)
+	s, err := config{duration: 100 * time.Millisecond}.loadPairs(t.Context(), redis.addr)
+	if err != nil || s.Requests < pipelined || s.Rate <= 0 || s.Redis <= 0 {
+		t.Errorf("loadPairs = %+v, %v; want at least %d pairs, and what they cost", s, err, pipelined)
+	}
+	stats, err := info(t.Context(), redis.addr, "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"cmdstat_incrby", "cmdstat_expire"} {
+		if want := fmt.Sprintf("calls=%d,", s.Requests+pipelined); !strings.HasPrefix(stats[name], want) {
+			t.Errorf("%s:%s, want %s with the pipeline of the warmup", name, stats[name], want)
+		}
+	}
+}
+
+func TestPeerRules(t *testing.T) {
+	t.Parallel()
+	if got := peerRules(); strings.Contains(got, "algorithm") || strings.Count(got, "rate_limit") != strings.Count(rules, "rate_limit") {
+		t.Errorf("the peer's rules are\n%swant the same without algorithms", got)
 	}
 }

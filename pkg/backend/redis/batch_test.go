@@ -211,14 +211,14 @@ func TestF27_WrongTypeFailsAlone(t *testing.T) {
 				ops = append(ops, backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}})
 			}
 		}
-		if err := p.client.HSet(t.Context(), p.keysOf(&ops[bad])[0], "a", "b").Err(); err != nil {
+		if err := p.client.SAdd(t.Context(), p.keysOf(&ops[bad])[0], "a").Err(); err != nil {
 			t.Fatal(err)
 		}
 		p.Apply(t.Context(), ops)
 		for i := range ops {
 			e, failed := ops[i].Err.(*remote.Error) //nolint:errorlint // it is never wrapped
 			if want := i%len(counters) == bad; failed != want || failed && e.Code != "WRONGTYPE" || !failed && ops[i].Decision.Admitted != 1 {
-				t.Errorf("with a hash in place of counter %d, op %d: %+v, %v", bad, i, ops[i].Decision, ops[i].Err)
+				t.Errorf("with a set in place of counter %d, op %d: %+v, %v", bad, i, ops[i].Decision, ops[i].Err)
 			}
 		}
 	}

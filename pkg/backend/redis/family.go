@@ -194,10 +194,10 @@ const maxWeight = 2000
 const (
 	weightWindow = 10
 	weightBucket = 10
-	weightRuns   = 15
-	weightSlots  = 25
-	perRun       = 300 // hits to a µs
-	perSlot      = 100
+	weightRuns   = 30
+	weightSlots  = 30
+	perRun       = 200 // hits to a µs
+	perSlot      = 30
 	gatedTimes   = 4 // a take behind a penalty looks up to three times before it spends
 )
 

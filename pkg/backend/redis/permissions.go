@@ -18,7 +18,7 @@ import (
 // What the user has to be allowed, beside its keys: no more than what decisions, give-backs and resets need. AUTH always is.
 const (
 	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +decrby +del +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
-		"+zadd +zmscore +zrange +zrangebyscore +zrem +zscore"
+		"+hdel +hmget +hset"
 	grantsReference = "+incrby +expire +get"
 	grantsCluster   = "+cluster|slots +asking"
 )

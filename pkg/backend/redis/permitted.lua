@@ -5,9 +5,9 @@
 
 -- What follows the key, for commands that change nothing with it.
 local rest = {
-  DECRBY = {'x'}, DEL = {}, GET = {}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {}, LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'},
-  MGET = {}, PEXPIRE = {'x'}, SET = {'x', 'y'}, SETRANGE = {'x', 'y'}, ZADD = {'x', 'x'}, ZMSCORE = {'x'}, ZRANGE = {'0', '1'}, ZRANGEBYSCORE = {'0', '1'},
-  ZREM = {'x'}, ZSCORE = {'x'},
+  DECRBY = {'x'}, DEL = {}, GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
+  LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'}, MGET = {}, PEXPIRE = {'x'},
+  SET = {'x', 'y'}, SETRANGE = {'x', 'y'},
 }
 -- The same for commands that are called only if the key holds a text or is out of reach, because they would create it.
 local creates = {RPUSH = {'x'}}

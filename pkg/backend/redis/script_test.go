@@ -217,8 +217,8 @@ func TestSlotsAreOneRecord(t *testing.T) {
 			t.Errorf("one more for %q: %+v", owner, d)
 		}
 		key := string(p.base(nil, &op)) + limits[0].Slot().String()
-		if n := p.client.ZCard(t.Context(), key).Val(); n == 0 || n > 5 {
-			t.Errorf("10,000 slots of %q are %d members", owner, n)
+		if n := p.client.HLen(t.Context(), key).Val(); n == 0 || n > 3 {
+			t.Errorf("10,000 slots of %q are %d fields", owner, n)
 		}
 		op.Mode = backend.Give
 		p.one(t, op)

@@ -63,6 +63,23 @@ func (s *spoiler) text() string {
 	return s.packed()
 }
 
+// fits returns a field of a hash that is as long as one that a script writes, or nearly.
+func (s *spoiler) fits(name string) string {
+	b := make([]byte, []int{34, 68, 34 * s.IntN(5), s.IntN(99)}[s.IntN(4)])
+	if name == "" {
+		b = make([]byte, []int{32, 61, 90, s.IntN(200)}[s.IntN(4)])
+	}
+	for i := range b {
+		b[i] = byte(s.Uint32() >> (24 + s.IntN(8)))
+	}
+	for i := range len(b) / 8 {
+		if s.IntN(2) == 0 {
+			binary.LittleEndian.PutUint64(b[i*8:], math.Float64bits(s.number()))
+		}
+	}
+	return string(b)
+}
+
 // write puts something of any type under a key and returns the type.
 func (s *spoiler) write(tb testing.TB, key string) string {
 	tb.Helper()
@@ -80,13 +97,13 @@ func (s *spoiler) write(tb testing.TB, key string) string {
 			err = s.client.RPush(ctx, key, s.text()).Err()
 		}
 	case "zset":
-		for _, name := range []string{"h", "t", "!" + s.packed()[:8], "~" + s.packed(), "~" + s.text(), "#" + s.packed()[:8], "^" + s.packed()[:8], s.text()} {
-			if score := s.number(); s.IntN(3) > 0 && !math.IsNaN(score) {
-				err = s.client.ZAdd(ctx, key, redis.Z{Member: name, Score: score}).Err()
+		err = s.client.ZAdd(ctx, key, redis.Z{Member: s.text(), Score: 1}).Err()
+	case "hash":
+		for _, name := range []string{"", "1", "2", "!" + s.packed()[:8], s.text()} {
+			if s.IntN(3) > 0 {
+				err = s.client.HSet(ctx, key, name, s.fits(name)).Err()
 			}
 		}
-	case "hash":
-		err = s.client.HSet(ctx, key, "a", "b").Err()
 	}
 	if err != nil {
 		tb.Fatal(err)
@@ -113,11 +130,22 @@ func (s *spoiler) spoil(tb testing.TB, key string) {
 	case "list":
 		i := s.Int64N(s.client.LLen(ctx, key).Val())
 		s.client.LSet(ctx, key, i, change(s.client.LIndex(ctx, key, i).Val()))
-	case "zset":
-		all := s.client.ZRange(ctx, key, 0, -1).Val()
-		if score := s.number(); !math.IsNaN(score) {
-			s.client.ZAdd(ctx, key, redis.Z{Member: all[s.IntN(len(all))], Score: score})
+	case "hash":
+		all := s.client.HKeys(ctx, key).Val()
+		field := all[s.IntN(len(all))]
+		b := []byte(s.client.HGet(ctx, key, field).Val())
+		switch s.IntN(4) {
+		case 0:
+			s.client.HDel(ctx, key, field)
+			return
+		case 1:
+			b[s.IntN(len(b))] = byte(s.Uint32())
+		case 2:
+			b = []byte(s.fits(field))
+		default:
+			binary.LittleEndian.PutUint64(b[s.IntN(len(b)-7):], math.Float64bits(s.number()))
 		}
+		s.client.HSet(ctx, key, field, b)
 	}
 }
 
@@ -148,7 +176,7 @@ func TestF27_SpoiledStates(t *testing.T) {
 			penalty: &engine.Penalty{For: second, Max: minute, On: on, Escalate: 2},
 		}
 	}
-	types := map[engine.Family]string{engine.FamilyRuns: "list", engine.FamilySlots: "zset"}
+	types := map[engine.Family]string{engine.FamilyRuns: "list", engine.FamilySlots: "hash"}
 	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			s := &spoiler{Rand: rand.New(rand.NewPCG(1, uint64(len(name)))), client: p.client, now: float64(begin)}
