@@ -3,6 +3,8 @@ package redis
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -11,25 +13,23 @@ import (
 
 // ask sends the units of the batch and fills in their answers. It returns the worst error.
 func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
-	codec := w.node.pool.codec
-	units := w.units[:w.used]
-	for _, u := range units {
-		codec.encode(u)
+	n := w.node
+	codec, units := n.pool.codec, w.units[:w.used]
+	w.calls.all = w.calls.all[:0]
+	codec.encode(&w.calls, units, n.together())
+	defer func() { n.pool.owed.note(w.calls.all) }()
+	e := w.send(ctx, w.calls.all)
+	if e == nil {
+		w.follow(ctx, w.calls.all)
+		e = w.more(ctx)
 	}
-	defer w.node.pool.owed.note(units)
-	if e := w.send(ctx, units); e != nil {
+	for _, c := range w.calls.all {
+		codec.decode(c, n.addr)
+	}
+	if e != nil {
 		return e
 	}
-	w.follow(ctx, units)
-	if e := w.more(ctx, units); e != nil {
-		return e
-	}
 	for _, u := range units {
-		if err := codec.decode(u); err != nil {
-			u.err = store.Wrap(w.node.addr, err)
-		} else {
-			u.err = nil
-		}
 		if u.err != nil && (worst == nil || !trips(worst)) {
 			worst = u.err
 		}
@@ -37,109 +37,114 @@ func (w *writer) ask(ctx context.Context) (worst *remote.Error) {
 	return worst
 }
 
-// send sends units over w's connection. An error reply to a unit is stored in its err; a failure of the connection is
+// send sends calls over w's connection. An error reply to a call is stored in its err; a failure of the connection is
 // stored in all of them and returned.
-func (w *writer) send(ctx context.Context, units []*unit) *remote.Error {
+func (w *writer) send(ctx context.Context, calls []*call) *remote.Error {
 	w.cmds = w.cmds[:0]
-	for _, u := range units {
-		w.cmds = u.unanswered(w.cmds)
+	for _, c := range calls {
+		w.cmds = c.unanswered(w.cmds)
 	}
-	err := w.exec(ctx, w.cmds)
+	err := w.exec(ctx, w.cmds, len(calls) == 0 || calls[0].nonce == 0)
 	if err == nil {
-		for _, u := range units {
-			u.replied(w.node.addr)
+		for _, c := range calls {
+			c.replied(w.node.addr)
+			if c.err == nil && !c.proves() {
+				err = errBehind
+			}
 		}
+	}
+	if err == nil {
 		return nil
 	}
 	w.hangUp()
 	e := classify(w.node.addr, err)
-	for _, u := range units {
-		u.err = e
+	for _, c := range calls {
+		c.err = e
 	}
 	return e
 }
 
 // more sends second steps, if there are any.
-func (w *writer) more(ctx context.Context, units []*unit) *remote.Error {
-	var second []*unit
-	for _, u := range units {
-		if w.node.pool.codec.more(u) {
-			second = append(second, u)
+func (w *writer) more(ctx context.Context) *remote.Error {
+	var second []*call
+	for _, c := range w.calls.all {
+		if w.node.pool.codec.more(c) {
+			second = append(second, c)
 		}
 	}
 	if len(second) == 0 {
 		return nil
 	}
+	return w.deliver(ctx, second)
+}
+
+// deliver is send, over a new connection if there is none any more.
+func (w *writer) deliver(ctx context.Context, calls []*call) *remote.Error {
 	if w.link == nil {
 		if e := w.open(ctx); e != nil {
-			for _, u := range second {
-				u.err = e
+			for _, c := range calls {
+				c.err = e
 			}
 			return e
 		}
 	}
-	return w.send(ctx, second)
+	return w.send(ctx, calls)
 }
 
-// unanswered appends the commands of u that have no reply yet. One that was answered may have counted, and must not be
-// sent again.
-func (u *unit) unanswered(cmds []redis.Cmder) []redis.Cmder {
-	for _, c := range u.sent {
-		if c := c.(*command); c.Err() == nil && c.Val() == nil {
-			cmds = append(cmds, c)
-		}
-	}
-	return cmds
-}
-
-// replied sets u.err to the first error among the replies, or to nil.
-func (u *unit) replied(node string) {
-	u.err = nil
-	for _, c := range u.sent {
-		if err := c.Err(); err != nil && !errors.Is(err, redis.Nil) {
-			u.err = classify(node, err)
+// replied sets c.err to the first error among the replies, or to nil.
+func (c *call) replied(node string) {
+	c.err = nil
+	for _, s := range c.sent {
+		if err := s.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			c.err = classify(node, err)
 			return
 		}
 	}
 }
 
 // follow resends what was certainly not counted: with the text of its script if the server does not know the script,
-// over another connection if this one leads to a replica, and through the cluster's client if the key is on another
-// node.
-func (w *writer) follow(ctx context.Context, units []*unit) {
-	var here, anew, elsewhere []*unit
-	for _, u := range units {
-		if u.err == nil {
-			continue
-		}
-		switch u.err.Code {
-		case "NOSCRIPT":
-			here = append(here, u)
-		case "READONLY":
-			anew = append(anew, u)
-		case "MOVED", "ASK", "TRYAGAIN":
-			elsewhere = append(elsewhere, u)
+// one key at a time if it does not take several, over another connection if this one leads to a replica, and through the
+// cluster's client if the key is on another node.
+func (w *writer) follow(ctx context.Context, calls []*call) {
+	var here, apart, anew, elsewhere []*call
+	for _, c := range calls {
+		switch {
+		case c.err == nil:
+		case c.err.Code == "NOSCRIPT":
+			here = append(here, c)
+		case c.err.Code == "READONLY":
+			anew = append(anew, c)
+		case c.err.Code == "MOVED", c.err.Code == "ASK", c.err.Code == "TRYAGAIN":
+			elsewhere = append(elsewhere, c)
+		case divides(c.err) && len(c.units) > 1:
+			apart = append(apart, c)
 		}
 	}
-	if len(here)+len(anew)+len(elsewhere) == 0 {
+	if len(here)+len(apart)+len(anew)+len(elsewhere) == 0 {
 		return
 	}
-	again := func(units []*unit) {
-		for _, u := range units {
-			w.node.pool.codec.again(u)
+	if suspects := slices.Concat(here, apart, elsewhere); len(suspects) > 0 && suspects[0].nonce != 0 && !w.fence(ctx, suspects) {
+		return
+	}
+	again := func(calls []*call) {
+		for _, c := range calls {
+			w.node.pool.codec.again(c)
 		}
 	}
 	if len(here) > 0 {
 		again(here)
-		_ = w.send(ctx, here) // the error is in these units, and does not concern the others
+		_ = w.send(ctx, here) // the error is in these calls, and does not concern the others
+	}
+	if len(apart) > 0 {
+		w.split(ctx, apart)
 	}
 	if len(anew) > 0 {
 		w.node.renewed.Add(1)
 		w.hangUp()
 		if e := w.open(ctx); e == nil && ctx.Err() == nil {
 			again(anew)
-			_ = w.send(ctx, anew) // the error is in the units
-			w.node.repent(anew)
+			_ = w.send(ctx, anew) // the error is in the calls
+			w.node.renewIfReadOnly(anew)
 		}
 	}
 	if len(elsewhere) > 0 {
@@ -147,10 +152,40 @@ func (w *writer) follow(ctx context.Context, units []*unit) {
 	}
 }
 
-// repent has the connections of n renewed once more if they still lead to a replica.
-func (n *node) repent(units []*unit) {
-	for _, u := range units {
-		if u.err != nil && u.err.Code == "READONLY" {
+// fence makes sure that the error replies to calls were theirs, before anything is sent again. It cannot be asked for
+// READONLY, after which go-redis closes the connection.
+func (w *writer) fence(ctx context.Context, calls []*call) bool {
+	err := w.exec(ctx, nil, true)
+	if err == nil {
+		return true
+	}
+	w.hangUp()
+	for _, c := range calls {
+		c.err = classify(w.node.addr, err)
+	}
+	return false
+}
+
+// divides reports whether a call was refused because its keys are not in one place.
+func divides(e *remote.Error) bool {
+	return e.Code == "CROSSSLOT" || e.Class == remote.Other && strings.Contains(strings.ToLower(e.Text), "same slot")
+}
+
+// split sends the units of calls one by one, from now on.
+func (w *writer) split(ctx context.Context, calls []*call) {
+	w.node.apart.Store(true)
+	before := len(w.calls.all)
+	for _, c := range calls {
+		w.node.pool.codec.encode(&w.calls, c.units, false)
+		c.units = c.units[:0]
+	}
+	_ = w.deliver(ctx, w.calls.all[before:]) // the error is in the calls
+}
+
+// renewIfReadOnly has the connections of n renewed once more if they still lead to a replica.
+func (n *node) renewIfReadOnly(calls []*call) {
+	for _, c := range calls {
+		if c.err != nil && c.err.Code == "READONLY" {
 			n.renewed.Add(1)
 			return
 		}

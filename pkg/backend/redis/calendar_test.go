@@ -25,7 +25,7 @@ func monthly(hits uint64, zone string) engine.Limit {
 func TestCalendarSkew(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
-	p.encoder.clock = func() engine.Micros { return here }
+	p.clock = func() engine.Micros { return here }
 	random := rand.New(rand.NewPCG(3, 4))
 	units := []engine.CalendarUnit{engine.CalendarDay, engine.CalendarWeek, engine.CalendarMonth, engine.CalendarYear}
 	for i := range 60 {
@@ -61,7 +61,7 @@ func TestCalendarSkew(t *testing.T) {
 func TestCalendarClockFarOff(t *testing.T) {
 	var now, here engine.Micros
 	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
-	p.encoder.clock = func() engine.Micros { return here }
+	p.clock = func() engine.Micros { return here }
 	l := engine.Limits{monthly(3, "Europe/Berlin")}
 	start := engine.Micros(time.Date(2026, 5, 20, 0, 0, 0, 0, time.UTC).UnixMicro())
 	for i, off := range []time.Duration{50 * 365 * 24 * time.Hour, -50 * 365 * 24 * time.Hour, 3 * 366 * 24 * time.Hour, -100 * 24 * time.Hour} {

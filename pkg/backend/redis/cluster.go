@@ -195,21 +195,21 @@ func (c *cluster) close() error {
 // tryAgainAfter is how long keys that are being moved are given to arrive.
 const tryAgainAfter = 5 * time.Millisecond
 
-// redirect sends units whose keys are on another node, or being moved, through the cluster's client, which follows
-// MOVED and ASK. A unit that gets TRYAGAIN, because some of its keys have been moved and some have not, is sent once
+// redirect sends calls whose keys are on another node, or being moved, through the cluster's client, which follows
+// MOVED and ASK. A call that gets TRYAGAIN, because some of its keys have been moved and some have not, is sent once
 // more after a while.
-func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
+func (p *pool) redirect(ctx context.Context, w *writer, calls []*call) {
 	if p.cluster == nil {
 		return // the server is part of a cluster although the configuration does not say so; the reply tells
 	}
 	p.cluster.trouble.Store(true)
-	halves := func(u *unit) bool { return u.err != nil && u.err.Code == "TRYAGAIN" }
-	late := slices.DeleteFunc(slices.Clone(units), func(u *unit) bool { return !halves(u) })
-	rest := slices.DeleteFunc(units, halves)
+	halves := func(c *call) bool { return c.err != nil && c.err.Code == "TRYAGAIN" }
+	late := slices.DeleteFunc(slices.Clone(calls), func(c *call) bool { return !halves(c) })
+	rest := slices.DeleteFunc(calls, halves)
 	p.cluster.send(ctx, w, rest)
-	for _, u := range rest {
-		if halves(u) {
-			late = append(late, u)
+	for _, c := range rest {
+		if halves(c) {
+			late = append(late, c)
 		}
 	}
 	if len(late) == 0 {
@@ -224,18 +224,18 @@ func (p *pool) redirect(ctx context.Context, w *writer, units []*unit) {
 	}
 }
 
-// send resends units, of which nothing was counted, through the cluster's client.
-func (c *cluster) send(ctx context.Context, w *writer, units []*unit) {
-	if len(units) == 0 {
+// send resends calls, of which nothing was counted, through the cluster's client.
+func (c *cluster) send(ctx context.Context, w *writer, calls []*call) {
+	if len(calls) == 0 {
 		return
 	}
 	pipe := c.client.Pipeline()
-	for _, u := range units {
-		c.pool.codec.again(u)
-		_ = pipe.BatchProcess(ctx, u.unanswered(nil)...) // only collects
+	for _, one := range calls {
+		c.pool.codec.again(one)
+		_ = pipe.BatchProcess(ctx, one.unanswered(nil)...) // only collects
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, u := range units {
-		u.replied(w.node.addr)
+	for _, one := range calls {
+		one.replied(w.node.addr)
 	}
 }

@@ -8,105 +8,86 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// unit is one operation, or several that were merged into one, with the commands that carry it out: one script call or,
-// with the reference's keys, an INCRBY and what goes with it.
+// unit is one operation, or several that were merged into one.
 type unit struct {
-	op      *backend.Op // the operation to carry out: the first item's own, or &merged
-	merged  backend.Op
-	first   *item
-	last    *item
-	items   int
-	sent    []redis.Cmder // the commands that carry it out
-	call    call
-	command *command // the command in sent, kept for reuse
-	err     *remote.Error
+	op     *backend.Op // the operation to carry out: the first item's own, or &merged
+	merged backend.Op
+	first  *item
+	last   *item
+	items  int
+	after  *unit         // the one before it on the same key, in the same batch
+	err    *remote.Error // why there is no decision
 
-	refused *remote.Error // why codec.encode cannot express the operation; nothing is sent then
-	hits    uint64        // with the reference's keys: hits to spend or to give back
-	at      engine.Micros // with the reference's keys: the time that determines the window
+	group int           // with scripts: the index of its group
+	hits  uint64        // with the reference's keys: hits to spend or to give back
+	at    engine.Micros // with the reference's keys: the time that determines the window
 }
 
-// codec turns operations into commands and replies into decisions.
+// call is what carries out units: one script call for any number of them or, with the reference's keys, an INCRBY and
+// what goes with it for one. It is kept for reuse.
+type call struct {
+	units   []*unit
+	sent    []redis.Cmder // the commands; none if refused says why they cannot be carried out
+	err     *remote.Error // the first error among the replies
+	refused *remote.Error
+
+	// With scripts:
+	keys   []packed
+	args   packed
+	nonce  uint64 // comes back first; 0 if nothing does, so that the replies need a fence
+	weight int    // what it costs Redis, in µs
+}
+
+// calls are the calls of a batch, and what they are made with.
+type calls struct {
+	all    []*call
+	groups []*group // the first used ones are in use, the others are kept for reuse
+	used   int
+	index  map[shared]int // of the last group of each kind, plus 1
+}
+
+// next returns a further call.
+func (cs *calls) next() *call {
+	if n := len(cs.all); n < cap(cs.all) && cs.all[:n+1][n] != nil {
+		cs.all = cs.all[:n+1]
+	} else {
+		cs.all = append(cs.all, new(call))
+	}
+	c := cs.all[len(cs.all)-1]
+	c.units, c.sent, c.err, c.refused, c.nonce = c.units[:0], c.sent[:0], nil, nil, 0
+	return c
+}
+
+// codec turns operations into calls and replies into decisions.
 type codec interface {
-	// encode sets u.sent to the commands for u.op.
-	encode(u *unit)
-	// again sets u.sent to the commands for u.op after the server replied to encode's that it does not know the script,
-	// or that the key is on another node.
-	again(u *unit)
-	// more sets u.sent to a second step, which depends on the replies to the first, and reports whether there is one.
-	more(u *unit) bool
-	// decode fills in u.op from the replies to u.sent. u.err is the first error among them. It returns the error of the
-	// operation.
-	decode(u *unit) error
+	// encode adds calls for units. Operations on one key stay in order. together says whether one call may have several
+	// keys.
+	encode(cs *calls, units []*unit, together bool)
+	// again sets c.sent to the commands for c.units after the server replied that it does not know the script, or that the
+	// key is on another node.
+	again(c *call)
+	// more sets c.sent to a second step, which depends on the replies to the first, and reports whether there is one.
+	more(c *call) bool
+	// decode fills in the decision or the error of each of c.units, from the replies to c.sent or from c.err.
+	decode(c *call, node string)
 	// route returns one of op's keys, which determines the node of a cluster.
 	route(op *backend.Op) string
 }
 
-// scriptCodec carries out operations by scripts.
-type scriptCodec struct {
-	encoder  *encoder
-	commands []any // that the scripts call, as strings
-}
-
-func newScriptCodec(c *Config) (*scriptCodec, error) {
-	scripts, err := newScripts()
-	if err != nil {
-		return nil, err
-	}
-	s := &scriptCodec{encoder: &encoder{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), scripts: scripts, now: c.Now}}
-	s.commands = commandsOf(s.texts())
-	return s, nil
-}
-
-func (s *scriptCodec) encode(u *unit) {
-	s.encoder.encode(&u.call, u.op)
-	args := u.args("evalsha", &u.call.script.sha)
-	for i := range u.call.keys {
-		args[3+i] = &u.call.keys[i] // pointers, because converting a string to any allocates
+// fail sets the error of all units of c.
+func (c *call) fail(e *remote.Error) {
+	for _, u := range c.units {
+		u.err = e
 	}
 }
 
-func (s *scriptCodec) again(u *unit) {
-	args := u.args("eval", u.call.script.text)
-	for i, key := range u.call.keys {
-		args[3+i] = key // go-redis determines the slot by it
+// unanswered appends the commands of c that have no reply yet. One that was answered may have counted, and must not be
+// sent again.
+func (c *call) unanswered(cmds []redis.Cmder) []redis.Cmder {
+	for _, s := range c.sent {
+		if s := s.(*command); s.Err() == nil && s.Val() == nil {
+			cmds = append(cmds, s)
+		}
 	}
-}
-
-// args makes the command that calls the script for u, and returns its arguments, in which the caller has to fill in the
-// keys. It reuses u's previous command if that has as many arguments.
-func (u *unit) args(name, script any) []any {
-	n := 3 + len(u.call.keys) + len(u.call.args)
-	c := u.command
-	if c == nil || len(c.Args()) != n {
-		c = newCommand(make([]any, n)...)
-		u.command = c
-	}
-	args := c.Args()
-	args[0], args[1], args[2] = name, script, len(u.call.keys)
-	copy(args[3+len(u.call.keys):], u.call.args)
-	c.reset()
-	u.sent = append(u.sent[:0], c)
-	return args
-}
-
-func (s *scriptCodec) decode(u *unit) error {
-	if u.err != nil {
-		return u.err
-	}
-	return decode(u.op, u.sent[0].(*command).Val())
-}
-
-// more returns false: a script does everything in one step.
-func (s *scriptCodec) more(*unit) bool { return false }
-
-func (s *scriptCodec) route(op *backend.Op) string { return s.encoder.route(op) }
-
-// texts returns the scripts' texts, to load on each new connection.
-func (s *scriptCodec) texts() []string {
-	var texts []string
-	for _, script := range s.encoder.scripts.all() {
-		texts = append(texts, script.text)
-	}
-	return texts
+	return cmds
 }

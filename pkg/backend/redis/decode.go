@@ -2,15 +2,23 @@ package redis
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// The fields of a script's reply, each a double. Fields missing at the end are 0.
+// What an answer begins with, if it is not what a common take found.
+const (
+	answerDecision = -1
+	answerError    = -2
+)
+
+// The fields of a decision in a reply, each a double.
 const (
 	fieldAdmitted = iota
 	fieldLeft
@@ -24,22 +32,119 @@ const (
 	fields
 )
 
-// decode fills in op.Decision from the reply to op's call. A reply that no script could give is an error and leaves op
-// unchanged: wrong numbers must not become decisions.
-func decode(op *backend.Op, reply any) error {
-	text, ok := reply.(string)
-	if !ok {
-		return fmt.Errorf("a script replied %T, want a string", reply)
+// answers are what the script replied.
+type answers struct {
+	text   string // what is not read yet
+	errors []any
+}
+
+// answersTo returns the reply to c, which must not be an error.
+func answersTo(c *call) (r answers, ok bool) {
+	switch v := c.sent[0].(*command).Val().(type) {
+	case string:
+		return answers{text: v}, true
+	case []any: // some operations failed
+		if len(v) > 0 {
+			r.text, ok = v[0].(string)
+			r.errors = v[1:]
+		}
 	}
-	if len(text)%8 != 0 || len(text) < 8*(fieldReset+1) || len(text) > 8*fields {
-		return fmt.Errorf("a script replied %d bytes, want %d to %d doubles", len(text), fieldReset+1, fields)
+	return r, ok
+}
+
+// proves reports whether the reply to c, which is no error, belongs to it. A call without a number needs a fence instead.
+func (c *call) proves() bool {
+	if c.nonce == 0 {
+		return true
 	}
+	r, ok := answersTo(c)
+	return ok && len(r.text) >= 16 && binary.LittleEndian.Uint64([]byte(r.text[:8])) == c.nonce
+}
+
+// Errors of replies that no script could give.
+var (
+	errShort = errors.New("a script replied too little")
+	errFew   = errors.New("a script replied too few errors")
+)
+
+// float reads a number.
+func (r *answers) float() (f float64, ok bool) {
+	if len(r.text) < 8 {
+		return 0, false
+	}
+	f = math.Float64frombits(binary.LittleEndian.Uint64([]byte(r.text[:8])))
+	r.text = r.text[8:]
+	return f, true
+}
+
+// integer returns f if it is an integer from 0 to 2^53 - 1.
+func integer(f float64) (uint64, error) {
+	n := uint64(f)
+	if !(f >= 0 && f <= engine.MaxHits) || float64(n) != f {
+		return 0, fmt.Errorf("a script replied %v, want an integer from 0 to 2^53 - 1", f)
+	}
+	return n, nil
+}
+
+func (s *scriptCodec) decode(c *call, node string) {
+	if c.err == nil && !c.proves() {
+		c.err = classify(node, errBehind)
+	}
+	if c.err != nil {
+		c.fail(c.err)
+		return
+	}
+	r, _ := answersTo(c)
+	r.text = r.text[8:]
+	f, _ := r.float()
+	now, err := integer(f)
+	for _, u := range c.units {
+		u.err = nil
+		if err == nil {
+			u.err, err = r.decide(u.op, now, node)
+		}
+		if err != nil { // what follows is of no use either
+			u.err = store.Wrap(node, err)
+		}
+	}
+}
+
+// decide fills in op.Decision from the next answer, or returns why the operation failed. An answer that no script could
+// give is an error and leaves op unchanged: wrong numbers must not become decisions.
+func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error, error) {
+	f, ok := r.float()
+	switch {
+	case !ok:
+		return nil, errShort
+	case f == answerDecision:
+		return nil, r.decision(op)
+	case f == answerError:
+		if len(r.errors) == 0 {
+			return nil, errFew
+		}
+		text, _ := r.errors[0].(string)
+		r.errors = r.errors[1:]
+		return ofReply(node, text), nil
+	}
+	found, err := integer(f)
+	if err == nil {
+		kind := sharedOf(op)
+		err = kind.decide(op, found, now)
+	}
+	return nil, err
+}
+
+// decision fills in op.Decision from one that the script has made.
+func (r *answers) decision(op *backend.Op) error {
 	var n [fields]uint64
-	for i := range len(text) / 8 {
-		f := math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[8*i : 8*i+8])))
-		n[i] = uint64(f)
-		if !(f >= 0 && f <= engine.MaxHits) || float64(n[i]) != f {
-			return fmt.Errorf("a script replied %v as field %d, want an integer from 0 to 2^53 - 1", f, i)
+	for i := range n {
+		f, ok := r.float()
+		if !ok {
+			return errShort
+		}
+		var err error
+		if n[i], err = integer(f); err != nil {
+			return err
 		}
 	}
 	if err := check(op, &n); err != nil {
@@ -62,7 +167,7 @@ func decode(op *backend.Op, reply any) error {
 	return nil
 }
 
-// check returns an error if the reply cannot be a decision on op.
+// check returns an error if the numbers cannot be a decision on op.
 func check(op *backend.Op, n *[fields]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
 		return fmt.Errorf("a script replied that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))

@@ -24,7 +24,8 @@ func packedReply(ns ...float64) string {
 func TestDecode(t *testing.T) {
 	op := backend.Op{Limits: make(engine.Limits, 3), Take: engine.Take{Cost: 2, Count: 3, Extra: 4}}
 	op.Limits[2].Hits = 100
-	if err := decode(&op, packedReply(7, 100, 3, 4, 5, 6, 1, 2, 8)); err != nil {
+	r := answers{text: packedReply(answerDecision, 7, 100, 3, 4, 5, 6, 1, 2, 8)}
+	if _, err := r.decide(&op, 0, ""); err != nil {
 		t.Fatal(err)
 	}
 	want := engine.Decision{
@@ -39,23 +40,25 @@ func TestDecode(t *testing.T) {
 // TestDecodeRefuses: a reply that is out of range gives an error, not a decision.
 func TestDecodeRefuses(t *testing.T) {
 	const tooMany = 1 << 53
-	for name, r := range map[string]any{
-		"nothing":                   nil,
-		"an integer":                int64(1),
-		"too short":                 packedReply(1, 2),
-		"too long":                  packedReply(1, 2, 3, 4, 5, 6, 7, 0, 9, 10),
-		"no doubles":                packedReply(1, 2, 3) + "x",
-		"a fraction":                packedReply(1, 2, 0.5),
-		"less than nothing left":    packedReply(1, -1, 3),
-		"more left than the limit":  packedReply(1, 101, 3),
-		"more admitted than wanted": packedReply(8, 2, 3),
-		"no number":                 packedReply(1, 2, math.NaN()),
-		"infinity":                  packedReply(1, 2, math.Inf(1)),
-		"2^53":                      packedReply(1, 2, tooMany),
-		"the strictest is missing":  packedReply(1, 2, 3, 0, 0, 0, 0, 1),
+	for name, r := range map[string]string{
+		"nothing":                   "",
+		"too short":                 packedReply(answerDecision, 1, 2),
+		"no doubles":                packedReply(answerDecision, 1, 2, 3) + "x",
+		"a fraction":                packedReply(answerDecision, 1, 2, 0.5, 0, 0, 0, 0, 0, 0),
+		"less than nothing left":    packedReply(answerDecision, 1, -1, 3, 0, 0, 0, 0, 0, 0),
+		"more left than the limit":  packedReply(answerDecision, 1, 101, 3, 0, 0, 0, 0, 0, 0),
+		"more admitted than wanted": packedReply(answerDecision, 8, 2, 3, 0, 0, 0, 0, 0, 0),
+		"no number":                 packedReply(answerDecision, 1, 2, math.NaN(), 0, 0, 0, 0, 0, 0),
+		"infinity":                  packedReply(answerDecision, 1, 2, math.Inf(1), 0, 0, 0, 0, 0, 0),
+		"2^53":                      packedReply(answerDecision, 1, 2, tooMany, 0, 0, 0, 0, 0, 0),
+		"the strictest is missing":  packedReply(answerDecision, 1, 2, 3, 0, 0, 0, 0, 1, 0),
+		"an error that is missing":  packedReply(answerError),
+		"found by nobody":           packedReply(1),
+		"no answer":                 packedReply(-3),
 	} {
 		op := backend.Op{Limits: engine.Limits{{Hits: 100}}, Take: engine.Take{Cost: 2, Count: 3, Extra: 4}}
-		if err := decode(&op, r); err == nil {
+		a := answers{text: r}
+		if _, err := a.decide(&op, 0, ""); err == nil {
 			t.Errorf("%s: decode made %+v of it, want an error", name, op.Decision)
 		}
 		if op.Decision != (engine.Decision{}) {

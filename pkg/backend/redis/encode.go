@@ -7,24 +7,15 @@ import (
 	"math"
 	"math/rand/v2"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// call is the script call for one op: EVALSHA script.sha len(keys) keys… args…. It is valid until it is encoded again.
-type call struct {
-	script *script
-	keys   []string
-	args   []any // the packed arguments and, in tests, the time
-
-	packed packed
-	key    []byte // scratch
-}
-
-// packed holds numbers in the format of Lua's struct library, as scripts unpack them: mostly doubles, and bytes for
-// flags. It is written to Redis without being copied.
+// packed holds numbers in the format of Lua's struct library, as the script unpacks them, or a key. It is written to
+// Redis without being copied.
 type packed struct{ b []byte }
 
 // MarshalBinary returns the bytes for go-redis to write.
@@ -42,9 +33,9 @@ func (p *packed) float(f float64) {
 }
 
 // words appends integers below 2^32.
-func (p *packed) words(ns ...uint64) {
+func (p *packed) words(ns ...uint32) {
 	for _, n := range ns {
-		p.b = binary.LittleEndian.AppendUint32(p.b, uint32(n))
+		p.b = binary.LittleEndian.AppendUint32(p.b, n)
 	}
 }
 
@@ -56,22 +47,35 @@ func (p *packed) flag(set bool) {
 	}
 }
 
-// encoder turns ops into calls of scripts. It is safe for concurrent use.
-type encoder struct {
-	prefix  string               // before every key
-	jitter  int64                // keys are kept for up to this many ms longer than needed, at random
-	now     func() engine.Micros // overrides the clock of Redis; nil except in tests
-	clock   func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
-	scripts *scripts
+// scriptCodec carries out operations by the script. It is safe for concurrent use.
+type scriptCodec struct {
+	prefix   string               // before every key
+	jitter   int64                // keys are kept for up to this many ms longer than needed, at random
+	now      func() engine.Micros // overrides the clock of Redis; nil except in tests
+	clock    func() engine.Micros // overrides the clock of this process, by which calendar edges are chosen; nil except in tests
+	script   *script
+	commands []any // that the script calls, as strings
+	nonce    atomic.Uint64
+}
+
+func newScriptCodec(c *Config) (*scriptCodec, error) {
+	script, err := newScript(scriptFiles)
+	if err != nil {
+		return nil, err
+	}
+	s := &scriptCodec{prefix: c.KeyPrefix, jitter: c.ExpirationJitter.Milliseconds(), script: script, now: c.Now}
+	s.commands = commandsOf([]string{script.text})
+	s.nonce.Store(rand.Uint64())
+	return s, nil
 }
 
 // here returns the time by the clock of this process.
-func (e *encoder) here() engine.Micros {
+func (s *scriptCodec) here() engine.Micros {
 	switch {
-	case e.clock != nil:
-		return e.clock()
-	case e.now != nil:
-		return e.now()
+	case s.clock != nil:
+		return s.clock()
+	case s.now != nil:
+		return s.now()
 	}
 	return engine.Micros(time.Now().UnixMicro())
 }
@@ -80,68 +84,167 @@ func (e *encoder) here() engine.Micros {
 // by which Redis expires keys.
 const injectedSlack = 3_600_000
 
-// encode makes c the call for op, and reuses c's memory. The head of each script documents its arguments.
-func (e *encoder) encode(c *call, op *backend.Op) {
-	c.keys, c.packed.b = c.keys[:0], c.packed.b[:0]
-	c.script = e.pick(op)
-	name := e.base(c.key[:0], op)
-	for i := range op.Limits {
-		c.keys = append(c.keys, string(append(name, op.Limits[i].Slot().String()...)))
-	}
-	if op.Penalty != nil {
-		c.keys = append(c.keys, string(append(name, engine.GateSlot.String()...)))
-	}
-	c.key = name
-
-	slack := e.slack()
-	if c.script == e.scripts.limits || !c.packed.quick(op, slack) {
-		c.packed.ask(op, slack)
-		for i := range op.Limits {
-			c.packed.limit(&op.Limits[i], e)
-		}
-		c.packed.owner(op.Take.Owner)
-	}
-	c.args = append(c.args[:0], &c.packed)
-	if e.now != nil {
-		c.args = append(c.args, strconv.FormatInt(int64(min(max(e.now(), 0), latest)), 10))
-	}
-}
-
 // latest is the last time that the engine handles.
 const latest engine.Micros = 1 << 52
 
+// group is a group of operations that share some numbers.
+type group struct {
+	shared
+
+	units []*unit
+}
+
+// gather distributes units over groups, which are to be carried out in order. A unit is in a later group than the one
+// before it on the same key, or behind it in one that keeps the order.
+func (cs *calls) gather(units []*unit) []*group {
+	if cs.index == nil {
+		cs.index = map[shared]int{}
+	}
+	clear(cs.index)
+	cs.used = 0
+	for _, u := range units {
+		kind, least := sharedOf(u.op), 0
+		if u.after != nil {
+			least = u.after.group
+			if kind.kind != kindOther {
+				least++
+			}
+		}
+		i := cs.index[kind] - 1
+		if i < least {
+			i = cs.used
+			cs.used++
+			cs.index[kind] = cs.used
+			if i == len(cs.groups) {
+				cs.groups = append(cs.groups, new(group))
+			}
+			cs.groups[i].shared, cs.groups[i].units = kind, cs.groups[i].units[:0]
+		}
+		u.group = i
+		cs.groups[i].units = append(cs.groups[i].units, u)
+	}
+	return cs.groups[:cs.used]
+}
+
+// encode adds calls for units, as batch.lua describes them.
+func (s *scriptCodec) encode(cs *calls, units []*unit, together bool) {
+	var c *call
+	for _, g := range cs.gather(units) {
+		head := 0 // where the number of operations is in c.args, once the group has begun there
+		for _, u := range g.units {
+			weight := g.weight(u.op)
+			if c == nil || !together || c.weight+weight > maxWeight {
+				if c != nil {
+					s.finish(c)
+				}
+				c, head = s.begin(cs), 0
+			}
+			if head == 0 {
+				c.args.b = append(c.args.b, byte(g.kind))
+				head = len(c.args.b)
+				c.args.words(0)
+				c.args.shared(&g.shared)
+			}
+			c.weight += weight
+			c.units = append(c.units, u)
+			n := binary.LittleEndian.Uint32(c.args.b[head:])
+			binary.LittleEndian.PutUint32(c.args.b[head:], n+1)
+			s.keys(c, u.op)
+			if g.kind == kindOther {
+				s.other(&c.args, u.op)
+			}
+		}
+	}
+	if c != nil {
+		s.finish(c)
+	}
+}
+
+// begin returns a call without operations.
+func (s *scriptCodec) begin(cs *calls) *call {
+	c := cs.next()
+	c.keys, c.weight = c.keys[:0], 0
+	c.nonce = s.nonce.Add(1)
+	c.args.b = binary.LittleEndian.AppendUint64(c.args.b[:0], c.nonce)
+	c.args.num(s.slack())
+	return c
+}
+
+// keys adds the keys of op.
+func (s *scriptCodec) keys(c *call, op *backend.Op) {
+	for i := range op.Limits {
+		c.addKey(s, op, op.Limits[i].Slot())
+	}
+	if op.Penalty != nil {
+		c.addKey(s, op, engine.GateSlot)
+	}
+}
+
+func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot) {
+	if n := len(c.keys); n < cap(c.keys) {
+		c.keys = c.keys[:n+1]
+	} else {
+		c.keys = append(c.keys, packed{})
+	}
+	k := &c.keys[len(c.keys)-1]
+	k.b = append(s.base(k.b[:0], op), slot.String()...)
+}
+
+// finish makes the command of c.
+func (s *scriptCodec) finish(c *call) {
+	args := s.command(c, "evalsha", s.script.sha)
+	for i := range c.keys {
+		args[3+i] = &c.keys[i] // pointers, because converting a string to any allocates
+	}
+}
+
+func (s *scriptCodec) again(c *call) {
+	args := s.command(c, "eval", s.script.text)
+	for i := range c.keys {
+		args[3+i] = string(c.keys[i].b) // go-redis determines the slot by it
+	}
+}
+
+// command makes the command that calls the script for c, and returns its arguments, in which the caller has to fill in
+// the keys.
+func (s *scriptCodec) command(c *call, name, script string) []any {
+	n := 3 + len(c.keys)
+	args := make([]any, n+1, n+2)
+	args[0], args[1], args[2], args[n] = name, script, len(c.keys), &c.args
+	if s.now != nil {
+		args = append(args, strconv.FormatInt(int64(min(max(s.now(), 0), latest)), 10))
+	}
+	c.sent = append(c.sent[:0], newCommand(args...))
+	return args
+}
+
+// more returns false: a script does everything in one step.
+func (s *scriptCodec) more(*call) bool { return false }
+
 // route returns a key in the cluster slot of all of op's keys.
-func (e *encoder) route(op *backend.Op) string { return string(e.base(nil, op)) }
+func (s *scriptCodec) route(op *backend.Op) string { return string(s.base(nil, op)) }
 
 // base appends the common beginning of all keys of op to b. Clients influence nothing of it but a hash.
-func (e *encoder) base(b []byte, op *backend.Op) []byte {
-	b = append(b, e.prefix...)
+func (s *scriptCodec) base(b []byte, op *backend.Op) []byte {
+	b = append(b, s.prefix...)
 	b = append(b, "rl:{"...)
 	b = base64.RawURLEncoding.AppendEncode(b, op.Key[:])
 	return append(b, '}')
 }
 
-// pick returns the script for op.
-func (e *encoder) pick(op *backend.Op) *script {
-	if len(op.Limits) != 1 || op.Penalty != nil {
-		return e.scripts.limits
-	}
-	return e.scripts.single[familyOf(&op.Limits[0])]
-}
-
-// slack returns how much longer than needed a key is kept, in ms.
-func (e *encoder) slack() uint64 {
+// slack returns how much longer than needed the keys of a call are kept, in ms.
+func (s *scriptCodec) slack() uint64 {
 	slack := uint64(0)
-	if e.jitter > 0 {
-		slack = uint64(rand.Int64N(e.jitter + 1))
+	if s.jitter > 0 {
+		slack = uint64(rand.Int64N(s.jitter + 1))
 	}
-	if e.now != nil {
+	if s.now != nil {
 		slack += injectedSlack
 	}
 	return slack
 }
 
-// mode is the mode argument of scripts.
+// mode is the mode argument of the script.
 type mode uint8
 
 const (
@@ -176,8 +279,8 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
-// ask appends the arguments that ask.lua describes, up to and including the penalty, if there is one.
-func (p *packed) ask(op *backend.Op, slack uint64) {
+// other appends op as penalty.lua describes it.
+func (s *scriptCodec) other(p *packed, op *backend.Op) {
 	t, m := &op.Take, modeOf(op)
 	count := min(t.Count, engine.MaxHits)
 	want := count + min(t.Extra, engine.MaxHits-count)
@@ -196,19 +299,18 @@ func (p *packed) ask(op *backend.Op, slack uint64) {
 	case modeReset, modeForce:
 		p.num(0, 0, 0)
 	}
-	p.num(slack)
-	p.b = append(p.b, byte(m))
+	p.b = append(p.b, byte(m), byte(len(op.Limits)))
 	p.flag(op.Penalty != nil)
+	p.flag(t.Owner != "")
 	if x := op.Penalty; x != nil {
 		p.num(uint64(x.For), uint64(x.Max), uint64(x.Escalate))
 		p.flag(x.On == engine.OnReached)
 	}
-}
-
-// owner appends a hash of the owner's name, which has a fixed length, or nothing if there is no owner.
-func (p *packed) owner(name string) {
-	if name != "" {
-		sum := sha256.Sum256([]byte(name))
+	for i := range op.Limits {
+		p.limit(&op.Limits[i], s)
+	}
+	if t.Owner != "" { // a hash, which has a fixed length
+		sum := sha256.Sum256([]byte(t.Owner))
 		p.b = append(p.b, sum[:16]...)
 	}
 }

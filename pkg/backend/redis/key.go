@@ -13,6 +13,6 @@ func (c *Config) Key(op *backend.Op, now engine.Micros) string {
 		start, _ := r.window(op, now)
 		return r.key(op, start)
 	}
-	e := encoder{prefix: c.KeyPrefix}
-	return e.route(op)
+	s := scriptCodec{prefix: c.KeyPrefix}
+	return s.route(op)
 }

@@ -31,6 +31,8 @@ type node struct {
 	links   atomic.Int32 // connections that are up
 	denied  atomic.Int32 // writers whose user may not do what decisions need
 	renewed atomic.Int64 // how many times all connections had to be renewed
+	alone   atomic.Bool  // it is known to be one server, so that a call may have any keys
+	apart   atomic.Bool  // it has refused a call with several keys
 	run     atomic.Pointer[string]
 	end     context.CancelFunc // ends the writers, for a node of a cluster
 	again   chan struct{}      // makes writers that wait before they reconnect do so now
@@ -139,8 +141,8 @@ func (n *node) tick() {
 	n.wake.Broadcast()
 }
 
-// hurry makes writers that wait before they reconnect do so now.
-func (n *node) hurry() {
+// reconnect makes writers that wait before they connect again do so now.
+func (n *node) reconnect() {
 	for range maxWriters {
 		select {
 		case n.again <- struct{}{}:

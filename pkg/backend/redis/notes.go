@@ -36,7 +36,7 @@ func (b *Backend) Notes() (*Notes, error) {
 	if b.main.config.KeyFormat != OurKeys {
 		return nil, errors.New("redis: notes need scripts, which the key format rules out")
 	}
-	s, err := newScript("notes", "notes")
+	s, err := newScript("notes")
 	if err != nil {
 		return nil, err
 	}

@@ -34,15 +34,15 @@ type debt struct {
 	since   time.Time // when the connection was cut
 }
 
-// note notes what units that have been sent owe.
-func (o *owed) note(units []*unit) {
+// note notes what calls that have been sent owe.
+func (o *owed) note(calls []*call) {
 	if o == nil {
 		return
 	}
-	for _, u := range units {
-		if len(u.sent) == 2 && !refused(u.sent[0]) && !final(u.sent[1]) {
+	for _, c := range calls {
+		if len(c.sent) == 2 && !refused(c.sent[0]) && !final(c.sent[1]) {
 			o.mu.Lock()
-			o.add(u.sent[1], time.Now())
+			o.add(c.sent[1], time.Now())
 			o.mu.Unlock()
 		}
 	}
@@ -149,7 +149,7 @@ func (w *writer) settle(ctx context.Context) {
 			_ = pipe.BatchProcess(bounded, commands...) // only collects
 			_, _ = pipe.Exec(bounded)                   // each command has its own error
 		case w.link == nil:
-		case w.exec(bounded, commands) != nil:
+		case w.exec(bounded, commands, true) != nil:
 			w.hangUp()
 		}
 		cancel()
@@ -163,7 +163,7 @@ func (w *writer) settleLast(ctx context.Context) {
 	if o == nil {
 		return
 	}
-	for begun := time.Now(); o.hurry() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
+	for begun := time.Now(); o.due() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {
 		if w.link == nil && w.node.pool.cluster == nil {
 			_ = w.open(ctx) // nothing more can be done
 		}
@@ -171,8 +171,8 @@ func (w *writer) settleLast(ctx context.Context) {
 	}
 }
 
-// hurry makes it time to send what is owed, and reports whether that is anything.
-func (o *owed) hurry() bool {
+// due makes it time to send what is owed, and reports whether that is anything.
+func (o *owed) due() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.next = time.Time{}

@@ -17,7 +17,7 @@ import (
 
 // What the user has to be allowed, beside its keys: no more than what decisions, give-backs and resets need. AUTH always is.
 const (
-	grantsOurs = "+eval +evalsha +get +set +incrby +decrby +del +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
+	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +decrby +del +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
 		"+hdel +hmget +hset +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
 	grantsReference = "+incrby +expire +get"
 	grantsCluster   = "+cluster|slots +asking"
@@ -178,7 +178,7 @@ func (w *writer) judge(ctx context.Context) {
 	w.judged, w.doubts, w.doubt = time.Now(), p.doubts.Load(), false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
 	defer cancel()
-	found, err := p.judge(&w.link.dialect, func(trial []redis.Cmder) error { return w.exec(ctx, trial) })
+	found, err := p.judge(&w.link.dialect, func(trial []redis.Cmder) error { return w.exec(ctx, trial, true) })
 	if err != nil || len(found.unknown) > 0 {
 		w.hangUp()
 		return
@@ -215,7 +215,7 @@ func (w *writer) lacks(found lack) {
 
 // probes returns commands that not every proxy takes, and that change nothing.
 func (s *scriptCodec) probes() [][]any {
-	key := s.encoder.prefix + "rl:{permitted}"
+	key := s.prefix + "rl:{permitted}"
 	return append(greetings(), []any{"script", "load", "return 0"}, []any{"eval", "return 0", "0"},
 		[]any{"eval", "return 0", "1", key}, []any{"evalsha", noScript, "1", key})
 }
@@ -225,7 +225,7 @@ const noScript = "0000000000000000000000000000000000000000"
 
 // trial returns commands that change nothing, whose replies tell what the user may not do.
 func (s *scriptCodec) trial(_ *[]string, d *dialect) []redis.Cmder {
-	key := s.encoder.prefix + "rl:{permitted}"
+	key := s.prefix + "rl:{permitted}"
 	keys := []any{"0"} // else nothing is run for a user who may not use the key
 	if !d.has(evalNoKeys) {
 		keys = []any{"1", key}

@@ -16,37 +16,35 @@ import (
 // TestPermittedKnowsCommands: permitted.lua knows each command that a script calls for decisions, and users get those of all scripts.
 func TestPermittedKnowsCommands(t *testing.T) {
 	t.Parallel()
-	scripts, err := newScripts()
+	script, err := newScript(scriptFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
 	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
-	notes, err := newScript("notes", "notes")
+	notes, err := newScript("notes")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := 0
-	granted := map[string]bool{"+eval": true, "+evalsha": true}
-	for _, script := range append(scripts.all(), notes) {
-		for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
-			found++
-			granted["+"+strings.ToLower(m[1])] = true
-			if script == notes { // without them decisions are made all the same
-				continue
-			}
-			if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
-				t.Errorf("permitted.lua does not know %s, which %s calls", m[1], script.name)
-			}
-			if !strings.Contains(script.text, "'"+m[1]+"'") || !words.MatchString("'"+m[1]+"'") {
-				t.Errorf("%s is not found among the commands of %s", m[1], script.name)
-			}
+	granted := map[string]bool{"+eval": true, "+evalsha": true, "+info": true}
+	for _, m := range calls.FindAllStringSubmatch(notes.text, -1) { // without them decisions are made all the same
+		granted["+"+strings.ToLower(m[1])] = true
+	}
+	for _, m := range calls.FindAllStringSubmatch(script.text, -1) {
+		found++
+		granted["+"+strings.ToLower(m[1])] = true
+		if m[1] != "TIME" && !regexp.MustCompile(`\b`+m[1]+` = \{`).MatchString(permitted) {
+			t.Errorf("permitted.lua does not know %s, which the script calls", m[1])
+		}
+		if !words.MatchString("'" + m[1] + "'") {
+			t.Errorf("%s is not found among the commands of the script", m[1])
 		}
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(slices.Values(strings.Fields(grantsOurs)))); diff != "" {
 		t.Errorf("grantsOurs, which docs/operations.md and README.md repeat, is not what the scripts call (-scripts +grants):\n%s", diff)
 	}
 	if found < 20 {
-		t.Errorf("only %d calls were found in the scripts", found)
+		t.Errorf("only %d calls were found in the script", found)
 	}
 }
 
@@ -56,7 +54,7 @@ func TestTrialChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	s.CLI("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all")
-	scripts, err := newScripts()
+	script, err := newScript(scriptFiles)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +66,7 @@ func TestTrialChangesNothing(t *testing.T) {
 		}
 		commands := []any{"INCRBY", "EXPIRE", "GET", "EVALSHA", "EVAL"}
 		if format == OurKeys {
-			commands = commandsOf([]string{scripts.limits.text, "'EVALSHA' 'EVAL'"})
+			commands = commandsOf([]string{script.text, "'EVALSHA' 'EVAL'"})
 		}
 		for _, name := range commands {
 			name := strings.ToLower(name.(string)) //nolint:forcetypeassert // they are words

@@ -6,7 +6,8 @@
 -- What follows the key, for commands that change nothing with it.
 local rest = {
   DECRBY = {'x'}, DEL = {}, GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
-  LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'}, PEXPIRE = {'x'}, SET = {'x', 'y'},
+  LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'}, MGET = {}, PEXPIRE = {'x'},
+  SET = {'x', 'y'}, SETRANGE = {'x', 'y'},
 }
 -- The same for commands that are called only if the key holds a text or is out of reach, because they would create it.
 local creates = {RPUSH = {'x'}}

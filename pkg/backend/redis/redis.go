@@ -1,17 +1,18 @@
 // Package redis keeps counters in Redis, where any number of replicas share them.
 //
 // Operations queue for the node that holds their key. Whenever one of a node's two writers is free it takes everything
-// from the queue and sends it as one pipeline: an idle server adds no delay, a busy one shares system calls, and there
-// is no timer or window to tune. Takes of one key that are queued together become one take with a count, and are
-// answered in order of arrival.
+// from the queue and sends it, as one call of the script if the node is known to be one Redis: an idle server adds no
+// delay, a busy one shares system calls, and there is no timer or window to tune. Takes of one key that are queued
+// together become one take with a count, and are answered in order of arrival.
 //
 // A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow; the operations of one
 // that gives up before the batch is formed are not sent. Nothing that may have been counted is sent a second time. Each
 // node has a breaker that keeps calls away while it does not answer, and connections are opened in the background, so
 // that a call never waits for one that cannot be opened.
 //
-// Ops of one call on the same key are applied in order, with one exception: if the server has lost a script (NOSCRIPT),
-// or a key is being moved to another node, an op may be applied after the one that follows it.
+// Ops of one call on the same key are applied in order, with one exception: if the server has lost the script (NOSCRIPT),
+// takes no calls with several keys, or a key is being moved to another node, an op may be applied after the one that
+// follows it.
 package redis
 
 import (
@@ -105,7 +106,7 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.needs, p.scripts = codec, codec, codec.texts()
+		p.codec, p.needs, p.scripts = codec, codec, []string{codec.script.text}
 	}
 	switch c.Type {
 	case Cluster:

@@ -82,12 +82,18 @@ func (r *referenceCodec) key(op *backend.Op, start int64) string {
 	return string(strconv.AppendInt(b, start, 10))
 }
 
-func (r *referenceCodec) encode(u *unit) {
-	u.refused = r.fits(u.op)
-	if u.refused != nil {
-		u.sent = u.sent[:0]
-		return
+func (r *referenceCodec) encode(cs *calls, units []*unit, _ bool) {
+	for _, u := range units {
+		c := cs.next()
+		c.units = append(c.units, u)
+		if c.refused = r.fits(u.op); c.refused == nil {
+			c.sent = r.commands(c.sent, u)
+		}
 	}
+}
+
+// commands appends the commands for u.
+func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
 	u.at = r.now()
 	start, _ := r.window(u.op, u.at)
 	key := r.key(u.op, start)
@@ -95,52 +101,60 @@ func (r *referenceCodec) encode(u *unit) {
 	if n := u.op.Take.Count; hits > 0 && n > 1 {
 		hits = min(n, engine.MaxHits/hits) * hits
 	}
+	u.hits = hits
 	switch {
 	case u.op.Mode == backend.Reset:
-		u.sent = append(u.sent[:0], newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
+		return append(sent, newCommand("expire", key, 0)) // which deletes it, and is allowed where DEL may not be
 	case spends(u.op) && hits > 0:
-		u.sent = append(u.sent[:0], newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
-	default: // a look, and the first step of giving back
-		u.sent = append(u.sent[:0], newCommand("get", key))
+		return append(sent, newCommand("incrby", key, hits), newCommand("expire", key, r.expiry(u.op, u.at)))
 	}
-	u.hits = hits
+	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
 }
 
-// more sets u.sent to the second step of giving back, if one is needed: no more is given back than there was.
-func (r *referenceCodec) more(u *unit) bool {
-	if u.op.Mode != backend.Give || u.refused != nil || u.err != nil {
+// more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was.
+func (r *referenceCodec) more(c *call) bool {
+	u := c.units[0]
+	if u.op.Mode != backend.Give || c.refused != nil || c.err != nil {
 		return false
 	}
 	if start, _ := r.window(u.op, u.at); u.op.Take.Window > 0 && u.op.Take.Window/1e6 < start {
 		return false // the hits belong to a window that has ended
 	}
-	count, err := count(u.sent[0])
+	count, err := count(c.sent[0])
 	if err != nil || count == 0 || u.hits == 0 {
 		return false
 	}
-	key := u.sent[0].Args()[1]
-	u.sent = append(u.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))))
+	key := c.sent[0].Args()[1]
+	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))))
 	return true
 }
 
 // again keeps the commands, and resets those that were refused so that they are sent again: there is no script that
 // could be unknown.
-func (r *referenceCodec) again(u *unit) {
-	for _, c := range u.sent {
-		if c := c.(*command); c.Err() != nil {
-			c.reset()
+func (r *referenceCodec) again(c *call) {
+	for _, s := range c.sent {
+		if s := s.(*command); s.Err() != nil {
+			s.reset()
 		}
 	}
 }
 
-func (r *referenceCodec) decode(u *unit) error {
-	if u.refused != nil {
-		return u.refused
+func (r *referenceCodec) decode(c *call, node string) {
+	c.units[0].err = nil
+	if err := r.decide(c, c.units[0]); err != nil {
+		c.units[0].err = store.Wrap(node, err)
+	}
+}
+
+// decide fills in the decision of u, the unit of c, or returns its error.
+func (r *referenceCodec) decide(c *call, u *unit) error {
+	if c.refused != nil {
+		return c.refused
 	}
 	// If INCRBY would overflow, the counter is far above every limit.
-	full := u.err != nil && strings.Contains(u.err.Text, "would overflow")
-	if u.err != nil && !full {
-		return u.err
+	full := c.err != nil && strings.Contains(c.err.Text, "would overflow")
+	if c.err != nil && !full {
+		return c.err
 	}
 	op := u.op
 	var after uint64
@@ -148,7 +162,7 @@ func (r *referenceCodec) decode(u *unit) error {
 	if full {
 		after = math.MaxInt64
 	} else if op.Mode != backend.Reset {
-		if after, err = count(u.sent[0]); err != nil {
+		if after, err = count(c.sent[0]); err != nil {
 			return err
 		}
 	}

@@ -198,18 +198,20 @@ func TestReferenceAgain(t *testing.T) {
 	t.Parallel()
 	r := newReferenceCodec(&Config{})
 	u := &unit{op: &backend.Op{Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: 1, Count: 1}}}
-	r.encode(u)
-	if got := u.unanswered(nil); len(got) != 2 {
+	var cs calls
+	r.encode(&cs, []*unit{u}, false)
+	c := cs.all[0]
+	if got := c.unanswered(nil); len(got) != 2 {
 		t.Fatalf("%d commands, want two", len(got))
 	}
-	u.sent[0].(*command).SetVal(int64(1))
-	u.sent[1].(*command).SetErr(reply("MOVED 1 127.0.0.1:1"))
-	u.replied("node")
-	if u.err == nil || u.err.Code != "MOVED" {
-		t.Fatalf("err is %v, want MOVED", u.err)
+	c.sent[0].(*command).SetVal(int64(1))
+	c.sent[1].(*command).SetErr(reply("MOVED 1 127.0.0.1:1"))
+	c.replied("node")
+	if c.err == nil || c.err.Code != "MOVED" {
+		t.Fatalf("err is %v, want MOVED", c.err)
 	}
-	r.again(u)
-	if got := u.unanswered(nil); len(got) != 1 || got[0].Name() != "expire" {
+	r.again(c)
+	if got := c.unanswered(nil); len(got) != 1 || got[0].Name() != "expire" {
 		t.Fatalf("sent once more: %v, want the EXPIRE", got)
 	}
 }

@@ -79,17 +79,18 @@ func BenchmarkScripts(b *testing.B) {
 
 // BenchmarkEncode measures the cost of a call for this process, before it is sent.
 func BenchmarkEncode(b *testing.B) {
-	scripts, err := newScripts()
+	s, err := newScriptCodec(&Config{})
 	if err != nil {
 		b.Fatal(err)
 	}
-	e := encoder{scripts: scripts}
 	limit := engine.Limit{Algorithm: engine.TokenBucket, Hits: 7, Window: minute, Burst: 10, Initial: 10}
 	op := backend.Op{Key: keyOf(1), Limits: engine.Limits{limit.Prepared()}, Take: engine.Take{Cost: 1, Count: 1}}
-	var c call
+	units := []*unit{{op: &op}}
+	var cs calls
 	b.ReportAllocs()
 	for b.Loop() {
-		e.encode(&c, &op)
+		cs.all = cs.all[:0]
+		s.encode(&cs, units, true)
 	}
 }
 
@@ -97,10 +98,11 @@ func BenchmarkEncode(b *testing.B) {
 func BenchmarkDecode(b *testing.B) {
 	limit := engine.Limit{Algorithm: engine.FixedWindow, Hits: 100, Window: second}
 	op := backend.Op{Limits: engine.Limits{limit}, Take: engine.Take{Cost: 1, Count: 1}}
-	var r any = packedReply(1, 7, 500_000, 0, 1_800_000_000_000_000)
+	text := packedReply(answerDecision, 1, 7, 500_000, 0, 1_800_000_000_000_000, 0, 0, 0, 0)
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := decode(&op, r); err != nil {
+		r := answers{text: text}
+		if _, err := r.decide(&op, 0, ""); err != nil {
 			b.Fatal(err)
 		}
 	}

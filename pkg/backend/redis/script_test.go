@@ -19,55 +19,79 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// plain is the least that runs the scripts: a pipeline for each Apply. It has no deadlines and merges nothing, so that a
-// test of the scripts fails for their sake alone.
+// plain is the least that runs the script: a pipeline for each Apply. It has no deadlines and merges nothing, so that a
+// test of the script fails for its sake alone.
 type plain struct {
-	encoder encoder
-	client  *redis.Client
+	*scriptCodec
+
+	client *redis.Client
+	batch  int // at most so many operations in a batch, if it is not 0
 }
 
 // newPlain returns a backend on s whose keys begin with the test's name. Without a clock it has that of Redis.
 func newPlain(tb testing.TB, s *redistest.Server, now func() engine.Micros) *plain {
 	tb.Helper()
-	scripts, err := newScripts()
+	codec, err := newScriptCodec(&Config{KeyPrefix: tb.Name() + ":", Now: now})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &plain{encoder: encoder{prefix: tb.Name() + ":", scripts: scripts, now: now}, client: s.Client()}
-	for _, x := range scripts.all() {
-		if got, err := p.client.ScriptLoad(tb.Context(), x.text).Result(); err != nil || got != x.sha {
-			tb.Fatalf("loading script %s: %q, %v, want %q", x.name, got, err, x.sha)
-		}
+	p := &plain{scriptCodec: codec, client: s.Client()}
+	if got, err := p.client.ScriptLoad(tb.Context(), codec.script.text).Result(); err != nil || got != codec.script.sha {
+		tb.Fatalf("loading the script: %q, %v, want %q", got, err, codec.script.sha)
 	}
 	return p
 }
 
-// Apply decides ops in one pipeline.
+// Apply decides ops in one pipeline for each batch.
 func (p *plain) Apply(ctx context.Context, ops []backend.Op) {
-	cmds := make([]*redis.Cmd, len(ops))
-	calls := make([]call, len(ops))
-	pipe := p.client.Pipeline()
+	size := p.batch
+	if size == 0 {
+		size = len(ops)
+	}
+	for len(ops) > 0 {
+		p.apply(ctx, ops[:min(size, len(ops))])
+		ops = ops[min(size, len(ops)):]
+	}
+}
+
+func (p *plain) apply(ctx context.Context, ops []backend.Op) {
+	units, last := make([]*unit, len(ops)), map[backend.Key]*unit{}
 	for i := range ops {
-		c := &calls[i]
-		p.encoder.encode(c, &ops[i])
-		args := []any{"evalsha", c.script.sha, len(c.keys)}
-		for k := range c.keys {
-			args = append(args, &c.keys[k])
-		}
-		cmds[i] = pipe.Do(ctx, append(args, c.args...)...)
+		units[i] = &unit{op: &ops[i], after: last[ops[i].Key]}
+		last[ops[i].Key] = units[i]
+	}
+	var cs calls
+	p.encode(&cs, units, true) //nolint:contextcheck // go-redis stores the context of a command, but does not use it
+	pipe := p.client.Pipeline()
+	for _, c := range cs.all {
+		_ = pipe.Process(ctx, c.sent[0]) // only collects
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i := range ops {
-		reply, err := cmds[i].Result()
-		if err == nil {
-			err = decode(&ops[i], reply)
+	for _, c := range cs.all {
+		if c.replied(""); c.err == nil && !c.proves() {
+			c.err = classify("", errBehind)
 		}
-		ops[i].Err = err
+		p.decode(c, "")
+	}
+	for _, u := range units {
+		if u.op.Err = nil; u.err != nil {
+			u.op.Err = u.err
+		}
 	}
 }
 
 // Close leaves the client to the server that it came from.
 func (p *plain) Close() error { return nil }
+
+// keysOf returns the keys of op.
+func (p *plain) keysOf(op *backend.Op) (all []string) {
+	var c call
+	p.keys(&c, op)
+	for _, k := range c.keys {
+		all = append(all, string(k.b))
+	}
+	return all
+}
 
 // one applies one op.
 func (p *plain) one(tb testing.TB, op backend.Op) engine.Decision {
@@ -80,8 +104,8 @@ func (p *plain) one(tb testing.TB, op backend.Op) engine.Decision {
 	return ops[0].Decision
 }
 
-// keys returns what Redis holds.
-func (p *plain) keys(tb testing.TB) []string {
+// stored returns what Redis holds.
+func (p *plain) stored(tb testing.TB) []string {
 	tb.Helper()
 	keys, err := p.client.Keys(tb.Context(), "*").Result()
 	if err != nil {
@@ -99,7 +123,7 @@ func TestScripts(t *testing.T) {
 		return newPlain(tb, s, now)
 	}})
 	p := newPlain(t, s, nil)
-	keys := p.keys(t)
+	keys := p.stored(t)
 	if len(keys) == 0 {
 		t.Fatal("the suite has left no keys")
 	}
@@ -155,7 +179,7 @@ func TestStoresNothingForNothing(t *testing.T) {
 			} {
 				op.Limits = limits
 				p.one(t, op)
-				if keys := p.keys(t); len(keys) > 0 {
+				if keys := p.stored(t); len(keys) > 0 {
 					t.Fatalf("%s: %+v left %q", name, op, keys)
 				}
 			}
@@ -168,11 +192,11 @@ func TestInitialIsStored(t *testing.T) {
 	p := newPlain(t, redistest.Start(t), nil)
 	l := engine.Limit{Algorithm: engine.TokenBucket, Hits: 1, Window: minute, Burst: 5, Initial: 2}
 	p.one(t, backend.Op{Limits: engine.Limits{l}, Mode: backend.Look, Take: engine.Take{Cost: 1, Count: 1}})
-	if keys := p.keys(t); len(keys) > 0 {
+	if keys := p.stored(t); len(keys) > 0 {
 		t.Fatalf("a look left %q, want no key", keys)
 	}
 	p.one(t, backend.Op{Limits: engine.Limits{l}, Take: engine.Take{Cost: 0, Count: 1}})
-	keys := p.keys(t)
+	keys := p.stored(t)
 	if len(keys) != 1 {
 		t.Fatalf("a take for nothing left %q, want one key", keys)
 	}
@@ -192,13 +216,13 @@ func TestSlotsAreOneRecord(t *testing.T) {
 		if d := p.one(t, op); (d.Admitted == 1) != (owner != "") {
 			t.Errorf("one more for %q: %+v", owner, d)
 		}
-		key := string(p.encoder.base(nil, &op)) + limits[0].Slot().String()
+		key := string(p.base(nil, &op)) + limits[0].Slot().String()
 		if n := p.client.HLen(t.Context(), key).Val(); n == 0 || n > 3 {
 			t.Errorf("10,000 slots of %q are %d fields", owner, n)
 		}
 		op.Mode = backend.Give
 		p.one(t, op)
-		if keys := p.keys(t); len(keys) > 0 {
+		if keys := p.stored(t); len(keys) > 0 {
 			t.Errorf("all slots of %q are released, which left %q", owner, keys)
 		}
 	}
@@ -210,13 +234,13 @@ func TestExpiry(t *testing.T) {
 	for name, l := range eachLimit() {
 		for _, jitter := range []time.Duration{0, time.Hour} {
 			p := newPlain(t, s, nil)
-			p.encoder.jitter = jitter.Milliseconds()
+			p.jitter = jitter.Milliseconds()
 			var least, most time.Duration = math.MaxInt64, 0
 			for i := range 40 {
 				op := backend.Op{Key: keyOf(i), Limits: engine.Limits{l}, Take: engine.Take{Cost: 3, Count: 1}}
 				begun := time.Now()
 				d := p.one(t, op)
-				key := p.encoder.base(nil, &op)
+				key := p.base(nil, &op)
 				ttl := p.client.PTTL(t.Context(), string(key)+l.Slot().String()).Val()
 				if longest := 2*d.ResetAfter + 10*time.Second + jitter; ttl < d.ResetAfter-time.Second-time.Since(begun) || ttl > longest {
 					t.Errorf("%s: the state is kept for %v, want from %v to %v", name, ttl, d.ResetAfter, longest)
@@ -348,12 +372,12 @@ func TestLargeStates(t *testing.T) {
 
 // TestMuldiv compares the arithmetic of the scripts with that of math/big.
 func TestMuldiv(t *testing.T) {
-	text, err := compose([]string{"head", "muldiv"})
+	muldiv, err := newScript("muldiv")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := redistest.Start(t).Client()
-	text += `
+	text := muldiv.text + `
 local out = {}
 for i = 1, #KEYS, 3 do
   local quo, rem = muldiv(KEYS[i] + 0, KEYS[i + 1] + 0, KEYS[i + 2] + 0)

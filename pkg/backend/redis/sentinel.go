@@ -82,7 +82,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 		if last != "" && master != last {
 			n.renewed.Add(1)
 			n.tick()
-			n.hurry()
+			n.reconnect()
 		}
 		last = master
 	}

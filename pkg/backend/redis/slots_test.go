@@ -56,7 +56,7 @@ func TestManySlots(t *testing.T) {
 					ops[j] = op
 				}
 				p.Apply(t.Context(), ops)
-				fields = max(fields, p.client.HLen(t.Context(), string(p.encoder.base(nil, &ops[0]))+ops[0].Limits[0].Slot().String()).Val())
+				fields = max(fields, p.client.HLen(t.Context(), string(p.base(nil, &ops[0]))+ops[0].Limits[0].Slot().String()).Val())
 				for j := range ops {
 					if diff := cmp.Diff(want[j], ops[j].Decision); diff != "" || ops[j].Err != nil {
 						t.Fatalf("batch %d, %d: %+v: %v (-engine's +got):\n%s", i, j, ops[j], ops[j].Err, diff)

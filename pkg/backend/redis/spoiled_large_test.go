@@ -11,14 +11,9 @@ import (
 )
 
 // planted are states of more elements than any counter has, which look as if scripts had written them. Each is what is run
-// in Redis for the elements i = 1 … n, at now, with the key and the size of a run.
+// in Redis for the elements i = 1 … n, at now, with the key and the size of a run. TestF28_SlotsCostLittle has those of slots.
 func planted() map[engine.Family]map[string]string {
-	const (
-		run   = `redis.call('RPUSH', key, struct.pack('<dddd', %at%, 1, i, now + 6e7 + n) .. (size == 40 and struct.pack('<d', 10000) or ''))`
-		group = `local name = '~' .. struct.pack('>dd', %taken%, %stop%)
-			redis.call('ZADD', key, string.format('%.0f', %stop%), name, -10000, '#' .. name)
-			if i == n then redis.call('ZADD', key, -10001, 'h', string.format('%.0f', -1 - %newest%), 't') end`
-	)
+	const run = `redis.call('RPUSH', key, struct.pack('<dddd', %at%, 1, i, now + 6e7 + n) .. (size == 40 and struct.pack('<d', 10000) or ''))`
 	return map[engine.Family]map[string]string{
 		engine.FamilyRuns: {
 			"old":            replaced(run, "%at%", "math.floor((now - 6e7 - n + i) * tick)"),
@@ -26,14 +21,6 @@ func planted() map[engine.Family]map[string]string {
 			"from then":      replaced(run, "%at%", "math.floor((now + i) * tick)"),
 			"back in time":   replaced(run, "%at%", "math.floor((now - i) * tick)"),
 			"all but no run": `redis.call('RPUSH', key, i < n and string.rep('x', size) or struct.pack('<dddd', math.floor(now * tick), 1, n, now + 6e7) .. (size == 40 and struct.pack('<d', 10000) or ''))`,
-		},
-		engine.FamilySlots: {
-			"held":      replaced(group, "%taken%", "now - i", "%stop%", "(now + i)", "%newest%", "now"),
-			"ended":     replaced(group, "%taken%", "now - i - 10", "%stop%", "(now - i)", "%newest%", "now"),
-			"from then": replaced(group, "%taken%", "now + i", "%stop%", "(now + i + 6e7)", "%newest%", "(now + n)"),
-			"alike":     replaced(group, "%taken%", "now - i", "%stop%", "(now + 1)", "%newest%", "now"),
-			"owners": `redis.call('ZADD', key, string.format('%.0f', now + i), '!' .. i, -1, '#!' .. i, string.format('%.0f', -1 - now), '^!' .. i)
-				if i == n then redis.call('ZADD', key, -10001, 'h', string.format('%.0f', -2 - now), 't') end`,
 		},
 	}
 }
@@ -46,6 +33,7 @@ func replaced(text string, oldnew ...string) string {
 // asked, alone, in a list and behind a penalty.
 func TestF27_LargeStates(t *testing.T) {
 	const now = engine.Micros(1_800_000_000_000_000)
+	const n = 31_000                // elements
 	const longest = 2 * time.Second // most of it for a process that stands still
 	server := redistest.Start(t)
 	p := newPlain(t, server, func() engine.Micros { return now })
@@ -54,12 +42,9 @@ func TestF27_LargeStates(t *testing.T) {
 	}
 	other := engine.Limit{Algorithm: engine.TokenBucket, Hits: 10, Window: minute, Burst: 10, Initial: 10, Listed: true}
 	for name, l := range eachLimit() {
-		size, tick, n := 32, 10/6e7, 31_000 // bytes of a run, ticks in a µs, elements
+		size, tick := 32, 10/6e7 // bytes of a run, ticks in a µs
 		if l.Algorithm == engine.SlidingLog {
 			size, tick = 40, 1
-		}
-		if l.Algorithm == engine.Concurrency {
-			n = 11_000
 		}
 		l = l.Prepared()
 		listed := l
@@ -74,9 +59,8 @@ func TestF27_LargeStates(t *testing.T) {
 			} {
 				op.Key = keyOf(i)
 				for _, first := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
-					var used call
-					p.encoder.encode(&used, &op)
-					if err := p.client.Eval(t.Context(), text, used.keys[:1], int64(now), n, size, tick).Err(); err != nil {
+					key := string(p.base(nil, &op)) + op.Limits[0].Slot().String()
+					if err := p.client.Eval(t.Context(), text, []string{key}, int64(now), n, size, tick).Err(); err != nil {
 						t.Fatalf("%s, %s: %v", name, how, err)
 					}
 					if took := p.slowest(t, op, first); took > longest {

@@ -168,7 +168,7 @@ func (w *waiter) wait(ctx context.Context) (answered bool) {
 			if w.pending.Load() == 0 {
 				return true
 			}
-			if !w.hopeless() {
+			if !w.allSilent() {
 				continue
 			}
 			w.left.Store(true)
@@ -190,8 +190,8 @@ func (w *waiter) poke() {
 	}
 }
 
-// hopeless reports whether all nodes that have not answered are silent.
-func (w *waiter) hopeless() bool {
+// allSilent reports whether all nodes that have not answered are silent.
+func (w *waiter) allSilent() bool {
 	for i := range w.items {
 		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.Silence.Silent() {
 			return false

@@ -36,6 +36,7 @@ type writer struct {
 	items []*item
 	units []*unit // the first used ones are in use, the others are kept for reuse
 	used  int
+	calls calls
 	keys  map[backend.Key]int // index of the last unit of each key in the batch, plus 1
 	cmds  []redis.Cmder
 }
@@ -83,7 +84,7 @@ func (w *writer) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
 	before := w.evicted
-	if err := w.count(ctx, w.exec); err != nil {
+	if err := w.count(ctx, w.link.exec); err != nil {
 		w.hangUp()
 		return
 	}
@@ -173,21 +174,22 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	if err != nil {
 		return classify(addr, err)
 	}
-	if w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
-		first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
-		err := w.count(first, l.exec)
-		cancel()
-		if err != nil {
-			l.close()
-			return classify(addr, err)
-		}
+	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
+	err = n.identify(first, l)
+	if err == nil && w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
+		err = w.count(first, l.exec)
+	}
+	cancel()
+	if err != nil {
+		l.close()
+		return classify(addr, err)
 	}
 	w.link, w.renewed = l, renewed
 	n.breaker.Silence.Hear()
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.breaker.Connected()
-	n.met(addr, l.server)
+	n.checkIdentity(addr, l.server)
 	w.judged, w.doubts, w.doubt = time.Now(), doubts, false
 	w.lacks(l.lack)
 	n.pool.connected(+1)
@@ -195,8 +197,8 @@ func (w *writer) open(ctx context.Context) *remote.Error {
 	return nil
 }
 
-// met reports if the process at the other end is not the one that was there before, or may evict counters.
-func (n *node) met(addr string, s server) {
+// checkIdentity reports if the process at the other end is not the one that was there before, or may evict counters.
+func (n *node) checkIdentity(addr string, s server) {
 	if s.run != "" {
 		before := n.run.Swap(&s.run)
 		if before != nil && *before != s.run {
@@ -217,18 +219,23 @@ const pingAfter = time.Second
 func (w *writer) ping(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.node.pool.opTimeout())
 	defer cancel()
-	err := w.exec(ctx, nil)
+	err := w.exec(ctx, nil, true)
 	w.heard = time.Now()
 	if err != nil {
 		w.hangUp()
 	}
 }
 
-// exec is [link.exec], and notes whether the node answers.
-func (w *writer) exec(ctx context.Context, commands []redis.Cmder) error {
+// exec sends commands over w's connection, with a fence or without, and notes whether the node answers.
+func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) error {
 	s := w.node.breaker.Silence
 	s.Ask()
-	err := w.link.exec(ctx, commands)
+	var err error
+	if fenced {
+		err = w.link.exec(ctx, commands)
+	} else {
+		err = w.link.send(ctx, commands)
+	}
 	switch {
 	case err == nil:
 		s.Hear()
@@ -347,27 +354,29 @@ func (w *writer) merge() (ops int) {
 	for _, it := range w.items {
 		for head := it; it != nil; it = it.follow {
 			ops++
-			if i := w.keys[it.op.Key]; i > 0 && it == head {
-				if u := w.units[i-1]; sameTake(u.op, &it.op) {
-					u.join(it)
-					continue
-				}
+			var before *unit
+			if i := w.keys[it.op.Key]; i > 0 {
+				before = w.units[i-1]
 			}
-			w.unit(it)
+			if before != nil && it == head && sameTake(before.op, &it.op) {
+				before.join(it)
+				continue
+			}
+			w.unit(it, before)
 			w.keys[it.op.Key] = w.used
 		}
 	}
 	return ops
 }
 
-// unit starts a new unit with it.
-func (w *writer) unit(it *item) {
+// unit starts a new unit with it, after the one on the same key, if there is one.
+func (w *writer) unit(it *item, after *unit) {
 	if w.used == len(w.units) {
 		w.units = append(w.units, new(unit))
 	}
 	u := w.units[w.used]
 	w.used++
-	u.op, u.first, u.last, u.items, u.err = &it.op, it, it, 1, nil
+	u.op, u.first, u.last, u.items, u.after, u.err = &it.op, it, it, 1, after, nil
 	it.merged = nil
 }
 

@@ -1,26 +1,29 @@
 
--- The arguments of a call, in the form that families use. Mirrors pkg/engine/take.go.
+-- What operations need that the loop of batch.lua cannot decide: from here to the end of penalty.lua there is one function,
+-- which is called once there is such an operation, because each call runs the whole text and so pays for everything that
+-- it sets up. It returns read, decide and decide_one.
 --
--- ARGV[1]  packed, numbers as doubles and flags as bytes:
---            cost   hits that each request spends, at least 1; in mode 4, the hits to give back
---            count  requests waiting for an answer; in mode 4, the start of the window to which hits are given back, or 0
---            want   count, plus the requests to admit in advance
---            slack  how much longer than needed keys are kept, in ms
---            mode   0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force
---            gated  1 with a penalty, else 0
---          then the penalty, if there is one, as described in limits.lua; for each limit a byte for its family and the
---          limit, as described in the family's file; and 16 bytes that identify the owner, if there is one
+-- The arguments of an operation, in the form that families use. Mirrors pkg/engine/take.go.
+--
+-- cost    hits that each request spends, at least 1; in mode 4, the hits to give back
+-- count   requests waiting for an answer; in mode 4, the start of the window to which hits are given back, or 0
+-- want    count, plus the requests to admit in advance
+-- mode    0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force
 --
 -- probe is true if the cost was 0, write if something may be spent, starts if a bucket that does not start full begins to
--- fill when it is asked for the first time; most is how many requests the other limits of a list
--- admit, listed is true if there are any; owner is '' if there is none.
+-- fill when it is asked for the first time; most is how many requests the other limits of a list admit, listed is true if
+-- there are any; owner identifies the owner, or is ''.
+local function engine()
 local MAX = 9007199254740991
 local a = {
-  cost = 0, count = 0, want = 0, slack = 0, mode = 0, gated = 0, pos = 0,
-  probe = false, write = false, starts = false, most = MAX, listed = false, owner = '',
+  cost = 0, count = 0, want = 0, mode = 0, probe = false, write = false, starts = false, most = MAX, listed = false, owner = '',
 }
-a.cost, a.count, a.want, a.slack, a.mode, a.gated, a.pos = struct.unpack('<ddddBB', asked)
-a.probe, a.write, a.starts = a.mode == 1 or a.mode == 3, a.mode == 0, a.mode < 2
+
+-- set sets the arguments.
+local function set(cost, count, want, mode)
+  a.cost, a.count, a.want, a.mode, a.owner, a.most, a.listed = cost, count, want, mode, '', MAX, false
+  a.probe, a.write, a.starts = mode == 1 or mode == 3, mode == 0, mode < 2
+end
 
 -- What is found under a key may have been written by anybody. A state that no script writes counts as absent: so each
 -- number of it is examined before it is used, and no loop goes on for as long as it says.
@@ -55,7 +58,7 @@ end
 
 -- ttl returns how long to keep a state that is irrelevant from the given time on, in ms.
 local function ttl(expires)
-  return string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)) + a.slack)
+  return string.format('%.0f', math.max(1, math.ceil((expires - now) / 1000)) + slack)
 end
 
 -- families are the kinds of state, by the byte before a limit. Each is a function that returns a table of
@@ -68,20 +71,14 @@ end
 -- A decision is a list of what is in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
 -- renewed, strictest (from 0), penalty (µs).
 --
--- Names are local, and each table is made by one constructor, because each call runs the whole script and so pays for
--- everything that it sets up.
 local families = {}
 
--- limit_at returns the i-th limit, which must be the next one in asked, and its family.
-local function limit_at(i)
-  local kind
-  kind, a.pos = struct.unpack('B', asked, a.pos)
+-- family_of returns a family by its byte.
+local function family_of(kind)
   local family = families[kind]
   if type(family) == 'function' then
     family = family()
     families[kind] = family
   end
-  local limit = family.limit(KEYS[i], struct.unpack(family.format, asked, a.pos))
-  a.pos = a.pos + struct.size(family.format)
-  return limit, family
+  return family
 end

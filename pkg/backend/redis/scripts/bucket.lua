@@ -134,16 +134,16 @@ families[1] = function()
   end
 
   -- keep makes Redis keep n + part/unit as of view.as until the state expires and longer, up to twice as long or ten
-  -- seconds, so that most writes need not set an expiry.
+  -- seconds, and the slack, so that most writes need not set an expiry.
   local function keep(l, v, n, part, unit, expires)
     local keep = expires <= v.kept
-    if not keep then v.kept = expires + math.max(expires - now, math.min(l.window, 10000000)) end
+    if not keep then v.kept = expires + math.max(expires - now, math.min(l.window, 10000000)) + slack * 1000 end
     local state = struct.pack('<dddddd', v.as, n, part, unit, v.stop, v.kept)
     if expires > v.stop then state = state .. struct.pack('<d', expires) end
     if keep then
       redis.call('SET', l.key, state, 'KEEPTTL')
     else
-      redis.call('SET', l.key, state, 'PX', ttl(v.kept))
+      redis.call('SET', l.key, state, 'PX', ttl(v.kept - slack * 1000))
     end
     v.seen = true
   end

@@ -1,18 +1,6 @@
 
--- Several limits that admit together; mirrors pkg/engine/list.go.
---
--- KEYS    the state of each limit, then that of the penalty's gate, if there is one
--- result  packed doubles: a decision
-local penalty
-if a.gated == 1 then
-  penalty = {}
-  penalty.lasts, penalty.max, penalty.escalate, penalty.reached, a.pos = struct.unpack('<dddB', asked, a.pos)
-end
-
+-- One limit, or several that admit together; mirrors pkg/engine/list.go.
 local limits, family = {}, {}
-for i = 1, #KEYS - a.gated do limits[i], family[i] = limit_at(i) end
-a.listed = #limits > 1
-if a.pos <= #asked then a.owner = string.sub(asked, a.pos) end
 
 -- merge adds to a decision what is reported for all limits together: the latest window, the longest wait, the most renewed.
 local function merge(d, e)
@@ -64,16 +52,8 @@ local function give()
 end
 
 local function reset()
-  for i = 1, #KEYS do redis.call('DEL', KEYS[i]) end
+  for i = 1, #limits do redis.call('DEL', limits[i].key) end
   local d = give()
   d[1] = 1
   return d
-end
-
-local function reply(d) return struct.pack('<ddddddddd', unpack(d)) end
-
-if not penalty then
-  if a.mode < 4 then return reply(take()) end
-  if a.mode == 4 then return reply(give()) end
-  return reply(reset())
 end

@@ -2,12 +2,18 @@
 -- Limits with a penalty, whose gate refuses requests while the penalty runs; mirrors pkg/engine/penalty.go.
 --
 -- state  packed: at: the penalty's end; n: how long it lasts; expires: from when on the state is irrelevant
-local gate = {key = KEYS[#KEYS], at = 0, n = 0, expires = 0}
-local state = redis.call('GET', gate.key)
-if state and #state == 24 then
-  local at, n, expires = struct.unpack('<ddd', state)
-  if whole(at, MAX) and whole(n, 281474976710656) and expires >= at and whole(expires, at + 281474976710656) then
-    gate.at, gate.n, gate.expires = at, n, expires
+-- penalty  lasts: how long the first one lasts; max: how long any may; escalate: by what each next one grows; reached: 1 if
+--          the hit that leaves nothing starts it, 0 if one that is refused does
+local penalty, gate
+
+local function read_gate()
+  gate = {key = penalty.key, at = 0, n = 0, expires = 0}
+  local state = redis.call('GET', gate.key)
+  if state and #state == 24 then
+    local at, n, expires = struct.unpack('<ddd', state)
+    if whole(at, MAX) and whole(n, 281474976710656) and expires >= at and whole(expires, at + 281474976710656) then
+      gate.at, gate.n, gate.expires = at, n, expires
+    end
   end
 end
 
@@ -86,17 +92,72 @@ local function take_gated()
   return d
 end
 
-if a.mode == 0 then return reply(take_gated()) end
-local runs = left()
-if a.mode == 4 then
-  local d = give()
-  d[9] = runs
-  return reply(d)
+-- reset_gated resets the limits, and the penalty unless it runs and nothing is forced.
+local function reset_gated()
+  local runs = left()
+  if a.mode == 5 and runs > 0 then return refuse(give(), runs) end
+  redis.call('DEL', gate.key)
+  return reset()
 end
-if a.mode > 4 then
-  if a.mode == 6 or runs == 0 then return reply(reset()) end
-  return reply(refuse(give(), runs))
+
+local function decide_gated()
+  read_gate()
+  if a.mode == 0 then return take_gated() end
+  if a.mode > 4 then return reset_gated() end
+  local runs = left()
+  local d
+  if a.mode == 4 then
+    d = give()
+    d[9] = runs
+  else
+    d = take()
+    if runs > 0 then refuse(d, runs) end
+  end
+  return d
 end
-local d = take()
-if runs > 0 then refuse(d, runs) end
-return reply(d)
+
+-- decide decides the operation that was read, and returns its decision.
+local function decide()
+  if penalty then return decide_gated() end
+  if a.mode < 4 then return take() end
+  if a.mode == 4 then return give() end
+  return reset()
+end
+
+-- read reads the operation at pos, whose first key is KEYS[k], and returns the first key after it. An operation is: cost,
+-- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty, 1 with an owner; the penalty, if there is
+-- one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
+-- the owner, if there is one.
+local function read(k)
+  local cost, count, want, mode, n, gated, owned, kind
+  cost, count, want, mode, n, gated, owned, pos = struct.unpack('<dddBBBB', asked, pos)
+  set(cost, count, want, mode)
+  penalty, limits, family = nil, {}, {}
+  if gated == 1 then
+    penalty = {key = KEYS[k + n]}
+    penalty.lasts, penalty.max, penalty.escalate, penalty.reached, pos = struct.unpack('<dddB', asked, pos)
+  end
+  for i = 1, n do
+    kind, pos = struct.unpack('B', asked, pos)
+    family[i] = family_of(kind)
+    limits[i] = family[i].limit(KEYS[k + i - 1], struct.unpack(family[i].format, asked, pos))
+    pos = pos + struct.size(family[i].format)
+  end
+  a.listed = n > 1
+  if owned == 1 then
+    a.owner = string.sub(asked, pos, pos + 15)
+    pos = pos + 16
+  end
+  return k + n + gated
+end
+
+-- decide_one is decide for a take of one limit, given its family and what describes it.
+local function decide_one(cost, count, key, kind, ...)
+  set(cost, count, count, 0)
+  penalty, family = nil, {family_of(kind)}
+  limits = {family[1].limit(key, ...)}
+  return decide()
+end
+
+return read, decide, decide_one
+end

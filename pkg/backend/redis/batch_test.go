@@ -1,0 +1,422 @@
+package redis
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"hash/crc32"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// gated is what a counter consists of.
+type gated struct {
+	limits  engine.Limits
+	penalty *engine.Penalty
+}
+
+// eachCounter has a counter for each way of counting, alone, in a list and behind a penalty.
+func eachCounter() (all []gated) {
+	limits := eachLimit()
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		l := limits[name].Prepared()
+		all = append(all, gated{limits: engine.Limits{l}},
+			gated{limits: listOf(l, engine.Limit{Algorithm: engine.FixedWindow, Hits: 12, Window: second})},
+			gated{limits: engine.Limits{l}, penalty: &engine.Penalty{For: second, Max: minute, On: engine.OnReached, Escalate: 2}})
+	}
+	return all
+}
+
+// listOf returns a list of limits.
+func listOf(limits ...engine.Limit) engine.Limits {
+	for i := range limits {
+		limits[i].Listed, limits[i].CountRefused = true, false
+		limits[i] = limits[i].Prepared()
+	}
+	return limits
+}
+
+// randomOps draws operations on few keys, so that batches have some of them several times.
+func randomOps(r *rand.Rand, counters []gated, n int) []backend.Op {
+	ops := make([]backend.Op, n)
+	for i := range ops {
+		key := r.IntN(3 * len(counters))
+		c := counters[key%len(counters)]
+		op := backend.Op{Key: keyOf(key), Limits: c.limits, Penalty: c.penalty}
+		op.Take = engine.Take{Cost: []uint64{1, 1, 1, 2, 3, 11}[r.IntN(6)], Count: 1 + r.Uint64N(3), Owner: []string{"", "ann"}[r.IntN(2)]}
+		queues := slices.ContainsFunc(c.limits, func(l engine.Limit) bool { return l.Algorithm.Queues() })
+		if queues || op.Take.Owner != "" {
+			op.Take.Count = 1
+		}
+		switch r.IntN(10) {
+		case 0:
+			op.Mode = backend.Look
+		case 1:
+			op.Take.Cost = 0
+		case 2:
+			op.Mode, op.Take.Count = backend.Give, 1
+		case 3:
+			op.Mode, op.Take, op.Force = backend.Reset, engine.Take{}, r.IntN(2) == 0
+		}
+		ops[i] = op
+	}
+	return ops
+}
+
+// TestBatches plays sequences of batches, of mixed algorithms and modes, on the script and on pkg/engine in memory. With
+// -rapid.checks=500 each way of counting is played 50,000 operations in batches of each size.
+func TestBatches(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	counters := eachCounter()
+	checks := 5
+	flag.Visit(func(f *flag.Flag) {
+		if f.Name == "rapid.checks" {
+			checks, _ = strconv.Atoi(f.Value.String())
+		}
+	})
+	for _, size := range []int{1, 2, 7, 128} {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
+			t.Parallel()
+			now := engine.Micros(1_800_000_000_000_000)
+			clock := func() engine.Micros { return now }
+			p, oracle := newPlain(t, s, clock), memory.New(memory.Config{Now: clock})
+			r := rand.New(rand.NewPCG(uint64(size), 1))
+			for played := 0; played < checks*100*len(counters); played += size {
+				ops := randomOps(r, counters, size)
+				want := slices.Clone(ops)
+				oracle.Apply(t.Context(), want)
+				p.Apply(t.Context(), ops)
+				for i := range ops {
+					if ops[i].Err != nil || want[i].Err != nil {
+						t.Fatalf("%+v: %v, in memory %v", ops[i], ops[i].Err, want[i].Err)
+					}
+					if diff := cmp.Diff(want[i].Decision, ops[i].Decision); diff != "" {
+						t.Fatalf("after %d, op %d of a batch: %+v: (-in memory +got):\n%s", played, i, ops[i], diff)
+					}
+				}
+				now += engine.Micros([]int64{0, 0, 1, 1000, 100_000, 1_000_000, 30_000_000}[r.IntN(7)] * r.Int64N(3))
+			}
+		})
+	}
+}
+
+// TestBatchIsOneCall: what waits goes as one call, of whatever it consists, unless Redis would take too long for it.
+func TestBatchIsOneCall(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	codec, err := newScriptCodec(&Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var units []*unit
+	for i, c := range eachCounter() {
+		op := backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}}
+		units = append(units, &unit{op: &op})
+	}
+	var cs calls
+	if codec.encode(&cs, units, true); len(cs.all) != 1 {
+		t.Errorf("one of each kind are %d calls, want 1", len(cs.all))
+	}
+	cs.all = cs.all[:0]
+	if codec.encode(&cs, units, false); len(cs.all) != len(units) {
+		t.Errorf("apart they are %d calls, want %d", len(cs.all), len(units))
+	}
+
+	heavy := engine.Limit{Algorithm: engine.SlidingLog, Hits: 10_000, Window: minute}
+	for _, u := range units {
+		u.op.Limits, u.op.Penalty = listOf(heavy, heavy, heavy, heavy), nil
+	}
+	cs.all = cs.all[:0]
+	if codec.encode(&cs, units, true); len(cs.all) < 2 || slices.ContainsFunc(cs.all, func(c *call) bool { return c.weight > maxWeight }) {
+		t.Errorf("%d lists of logs are %d calls, of which one is too heavy", len(units), len(cs.all))
+	}
+
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)
+	s.CLI("CONFIG", "RESETSTAT")
+	ops := make([]backend.Op, 100)
+	for i := range ops {
+		ops[i] = backend.Op{Key: keyOf(i), Limits: lasting(5), Mode: []backend.Mode{backend.Take, backend.Look}[i%2], Take: engine.Take{Cost: 1, Count: 1}}
+	}
+	b.Apply(t.Context(), ops)
+	for i := range ops {
+		if ops[i].Err != nil || ops[i].Decision.Left != 5 {
+			t.Errorf("op %d: %+v, %v", i, ops[i].Decision, ops[i].Err)
+		}
+	}
+	if stats := s.CLI("INFO", "commandstats"); !strings.Contains(stats, "cmdstat_evalsha:calls=1,") && !strings.Contains(stats, "cmdstat_evalsha:calls=2,") {
+		t.Errorf("100 takes and looks were not sent as one call, or one for each of two writers:\n%s", stats)
+	}
+}
+
+// TestLooksWriteNothing: a batch of looks is answered by a server that takes no writes: one that is out of memory, and a
+// replica.
+func TestLooksWriteNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newPlain(t, s, nil)
+	var ops []backend.Op
+	for i, c := range eachCounter() {
+		ops = append(ops, backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}})
+	}
+	p.Apply(t.Context(), ops)
+	for i := range ops {
+		ops[i].Mode = backend.Look
+	}
+	look := func(of string) {
+		t.Helper()
+		p.Apply(t.Context(), ops)
+		for i := range ops {
+			if ops[i].Err != nil {
+				t.Errorf("%s, look %d: %v", of, i, ops[i].Err)
+			}
+		}
+	}
+	s.CLI("CONFIG", "SET", "maxmemory", "1")
+	look("out of memory")
+	s.CLI("CONFIG", "SET", "maxmemory", "0")
+	s.CLI("REPLICAOF", "127.0.0.1", "1")
+	look("a replica")
+}
+
+// TestF27_WrongTypeFailsAlone: in a batch, operations on keys that hold something else fail, and no other.
+func TestF27_WrongTypeFailsAlone(t *testing.T) {
+	t.Parallel()
+	p := newPlain(t, redistest.Start(t), nil)
+	counters := eachCounter()
+	for bad := range counters {
+		if err := p.client.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		var ops []backend.Op
+		for range 2 {
+			for i, c := range counters {
+				ops = append(ops, backend.Op{Key: keyOf(i), Limits: c.limits, Penalty: c.penalty, Take: engine.Take{Cost: 1, Count: 1}})
+			}
+		}
+		if err := p.client.SAdd(t.Context(), p.keysOf(&ops[bad])[0], "a").Err(); err != nil {
+			t.Fatal(err)
+		}
+		p.Apply(t.Context(), ops)
+		for i := range ops {
+			e, failed := ops[i].Err.(*remote.Error) //nolint:errorlint // it is never wrapped
+			if want := i%len(counters) == bad; failed != want || failed && e.Code != "WRONGTYPE" || !failed && ops[i].Decision.Admitted != 1 {
+				t.Errorf("with a set in place of counter %d, op %d: %+v, %v", bad, i, ops[i].Decision, ops[i].Err)
+			}
+		}
+	}
+}
+
+// TestF08_ScriptLostInBatches: nobody notices that Redis forgets the script, and each take is counted once.
+func TestF08_ScriptLostInBatches(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow}, true)
+	const rounds, callers, keys = 20, 8, 40
+	for range rounds {
+		s.CLI("SCRIPT", "FLUSH")
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				ops := make([]backend.Op, keys)
+				for i := range ops {
+					ops[i] = backend.Op{Key: keyOf(i), Limits: lasting(1e6), Take: engine.Take{Cost: 2, Count: 1}}
+				}
+				b.Apply(t.Context(), ops)
+				for i := range ops {
+					if ops[i].Err != nil {
+						t.Errorf("op %d: %v", i, ops[i].Err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for i := range keys {
+		if left := one(b, i).Decision.Left; left != 1e6-2*rounds*callers {
+			t.Errorf("%d are left of key %d, want %d", left, i, 1_000_000-2*rounds*callers)
+		}
+	}
+}
+
+// TestF29_KeysApart: a server that is part of a cluster, although nothing says so at first, refuses calls with several keys.
+// No caller notices, nothing is counted twice, and further calls have one key each.
+func TestF29_KeysApart(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "cluster-enabled yes")
+	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+	testkit.Eventually(t, "a cluster", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
+	var sent atomic.Int64
+	b := run(t, Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: func(remote.Batch) { sent.Add(1) }}}, true)
+	n := b.main.one
+	if n.alone.Load() {
+		t.Error("a server of a cluster is taken for one that stands alone")
+	}
+	n.alone.Store(true) // as it would be with a server that does not tell
+	for round := range 3 {
+		ops := make([]backend.Op, 30)
+		for i := range ops {
+			ops[i] = backend.Op{Key: keyOf(i), Limits: lasting(100), Take: engine.Take{Cost: 1, Count: 1}}
+		}
+		b.Apply(t.Context(), ops)
+		for i := range ops {
+			if ops[i].Err != nil || ops[i].Decision.Left != uint64(100-round) {
+				t.Errorf("round %d, op %d: %+v, %v", round, i, ops[i].Decision, ops[i].Err)
+			}
+		}
+	}
+	if n.together() {
+		t.Error("calls have several keys after one was refused")
+	}
+}
+
+// byKey listens on loopback, and passes each command on to one of two servers: by its first key, if it is a script's, or
+// else to the first one. So does a proxy that hides that there are several.
+func byKey(tb testing.TB, servers ...*redistest.Server) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go pass(c, servers)
+		}
+	}()
+	return l.Addr().String()
+}
+
+// pass passes on the commands of one client, and their replies.
+func pass(c net.Conn, servers []*redistest.Server) {
+	defer c.Close()
+	var backs []*bufio.ReadWriter
+	for _, s := range servers {
+		back, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			return
+		}
+		defer back.Close()
+		backs = append(backs, bufio.NewReadWriter(bufio.NewReader(back), bufio.NewWriter(back)))
+	}
+	in := bufio.NewReader(c)
+	for {
+		var command bytes.Buffer
+		words := value(in, &command)
+		if words == nil {
+			return
+		}
+		to := 0
+		if name := strings.ToLower(words[0]); strings.HasPrefix(name, "eval") && words[2] != "0" {
+			to = int(crc32.ChecksumIEEE([]byte(words[3]))) % len(backs)
+		}
+		_, _ = backs[to].Write(command.Bytes())
+		_ = backs[to].Flush()
+		var reply bytes.Buffer
+		value(backs[to].Reader, &reply)
+		if _, err := c.Write(reply.Bytes()); err != nil {
+			return
+		}
+	}
+}
+
+// value copies a value in Redis' protocol, and returns the texts in it, or nil if there is none.
+func value(r *bufio.Reader, to *bytes.Buffer) []string {
+	line, err := r.ReadString('\n')
+	if err != nil {
+		return nil
+	}
+	to.WriteString(line)
+	n, _ := strconv.Atoi(strings.TrimSpace(line[1:]))
+	all := []string{}
+	switch {
+	case line[0] == '*':
+		for range n {
+			all = append(all, value(r, to)...)
+		}
+	case line[0] == '$' && n >= 0:
+		text := make([]byte, n+2)
+		_, _ = io.ReadFull(r, text)
+		to.Write(text)
+		all = append(all, string(text[:n]))
+	}
+	return all
+}
+
+// TestF29_Alone: only what is one Redis gets calls with several keys.
+func TestF29_Alone(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	if b := run(t, Config{URL: s.Addr()}, true); !b.main.one.together() {
+		t.Error("a single server gets calls with one key each")
+	}
+	s.CLI("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all", "-info")
+	if b := run(t, Config{URL: s.Addr(), Auth: "app:secret"}, true); b.main.one.together() {
+		t.Error("a server that does not say who it is gets calls with several keys")
+	}
+	proxy := byKey(t, s, redistest.Start(t))
+	b := run(t, Config{URL: proxy, OpTimeout: slow, DialTimeout: slow}, true)
+	if b.main.one.together() {
+		t.Error("two servers behind a proxy get calls with several keys")
+	}
+	for round := range 3 {
+		for i := range 20 {
+			if op := one(b, i); op.Err != nil || op.Decision.Left != uint64(1_000_000-round) {
+				t.Errorf("round %d, key %d: %+v, %v", round, i, op.Decision, op.Err)
+			}
+		}
+	}
+}
+
+// TestStatesOfOtherVersions: states are those that versions before this one wrote and read.
+func TestStatesOfOtherVersions(t *testing.T) {
+	t.Parallel()
+	now := engine.Micros(1_800_000_000_000_000)
+	p := newPlain(t, redistest.Start(t), func() engine.Micros { return now })
+	limits := map[string]engine.Limit{
+		"fixed":  {Algorithm: engine.FixedWindow, Hits: 10, Window: minute, CountRefused: true},
+		"bucket": {Algorithm: engine.TokenBucket, Hits: 10, Window: minute, Burst: 10, Initial: 10},
+		"leaky":  {Algorithm: engine.LeakyBucket, Hits: 10, Window: minute, Burst: 10},
+	}
+	written := map[string]string{
+		"fixed": "1800000000000003",
+		// at, n, part, unit, stop, kept
+		"bucket": packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6+1e3*injectedSlack),
+		"leaky":  packedReply(18e14, 3, 0, 6e6, 18e14+18e6, 18e14+36e6+1e3*injectedSlack),
+	}
+	for name, l := range limits {
+		op := backend.Op{Key: keyOf(1), Limits: engine.Limits{l.Prepared()}, Take: engine.Take{Cost: 3, Count: 1}}
+		key := p.keysOf(&op)[0]
+		p.one(t, op)
+		if got := p.client.Get(t.Context(), key).Val(); got != written[name] {
+			t.Errorf("%s: 3 hits are %q, want %q", name, got, written[name])
+		}
+		if d := p.one(t, op); d.Left != 7 || d.Admitted != 1 {
+			t.Errorf("%s: after 3 hits %+v", name, d)
+		}
+		if got := p.client.StrLen(t.Context(), key).Val(); got != int64(len(written[name])) {
+			t.Errorf("%s: 6 hits are %d bytes, want %d", name, got, len(written[name]))
+		}
+	}
+}

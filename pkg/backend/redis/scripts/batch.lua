@@ -1,0 +1,136 @@
+
+-- The operations, in order. A group is a byte for its kind, the number of its operations in 4 bytes, and what they share.
+-- Those of a group of kind 0 or 1 are common takes, which spend all at once or not at all: they have one key each, and
+-- nothing else of their own. What the loops for these two kinds cannot decide they leave to decide_one.
+--
+-- An answer is a double: from 0 on what a common take found, as described below; −1 if a decision follows, 9 doubles; −2
+-- if the operation failed.
+local read, decide, decide_one
+local out, size, errors, readonly = {}, 0, nil, nil
+local call, unpacked = redis.pcall, struct.unpack
+
+local function answer(ok, d)
+  size = size + 1
+  if ok then
+    out[size] = -1
+    for field = 1, 9 do out[size + field] = d[field] end
+    size = size + 9
+  else
+    out[size] = -2
+    errors = errors or {}
+    local text = type(d) == 'table' and d.err or tostring(d)
+    errors[#errors + 1] = text
+    if string.find(text, 'READONLY ', 1, true) then readonly = text end
+  end
+end
+
+local function one(...)
+  if not decide then read, decide, decide_one = engine() end
+  answer(pcall(decide_one, ...))
+end
+
+local k, length = 1, #asked
+while pos <= length do
+  local kind, n
+  kind, n, pos = unpacked('<BI4', asked, pos)
+  if kind == 0 then
+    -- Takes of windows aligned to the clock. Hits are counted first, because the state is a number to which Redis itself
+    -- can add, and the result is examined afterwards. They share cost, count and hits in 4 bytes each, where cost·count is
+    -- less than 2^31; window; flag: counts (refused hits). The answer is how many hits were spent before.
+    local cost, count, hits, window, counts
+    cost, count, hits, window, counts, pos = unpacked('<I4I4I4dB', asked, pos)
+    local spent, start, by = cost * count, now - now % window, '1'
+    if spent ~= 1 then by = string.format('%.0f', spent) end
+    local base, fresh, lasts = start + spent, nil, nil
+    local most = (counts == 1 and window - 1 or math.min(hits, window - 1)) - spent
+    for i = k, k + n - 1 do
+      local key = KEYS[i]
+      local state = call('INCRBY', key, by)
+      local used = type(state) == 'number' and state - base
+      if used and used >= 0 and used <= most then
+        size = size + 1
+        out[size] = used
+      elseif used and used < 0 and most >= 0 then -- the state is of a window that has ended, or there was none
+        fresh = fresh or string.format('%.0f', base)
+        lasts = lasts or string.format('%.0f', math.ceil((start + window - now) / 1000) + slack)
+        local done = call('SET', key, fresh, 'PX', lasts)
+        if done.ok then
+          size = size + 1
+          out[size] = 0
+        else
+          answer(false, done)
+        end
+      else
+        if state == spent then redis.call('DEL', key) elseif used then redis.call('DECRBY', key, by) end
+        one(cost, count, key, 0, hits, window, 0, counts)
+      end
+    end
+  elseif kind == 1 then
+    -- Takes of buckets that start full and have no debt and no steps, and turns of queues, which start empty. They share
+    -- cost, count, den and burst in 4 bytes each; us, window; flags: leaky, counts (refused hits). No key comes twice. The
+    -- answer is what is spent, or queued, as a numerator over us.
+    local cost, count, den, burst, us, window, leaky, counts
+    cost, count, den, burst, us, window, leaky, counts, pos = unpacked('<I4I4I4I4ddBB', asked, pos)
+    local spends = cost * count * us
+    local most = math.min((burst - cost * count + leaky) * us - leaky, 9007199254740991 - spends)
+    local full, fulls -- what is written where nothing was spent, and for how long
+    local states, pack = call('MGET', unpack(KEYS, k, k + n - 1)), struct.pack
+    for i = 1, n do
+      local key, state = KEYS[k + i - 1], states[i]
+      local queued, stop, kept, done = -1, now, 0, false
+      if state == false then
+        queued = 0
+      elseif state and #state == 48 then
+        local at, whole, part, unit
+        at, whole, part, unit, stop, kept = unpacked('<dddddd', state)
+        local came = (now - at) * den
+        if stop <= now then
+          queued, stop = 0, now
+        elseif unit == us and came >= 0 and came < 9007199254740992 and came % 1 == 0 and whole >= 0 and whole % 1 == 0
+          and part >= 0 and part < us and part % 1 == 0 then -- else no script wrote this
+          queued = whole * us + part
+          if queued > 9007199254740991 then queued = -1 elseif queued > came then queued = queued - came else queued = 0 end
+        end
+      end
+      if queued >= 0 and queued <= most and kept < 18014398509481984
+        and (leaky == 0 or stop - now == (queued + (den - queued % den) % den) / den) then
+        local spent = queued + spends
+        local over, part = spent % den, spent % us
+        stop = now + (spent - over) / den
+        if over > 0 then stop = stop + 1 end
+        if stop <= kept and state then
+          done = call('SETRANGE', key, '0', pack('<ddddd', now, (spent - part) / us, part, us, stop)) == 48
+        else
+          local text, lasts = full, fulls
+          if queued > 0 or not text then
+            kept = stop + math.max(stop - now, math.min(window, 10000000)) + slack * 1000
+            text, lasts = pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), math.ceil((kept - now) / 1000)
+            if queued == 0 then full, fulls = text, string.format('%.0f', lasts) end
+          end
+          done = call('SET', key, text, 'PX', lasts, state and 'XX' or 'NX')
+          done = done and done.ok
+        end
+      end
+      if done then
+        size = size + 1
+        out[size] = queued
+      else
+        one(cost, count, key, 1, us, den, burst, burst + counts * burst, 0, burst, 0, window, leaky, counts)
+      end
+    end
+  else
+    -- All others. What they share is nothing, and each is as described in penalty.lua.
+    if not decide then read, decide, decide_one = engine() end
+    for _ = 1, n do
+      k = read(k)
+      answer(pcall(decide))
+    end
+    n = 0
+  end
+  k = k + n
+end
+
+if readonly then return {err = readonly} end -- nothing was written, so that all of it may be sent to another server
+local packed = string.sub(asked, 1, 8) .. struct.pack('<d' .. string.rep('d', size), now, unpack(out, 1, size))
+if errors then return {packed, unpack(errors)} end
+return packed
