@@ -79,6 +79,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
+//nolint:ireturn // as gRPC has it
 func watching(t *testing.T, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -173,21 +174,31 @@ func TestTopAndWatchRefuseBadInput(t *testing.T) {
 		code  codes.Code
 		text  string
 	}{
-		{&adminv1.TopRequest{Rule: "shop.usr"}, &adminv1.WatchRequest{Rule: "shop.usr"}, codes.NotFound,
-			"there is no rule shop.usr: want the path of one, such as shop.user; ListRules has all of them"},
-		{&adminv1.TopRequest{Rule: "shop.user", Domain: "bank"}, &adminv1.WatchRequest{Rule: "shop.user", Domain: "bank"}, codes.InvalidArgument,
-			"the rule shop.user is not in the domain bank: leave one of them out"},
-		{&adminv1.TopRequest{Entries: keyless}, &adminv1.WatchRequest{Entries: keyless}, codes.InvalidArgument,
-			"an element of entries has no key: want the key of an entry, such as user, and a value unless any will do"},
-		{&adminv1.TopRequest{Entries: many}, &adminv1.WatchRequest{Entries: many}, codes.InvalidArgument,
-			"entries has 65 elements: want at most 64, as many as a descriptor may have"},
+		{
+			&adminv1.TopRequest{Rule: "shop.usr"}, &adminv1.WatchRequest{Rule: "shop.usr"}, codes.NotFound,
+			"there is no rule shop.usr: want the path of one, such as shop.user; ListRules has all of them",
+		},
+		{
+			&adminv1.TopRequest{Rule: "shop.user", Domain: "bank"}, &adminv1.WatchRequest{Rule: "shop.user", Domain: "bank"}, codes.InvalidArgument,
+			"the rule shop.user is not in the domain bank: leave one of them out",
+		},
+		{
+			&adminv1.TopRequest{Entries: keyless}, &adminv1.WatchRequest{Entries: keyless}, codes.InvalidArgument,
+			"an element of entries has no key: want the key of an entry, such as user, and a value unless any will do",
+		},
+		{
+			&adminv1.TopRequest{Entries: many}, &adminv1.WatchRequest{Entries: many}, codes.InvalidArgument,
+			"entries has 65 elements: want at most 64, as many as a descriptor may have",
+		},
 		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REFUSED"},
 		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE or WINDOW_HOUR"},
 		{&adminv1.TopRequest{PageSize: -1}, nil, codes.InvalidArgument, "page_size is -1: want 1 to 1000, or 0 for 20"},
 		{&adminv1.TopRequest{PageSize: 1001}, nil, codes.InvalidArgument, "page_size is 1001: want 1 to 1000, or 0 for 20"},
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},
-		{nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
-			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED"},
+		{
+			nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
+			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED",
+		},
 	} {
 		check := func(err error) {
 			t.Helper()

@@ -72,7 +72,7 @@ func TestObserved(t *testing.T) {
 			ask  func()
 			want []string
 		}{
-			{func() { ask("shop", 1, "user=ann") }, []string{`me shop [{user ann}] rule="" outcome=6 over=false source=0 hits=1 left=0 took=1ms error=no rate limit configuration loaded`}},
+			{func() { ask("shop", 1, "user=ann") }, []string{`me shop [{user ann}] rule="" outcome=8 over=false source=0 hits=1 left=0 took=1ms error=no rate limit configuration loaded`}},
 			{func() { load(t, l, observedRules) }, nil},
 			{func() { ask("shop", 2, "user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=3 over=false source=1 hits=2 left=1 took=1ms`}},
 			{func() { ask("shop", 2, "user=ann", "user=bob") }, []string{
@@ -88,7 +88,7 @@ func TestObserved(t *testing.T) {
 			}},
 			{func() { ask("shop", 1, "other=x") }, []string{`me shop [{other x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("nowhere", 1, "user=x") }, []string{`me nowhere [{user x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
-			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=6 over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
+			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=8 over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
 			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", 70)+"x=y") }, nil}, // looked at below
 		} {
 			step.ask()
