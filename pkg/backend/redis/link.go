@@ -206,7 +206,9 @@ func (l *link) greeting(err error, asked map[string]*redis.Cmd) error {
 		case "NOAUTH", "LOADING", "BUSY", "MASTERDOWN":
 			return c.Err()
 		}
-		l.dialect.without(name)
+		if !keyForbidden(c) { // it is a command that is not to be had
+			l.dialect.without(name)
+		}
 	}
 	if !answered { // it is the reply to AUTH or SELECT, after which nothing was sent
 		return err
