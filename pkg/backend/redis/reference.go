@@ -111,7 +111,8 @@ func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
 	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
 }
 
-// more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was.
+// more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was. A counter that
+// has expired since it was read is created by that, and would stay for ever without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
 	u := c.units[0]
 	if u.op.Mode != backend.Give || c.refused != nil || c.err != nil {
@@ -125,7 +126,7 @@ func (r *referenceCodec) more(c *call) bool {
 		return false
 	}
 	key := c.sent[0].Args()[1]
-	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))))
+	c.sent = append(c.sent[:0], newCommand("incrby", key, -int64(min(count, u.hits))), newCommand("expire", key, r.expiry(u.op, u.at)))
 	return true
 }
 

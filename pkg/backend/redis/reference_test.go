@@ -216,6 +216,34 @@ func TestReferenceAgain(t *testing.T) {
 	}
 }
 
+// TestReferenceGivenBackLate: a counter that is gone when hits are given back, after it was read, does not stay for ever.
+func TestReferenceGivenBackLate(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	codec := newReferenceCodec(&Config{Now: func() engine.Micros { return 1234e6 }})
+	op := backend.Op{Name: []byte("k_"), Mode: backend.Give, Limits: lasting(10), Take: engine.Take{Cost: 2, Count: 1}}
+	op.Limits[0].Window = 60e6
+	s.CLI("SET", "k_1200", "5", "EX", "60")
+	var cs calls
+	codec.encode(&cs, []*unit{{op: &op}}, false)
+	send := func() {
+		pipe := s.Client().Pipeline()
+		_ = pipe.BatchProcess(t.Context(), cs.all[0].sent...) // only collects
+		if _, err := pipe.Exec(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send()
+	s.CLI("DEL", "k_1200")
+	if !codec.more(cs.all[0]) {
+		t.Fatal("of 5 hits none is given back")
+	}
+	send()
+	if ttl := s.Client().TTL(t.Context(), "k_1200").Val(); ttl <= 0 || ttl > time.Minute {
+		t.Errorf("the counter is kept for %v, want at most the length of its window", ttl)
+	}
+}
+
 // TestReferenceCut: of connections that are cut anywhere, also between an INCRBY and its EXPIRE, no key remains that
 // never expires, be it that others are opened in time, or at the very end; and none where it is Twemproxy whose
 // connections are cut, which answers for its server.
