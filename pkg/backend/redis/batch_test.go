@@ -166,6 +166,41 @@ func TestBatchIsOneCall(t *testing.T) {
 	}
 }
 
+// TestBatchIsShort: what waits goes as several batches where Redis would take too long for one, and serve nobody else meanwhile;
+// what is merged counts once.
+func TestBatchIsShort(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	slots := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
+	few := int64(maxWeight/weightOf(&slots[0]) + 1)
+	for keys, want := range map[int]int64{1: 100, 100: few} {
+		var longest atomic.Int64
+		observe := func(r remote.Batch) {
+			for n := longest.Load(); int64(r.Ops) > n && !longest.CompareAndSwap(n, int64(r.Ops)); n = longest.Load() {
+			}
+		}
+		b, err := New(Config{URL: s.Addr(), OpTimeout: slow, DialTimeout: slow, Observer: remote.Observer{Batch: observe}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				ops := []backend.Op{{Key: keyOf(i % keys), Limits: slots, Take: engine.Take{Cost: 1, Count: 1}}}
+				if b.Apply(t.Context(), ops); ops[0].Err != nil {
+					t.Errorf("op %d of %d keys: %v", i, keys, ops[0].Err)
+				}
+			})
+		}
+		testkit.Eventually(t, "all wait", func() bool { return waiting(b) == 100 })
+		start(t, b)
+		wg.Wait()
+		if got := longest.Load(); got != want {
+			t.Errorf("of 100 takes of slots of %d keys the longest batch has %d, want %d", keys, got, want)
+		}
+	}
+}
+
 // TestLooksWriteNothing: a batch of looks is answered by a server that takes no writes: one that is out of memory, and a
 // replica.
 func TestLooksWriteNothing(t *testing.T) {

@@ -132,7 +132,7 @@ func (s *scriptCodec) encode(cs *calls, units []*unit, together bool) {
 	for _, g := range cs.gather(units) {
 		head := 0 // where the number of operations is in c.args, once the group has begun there
 		for _, u := range g.units {
-			weight := g.weight(u.op)
+			weight := weight(u.op)
 			if c == nil || !together || c.weight+weight > maxWeight {
 				if c != nil {
 					s.finish(c)

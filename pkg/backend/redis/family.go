@@ -185,7 +185,8 @@ func (s *shared) decide(op *backend.Op, found, now uint64) error {
 	return errors.New("a script found something where it should have decided")
 }
 
-// maxWeight is what a call may cost Redis, in µs: nobody waits for longer than that for what others ask.
+// maxWeight is what a call may cost Redis, in µs, and a batch too, but for its last operation: Redis carries out what it has
+// received over one connection before it turns to another one, and nobody should wait for longer than that for what others ask.
 const maxWeight = 2000
 
 // What operations cost Redis at most, in µs: by BenchmarkWeights, of Redis 7.0 on one core of an AMD EPYC in November
@@ -201,15 +202,8 @@ const (
 	gatedTimes   = 4 // a take behind a penalty looks up to three times before it spends
 )
 
-// weight returns what an operation of the group costs Redis, in µs.
-func (s *shared) weight(op *backend.Op) int {
-	switch s.kind {
-	case kindWindow:
-		return weightWindow
-	case kindBucket:
-		return weightBucket
-	case kindOther:
-	}
+// weight returns what op costs Redis, in µs.
+func weight(op *backend.Op) int {
 	weight := 0
 	for i := range op.Limits {
 		weight += weightOf(&op.Limits[i])

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,7 @@ import (
 const (
 	maxCalls    = 16_384                 // calls under way; further ones are refused at once
 	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
-	maxCommands = 128                    // in a batch, exceeded only by what its last call asks of one key
+	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
 	maxWriters  = 2                      // of a node
 	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
@@ -164,7 +163,10 @@ func (n *node) stop(why *remote.Error) {
 // fail answers everything in the queue with e.
 func (n *node) fail(e *remote.Error) {
 	n.mu.Lock()
-	items := n.queue.cut(nil, math.MaxInt)
+	var items []*item
+	for n.queue.length.Load() > 0 {
+		items = n.queue.cut(items, maxCommands, maxWeight)
+	}
 	n.mu.Unlock()
 	for _, it := range items {
 		for it != nil {
@@ -175,12 +177,12 @@ func (n *node) fail(e *remote.Error) {
 	}
 }
 
-// cut removes items from the queue and appends them to items, until they and those that follow them number most or more.
-func (n *node) cut(items []*item, most int) []*item {
+// cut removes items for a batch from the queue, and appends them to items.
+func (n *node) cut(items []*item) []*item {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	before := n.queue.length.Load()
-	items = n.queue.cut(items, most)
+	items = n.queue.cut(items, maxCommands, maxWeight)
 	left := n.queue.length.Load()
 	n.sent.Add(before - left)
 	if left > 0 {

@@ -19,6 +19,8 @@ type queue struct {
 	turn   *flow // whose turn it is; the ones that wait form a ring
 	last   *flow // the one before turn
 	active int   // how many are in the ring
+
+	taken map[backend.Key]*item // by cut: the last one of each key that is not light
 }
 
 // flow is what waits of one flow.
@@ -90,17 +92,20 @@ func (q *queue) remove(it *item) {
 	it.list.unlink(it)
 }
 
-// cut removes items and appends them to items, until they and those that follow them number most or more.
-func (q *queue) cut(items []*item, most int) []*item {
-	for q.turn != nil && most > 0 {
+// cut removes items and appends them to items, until they and those that follow them number most or more, or have at least
+// the given weight.
+func (q *queue) cut(items []*item, most, weight int) []*item {
+	defer clear(q.taken)
+	for q.turn != nil && most > 0 && weight > 0 {
 		for _, l := range [...]*list{&q.turn.heads, &q.turn.tails} {
-			for share := min(quantum, most); share > 0 && l.first != nil; {
+			for share := min(quantum, most); share > 0 && weight > 0 && l.first != nil; {
 				it := l.first
 				n := it.chained()
 				q.remove(it)
 				items = append(items, it)
 				share -= n
 				most -= n
+				weight -= q.weight(it)
 			}
 		}
 		q.skip()
@@ -158,4 +163,22 @@ func (it *item) chained() (n int) {
 		n++
 	}
 	return n
+}
+
+// weight returns what it and those that follow it cost Redis, in µs, in a batch with those that were taken before.
+func (q *queue) weight(it *item) (all int) {
+	for head := it; it != nil; it = it.follow {
+		own := weight(&it.op)
+		if own > weightWindow { // of others there are never too many in a batch
+			if last := q.taken[it.op.Key]; last != nil && it == head && sameTake(&last.op, &it.op) {
+				own = 0 // it will be merged
+			}
+			if q.taken == nil {
+				q.taken = map[backend.Key]*item{}
+			}
+			q.taken[it.op.Key] = it
+		}
+		all += own
+	}
+	return all
 }

@@ -61,7 +61,7 @@ func TestQueueTakesTurns(t *testing.T) {
 			t.Parallel()
 			q, owners := queueOf(c.calls)
 			var got []string
-			items := q.cut(nil, math.MaxInt)
+			items := q.cut(nil, math.MaxInt, math.MaxInt)
 			for i := 0; i < len(items); {
 				n := 1
 				for i+n < len(items) && owners[items[i+n]] == owners[items[i]] && n < quantum {
@@ -84,7 +84,7 @@ func TestQueueTakesTurns(t *testing.T) {
 func TestQueueCuts(t *testing.T) {
 	t.Parallel()
 	q, owners := queueOf([]string{"a20", "b20", "a4"})
-	first := q.cut(nil, 20)
+	first := q.cut(nil, 20, math.MaxInt)
 	if len(first) != 20 || q.length.Load() != 24 {
 		t.Fatalf("a batch of 20 has %d, and leaves %d", len(first), q.length.Load())
 	}
@@ -93,7 +93,7 @@ func TestQueueCuts(t *testing.T) {
 			q.remove(it)
 		}
 	}
-	rest := q.cut(nil, math.MaxInt)
+	rest := q.cut(nil, math.MaxInt, math.MaxInt)
 	if slices.ContainsFunc(rest, func(it *item) bool { return owners[it] == 1 }) || q.length.Load() != 0 {
 		t.Errorf("withdrawn operations are sent, or %d are left", q.length.Load())
 	}
@@ -114,7 +114,7 @@ func TestQueueAhead(t *testing.T) {
 			}
 			ahead := q.ahead(backend.Flow(flow), n)
 			q, owners := queueOf(append(slices.Clone(calls), fresh))
-			items, before := q.cut(nil, math.MaxInt), 0
+			items, before := q.cut(nil, math.MaxInt, math.MaxInt), 0
 			for i, it := range items {
 				if owners[it] == len(calls) {
 					before = i + 1 - n

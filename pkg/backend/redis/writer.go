@@ -249,7 +249,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 func (w *writer) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.items = w.node.cut(w.items[:0], maxCommands)
+	w.items = w.node.cut(w.items[:0])
 	w.flight = w.items
 }
 
