@@ -85,9 +85,10 @@ func ofReply(node, text string) *remote.Error {
 		return e
 	}
 	// Redis 6.2 wraps the error reply to a command within a script: "ERR Error running script …: -OOM command not
-	// allowed …".
+	// allowed …" and, where the script goes on, "@user_script: 7: -OOM command not allowed …".
+	wrapped := code == "ERR" || strings.HasPrefix(code, "@")
 	for word := range strings.FieldsSeq(text) {
-		if inner, ok := strings.CutPrefix(word, "-"); ok && code == "ERR" && classOf(inner) != "" {
+		if inner, ok := strings.CutPrefix(word, "-"); ok && wrapped && classOf(inner) != "" {
 			e.Class, e.Code = classOf(inner), inner
 			break
 		}

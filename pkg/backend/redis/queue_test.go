@@ -386,6 +386,8 @@ func TestClasses(t *testing.T) {
 		{reply("READONLY You can't write against a read only replica."), "redis n: readonly: READONLY You can…"},
 		{reply("OOM command not allowed when used memory > 'maxmemory'."), "redis n: oom: OOM command not allowed when used memory > …"},
 		{reply("ERR Error running script (call to f_0): @user_script:1: -OOM command not allowed"), "oom"},
+		{reply("@user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.  "), "oom"},
+		{reply("@user_script: 1: -READONLY You can't write against a read only replica.  "), "readonly"},
 		{reply("BUSY Redis is busy running a script."), "redis n: busy: BUSY Redis is busy running a script."},
 		{reply("LOADING Redis is loading the dataset in memory"), "loading"},
 		{reply("CLUSTERDOWN The cluster is down"), "clusterdown"},
