@@ -173,7 +173,11 @@ func TestBatchIsShort(t *testing.T) {
 	s := redistest.Start(t)
 	slots := engine.Limits{{Algorithm: engine.Concurrency, Hits: 10_000, Window: minute}}
 	few := int64(maxWeight/weightOf(&slots[0]) + 1)
-	for keys, want := range map[int]int64{1: 100, 100: few} {
+	for _, c := range []struct {
+		mode backend.Mode
+		keys int
+		want int64
+	}{{backend.Take, 1, 100}, {backend.Take, 100, few}, {backend.Reset, 100, 1}} {
 		var longest atomic.Int64
 		observe := func(r remote.Batch) {
 			for n := longest.Load(); int64(r.Ops) > n && !longest.CompareAndSwap(n, int64(r.Ops)); n = longest.Load() {
@@ -186,17 +190,17 @@ func TestBatchIsShort(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 100 {
 			wg.Go(func() {
-				ops := []backend.Op{{Key: keyOf(i % keys), Limits: slots, Take: engine.Take{Cost: 1, Count: 1}}}
+				ops := []backend.Op{{Key: keyOf(i % c.keys), Mode: c.mode, Limits: slots, Take: engine.Take{Cost: 1, Count: 1}}}
 				if b.Apply(t.Context(), ops); ops[0].Err != nil {
-					t.Errorf("op %d of %d keys: %v", i, keys, ops[0].Err)
+					t.Errorf("op %d of %d keys: %v", i, c.keys, ops[0].Err)
 				}
 			})
 		}
 		testkit.Eventually(t, "all wait", func() bool { return waiting(b) == 100 })
 		start(t, b)
 		wg.Wait()
-		if got := longest.Load(); got != want {
-			t.Errorf("of 100 takes of slots of %d keys the longest batch has %d, want %d", keys, got, want)
+		if got := longest.Load(); got != c.want {
+			t.Errorf("of 100 operations of mode %d on slots of %d keys the longest batch has %d, want %d", c.mode, c.keys, got, c.want)
 		}
 	}
 }

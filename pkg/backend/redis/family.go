@@ -200,6 +200,7 @@ const (
 	perRun       = 200 // hits to a µs
 	perSlot      = 30
 	gatedTimes   = 4 // a take behind a penalty looks up to three times before it spends
+	resetTimes   = 8 // a reset frees all that a counter consists of, which of 10,000 holders are 10,000 fields
 )
 
 // weight returns what op costs Redis, in µs.
@@ -210,6 +211,9 @@ func weight(op *backend.Op) int {
 	}
 	if op.Penalty != nil {
 		weight *= gatedTimes
+	}
+	if op.Mode == backend.Reset {
+		weight *= resetTimes
 	}
 	return weight
 }
