@@ -118,13 +118,26 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "c=1", "")
 	}
 
+	// Where Redis can be read but not be written to, a replica that comes then knows them too.
+	db.CLI("CONFIG", "SET", "min-replicas-to-write", "1")
+	late := replica(t, redis.Config{URL: db.Addr()})
+	if found(late.Table(), "shop", "a=1") == "" {
+		t.Error("a new replica does not know the controls of a Redis that takes no writes")
+	}
+	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
+		t.Errorf("setting a control in a Redis that takes no writes: %v", err)
+	}
+	db.CLI("CONFIG", "SET", "min-replicas-to-write", "0")
+	eventually(t, late, "block shop d=1")
+	obey(t, all, "d=1", "block")
+
 	// While Redis is away the last known ones hold, and none can be set.
 	db.Kill()
 	if _, err := all[0].Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
 		t.Errorf("setting a control without Redis: %v", err)
 	}
 	obey(t, all, "a=1", "block")
-	if r := all[0].Reach(t.Context()); len(r.Replicas) != 0 || len(all[0].List(t.Context())) != 2 {
+	if r := all[0].Reach(t.Context()); len(r.Replicas) != 0 || len(all[0].List(t.Context())) != 3 {
 		t.Errorf("without Redis they are for %+v", r)
 	}
 }

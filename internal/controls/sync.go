@@ -58,6 +58,10 @@ func (c *Controls) sync(ctx context.Context) error {
 func (c *Controls) pull(ctx context.Context, since backend.Version) (backend.Notes, error) {
 	beat := time.Since(c.beaten) >= beatEach
 	n, err := c.config.Store.Poll(ctx, since, beat)
+	if err != nil && beat && ctx.Err() == nil { // what cannot be written to can perhaps be read
+		beat = false
+		n, err = c.config.Store.Poll(ctx, since, beat)
+	}
 	if err != nil {
 		return n, fmt.Errorf("%w: %w", ErrStore, err)
 	}
@@ -117,6 +121,7 @@ func (c *Controls) reconcile(ctx context.Context) error {
 		}
 	}
 	back := c.lacking(has)
+	c.take(&all) // whether or not the store can be written to
 	for len(back) > 0 {
 		some := back[:min(len(back), putBackAtOnce)]
 		if err := c.config.Store.PutBack(ctx, some); err != nil {
@@ -124,7 +129,6 @@ func (c *Controls) reconcile(ctx context.Context) error {
 		}
 		back = back[len(some):]
 	}
-	c.take(&all)
 	c.version = all.Version
 	return nil
 }
