@@ -97,6 +97,9 @@ func (d *domain) settle() {
 }
 
 func (s *slot) settle() {
+	later := func(a, b *Control) int { return b.Since.Compare(a.Since) }
+	slices.SortStableFunc(s.exact, later)
+	slices.SortStableFunc(s.below, later)
 	s.exact, s.below = strongest(slices.Concat(s.exact, s.below)), strongest(s.below)
 }
 
@@ -119,7 +122,7 @@ func strongest(all []*Control) []*Control {
 
 // Find returns the controls that decide on a descriptor: a block, an allow, or one or more limits of different names; nil if
 // there are none. The longest match decides, and of those of one length a block goes before an allow, and that before limits;
-// of two of one kind the one without Below goes first. Find does not allocate.
+// of two of one kind the one without Below goes first, and then the later one. Find does not allocate.
 func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
 	d := t.domains[string(name)]
 	if d == nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
@@ -89,10 +90,14 @@ func (p *Scratch) relimit(found []*controls.Control, t *part) {
 	switch m := t.match.Rule; {
 	case m != nil && !m.Unlimited:
 		p.relimitRule(found, t)
-	case t.override && found[0].LimitName == "":
-		item, err := t.match.Override(found[0].To)
+	case t.override:
+		i := slices.IndexFunc(found, func(c *controls.Control) bool { return c.LimitName == "" })
+		if i < 0 {
+			return
+		}
+		item, err := t.match.Override(found[i].To)
 		if t.uncontrolled = err; err == nil {
-			t.limits, t.control = p.keep(&item, p.kept.Len()), found[0]
+			t.limits, t.control = p.keep(&item, p.kept.Len()), found[i]
 		}
 	}
 }
