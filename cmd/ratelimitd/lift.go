@@ -78,7 +78,7 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 	var ids []string
 	for _, c := range all {
 		if slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
-			return e.GetKey() == want.key && (e.GetValue() == want.value || string(e.GetRawValue()) == want.value)
+			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
 		}) {
 			ids = append(ids, c.GetId())
 		}
