@@ -115,3 +115,51 @@ func TestControlPages(t *testing.T) {
 		t.Errorf("the pages have %q, want %q", got, want)
 	}
 }
+
+// TestEnormousControls: texts of any length are refused, in a message that every client can receive.
+func TestEnormousControls(t *testing.T) {
+	s := start(t, shop)
+	ctx, long := t.Context(), strings.Repeat("x", 1<<20)
+	to, hour := &adminv1.Override{RequestsPerUnit: 5, Unit: adminv1.Unit_UNIT_MINUTE}, durationpb.New(time.Hour)
+	for name, f := range map[string]func() error{
+		"block domain": func() error { _, err := s.Block(ctx, block(long, time.Hour, "user", "u1")); return err },
+		"block key":    func() error { _, err := s.Block(ctx, block("shop", time.Hour, long, "u1")); return err },
+		"block reason": func() error {
+			_, err := s.Block(ctx, &adminv1.BlockRequest{Domain: "shop", Below: true, For: hour, Reason: long})
+			return err
+		},
+		"limit name": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("user", "u1"), For: hour, To: to, LimitName: long})
+			return err
+		},
+		"limit name below": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Below: true, For: hour, To: to, LimitName: long})
+			return err
+		},
+		"limit domain": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: long, Entries: entries("user", "u1"), For: hour, To: to})
+			return err
+		},
+		"limit value": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries("none", long), For: hour, To: to})
+			return err
+		},
+		"limit key": func() error {
+			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries(long, "x"), For: hour, To: to})
+			return err
+		},
+		"lift":         func() error { _, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{long}}); return err },
+		"grant domain": func() error { _, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")}); return err },
+		"grant key":    func() error { _, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")}); return err },
+		"top rule":     func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: long}); return err },
+		"top domain":   func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: "shop.user", Domain: long}); return err },
+	} {
+		err := f()
+		if c := status.Code(err); c != codes.InvalidArgument && c != codes.NotFound {
+			t.Errorf("%s: the code is %v", name, c)
+		}
+		if n := len(status.Convert(err).Message()); n > 2100 {
+			t.Errorf("%s: the message has %d bytes", name, n)
+		}
+	}
+}

@@ -36,9 +36,17 @@ func (e penaltyError) Error() string {
 	return fmt.Sprintf("a penalty runs for another %s: wait, or set force to end it", descriptors.WaitText(time.Duration(e)))
 }
 
-// statusOf returns the status for err.
+// longestMessage is the most bytes of a message: many clients take no more than 8 KiB of trailers, and a byte may take three.
+const longestMessage = 2000
+
+// statusOf returns the status for err, whose text may have in it what was asked.
 func statusOf(ctx context.Context, err error) error {
-	return status.Error(codeOf(ctx, err), err.Error())
+	text := err.Error()
+	if len(text) > longestMessage {
+		const half = longestMessage / 2 // what was asked is in the middle, what would be right at the end
+		text = text[:half] + " … " + text[len(text)-half:]
+	}
+	return status.Error(codeOf(ctx, err), valid(text))
 }
 
 func codeOf(ctx context.Context, err error) codes.Code {

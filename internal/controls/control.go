@@ -25,6 +25,7 @@ const (
 	MaxEntries = 64   // as many as a descriptor of a request may have
 	MaxText    = 4096 // bytes of the domain and all keys and values
 	MaxReason  = 500  // bytes
+	MaxName    = 500  // bytes of the name of a limit
 )
 
 // Kind is what a control does.
@@ -123,6 +124,8 @@ func (c *Control) validate(span time.Duration) error {
 		return InvalidError(fmt.Sprintf("the domain and the entries have %d bytes: they may have at most %d", size, MaxText))
 	case len(c.Reason) > MaxReason:
 		return InvalidError(fmt.Sprintf("the reason has %d bytes: it may have at most %d", len(c.Reason), MaxReason))
+	case len(c.LimitName) > MaxName:
+		return InvalidError(fmt.Sprintf("the name of the limit has %d bytes: it may have at most %d, and must be one that a rule has", len(c.LimitName), MaxName))
 	case span < Shortest || span > Longest:
 		return InvalidError(fmt.Sprintf("%s is no time that a control can be in force for: it must be from 1s to 30 days (720h)", span))
 	case c.Kind == Limit && c.To.Unit.Length() == 0:
