@@ -127,6 +127,9 @@ func (s *Service) notes(c *controls.Control, entries []descriptors.Entry) (notes
 	default:
 		notes = append(notes, valid(text)+": so this has no effect now")
 	}
+	if c.LimitName != "" && s.limiter.HasDomain(c.Domain) && !s.limiter.HasLimit(c.Domain, c.LimitName) {
+		notes = append(notes, fmt.Sprintf("no rule of %s has a limit called %s: so this has no effect now", valid(c.Domain), valid(c.LimitName)))
+	}
 	if i := slices.IndexFunc(c.Entries, func(e controls.Entry) bool { return strings.Contains(e.Key+e.Value, "*") }); i >= 0 {
 		e := c.Entries[i]
 		notes = append(notes, valid(fmt.Sprintf("the * in %s=%s stands for itself: a control knows no wildcards", e.Key, e.Value)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -64,6 +65,25 @@ func namesOf(r *descriptors.Rule) string {
 func (l *Limiter) HasDomain(name string) bool {
 	s := l.rules.Load()
 	return s != nil && s.set.Domain([]byte(name)) != nil
+}
+
+// HasLimit reports whether a rule of a domain, or of one whose name begins with it and a dot, has a limit of that name.
+func (l *Limiter) HasLimit(domain, name string) bool {
+	s := l.rules.Load()
+	if s == nil {
+		return false
+	}
+	for r := range s.set.Rules() {
+		if !strings.HasPrefix(r.Path, domain+".") {
+			continue
+		}
+		for _, item := range r.RateLimits.All() {
+			if item.Name == name && !r.Unlimited {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Outcome says what the rules make of a descriptor, in words, and whether they limit it.
