@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -59,10 +58,8 @@ func jsonWanted(output string) (bool, error) {
 
 // printJSON prints an answer of the admin API as one line of JSON.
 func (p *program) printJSON(m proto.Message) error {
-	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
-	if err == nil {
-		p.printf("%s\n", text)
-	}
+	text, err := jsonLine(m)
+	p.printf("%s", text)
 	return err
 }
 
@@ -210,11 +207,8 @@ func dryText(dry bool) string {
 // controlText says what a control does.
 func controlText(c *adminv1.Control) string {
 	text := kindText(c) + " " + aboutText(c)
-	if to := c.GetTo(); to != nil {
-		text += " to " + numberText(to)
-		if c.GetLimitName() != "" {
-			text += " (" + c.GetLimitName() + ")"
-		}
+	if c.GetTo() != nil {
+		text += toText(c)
 	}
 	return fmt.Sprintf("%s until %s, control %s", text, c.GetUntil().AsTime().Format(time.RFC3339), c.GetId())
 }
@@ -237,6 +231,15 @@ func aboutText(c *adminv1.Control) string {
 		words = append(words, "--below")
 	}
 	return strings.Join(words, " ")
+}
+
+// toText says which number a control puts in force, and of which limit if it names one.
+func toText(c *adminv1.Control) string {
+	text := " to " + numberText(c.GetTo())
+	if c.GetLimitName() != "" {
+		text += " (" + printable(c.GetLimitName()) + ")"
+	}
+	return text
 }
 
 func numberText(o *adminv1.Override) string {

@@ -154,7 +154,7 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 	for _, c := range all {
 		does := kindText(c)
 		if c.GetTo() != nil {
-			does += " to " + numberText(c.GetTo())
+			does += toText(c)
 		}
 		rows = append(rows, []string{
 			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(printable(c.GetReason()), "-"),

@@ -100,9 +100,10 @@ func begin[S grpc.ClientStream](ctx context.Context, s *scope, open func(context
 	return stream, err
 }
 
-// jsonLine returns m in JSON, on one line. What protojson has in random places is taken out.
+// jsonLine returns m in JSON, on one line: fields have the names of the API, and those that are 0, false or empty are there too.
+// What protojson has in random places is taken out.
 func jsonLine(m proto.Message) (string, error) {
-	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 	if err != nil {
 		return "", fmt.Errorf("writing JSON: %w", err)
 	}

@@ -94,9 +94,7 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 			return err
 		}
 		if f.output == "json" {
-			text, err := jsonLine(answer)
-			p.printf("%s", text)
-			return err
+			return p.printJSON(answer)
 		}
 		if f.once || !isTerminal(p.stdout) {
 			p.printf("%s\n", strings.Join(topTable(q, answer, ""), "\n"))

@@ -130,9 +130,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 		return nil
 	}
 	if f.output == "json" {
-		text, err := jsonLine(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
-		p.printf("%s", text)
-		return err
+		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
 		p.printf("… %d lost, because this command was too slow: filter, or set --one-in\n", n)
