@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -51,7 +52,7 @@ func found(t *Table, domain, descriptor string) string {
 	return strings.Join(names, " + ")
 }
 
-// TestPrecedence: the longest match decides, then the kind, then the one that is for fewer.
+// TestPrecedence: the longest match decides, then the kind, then the one that is for fewer, then the later one.
 func TestPrecedence(t *testing.T) {
 	for _, tt := range []struct{ controls, descriptor, want string }{
 		{"", "a=1", ""},
@@ -81,12 +82,16 @@ func TestPrecedence(t *testing.T) {
 		{"limit shop a=1 below|limit shop a=1", "a=1", "limit shop a=1"},
 		{"limit shop a=1 below of=day|limit shop a=1", "a=1", "limit shop a=1 + limit shop a=1 below of=day"},
 		{"limit shop a=1 below of=day|limit shop a=1 of=day", "a=1,b=2", "limit shop a=1 below of=day"},
+		{"limit shop a=1|limit shop a=1 of=day", "a=1", "limit shop a=1 of=day + limit shop a=1"},
+		{"limit shop a=1 of=day|limit shop a=1", "a=1", "limit shop a=1 + limit shop a=1 of=day"},
 		{"limit shop a=1 below|limit shop below of=day", "a=1,b=2", "limit shop a=1 below"},
 	} {
 		var all []*Control
 		if tt.controls != "" {
 			for text := range strings.SplitSeq(tt.controls, "|") {
-				all = append(all, parse(text))
+				c := parse(text)
+				c.Since = time.Unix(int64(len(all)), 0)
+				all = append(all, c)
 			}
 		}
 		if got := found(newTable(all), "shop", tt.descriptor); got != tt.want {
