@@ -180,7 +180,8 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 		case ignoredInvalid:
 			s.domains[d].invalid.Add(1)
 		}
-		if t.op < 0 && !t.unlimited && (t.control == nil || t.rule == nil || p.steered.only) || t.hits == 0 {
+		decided := t.unlimited || (t.blocked || t.allowed) && t.rule != nil // without the backend
+		if t.op < 0 && !decided || t.hits == 0 {
 			continue
 		}
 		n := c.of(s, d, r.Descriptors[i].Entries, p, t)
