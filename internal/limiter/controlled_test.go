@@ -1,0 +1,133 @@
+package limiter_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+const controlledRules = `
+domain: shop
+descriptors:
+- key: a
+  rate_limit: {unit: hour, requests_per_unit: 3, name: a}
+- key: shadow
+  shadow_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: quota
+  quota_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+- key: free
+  rate_limit: {unlimited: true}
+- key: list
+  rate_limits:
+  - {unit: hour, requests_per_unit: 3, name: a}
+  - {unit: day, requests_per_unit: 5, name: b}
+- key: replacing
+  rate_limit: {unit: hour, requests_per_unit: 3, replaces: [{name: a}]}
+- key: slot
+  descriptors:
+  - key: by
+    rate_limit: {unit: hour, requests_per_unit: 2, algorithm: concurrency, holder: by}
+- key: locked
+  rate_limit: {unit: hour, requests_per_unit: 1, penalty: {for: 2h, on: reached}}
+- key: queue
+  rate_limit: {unit: hour, requests_per_unit: 1, algorithm: leaky_bucket}
+`
+
+// TestControlledRequests: whatever controls and requests there are, a block refuses, what is allowed is not refused, and there is
+// always an answer.
+func TestControlledRequests(t *testing.T) {
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(controlledRules)}}, descriptors.Options{})
+	if err != nil {
+		t.Fatal(err, problems)
+	}
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		yes := func() bool { return r.IntN(2) == 0 }
+		config := limiter.Config{Shadow: yes(), Quota: yes(), StopWhenOver: yes(), LocalCache: yes(), ReferenceNames: r.IntN(4) == 0, Controls: controls.New(controls.Config{})}
+		l := limiter.New(memory.New(memory.Config{}), stats.New(), config)
+		l.SetRules(set)
+		for range r.IntN(8) {
+			if _, err := config.Controls.Set(t.Context(), anyControl(r), time.Hour, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var p limiter.Scratch
+		for range 40 {
+			q := anyRequest(r)
+			text := fmt.Sprintf("seed %d: %s %+v", seed, q.Domain, q.Descriptors)
+			x, err := l.Explain(t.Context(), q)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			v, err := l.Decide(t.Context(), q, &p)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			var table *controls.Table
+			if table = config.Controls.Table(); table == nil {
+				continue
+			}
+			for i := range q.Descriptors {
+				var kind, want controls.Kind = controls.Limit, controls.Limit // as good as none
+				if c := v.Statuses[i].Control; c != nil {
+					kind = c.Kind
+				}
+				if found := table.Find(q.Domain, q.Descriptors[i].Entries); found != nil {
+					want = found[0].Kind
+				}
+				explained := x.Descriptors[i].Control
+				switch {
+				case kind == controls.Block && (want != controls.Block || !v.Over || explained != v.Statuses[i].Control):
+					t.Fatalf("%s: %d is blocked, and the answer is %+v", text, i, v)
+				case kind != controls.Block && want == controls.Block && !q.Descriptors[i].Negative:
+					t.Fatalf("%s: %d is not blocked", text, i)
+				case kind == controls.Allow && v.Statuses[i].Refused:
+					t.Fatalf("%s: %d is allowed, and refused", text, i)
+				}
+			}
+		}
+	}
+}
+
+func one(r *rand.Rand, all ...string) string { return all[r.IntN(len(all))] }
+
+// anyKey returns a key of controlledRules, or another one.
+func anyKey(r *rand.Rand) string {
+	return one(r, "a", "shadow", "quota", "free", "list", "replacing", "slot", "locked", "queue", "none")
+}
+
+func anyNumber(r *rand.Rand) descriptors.Override {
+	return descriptors.Override{RequestsPerUnit: r.Uint32N(5), Unit: descriptors.ParseUnit(one(r, "hour", "day"))}
+}
+
+func anyControl(r *rand.Rand) *controls.Control {
+	c := &controls.Control{
+		Kind: controls.Kind(r.IntN(3)), Domain: one(r, "shop", "shop", "other"), Below: true, LimitName: one(r, "", "", "a", "b"), To: anyNumber(r),
+	}
+	if r.IntN(5) > 0 {
+		c.Entries, c.Below = []controls.Entry{{Key: anyKey(r), Value: one(r, "1", "2")}}, r.IntN(2) == 0
+	}
+	return c
+}
+
+func anyRequest(r *rand.Rand) *limiter.Request {
+	q := &limiter.Request{Domain: []byte(one(r, "shop", "shop", "shop", "other"))}
+	for range 1 + r.IntN(4) {
+		d := limiter.Descriptor{Negative: r.IntN(5) == 0, HasHits: r.IntN(2) == 0, Hits: r.Uint64N(3), HasOverride: r.IntN(4) == 0, Override: anyNumber(r)}
+		d.Entries = []descriptors.Entry{{Key: []byte(anyKey(r)), Value: []byte(one(r, "1", "2"))}}
+		if string(d.Entries[0].Key) == "slot" {
+			d.Entries = append(d.Entries, descriptors.Entry{Key: []byte("by"), Value: []byte(one(r, "x", "y"))})
+		}
+		q.Descriptors = append(q.Descriptors, d)
+	}
+	return q
+}
