@@ -148,11 +148,17 @@ func TestEnormousControls(t *testing.T) {
 			_, err := s.Limit(ctx, &adminv1.LimitRequest{Domain: "shop", Entries: entries(long, "x"), For: hour, To: to})
 			return err
 		},
-		"lift":         func() error { _, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{long}}); return err },
-		"grant domain": func() error { _, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")}); return err },
-		"grant key":    func() error { _, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")}); return err },
-		"top rule":     func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: long}); return err },
-		"top domain":   func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: "shop.user", Domain: long}); return err },
+		"lift": func() error { _, err := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{long}}); return err },
+		"grant domain": func() error {
+			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: long, Hits: 1, Entries: entries("user", "u1")})
+			return err
+		},
+		"grant key": func() error {
+			_, err := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Hits: 1, Entries: entries(long, "u1")})
+			return err
+		},
+		"top rule":   func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: long}); return err },
+		"top domain": func() error { _, err := s.Top(ctx, &adminv1.TopRequest{Rule: "shop.user", Domain: long}); return err },
 	} {
 		err := f()
 		if c := status.Code(err); c != codes.InvalidArgument && c != codes.NotFound {
