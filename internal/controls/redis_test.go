@@ -118,6 +118,19 @@ func TestRedis(t *testing.T) {
 		obey(t, all, "c=1", "")
 	}
 
+	// What no script wrote in the place of one is none, hides no others, and is written over.
+	for i, text := range []string{"garbage", "1 2 3", "1 x 0 " + a.ID + " {}", "9 99999999999999 0 other {"} {
+		score := db.CLI("ZSCORE", "test:rl:{notes}:id", a.ID)
+		db.CLI("ZREMRANGEBYSCORE", "test:rl:{notes}:text", score, score)
+		db.CLI("ZADD", "test:rl:{notes}:text", score, text)
+		late := replica(t, redis.Config{URL: db.Addr()})
+		if found(late.Table(), "shop", "b=1") == "" {
+			t.Errorf("with %q in Redis a new replica knows no controls", text)
+		}
+		set(t, late, "block shop a=1", time.Hour+time.Duration(i)*time.Minute)
+		obey(t, append(all, late), "a=1", "block")
+	}
+
 	// Where Redis can be read but not be written to, a replica that comes then knows them too.
 	db.CLI("CONFIG", "SET", "min-replicas-to-write", "1")
 	late := replica(t, redis.Config{URL: db.Addr()})

@@ -80,11 +80,9 @@ func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (bac
 	out.More, out.Held = more == 1, int(held)
 	for _, t := range texts {
 		text, _ := t.(string)
-		note, err := parseNote([]byte(text))
-		if err != nil {
-			return out, err
+		if note, err := parseNote([]byte(text)); err == nil { // what no script wrote must not hide the others
+			out.Changed = append(out.Changed, note)
 		}
-		out.Changed = append(out.Changed, note)
 	}
 	return out, nil
 }
