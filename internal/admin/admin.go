@@ -34,6 +34,8 @@ type Config struct {
 	// Mask reports whether the values of end users have to be hidden from the caller of ctx, which Access has let in. Top and Watch
 	// then have another text in place of each, and do not filter by values. nil hides nothing.
 	Mask func(ctx context.Context) bool
+	// Process answers Status, ReloadRules and Drain; without it these answer UNIMPLEMENTED.
+	Process Process
 }
 
 // Service is the admin API of one limiter. It is safe for concurrent use.

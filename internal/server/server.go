@@ -67,9 +67,11 @@ type Server struct {
 	watched   *watch.Hub     // likewise
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
+	started   time.Time
 	rules     *rulesState
-	shutdown  *task.Component
+	shutdown  *shutdown
 	watcher   rulesSource
+	loads     *configwatch.Watch // what watcher updates
 	service   *rls.Service
 	garbage   garbage
 	certs     *certs.Server // nil without TLS
@@ -81,7 +83,7 @@ type Server struct {
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
-	v := &Server{settings: s, config: c, log: log, garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
+	v := &Server{settings: s, config: c, log: log, started: time.Now(), garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -119,7 +121,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
-	v.shutdown = v.health.Add(draining, true, "")
+	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
 	v.health.OnChange(func(ok bool) { // all components have been registered
 		if ok {
 			v.served.Store(true)
@@ -156,7 +158,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.bound()
 	if s.Admin.On {
 		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
-		admin.New(v.limiter, admin.Config{Access: access, Controls: v.controls, Log: log, Top: v.top, Watch: v.watched}).Register(v.grpc)
+		admin.New(v.limiter, admin.Config{Access: access, Controls: v.controls, Log: log, Top: v.top, Watch: v.watched, Process: v}).Register(v.grpc)
 	}
 	v.tasks = v.group()
 	return v, nil

@@ -34,6 +34,9 @@ const (
 	AdminService_Grant_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Grant"
 	AdminService_Top_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Top"
 	AdminService_Watch_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Watch"
+	AdminService_Status_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Status"
+	AdminService_ReloadRules_FullMethodName  = "/ratelimitd.admin.v1.AdminService/ReloadRules"
+	AdminService_Drain_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Drain"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -46,7 +49,7 @@ const (
 // other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls always answers, and Block, Allow and Lift need no rules.
+// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceClient interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -92,6 +95,17 @@ type AdminServiceClient interface {
 	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
 	// callers watch already.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
+	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
+	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
+	ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error)
+	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
+	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// answers FAILED_PRECONDITION where the server is stopping.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
 type adminServiceClient struct {
@@ -231,6 +245,36 @@ func (c *adminServiceClient) Watch(ctx context.Context, in *WatchRequest, opts .
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *adminServiceClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatusResponse)
+	err := c.cc.Invoke(ctx, AdminService_Status_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadRulesResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReloadRules_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -241,7 +285,7 @@ type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls always answers, and Block, Allow and Lift need no rules.
+// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceServer interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -287,6 +331,17 @@ type AdminServiceServer interface {
 	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
 	// callers watch already.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
+	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
+	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
+	ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error)
+	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
+	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// answers FAILED_PRECONDITION where the server is stopping.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -332,6 +387,15 @@ func (UnimplementedAdminServiceServer) Top(context.Context, *TopRequest) (*TopRe
 }
 func (UnimplementedAdminServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedAdminServiceServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedAdminServiceServer) ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadRules not implemented")
+}
+func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -563,6 +627,60 @@ func _AdminService_Watch_Handler(srv interface{}, stream grpc.ServerStream) erro
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _AdminService_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Status(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Status_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Status(ctx, req.(*StatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ReloadRules_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRulesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReloadRules(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReloadRules_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReloadRules(ctx, req.(*ReloadRulesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -613,6 +731,18 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Top",
 			Handler:    _AdminService_Top_Handler,
+		},
+		{
+			MethodName: "Status",
+			Handler:    _AdminService_Status_Handler,
+		},
+		{
+			MethodName: "ReloadRules",
+			Handler:    _AdminService_ReloadRules_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _AdminService_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
