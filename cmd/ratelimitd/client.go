@@ -37,6 +37,7 @@ type client struct {
 	home  string // where a server with the same environment serves gRPC to this machine
 	port  string // its port; empty if wrong says why that is not known
 	wrong error  // with the variables that say where it serves
+	named bool   // home is that of RATELIMITD_ADDR
 	https bool   // the address is a URL that asks for TLS
 	token string // of tokenFile
 	seen  sighting
@@ -45,7 +46,10 @@ type client struct {
 // add adds the flags to a command.
 func (c *client) add(p *program, cmd *cobra.Command) {
 	c.findHome(p)
-	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
+	if strings.Contains(cmd.Use, "DOMAIN") {
+		cmd.ValidArgsFunction = c.complete(p)
+	}
+	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else $GRPC_PORT, $GRPC_UDS)")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
@@ -53,6 +57,9 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, if the server has one ($ADMIN_TOKEN_FILE)")
 }
+
+// addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
+const addrVariable = "RATELIMITD_ADDR"
 
 // findHome reads the variables that say where a server with the same environment is, and the file of its token.
 func (c *client) findHome(p *program) {
@@ -70,6 +77,9 @@ func (c *client) findHome(p *program) {
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
+	if there := p.env(addrVariable); there != "" {
+		c.home, c.named = there, true
+	}
 }
 
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
@@ -77,12 +87,15 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
-	if c.wrong != nil && c.addr == c.home && !strings.HasPrefix(c.home, "unix:") {
+	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong
 	}
 	at, err := parseAddress(c.addr, c.port)
 	if errors.Is(err, errNoPort) {
 		return nil, c.wrong // which says why there is no port for it
+	}
+	if err != nil && c.named && c.addr == c.home {
+		return nil, fmt.Errorf("%s: %w", addrVariable, err)
 	}
 	if err != nil {
 		return nil, err

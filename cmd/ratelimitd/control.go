@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -44,28 +43,6 @@ func (c *changing) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.reason, "reason", "", "why, for those who look later")
 	cmd.Flags().BoolVar(&c.dry, "dry-run", false, "say what would be done, and change nothing")
 	addOutput(cmd, &c.output)
-}
-
-// addOutput adds the flag --output to a command.
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVar(output, "output", "text", "text for people, or json")
-}
-
-// jsonWanted reports whether the answer is to be printed as JSON.
-func jsonWanted(output string) (bool, error) {
-	if output != "text" && output != "json" {
-		return false, fmt.Errorf("--output %q: must be text or json", output)
-	}
-	return output == "json", nil
-}
-
-// printJSON prints an answer of the admin API as one line of JSON.
-func (p *program) printJSON(m proto.Message) error {
-	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
-	if err == nil {
-		p.printf("%s\n", text)
-	}
-	return err
 }
 
 // control is the flags of block, allow and limit.
@@ -432,23 +409,6 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 	}
 	p.table(rows)
 	p.printf("%s\n", reachText(reach))
-}
-
-// table prints rows with their columns below each other.
-func (p *program) table(rows [][]string) {
-	width := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], len([]rune(cell)))
-		}
-	}
-	for _, row := range rows {
-		var b strings.Builder
-		for i, cell := range row {
-			fmt.Fprintf(&b, "%-*s  ", width[i], cell)
-		}
-		p.printf("%s\n", strings.TrimRight(b.String(), " "))
-	}
 }
 
 func (p *program) grantCommand() *cobra.Command {
