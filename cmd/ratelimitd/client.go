@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -168,20 +169,16 @@ func (c *client) admin(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
 }
 
-// readToken reads a token of the admin API; there is none without a file.
+// readToken reads a token of the admin API, the first one of the file; there is none without a file.
 func readToken(file string) (string, error) {
 	if file == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(file)
+	all, err := admin.ReadTokens(file)
 	if err != nil {
 		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
 	}
-	token := strings.TrimSpace(string(text))
-	if token == "" {
-		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %s is empty: it must contain the token", file)
-	}
-	return token, nil
+	return all[0].Text, nil
 }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.

@@ -20,17 +20,17 @@ const mostShown = 100
 
 // Status says how this server is.
 func (s *Service) Status(ctx context.Context, q *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
-	return serve(ctx, s, q, look, s.status)
+	return look(ctx, s, q, s.status)
 }
 
 // ReloadRules takes the rules again from where they come from.
 func (s *Service) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
-	return serve(ctx, s, q, change, s.reloadRules)
+	return change(ctx, s, q, s.reloadRules)
 }
 
 // Drain has the server report that it is not healthy, or ends that.
 func (s *Service) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
-	return serve(ctx, s, q, change, s.drain)
+	return change(ctx, s, q, s.drain)
 }
 
 // process returns what is asked by the methods about the process, or the error of those without one.
@@ -89,13 +89,14 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 	case len(q.GetReason()) > controls.MaxReason:
 		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
+	act := actOf(ctx)
+	act.Before = versionOf(p)
 	r, err := p.ReloadRules(ctx, q.GetDryRun())
 	if err != nil {
 		return nil, err
 	}
-	if by, from := s.access.caller(ctx); !q.GetDryRun() {
-		s.log.WarnContext(ctx, "the rules were read again", "refused", r.Refused, "changes", len(r.Changes), "version", r.Rules.Version,
-			"reason", valid(q.GetReason()), "by", by, "peer", from)
+	if act.After = "rules " + r.Rules.Version; r.Refused {
+		act.After += ", as the new ones were refused"
 	}
 	a := &adminv1.ReloadRulesResponse{
 		Refused: r.Refused, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
@@ -119,15 +120,13 @@ func (s *Service) drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.
 	if err != nil {
 		return nil, err
 	}
-	if by, from := s.access.caller(ctx); d.Changed && !q.GetDryRun() {
-		text := "an operator has taken this server out: it reports that it is not healthy, and goes on"
-		if q.GetUndo() {
-			text = "an operator has put this server back"
-		}
-		s.log.WarnContext(ctx, text, "reason", valid(q.GetReason()), "by", by, "peer", from) //nolint:sloglint // one of two
-	}
+	act, words := actOf(ctx), map[bool]string{false: "in service", true: "drained"}
+	act.Before, act.After = words[d.Since.IsZero() == d.Changed], words[!d.Since.IsZero()]
 	return &adminv1.DrainResponse{Drained: unlessNever(d.Since), Changed: d.Changed, OtherwiseHealthy: d.Otherwise}, nil
 }
+
+// versionOf says which rules are in use.
+func versionOf(p Process) string { return "rules " + p.Status().Rules.Version }
 
 func (s *Service) rulesMessage(r *Rules) *adminv1.RulesStatus {
 	m := &adminv1.RulesStatus{

@@ -97,7 +97,50 @@ func (c *Controls) tell(ctx context.Context) error {
 	}
 }
 
-// retell has the store get again what this process told it, because it may have lost that.
+// late is how much later than others what was done may come to the store, or by how much clocks may differ.
+const late = time.Minute
+
+// hear learns, now and then, what was done elsewhere, so that there is somebody who knows it if the store loses it.
+func (c *Controls) hear(ctx context.Context) error {
+	if time.Since(c.heard) < beatEach {
+		return nil
+	}
+	texts, err := c.config.Store.Told(ctx, max(0, c.latest-late.Microseconds()))
+	if err != nil {
+		return errorOf(err)
+	}
+	c.heard = time.Now()
+	acts := c.parse(texts)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := make(map[string]bool, len(c.told))
+	for i := range c.told {
+		known[c.told[i].act.ID] = true
+	}
+	for i := range acts {
+		if c.latest = max(c.latest, acts[i].At); !known[acts[i].act.ID] {
+			c.told = slices.Insert(c.told, len(c.told)-c.untold, acts[i])
+		}
+	}
+	c.told = slices.Delete(c.told, 0, max(0, len(c.told)-MaxTold))
+	c.untold = min(c.untold, len(c.told))
+	return nil
+}
+
+// parse reads texts of the store.
+func (c *Controls) parse(texts [][]byte) (all []told) {
+	for _, text := range texts {
+		var a Act
+		if err := json.Unmarshal(text, &a); err != nil {
+			c.log.Warn("what an operator did cannot be read from the store", "error", err)
+			continue
+		}
+		all = append(all, told{backend.Told{At: a.Time.UnixMicro(), Text: text}, a})
+	}
+	return all
+}
+
+// retell has the store get again all that this process knows of, because the store may have lost it.
 func (c *Controls) retell() {
 	c.mu.Lock()
 	c.untold = len(c.told)
@@ -109,7 +152,7 @@ func (c *Controls) retell() {
 func (c *Controls) Told(ctx context.Context) (all []Act, complete bool) {
 	var shared [][]byte
 	complete = c.config.Store == nil || c.ask(ctx, func(ctx context.Context) (err error) {
-		shared, err = c.config.Store.Told(ctx)
+		shared, err = c.config.Store.Told(ctx, 0)
 		return err
 	}) == nil
 	known := make(map[string]bool)
@@ -124,13 +167,8 @@ func (c *Controls) Told(ctx context.Context) (all []Act, complete bool) {
 		add(&c.told[i].act)
 	}
 	c.mu.Unlock()
-	for _, text := range shared {
-		var a Act
-		if err := json.Unmarshal(text, &a); err != nil {
-			c.log.Warn("what an operator did cannot be read from the store", "error", err)
-			continue
-		}
-		add(&a)
+	for _, t := range c.parse(shared) {
+		add(&t.act)
 	}
 	slices.SortFunc(all, func(a, b Act) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(b.ID, a.ID)) })
 	return all[:min(len(all), MaxTold)], complete

@@ -36,8 +36,8 @@ type Store interface {
 	Replicas(ctx context.Context) ([]string, error)
 	// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
 	Tell(ctx context.Context, told []backend.Told, most int) error
-	// Told returns the texts that are kept, the earliest first.
-	Told(ctx context.Context) ([][]byte, error)
+	// Told returns the texts that are kept of what was done since a time, in µs since the epoch, the earliest first.
+	Told(ctx context.Context, since int64) ([][]byte, error)
 	// Leave takes this process off the replicas, and ends the connection.
 	Leave(ctx context.Context)
 }
@@ -71,11 +71,13 @@ type Controls struct {
 	beaten  time.Time
 	failing time.Time // since when the store fails; zero if it does not
 	logged  bool      // that is in the log
+	heard   time.Time // when the store was last asked for what operators did elsewhere
+	latest  int64     // when the latest of that was done
 
 	mu    sync.Mutex
 	known map[string]known // by ID; with those that were lifted and would not have ended yet
 
-	told   []told // what operators did here
+	told   []told // what operators did, here or elsewhere, in no particular order
 	untold int    // how many of them, the last ones, the store has not got yet
 }
 

@@ -18,7 +18,10 @@ func (c *Controls) poll(ctx context.Context) time.Duration {
 		if err := c.sync(ctx); err != nil {
 			return err
 		}
-		return c.tell(ctx)
+		if err := c.tell(ctx); err != nil {
+			return err
+		}
+		return c.hear(ctx)
 	})
 	if err == nil {
 		if c.logged {

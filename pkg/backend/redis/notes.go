@@ -185,10 +185,10 @@ func (n *Notes) Tell(ctx context.Context, told []backend.Told, most int) error {
 	return err
 }
 
-// Told returns the texts of what operators did, the earliest first.
-func (n *Notes) Told(ctx context.Context) (all [][]byte, err error) {
+// Told returns the texts of what operators did since a time, in µs since the epoch, the earliest first.
+func (n *Notes) Told(ctx context.Context, since int64) (all [][]byte, err error) {
 	for {
-		reply, err := n.call(ctx, "told", strconv.Itoa(len(all)), strconv.Itoa(notesAtOnce))
+		reply, err := n.call(ctx, "told", strconv.FormatInt(since, 10), strconv.Itoa(len(all)), strconv.Itoa(notesAtOnce))
 		if err != nil {
 			return nil, err
 		}

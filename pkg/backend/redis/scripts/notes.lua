@@ -21,7 +21,7 @@
 --   here   result: names of the replicas that were here in the last 5 s
 --   leave  ARGV[2]: name of a replica
 --   tell   ARGV[2]: how many texts are kept; then for each: when, what operators did. One that is there already changes nothing.
---   told   ARGV[2..3]: how many texts to leave out, from the first, and how many to return; result: these
+--   told   ARGV[2..4]: since when, how many texts to leave out, from the first, and how many to return; result: these
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(n) return string.format('%.0f', n) end
@@ -57,7 +57,7 @@ if ARGV[1] == 'leave' then
 end
 
 if ARGV[1] == 'told' then
-  return redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', '+inf', 'LIMIT', ARGV[2], ARGV[3])
+  return redis.call('ZRANGEBYSCORE', KEYS[7], ARGV[2], '+inf', 'LIMIT', ARGV[3], ARGV[4])
 end
 
 if ARGV[1] == 'tell' then

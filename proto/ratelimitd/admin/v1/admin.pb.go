@@ -2551,6 +2551,298 @@ func (x *GrantResponse) GetCounter() *Counter {
 	return nil
 }
 
+// AuditRequest asks for what was changed, a page at a time.
+type AuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only what is about this domain; empty stands for all.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The most entries to return; 0 stands for 100, and 500 is the most.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the page before, or empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AuditRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AuditRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// AuditResponse is one page of what was changed.
+type AuditResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was changed, or refused.
+	Entries []*AuditEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What to ask for the next page with; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Whether these are only what the server that answers was asked, because the store does not answer.
+	IsPartial bool `protobuf:"varint,3,opt,name=is_partial,json=isPartial,proto3" json:"is_partial,omitempty"`
+	// Why they are only what the server that answers was asked, always; empty where replicas share their controls.
+	Alone         string `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *AuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AuditResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *AuditResponse) GetIsPartial() bool {
+	if x != nil {
+		return x.IsPartial
+	}
+	return false
+}
+
+func (x *AuditResponse) GetAlone() string {
+	if x != nil {
+		return x.Alone
+	}
+	return ""
+}
+
+// AuditEntry is a call that changed something, or was refused.
+type AuditEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The method, such as Block.
+	Method string `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`
+	// What the caller sent as x-request-id, or what the server made up.
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Who called: the name of the token or of the certificate, `token` for one without a name, or `this machine`; empty where that is
+	// not known, because the call was refused for it.
+	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	// The address that the call came from.
+	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	// The domain; empty for controls that were lifted.
+	Domain string `protobuf:"bytes,6,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor that it was about.
+	Entries []*Entry `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What was asked for, in words.
+	What string `protobuf:"bytes,8,opt,name=what,proto3" json:"what,omitempty"`
+	// Why, as the caller put it.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What there was before, in words; empty where there was nothing.
+	Before string `protobuf:"bytes,10,opt,name=before,proto3" json:"before,omitempty"`
+	// What there is now, in words; empty where it was refused.
+	After string `protobuf:"bytes,11,opt,name=after,proto3" json:"after,omitempty"`
+	// The status with which it was refused, such as PermissionDenied; empty where it was done.
+	Refused string `protobuf:"bytes,12,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Why it was refused, in words.
+	Refusal       string `protobuf:"bytes,13,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
 // TopRequest asks for the descriptors with the most hits.
 type TopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2572,7 +2864,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2876,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2889,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TopRequest) GetRule() string {
@@ -2670,7 +2962,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2974,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2987,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TopResponse) GetEntries() []*TopEntry {
@@ -2787,7 +3079,7 @@ type TopEntry struct {
 
 func (x *TopEntry) Reset() {
 	*x = TopEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +3091,7 @@ func (x *TopEntry) String() string {
 func (*TopEntry) ProtoMessage() {}
 
 func (x *TopEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +3104,7 @@ func (x *TopEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
 func (*TopEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TopEntry) GetDomain() string {
@@ -2884,7 +3176,7 @@ type EntryFilter struct {
 
 func (x *EntryFilter) Reset() {
 	*x = EntryFilter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3188,7 @@ func (x *EntryFilter) String() string {
 func (*EntryFilter) ProtoMessage() {}
 
 func (x *EntryFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3201,7 @@ func (x *EntryFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
 func (*EntryFilter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EntryFilter) GetKey() string {
@@ -2947,7 +3239,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3251,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3264,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetDomain() string {
@@ -3032,7 +3324,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3336,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3349,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchResponse) GetDecisions() []*Decision {
@@ -3128,7 +3420,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3432,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3445,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Decision) GetTime() *timestamppb.Timestamp {
@@ -3306,7 +3598,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3610,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3623,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -3377,7 +3669,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3681,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3694,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Entry) GetKey() string {
@@ -3441,7 +3733,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3453,7 +3745,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3466,7 +3758,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -3520,7 +3812,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3824,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3837,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Counter) GetKey() string {
@@ -3644,7 +3936,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3656,7 +3948,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3669,7 +3961,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Rule) GetPath() string {
@@ -3799,7 +4091,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4103,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4116,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -3963,7 +4255,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4267,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4280,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -4039,7 +4331,7 @@ type RuleState struct {
 
 func (x *RuleState) Reset() {
 	*x = RuleState{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4343,7 @@ func (x *RuleState) String() string {
 func (*RuleState) ProtoMessage() {}
 
 func (x *RuleState) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4356,7 @@ func (x *RuleState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
 func (*RuleState) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RuleState) GetDomain() string {
@@ -4111,7 +4403,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4123,7 +4415,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4136,7 +4428,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 // StatusResponse says how the server is.
@@ -4182,7 +4474,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4194,7 +4486,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4499,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -4346,7 +4638,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4650,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4663,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Component) GetName() string {
@@ -4427,7 +4719,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4439,7 +4731,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4452,7 +4744,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -4530,7 +4822,7 @@ type RefusedRules struct {
 
 func (x *RefusedRules) Reset() {
 	*x = RefusedRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4542,7 +4834,7 @@ func (x *RefusedRules) String() string {
 func (*RefusedRules) ProtoMessage() {}
 
 func (x *RefusedRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4555,7 +4847,7 @@ func (x *RefusedRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
 func (*RefusedRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
@@ -4614,7 +4906,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4918,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4931,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -4701,7 +4993,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +5005,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +5018,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -4774,7 +5066,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +5078,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +5091,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StoreNode) GetName() string {
@@ -4849,7 +5141,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4861,7 +5153,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4874,7 +5166,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -4929,7 +5221,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4941,7 +5233,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4954,7 +5246,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -5006,7 +5298,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5310,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5323,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -5089,7 +5381,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5101,7 +5393,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5114,7 +5406,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -5152,7 +5444,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5164,7 +5456,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5177,7 +5469,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReloadRulesResponse) GetRefused() bool {
@@ -5237,7 +5529,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5249,7 +5541,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5262,7 +5554,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -5301,7 +5593,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5605,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5618,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -5488,7 +5780,35 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\rGrantResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x124\n" +
 	"\x06before\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\x06before\x126\n" +
-	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xfe\x01\n" +
+	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"b\n" +
+	"\fAuditRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xa7\x01\n" +
+	"\rAuditResponse\x129\n" +
+	"\aentries\x18\x01 \x03(\v2\x1f.ratelimitd.admin.v1.AuditEntryR\aentries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1d\n" +
+	"\n" +
+	"is_partial\x18\x03 \x01(\bR\tisPartial\x12\x14\n" +
+	"\x05alone\x18\x04 \x01(\tR\x05alone\"\xf3\x02\n" +
+	"\n" +
+	"AuditEntry\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x16\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\a \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x12\n" +
+	"\x04what\x18\b \x01(\tR\x04what\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x16\n" +
+	"\x06before\x18\n" +
+	" \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\v \x01(\tR\x05after\x12\x18\n" +
+	"\arefused\x18\f \x01(\tR\arefused\x12\x18\n" +
+	"\arefusal\x18\r \x01(\tR\arefusal\"\xfe\x01\n" +
 	"\n" +
 	"TopRequest\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
@@ -5807,7 +6127,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x13BREAKER_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eBREAKER_CLOSED\x10\x01\x12\x15\n" +
 	"\x11BREAKER_HALF_OPEN\x10\x02\x12\x10\n" +
-	"\fBREAKER_OPEN\x10\x032\xf0\t\n" +
+	"\fBREAKER_OPEN\x10\x032\xc0\n" +
+	"\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
@@ -5818,7 +6139,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05Limit\x12!.ratelimitd.admin.v1.LimitRequest\x1a\".ratelimitd.admin.v1.LimitResponse\x12K\n" +
 	"\x04Lift\x12 .ratelimitd.admin.v1.LiftRequest\x1a!.ratelimitd.admin.v1.LiftResponse\x12c\n" +
 	"\fListControls\x12(.ratelimitd.admin.v1.ListControlsRequest\x1a).ratelimitd.admin.v1.ListControlsResponse\x12N\n" +
-	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponse\x12H\n" +
+	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponse\x12N\n" +
+	"\x05Audit\x12!.ratelimitd.admin.v1.AuditRequest\x1a\".ratelimitd.admin.v1.AuditResponse\x12H\n" +
 	"\x03Top\x12\x1f.ratelimitd.admin.v1.TopRequest\x1a .ratelimitd.admin.v1.TopResponse\x12P\n" +
 	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01\x12Q\n" +
 	"\x06Status\x12\".ratelimitd.admin.v1.StatusRequest\x1a#.ratelimitd.admin.v1.StatusResponse\x12`\n" +
@@ -5838,7 +6160,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -5876,185 +6198,193 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*ListControlsResponse)(nil),  // 33: ratelimitd.admin.v1.ListControlsResponse
 	(*GrantRequest)(nil),          // 34: ratelimitd.admin.v1.GrantRequest
 	(*GrantResponse)(nil),         // 35: ratelimitd.admin.v1.GrantResponse
-	(*TopRequest)(nil),            // 36: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 37: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 38: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 39: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 40: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 41: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 42: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 43: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 44: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 45: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 46: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 47: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 48: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),               // 49: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 50: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 51: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 52: ratelimitd.admin.v1.StatusResponse
-	(*Component)(nil),             // 53: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 54: ratelimitd.admin.v1.RulesStatus
-	(*RefusedRules)(nil),          // 55: ratelimitd.admin.v1.RefusedRules
-	(*RulesProblem)(nil),          // 56: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 57: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 58: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 59: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 60: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 61: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 62: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 63: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 64: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 65: ratelimitd.admin.v1.DrainResponse
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 67: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 68: google.protobuf.Struct
+	(*AuditRequest)(nil),          // 36: ratelimitd.admin.v1.AuditRequest
+	(*AuditResponse)(nil),         // 37: ratelimitd.admin.v1.AuditResponse
+	(*AuditEntry)(nil),            // 38: ratelimitd.admin.v1.AuditEntry
+	(*TopRequest)(nil),            // 39: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 40: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 41: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 42: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 43: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 44: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 45: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 46: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 47: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 48: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 49: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 50: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 51: ratelimitd.admin.v1.Limit
+	(*Penalty)(nil),               // 52: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 53: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 54: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 55: ratelimitd.admin.v1.StatusResponse
+	(*Component)(nil),             // 56: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 57: ratelimitd.admin.v1.RulesStatus
+	(*RefusedRules)(nil),          // 58: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 59: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 60: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 61: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 62: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 63: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 64: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 65: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 66: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 67: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 68: ratelimitd.admin.v1.DrainResponse
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 71: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	47,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	50,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	66,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
-	43,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	50,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	69,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	46,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	16,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	17,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	47,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	50,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	46,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	49,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	22,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	44,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	47,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	46,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	44,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	47,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	46,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	47,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	47,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	1,   // 16: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	44,  // 17: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 18: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	66,  // 19: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	66,  // 20: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	44,  // 21: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	67,  // 22: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	47,  // 17: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 18: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	69,  // 19: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	69,  // 20: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	47,  // 21: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 22: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	22,  // 23: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 24: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	23,  // 25: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	44,  // 26: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	67,  // 27: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	47,  // 26: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 27: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	22,  // 28: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 29: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	23,  // 30: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	44,  // 31: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	67,  // 32: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	45,  // 33: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	47,  // 31: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 32: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	48,  // 33: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	22,  // 34: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 35: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	23,  // 36: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 37: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	50,  // 37: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
 	22,  // 38: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
 	23,  // 39: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	22,  // 40: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
 	23,  // 41: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	44,  // 42: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	47,  // 43: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	46,  // 44: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	46,  // 45: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	39,  // 46: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,   // 47: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,   // 48: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	38,  // 49: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	66,  // 50: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	66,  // 51: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	44,  // 52: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	39,  // 53: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 54: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	42,  // 55: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	66,  // 56: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	44,  // 57: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 58: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 59: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 60: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	67,  // 61: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	67,  // 62: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	44,  // 63: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	45,  // 64: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 65: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	48,  // 66: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	67,  // 67: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	67,  // 68: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	67,  // 69: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	67,  // 70: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	48,  // 71: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	49,  // 72: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 73: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	68,  // 74: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	6,   // 75: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 76: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	67,  // 77: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	67,  // 78: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 79: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	67,  // 80: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 81: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	67,  // 82: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	39,  // 83: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	66,  // 84: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	67,  // 85: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	53,  // 86: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	66,  // 87: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	54,  // 88: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	55,  // 89: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	57,  // 90: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	59,  // 91: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	60,  // 92: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	61,  // 93: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	23,  // 94: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	10,  // 95: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	66,  // 96: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	66,  // 97: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	67,  // 98: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	66,  // 99: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	66,  // 100: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	56,  // 101: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	58,  // 102: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	11,  // 103: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	67,  // 104: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	67,  // 105: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	56,  // 106: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	54,  // 107: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	66,  // 108: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	12,  // 109: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	14,  // 110: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	18,  // 111: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	20,  // 112: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	24,  // 113: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	26,  // 114: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	28,  // 115: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	30,  // 116: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	32,  // 117: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	34,  // 118: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	36,  // 119: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	40,  // 120: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	51,  // 121: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	62,  // 122: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	64,  // 123: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	13,  // 124: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	15,  // 125: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	19,  // 126: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	21,  // 127: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	25,  // 128: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	27,  // 129: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	29,  // 130: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	31,  // 131: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	33,  // 132: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	35,  // 133: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	37,  // 134: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	41,  // 135: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	52,  // 136: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	63,  // 137: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	65,  // 138: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	124, // [124:139] is the sub-list for method output_type
-	109, // [109:124] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	47,  // 42: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 43: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 44: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	49,  // 45: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	38,  // 46: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	69,  // 47: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	47,  // 48: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 49: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 50: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 51: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	41,  // 52: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	69,  // 53: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	69,  // 54: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	47,  // 55: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 56: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 57: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	45,  // 58: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	69,  // 59: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	47,  // 60: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 61: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 62: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 63: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	70,  // 64: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	70,  // 65: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	47,  // 66: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 67: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 68: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	51,  // 69: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	70,  // 70: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	70,  // 71: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	70,  // 72: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	70,  // 73: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	51,  // 74: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	52,  // 75: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 76: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	71,  // 77: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	6,   // 78: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 79: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	70,  // 80: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	70,  // 81: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 82: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	70,  // 83: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 84: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	70,  // 85: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	42,  // 86: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	69,  // 87: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	70,  // 88: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	56,  // 89: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	69,  // 90: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	57,  // 91: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	58,  // 92: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	60,  // 93: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	62,  // 94: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	63,  // 95: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	64,  // 96: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	23,  // 97: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	10,  // 98: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	69,  // 99: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	69,  // 100: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	70,  // 101: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	69,  // 102: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	69,  // 103: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	59,  // 104: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	61,  // 105: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	11,  // 106: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	70,  // 107: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	70,  // 108: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	59,  // 109: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	57,  // 110: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	69,  // 111: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	12,  // 112: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	14,  // 113: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	18,  // 114: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	20,  // 115: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	24,  // 116: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	26,  // 117: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	28,  // 118: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	30,  // 119: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	32,  // 120: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	34,  // 121: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	36,  // 122: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	39,  // 123: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	43,  // 124: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	54,  // 125: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	65,  // 126: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	67,  // 127: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	13,  // 128: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	15,  // 129: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	19,  // 130: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	21,  // 131: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	25,  // 132: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	27,  // 133: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	29,  // 134: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	31,  // 135: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	33,  // 136: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	35,  // 137: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	37,  // 138: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	40,  // 139: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	44,  // 140: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	55,  // 141: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	66,  // 142: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	68,  // 143: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	128, // [128:144] is the sub-list for method output_type
+	112, // [112:128] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -6062,16 +6392,16 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[27].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   54,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	AdminService_Lift_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Lift"
 	AdminService_ListControls_FullMethodName = "/ratelimitd.admin.v1.AdminService/ListControls"
 	AdminService_Grant_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Grant"
+	AdminService_Audit_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Audit"
 	AdminService_Top_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Top"
 	AdminService_Watch_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Watch"
 	AdminService_Status_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Status"
@@ -86,6 +87,9 @@ type AdminServiceClient interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
+	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
+	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -216,6 +220,16 @@ func (c *adminServiceClient) Grant(ctx context.Context, in *GrantRequest, opts .
 	return out, nil
 }
 
+func (c *adminServiceClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditResponse)
+	err := c.cc.Invoke(ctx, AdminService_Audit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TopResponse)
@@ -322,6 +336,9 @@ type AdminServiceServer interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
+	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
+	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -381,6 +398,9 @@ func (UnimplementedAdminServiceServer) ListControls(context.Context, *ListContro
 }
 func (UnimplementedAdminServiceServer) Grant(context.Context, *GrantRequest) (*GrantResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Grant not implemented")
+}
+func (UnimplementedAdminServiceServer) Audit(context.Context, *AuditRequest) (*AuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
 }
 func (UnimplementedAdminServiceServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
@@ -598,6 +618,24 @@ func _AdminService_Grant_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Audit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Audit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Audit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Audit(ctx, req.(*AuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_Top_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TopRequest)
 	if err := dec(in); err != nil {
@@ -727,6 +765,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Grant",
 			Handler:    _AdminService_Grant_Handler,
+		},
+		{
+			MethodName: "Audit",
+			Handler:    _AdminService_Audit_Handler,
 		},
 		{
 			MethodName: "Top",
