@@ -27,6 +27,7 @@ type callFlags struct {
 	negative bool
 	limit    string
 	repeat   int
+	output   string
 }
 
 func (p *program) callCommand() *cobra.Command {
@@ -67,6 +68,7 @@ under that name, it prints what that program prints and exits as that program do
 	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that does not set its own; 0 means 1")
 	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
 	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that has none of its own, such as 10/minute")
+	addOutput(cmd, &f.output)
 	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
 	return cmd
 }
@@ -75,6 +77,10 @@ under that name, it prints what that program prints and exits as that program do
 func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 	if f.repeat < 1 {
 		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
+	}
+	asJSON, err := jsonWanted(f.output)
+	if err != nil {
+		return err
 	}
 	request, err := f.request(args[0], args[1:])
 	if err != nil {
@@ -94,10 +100,16 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
 			refused++
 		}
+		if asJSON {
+			if err := p.printJSON(answer); err != nil {
+				return err
+			}
+			continue
+		}
 		a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
 		p.printf("%s", a.text())
 	}
-	if f.repeat > 1 {
+	if f.repeat > 1 && !asJSON {
 		p.printf("%d passed, %d refused\n", f.repeat-refused, refused)
 	}
 	if refused > 0 {

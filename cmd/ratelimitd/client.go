@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -37,6 +38,7 @@ type client struct {
 	home  string // where a server with the same environment serves gRPC to this machine
 	port  string // its port; empty if wrong says why that is not known
 	wrong error  // with the variables that say where it serves
+	named bool   // home is that of RATELIMITD_ADDR
 	https bool   // the address is a URL that asks for TLS
 	token string // of tokenFile
 	seen  sighting
@@ -45,7 +47,10 @@ type client struct {
 // add adds the flags to a command.
 func (c *client) add(p *program, cmd *cobra.Command) {
 	c.findHome(p)
-	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($GRPC_PORT, $GRPC_UDS)")
+	if strings.Contains(cmd.Use, "DOMAIN") {
+		cmd.ValidArgsFunction = c.complete(p)
+	}
+	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else $GRPC_PORT, $GRPC_UDS)")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
@@ -53,6 +58,9 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
 	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, if the server has one ($ADMIN_TOKEN_FILE)")
 }
+
+// addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
+const addrVariable = "RATELIMITD_ADDR"
 
 // findHome reads the variables that say where a server with the same environment is, and the file of its token.
 func (c *client) findHome(p *program) {
@@ -70,6 +78,9 @@ func (c *client) findHome(p *program) {
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
+	if there := p.env(addrVariable); there != "" {
+		c.home, c.named = there, true
+	}
 }
 
 // connect reads --addr, and connects lazily; an error means that the flags are wrong.
@@ -77,12 +88,15 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
 	}
-	if c.wrong != nil && c.addr == c.home && !strings.HasPrefix(c.home, "unix:") {
+	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong
 	}
 	at, err := parseAddress(c.addr, c.port)
 	if errors.Is(err, errNoPort) {
 		return nil, c.wrong // which says why there is no port for it
+	}
+	if err != nil && c.named && c.addr == c.home {
+		return nil, fmt.Errorf("%s: %w", addrVariable, err)
 	}
 	if err != nil {
 		return nil, err
@@ -155,20 +169,16 @@ func (c *client) admin(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
 }
 
-// readToken reads a token of the admin API; there is none without a file.
+// readToken reads a token of the admin API, the first one of the file; there is none without a file.
 func readToken(file string) (string, error) {
 	if file == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(file)
+	all, err := admin.ReadTokens(file)
 	if err != nil {
 		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
 	}
-	token := strings.TrimSpace(string(text))
-	if token == "" {
-		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %s is empty: it must contain the token", file)
-	}
-	return token, nil
+	return all[0].Text, nil
 }
 
 // explain returns an error that says in words why a call to the server failed, and what to do.

@@ -43,26 +43,6 @@ func (c *changing) add(p *program, cmd *cobra.Command) {
 	addOutput(cmd, &c.output)
 }
 
-// addOutput adds the flag --output to a command.
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVar(output, "output", "text", "text for people, or json")
-}
-
-// jsonWanted reports whether the answer is to be printed as JSON.
-func jsonWanted(output string) (bool, error) {
-	if output != "text" && output != "json" {
-		return false, fmt.Errorf("--output %q: must be text or json", output)
-	}
-	return output == "json", nil
-}
-
-// printJSON prints an answer of the admin API as one line of JSON.
-func (p *program) printJSON(m proto.Message) error {
-	text, err := jsonLine(m)
-	p.printf("%s", text)
-	return err
-}
-
 // control is the flags of block, allow and limit.
 type control struct {
 	changing
@@ -192,7 +172,7 @@ func (p *program) put(c *control, a putAnswer) {
 		p.printf("  instead of the one until %s\n", old.GetUntil().AsTime().Format(time.RFC3339))
 	}
 	for _, note := range a.GetNotes() {
-		p.printf("  note: %s\n", printable(note))
+		p.printf("  note: %s\n", plain(note))
 	}
 	p.printf("  %s\n", reachText(a.GetReach()))
 }
@@ -219,7 +199,7 @@ func kindText(c *adminv1.Control) string {
 
 // aboutText says what a control is about, as a command takes it.
 func aboutText(c *adminv1.Control) string {
-	words := []string{printable(c.GetDomain())}
+	words := []string{plain(c.GetDomain())}
 	var pairs []string
 	for _, e := range c.GetEntries() {
 		pairs = append(pairs, escape(e.GetKey())+"="+escape(e.GetValue()))
@@ -237,7 +217,7 @@ func aboutText(c *adminv1.Control) string {
 func toText(c *adminv1.Control) string {
 	text := " to " + numberText(c.GetTo())
 	if c.GetLimitName() != "" {
-		text += " (" + printable(c.GetLimitName()) + ")"
+		text += " (" + plain(c.GetLimitName()) + ")"
 	}
 	return text
 }

@@ -113,4 +113,10 @@ func TestControls(t *testing.T) {
 	}
 	late.command("lift", "shop", "hot=x")
 	obey("hot", "x", false)
+	told := ""
+	testkit.Eventually(t, "audit tells it all", func() bool {
+		told = late.command("audit", "shop")
+		allow, block, lift := strings.Index(told, "allow for 1h0m0s"), strings.Index(told, "attack"), strings.Index(told, "lift ")
+		return 0 < lift && lift < block && block < allow
+	}, func() string { return told })
 }

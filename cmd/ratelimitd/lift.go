@@ -157,26 +157,9 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 			does += toText(c)
 		}
 		rows = append(rows, []string{
-			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(printable(c.GetReason()), "-"),
+			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(plain(c.GetReason()), "-"),
 		})
 	}
 	p.table(rows)
 	p.printf("%s\n", reachText(reach))
-}
-
-// table prints rows with their columns below each other.
-func (p *program) table(rows [][]string) {
-	width := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], len([]rune(cell)))
-		}
-	}
-	for _, row := range rows {
-		var b strings.Builder
-		for i, cell := range row {
-			fmt.Fprintf(&b, "%-*s  ", width[i], cell)
-		}
-		p.printf("%s\n", strings.TrimRight(b.String(), " "))
-	}
 }

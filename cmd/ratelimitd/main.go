@@ -21,12 +21,13 @@ import (
 // Exit codes.
 const (
 	exitFailed  = 1 // something went wrong
-	exitRefused = 2 // of call: no error, but a request was over a limit
+	exitRefused = 2 // no error, but the answer is no: see errRefused
 	exitUsage   = 2 // under the names ratelimit_client and ratelimit_config_check: a flag is not known, or takes another value
 )
 
-// errRefused is the outcome of a call that was refused, which has already been printed.
-var errRefused = errors.New("over the limit")
+// errRefused is the outcome of a call that was refused, a reload that was, or a server that is not healthy. That has already been
+// printed.
+var errRefused = errors.New("the answer is no")
 
 func main() {
 	logging.Disable() // go-redis would write to stderr on its own; our log says the same
@@ -61,8 +62,8 @@ type program struct {
 	stdout, stderr io.Writer
 }
 
-// env returns the value of a variable that Go itself reads, or "" if it is not set. All others are read by
-// [settings.Parse] and [settings.Only].
+// env returns the value of a variable that Go itself reads, or commands alone, or "" if it is not set. Those of the server are
+// read by [settings.Parse] and [settings.Only].
 func (p *program) env(name string) string {
 	for _, pair := range p.environ {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {
@@ -83,7 +84,11 @@ func (p *program) root() *cobra.Command {
 Without a command it serves. The server has no flags: its settings are the environment
 variables that envoyproxy/ratelimit reads, and a few more; README.md has the table.
 
-Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
+Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no: a call was
+over its limit, a server is not healthy or not ready (status), rules were refused (reload).
+
+Commands that ask a running server find it at --addr or $RATELIMITD_ADDR, or else where a server with
+the same environment would be, and take the admin token from --token-file or $ADMIN_TOKEN_FILE.`,
 		Example: `  BACKEND_TYPE=memory RUNTIME_ROOT=config RUNTIME_APPDIRECTORY=example ratelimitd
   ratelimitd check config/example
   ratelimitd explain --config config/example example fixed=ann
@@ -103,6 +108,8 @@ Exit codes: 0, done; 1, something is wrong; 2, a call was over its limit.`,
 	root.AddCommand(
 		p.serveCommand(), p.explainCommand(), p.callCommand(), p.peekCommand(), p.resetCommand(), p.topCommand(), p.watchCommand(), p.keyCommand(), p.versionCommand(),
 		p.blockCommand(), p.allowCommand(), p.limitCommand(), p.grantCommand(), p.liftCommand(), p.controlsCommand(),
+		p.rulesCommand(), p.statusCommand(), p.reloadCommand(), p.drainCommand(),
+		p.auditCommand(),
 	)
 	noFiles(root.Commands()...)
 	root.AddCommand(p.checkCommand(), p.completionCommand())

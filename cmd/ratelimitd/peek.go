@@ -13,7 +13,10 @@ import (
 )
 
 func (p *program) peekCommand() *cobra.Command {
-	var c client
+	var (
+		c      client
+		output string
+	)
 	cmd := &cobra.Command{
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Look at the counters of descriptors in a running server",
@@ -25,17 +28,27 @@ The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine
   ratelimitd peek --addr 10.0.0.7:8081 --token-file token example fixed=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.eachCounter(cmd.Context(), &c, args, p.peek)
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			return p.eachCounter(cmd.Context(), &c, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+				return p.peek(ctx, a, at, asJSON)
+			})
 		},
 	}
 	c.add(p, cmd)
+	addOutput(cmd, &output)
 	return cmd
 }
 
-func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at counterAt, asJSON bool) error {
 	answer, err := a.Peek(ctx, &adminv1.PeekRequest{Domain: at.domain, Entries: at.descriptor.messages()})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case asJSON:
+		return p.printJSON(answer)
 	}
 	p.printf("%s %s\n", at.domain, at.descriptor.text)
 	if r := answer.GetRule(); r != nil {

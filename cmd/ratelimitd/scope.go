@@ -1,19 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -100,20 +95,6 @@ func begin[S grpc.ClientStream](ctx context.Context, s *scope, open func(context
 	return stream, err
 }
 
-// jsonLine returns m in JSON, on one line: fields have the names of the API, and those that are 0, false or empty are there too.
-// What protojson has in random places is taken out.
-func jsonLine(m proto.Message) (string, error) {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
-	if err != nil {
-		return "", fmt.Errorf("writing JSON: %w", err)
-	}
-	var b bytes.Buffer
-	if err := json.Compact(&b, text); err != nil {
-		return "", fmt.Errorf("writing JSON: %w", err)
-	}
-	return b.String() + "\n", nil
-}
-
 // entriesArgument returns entries as they are written in an argument, on one line that a terminal may be shown.
 func entriesArgument(es []*adminv1.Entry, cut bool) string {
 	var pairs []string
@@ -129,15 +110,5 @@ func entriesArgument(es []*adminv1.Entry, cut bool) string {
 
 // escape puts a backslash before what would end a value in an argument.
 func escape(text string) string {
-	return printable(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
-}
-
-// printable replaces what a terminal would not print but obey.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
+	return plain(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
 }

@@ -57,7 +57,7 @@ func (p *program) serve(ctx context.Context) error {
 		tighten = amidGarbage
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
-	v, err := server.New(ctx, s, server.Config{Log: log, Stdout: p.stdout, Command: p.command(), Release: release(), Garbage: tighten})
+	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.stderr, s), Stdout: p.stdout, Command: p.command(), Release: release(), Garbage: tighten})
 	if err != nil {
 		return err
 	}

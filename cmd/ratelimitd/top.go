@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/gdamore/tcell/v2"
 	"github.com/spf13/cobra"
@@ -130,9 +129,9 @@ const maxTopRows = 1000
 func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []string {
 	rows := [][]string{{"HITS", "±", "REFUSED", "±", "RULE", "DESCRIPTOR"}}
 	for _, e := range a.GetEntries() {
-		rule, descriptor := printable(e.GetRule()), entriesArgument(e.GetEntries(), e.GetIsCut())
+		rule, descriptor := plain(e.GetRule()), entriesArgument(e.GetEntries(), e.GetIsCut())
 		if rule == "" {
-			rule = printable(e.GetDomain()) + ": no rule"
+			rule = plain(e.GetDomain()) + ": no rule"
 		}
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {
 			continue
@@ -142,28 +141,7 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 			strconv.FormatUint(e.GetRefused(), 10), strconv.FormatUint(e.GetRefusedError(), 10), rule, descriptor,
 		})
 	}
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
-	}
-	lines := topHead(q, a)
-	for _, row := range rows {
-		var b strings.Builder
-		for i, cell := range row {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			switch {
-			case i < len(row)-2: // numbers
-				b.WriteString(pad + cell + "  ")
-			case i < len(row)-1:
-				b.WriteString(cell + pad + "  ")
-			default:
-				b.WriteString(cell)
-			}
-		}
-		lines = append(lines, b.String())
-	}
+	lines := append(topHead(q, a), tableLines(rows)...)
 	if len(rows) == 1 {
 		lines = append(lines, "nothing was counted that is to be shown")
 	}

@@ -43,10 +43,12 @@ func noCommand(root *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q: %ssee %s --help", args[0], meant, root.CommandPath())
 }
 
-// noFiles keeps the shell from completing the arguments of commands, flags aside, with names of files.
+// noFiles keeps the shell from completing the arguments of commands, flags aside, with names of files, unless they say what with.
 func noFiles(commands ...*cobra.Command) {
 	for _, cmd := range commands {
-		cmd.ValidArgsFunction = cobra.NoFileCompletions
+		if cmd.ValidArgsFunction == nil {
+			cmd.ValidArgsFunction = cobra.NoFileCompletions
+		}
 	}
 }
 

@@ -142,14 +142,10 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 }
 
 func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
-	text := decisionText(d)
 	if f.output == "json" {
-		var err error
-		if text, err = jsonLine(d); err != nil {
-			return err
-		}
+		return p.printJSON(d)
 	}
-	_, err := io.WriteString(p.stdout, text)
+	_, err := io.WriteString(p.stdout, decisionText(d))
 	return err
 }
 
@@ -157,7 +153,7 @@ func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
 func decisionText(d *adminv1.Decision) string {
 	var b strings.Builder
 	outcome := strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " ")
-	fmt.Fprintf(&b, "%s %-9s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, printable(d.GetDomain()), entriesArgument(d.GetEntries(), d.GetIsCut()))
+	fmt.Fprintf(&b, "%s %-9s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, plain(d.GetDomain()), entriesArgument(d.GetEntries(), d.GetIsCut()))
 	verb := "asked for"
 	if d.GetIsNegativeHits() {
 		verb = "gave back"
@@ -166,10 +162,10 @@ func decisionText(d *adminv1.Decision) string {
 		fmt.Fprintf(&b, ", %s %d", verb, d.GetHits())
 	}
 	if d.GetRule() != "" {
-		fmt.Fprintf(&b, ", rule %s", printable(d.GetRule()))
+		fmt.Fprintf(&b, ", rule %s", plain(d.GetRule()))
 	}
 	if d.GetLimit() != "" {
-		fmt.Fprintf(&b, ", limit %s", printable(d.GetLimit()))
+		fmt.Fprintf(&b, ", limit %s", plain(d.GetLimit()))
 		if d.GetIsOverride() {
 			b.WriteString(" of the request")
 		}
@@ -181,12 +177,12 @@ func decisionText(d *adminv1.Decision) string {
 		fmt.Fprintf(&b, ", retry in %s", descriptors.WaitText(d.GetRetryAfter().AsDuration()))
 	}
 	if d.GetError() != "" {
-		fmt.Fprintf(&b, ", error: %s", printable(d.GetError()))
+		fmt.Fprintf(&b, ", error: %s", plain(d.GetError()))
 	}
 	if d.GetTook() != nil {
 		fmt.Fprintf(&b, ", took %s", d.GetTook().AsDuration().Round(time.Microsecond))
 	}
-	fmt.Fprintf(&b, ", from %s\n", printable(d.GetCaller()))
+	fmt.Fprintf(&b, ", from %s\n", plain(d.GetCaller()))
 	return b.String()
 }
 
@@ -202,7 +198,7 @@ func sourceText(d *adminv1.Decision) string {
 	case adminv1.Source_SOURCE_POLICY:
 		return "on_failure: " + strings.ToLower(strings.TrimPrefix(d.GetPolicy().String(), "ON_FAILURE_"))
 	case adminv1.Source_SOURCE_CONTROL:
-		return "the control " + printable(d.GetControl())
+		return "the control " + plain(d.GetControl())
 	case adminv1.Source_SOURCE_UNSPECIFIED:
 	}
 	return "something that this command does not know"

@@ -3,70 +3,162 @@ package admin
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
+	"crypto/tls"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-)
 
-// maxToken is the length in bytes of the longest token that is accepted.
-const maxToken = 4096
+	"github.com/ratelimitd/ratelimitd/internal/certs"
+)
 
 // Access decides who may do what is not for everybody who reaches a listener: call the admin API, take profiles.
 //
-// With TokenFile everybody needs the token, wherever they call from. Without it, only callers on this machine are let in: on a
-// unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this process calls from
-// another loopback address on behalf of others, as Istio's does from 127.0.0.6. What changes something is then served
-// only if, besides, no other machine can reach the listener. What counts is the address of the connection, never what
-// callers say about themselves.
+// With tokens or names of certificates everybody needs one, wherever they call from. Without any, only callers on this machine
+// are let in: on a unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this
+// process calls from another loopback address on behalf of others, as Istio's does from 127.0.0.6. What changes something is
+// then served only if, besides, no other machine can reach the listener. What counts is the address of the connection, never
+// what callers say about themselves.
 type Access struct {
-	TokenFile string       // ADMIN_TOKEN_FILE; it is read for each call with a token, so it may change
-	Listener  net.Addr     // that callers connect to; nil counts as one that everybody can reach
-	Host      string       // the variable that says where it is, for errors: GRPC_HOST if empty
-	Log       *slog.Logger // gets a TokenFile that cannot be used; nil discards
+	TokenFile      string       // ADMIN_TOKEN_FILE, for everything; it is read for each call with a token, so it may change
+	ReadTokenFile  string       // ADMIN_READ_TOKEN_FILE, for looking; likewise
+	Names          []string     // ADMIN_TLS_SAN: names of certificates, of which one is good for everything
+	ReadNames      []string     // ADMIN_READ_TLS_SAN: the same, for looking
+	ReadSeesValues bool         // whether those who may only look see values of end users
+	InClear        bool         // whether tokens are good also over a network without TLS
+	Listener       net.Addr     // that callers connect to; nil counts as one that everybody can reach
+	Host           string       // the variable that says where it is, for errors: GRPC_HOST if empty
+	Guard          *Guard       // against those who guess; nil is none
+	Log            *slog.Logger // gets files that cannot be used; nil discards
 }
 
-// Allow returns nil if a caller at an address, with these authorizations, may look, or with change, change something. Otherwise
-// the error is the status to answer with: UNAUTHENTICATED where a token would help, or else PERMISSION_DENIED.
-func (a *Access) Allow(from net.Addr, authorization []string, change bool) error {
+// Caller is what is known of whoever makes a call.
+type Caller struct {
+	From          net.Addr
+	Authorization []string             // as sent
+	TLS           *tls.ConnectionState // nil without TLS
+}
+
+// Who is somebody whom Access let in.
+type Who struct {
+	Name   string // of the token or the certificate
+	From   string // the address
+	Masked bool   // whether values of end users have to be hidden
+}
+
+// errNoToken is the text for a call that shows nothing.
+const errNoToken = `this needs the token of ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
+
+// Guarded reports whether callers have to show who they are.
+func (a *Access) Guarded() bool {
+	return a.TokenFile != "" || a.ReadTokenFile != "" || len(a.Names)+len(a.ReadNames) > 0
+}
+
+// Allow returns who calls, if they may look, or with change, change something. Otherwise the error is the status to answer
+// with, after a while if it is for a wrong token: UNAUTHENTICATED where a token would help, RESOURCE_EXHAUSTED where too many wrong
+// ones came from the same address, or else PERMISSION_DENIED.
+func (a *Access) Allow(c Caller, change bool) (Who, error) {
+	who, err := a.who(c, change)
+	who.From = text(c.From)
+	if err != nil {
+		a.Guard.refused()
+	}
+	return who, err
+}
+
+func (a *Access) who(c Caller, change bool) (Who, error) {
+	if a.Guarded() {
+		return a.identified(c, change)
+	}
 	switch {
-	case a.TokenFile != "":
-		return a.allowToken(authorization)
-	case !exactlyLocal(from):
-		return status.Error(codes.PermissionDenied,
+	case !exactlyLocal(c.From):
+		return Who{}, status.Error(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is for callers from 127.0.0.1, from ::1 or on a unix socket: set ADMIN_TOKEN_FILE to let others in with a token")
 	case change && !private(a.Listener):
-		return status.Errorf(codes.PermissionDenied,
+		return Who{Name: local}, status.Errorf(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
 	}
-	return nil
+	return Who{Name: local}, nil
 }
 
-func (a *Access) allowToken(authorization []string) error {
-	token, ok := bearer(authorization)
-	if !ok {
-		return status.Error(codes.Unauthenticated, `this needs the token of ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`)
+// local is the name of callers on this machine who need no other.
+const local = "this machine"
+
+// identified is who for callers who have to show who they are.
+func (a *Access) identified(c Caller, change bool) (Who, error) {
+	token, hasToken := bearer(c.Authorization)
+	name, full, isNamed := a.certificate(c.TLS)
+	switch {
+	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
+		return Who{}, status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
+			"connect over TLS, or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
+	case hasToken && a.Guard.crowded(c.From):
+		return Who{}, status.Error(codes.ResourceExhausted, "too many wrong tokens came from this address: try again in a second")
+	case hasToken:
+		if name, full, isNamed = a.token(token); !isNamed {
+			a.Guard.slow(c.From)
+			return Who{}, status.Error(codes.Unauthenticated, "the token is refused")
+		}
+	case !isNamed && a.TokenFile == "" && a.ReadTokenFile == "":
+		return Who{}, status.Error(codes.PermissionDenied, "this needs a client certificate with a name of ADMIN_TLS_SAN")
+	case !isNamed:
+		return Who{}, status.Error(codes.Unauthenticated, errNoToken)
 	}
-	want, err := readToken(a.TokenFile)
+	who := Who{Name: name, Masked: !full && !a.ReadSeesValues}
+	if change && !full {
+		return who, status.Error(codes.PermissionDenied, "you may look, and not change anything: that needs a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
+	}
+	return who, nil
+}
+
+// token returns whose token text is, and whether it is good for everything.
+func (a *Access) token(text string) (name string, full, ok bool) {
+	all, read := a.tokens("ADMIN_TOKEN_FILE", a.TokenFile), a.tokens("ADMIN_READ_TOKEN_FILE", a.ReadTokenFile)
+	t, full := match(all, text)
+	r, reads := match(read, text)
+	switch {
+	case full:
+		return cmp.Or(t.Name, "token"), true, true
+	case reads:
+		return cmp.Or(r.Name, "read token"), false, true
+	}
+	return "", false, false
+}
+
+// tokens returns those of a file, or none if it cannot be used.
+func (a *Access) tokens(variable, file string) []Token {
+	if file == "" {
+		return nil
+	}
+	all, err := ReadTokens(file)
 	if err != nil {
-		a.log().Warn("no admin token is accepted: its file cannot be used", "error", err)
-		return status.Error(codes.Unauthenticated, "the token is refused")
+		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err))
 	}
-	if !equal(token, want) {
-		return status.Error(codes.Unauthenticated, "the token is refused")
+	return all
+}
+
+// certificate returns the name for which a client's certificate is let in, and whether it is good for everything.
+func (a *Access) certificate(state *tls.ConnectionState) (name string, full, ok bool) {
+	if state == nil || len(state.VerifiedChains) == 0 {
+		return "", false, false
 	}
-	return nil
+	leaf := state.VerifiedChains[0][0]
+	for i, names := range [][]string{a.Names, a.ReadNames} {
+		for _, name := range names {
+			if certs.Holds(leaf, name) {
+				return name, i == 0, true
+			}
+		}
+	}
+	return "", false, false
 }
 
 func (a *Access) log() *slog.Logger {
@@ -79,42 +171,52 @@ func (a *Access) log() *slog.Logger {
 // AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
 // status to answer with, and why.
 func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
-	var from net.Addr
-	if at, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		from = net.TCPAddrFromAddrPort(at)
-	}
-	err := a.Allow(from, r.Header.Values("Authorization"), true)
-	if err == nil {
+	_, err := a.Allow(Caller{remote(r), r.Header.Values("Authorization"), r.TLS}, true)
+	switch status.Code(err) {
+	case codes.OK:
 		return http.StatusOK, ""
-	}
-	if code = http.StatusForbidden; status.Code(err) == codes.Unauthenticated {
+	case codes.Unauthenticated:
 		code = http.StatusUnauthorized
+	case codes.ResourceExhausted:
+		code = http.StatusTooManyRequests
+	default:
+		code = http.StatusForbidden
 	}
 	return code, status.Convert(err).Message()
 }
 
-// allow is Allow for the caller of a method.
-func (a *Access) allow(ctx context.Context, change bool) error {
-	var from net.Addr
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr
+// remote returns the address that a request came from; nil if it is not known.
+func remote(r *http.Request) net.Addr {
+	if at, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		return net.TCPAddrFromAddrPort(at)
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	return a.Allow(from, md.Get("authorization"), change)
+	return nil
 }
 
-// caller returns what let the caller of ctx in, which allow has done, and the address that it calls from.
-func (a *Access) caller(ctx context.Context) (by, from string) {
-	by, from = "this machine", "unknown"
-	if a.TokenFile != "" {
-		by = "token"
-	}
+// allow is Allow for the caller of a method.
+func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
+	var c Caller
 	if p, ok := peer.FromContext(ctx); ok {
-		if from = p.Addr.String(); p.Addr.Network() == "unix" {
-			from = "unix socket"
+		c.From = p.Addr
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			c.TLS = &info.State
 		}
 	}
-	return by, from
+	md, _ := metadata.FromIncomingContext(ctx)
+	c.Authorization = md.Get("authorization")
+	return a.Allow(c, change)
+}
+
+// text returns an address in words.
+func text(a net.Addr) string {
+	switch {
+	case a == nil:
+		return "unknown"
+	case a.Network() == "unix":
+		return "unix socket"
+	default:
+		return a.String()
+	}
 }
 
 // exactlyLocal reports whether a connection is made by this machine itself, as far as its address tells.
@@ -129,7 +231,7 @@ func exactlyLocal(a net.Addr) bool {
 	}
 }
 
-// private reports whether no other machine can connect to a listener.
+// private reports whether no other machine can connect to a listener, or whether a connection stays on this machine.
 func private(a net.Addr) bool {
 	switch a := a.(type) {
 	case *net.TCPAddr:
@@ -151,32 +253,4 @@ func bearer(authorization []string) (token string, ok bool) {
 		return "", false
 	}
 	return strings.TrimSpace(token), true
-}
-
-// readToken reads the token file. That is done for each call with a token, so that a rotated secret takes effect at
-// once. White space around the token, such as an editor's final newline, is not part of it. An empty file is an error.
-func readToken(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %w", err)
-	}
-	defer func() { _ = f.Close() }() // nothing was written
-	b, err := io.ReadAll(io.LimitReader(f, maxToken+1))
-	if err != nil {
-		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %w", err)
-	}
-	token := strings.TrimSpace(string(b))
-	switch {
-	case len(b) > maxToken:
-		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s holds more than %d bytes", file, maxToken)
-	case token == "":
-		return "", fmt.Errorf("reading ADMIN_TOKEN_FILE: %s: the file is empty; write a token into it", file)
-	}
-	return token, nil
-}
-
-// equal compares in a time that reveals nothing about either text, not even its length.
-func equal(a, b string) bool {
-	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
-	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }

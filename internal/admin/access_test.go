@@ -39,14 +39,25 @@ func (s *server) calls(ctx context.Context) map[string]error {
 	})
 	_, grant := s.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Entries: other, Hits: 1})
 	_, controls := s.ListControls(ctx, &adminv1.ListControlsRequest{})
+	_, audit := s.Audit(ctx, &adminv1.AuditRequest{})
 	_, lift := s.Lift(ctx, &adminv1.LiftRequest{Ids: []string{"0123456789abcdef"}})
 	if status.Code(lift) == codes.NotFound { // the caller may lift what there is
 		lift = nil
 	}
 	return map[string]error{
 		"ListRules": list, "Explain": explain, "Peek": peek, "Reset": reset, "Block": block, "Allow": allow, "Limit": limit, "Grant": grant,
-		"ListControls": controls, "Lift": lift,
+		"ListControls": controls, "Audit": audit, "Lift": lift,
 	}
+}
+
+// tokenFile is a file with a text.
+func tokenFile(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func bearer(ctx context.Context, authorization ...string) context.Context {
@@ -109,7 +120,7 @@ func TestAccessLocal(t *testing.T) {
 		s.hit(t, "shop", 3, "user", "u1")
 		for method, err := range s.calls(bearer(t.Context(), "Bearer x")) {
 			want := tt.look
-			if !slices.Contains([]string{"ListRules", "Explain", "Peek", "ListControls"}, method) {
+			if !slices.Contains([]string{"ListRules", "Explain", "Peek", "ListControls", "Audit"}, method) {
 				want = tt.change
 			}
 			if status.Code(err) != want {
@@ -132,7 +143,7 @@ func TestAccessUnix(t *testing.T) {
 			t.Errorf("%s: %v", method, err)
 		}
 	}
-	if log := s.log.String(); !strings.Contains(log, `by="this machine" peer="unix socket"`) {
+	if log := s.log.String(); !strings.Contains(log, `by="this machine" from="unix socket"`) {
 		t.Errorf("the log does not tell who reset a counter: %q", log)
 	}
 }
@@ -202,7 +213,7 @@ func TestAccessToken(t *testing.T) {
 	if log := s.log.String(); !strings.Contains(log, "ADMIN_TOKEN_FILE") || strings.Contains(log, "secret") {
 		t.Errorf("the log tells of the token, or not of its file: %q", log)
 	}
-	if log := s.log.String(); !strings.Contains(log, "by=token peer=10.1.2.3:4711") {
+	if log := s.log.String(); !strings.Contains(log, "by=token from=10.1.2.3:4711") {
 		t.Errorf("the log does not tell who reset a counter: %q", log)
 	}
 }

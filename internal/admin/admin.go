@@ -11,7 +11,6 @@ import (
 	"log/slog"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -26,14 +25,15 @@ type Config struct {
 	Access Access
 	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
 	Controls *controls.Controls
-	// Log gets each change, and what Access logs; nil discards.
-	Log *slog.Logger
+	// Log gets what Access logs, and Audit each change; nil discards.
+	Log, Audit *slog.Logger
+	// Changed is called for each call that changed something, or was refused; it may be nil.
+	Changed func(method string, done bool)
 	// Top and Watch answer the methods of their names; without them these answer UNIMPLEMENTED.
 	Top   *top.Top
 	Watch *watch.Hub
-	// Mask reports whether the values of end users have to be hidden from the caller of ctx, which Access has let in. Top and Watch
-	// then have another text in place of each, and do not filter by values. nil hides nothing.
-	Mask func(ctx context.Context) bool
+	// Process answers Status, ReloadRules and Drain; without it these answer UNIMPLEMENTED.
+	Process Process
 }
 
 // Service is the admin API of one limiter. It is safe for concurrent use.
@@ -43,9 +43,10 @@ type Service struct {
 	limiter  *limiter.Limiter
 	controls *controls.Controls
 	access   Access
-	log      *slog.Logger
+	audit    *slog.Logger
 	config   Config
 	mask     *mask
+	changes  *changes
 }
 
 // New returns a Service for l.
@@ -53,16 +54,16 @@ func New(l *limiter.Limiter, c Config) *Service {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.Access.Log = c.Log
-	if c.Access.TokenFile != "" {
-		if _, err := readToken(c.Access.TokenFile); err != nil {
-			c.Log.Warn("no admin token is accepted until this is fixed", "error", err)
-		}
+	if c.Audit == nil {
+		c.Audit = slog.New(slog.DiscardHandler)
 	}
+	c.Access.Log = c.Log
+	c.Access.tokens("ADMIN_TOKEN_FILE", c.Access.TokenFile) // so that the log says at the start what is wrong with them
+	c.Access.tokens("ADMIN_READ_TOKEN_FILE", c.Access.ReadTokenFile)
 	if c.Controls == nil {
 		c.Controls = controls.New(controls.Config{})
 	}
-	return &Service{limiter: l, controls: c.Controls, access: c.Access, log: c.Log, config: c, mask: newMask()}
+	return &Service{limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: new(changes)}
 }
 
 // Register registers the service on a server. If the API is off it must not be registered; callers then get
@@ -71,77 +72,79 @@ func (s *Service) Register(r grpc.ServiceRegistrar) { adminv1.RegisterAdminServi
 
 // ListRules lists the rules currently in use.
 func (s *Service) ListRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
-	return serve(ctx, s, q, look, s.listRules)
+	return look(ctx, s, q, s.listRules)
 }
 
 // Explain says what ShouldRateLimit would answer to a request now, and why.
 func (s *Service) Explain(ctx context.Context, q *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
-	return serve(ctx, s, q, look, s.explain)
+	return look(ctx, s, q, s.explain)
 }
 
 // Peek returns the state of the counter of one descriptor.
 func (s *Service) Peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.PeekResponse, error) {
-	return serve(ctx, s, q, look, s.peek)
+	return look(ctx, s, q, s.peek)
 }
 
 // Reset forgets what the counter of one descriptor has counted.
 func (s *Service) Reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
-	return serve(ctx, s, q, change, s.reset)
+	return change(ctx, s, q, s.reset)
 }
 
 // Block has what a descriptor matches refused for a while.
 func (s *Service) Block(ctx context.Context, q *adminv1.BlockRequest) (*adminv1.BlockResponse, error) {
-	return serve(ctx, s, q, change, s.block)
+	return change(ctx, s, q, s.block)
 }
 
 // Allow has what a descriptor matches pass for a while.
 func (s *Service) Allow(ctx context.Context, q *adminv1.AllowRequest) (*adminv1.AllowResponse, error) {
-	return serve(ctx, s, q, change, s.allowFor)
+	return change(ctx, s, q, s.allowFor)
 }
 
 // Limit puts another number in force for a while.
 func (s *Service) Limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.LimitResponse, error) {
-	return serve(ctx, s, q, change, s.limit)
+	return change(ctx, s, q, s.limit)
 }
 
 // Lift ends controls before their time.
 func (s *Service) Lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.LiftResponse, error) {
-	return serve(ctx, s, q, change, s.lift)
+	return change(ctx, s, q, s.lift)
 }
 
 // ListControls lists the controls in force.
 func (s *Service) ListControls(ctx context.Context, q *adminv1.ListControlsRequest) (*adminv1.ListControlsResponse, error) {
-	return serve(ctx, s, q, look, s.listControls)
+	return look(ctx, s, q, s.listControls)
 }
 
 // Grant gives hits back to the counter of one descriptor.
 func (s *Service) Grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.GrantResponse, error) {
-	return serve(ctx, s, q, change, s.grant)
+	return change(ctx, s, q, s.grant)
+}
+
+// Audit lists what was changed.
+func (s *Service) Audit(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
+	return look(ctx, s, q, s.audits)
 }
 
 // Top returns the busiest or the most refused descriptors.
 func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
-	return serve(ctx, s, q, look, s.top)
+	return look(ctx, s, q, s.top)
 }
 
-// What a method does.
-const (
-	look   = false
-	change = true
-)
-
-// serve answers q with f if the caller may call, and turns errors into statuses.
-func serve[Q, A any](ctx context.Context, s *Service, q Q, changes bool, f func(context.Context, Q) (A, error)) (A, error) {
-	var none A
-	if err := s.access.allow(ctx, changes); err != nil {
-		return none, err
-	}
-	a, err := f(ctx, q)
-	if _, ok := status.FromError(err); err != nil && ok {
-		return none, err
-	}
+// look answers q, which changes nothing, with f if the caller may look, and turns errors into statuses.
+func look[Q, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
+	who, err := s.access.allow(ctx, false)
 	if err != nil {
-		return none, statusOf(ctx, err)
+		var none A
+		return none, err
 	}
-	return a, nil
+	a, err := f(context.WithValue(ctx, whoKey{}, who), q)
+	return answered(ctx, a, err)
+}
+
+// masks returns what hides values of end users from the caller of ctx, who was let in; nil hides nothing.
+func (s *Service) masks(ctx context.Context) *mask {
+	if whoOf(ctx).Masked {
+		return s.mask
+	}
+	return nil
 }

@@ -65,7 +65,9 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	t.Helper()
 	c.Top, c.Watch = top.New(), watch.New(func(context.Context) string { return "10.0.0.7:51234" })
 	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: c.Top, Watch: c.Watch})
+	c.Access.InClear = true
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
+	c.Audit = c.Log
 	if c.Access.Listener == nil {
 		c.Access.Listener = ln.Addr()
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -63,7 +62,7 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 		return nil, invalidError("there is no number to put in force: set to")
 	}
 	c := &controls.Control{Kind: controls.Limit, LimitName: q.GetLimitName()}
-	c.To = descriptors.Override{RequestsPerUnit: o.GetRequestsPerUnit(), Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
+	c.To = overrideOf(o)
 	if c.To.Unit == descriptors.UnitUnknown {
 		return nil, invalidError("the new limit has no unit: it must be second, minute, hour, day, week, month or year")
 	}
@@ -96,8 +95,7 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	if err := q.span.CheckValid(); err != nil {
 		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
 	}
-	by, from := s.access.caller(ctx)
-	c.Domain, c.Below, c.By, c.Reason = q.domain, q.below, by, valid(q.reason)
+	c.Domain, c.Below, c.By, c.Reason = q.domain, q.below, whoOf(ctx).Name, valid(q.reason)
 	entries := entriesOf(q.entries)
 	for _, e := range entries {
 		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})
@@ -106,13 +104,11 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	if err != nil {
 		return nil, err
 	}
-	if !q.dry {
-		s.log.WarnContext(ctx, "a control was put in force", "control", c.String(), "domain", c.Domain, "below", c.Below,
-			"until", c.Until.UTC().Format(time.RFC3339), "reason", c.Reason, "by", by, "peer", from)
-	}
-	p := &put{control: controlMessage(c), reach: s.reach(ctx), notes: s.notes(c, entries)}
+	a := actOf(ctx)
+	a.Before, a.After = inForce(before), inForce(c)
+	p := &put{control: controlMessage(c, nil), reach: s.reach(ctx), notes: s.notes(c, entries)}
 	if before != nil {
-		p.replaced = controlMessage(before)
+		p.replaced = controlMessage(before, nil)
 	}
 	return p, nil
 }
@@ -152,13 +148,14 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 	if err != nil {
 		return nil, err
 	}
-	by, from := s.access.caller(ctx)
-	a := &adminv1.LiftResponse{Reach: s.reach(ctx)}
+	a, before := &adminv1.LiftResponse{Reach: s.reach(ctx)}, make([]string, 0, len(lifted))
 	for _, c := range lifted {
-		a.Lifted = append(a.Lifted, controlMessage(c))
-		if !q.GetDryRun() {
-			s.log.WarnContext(ctx, "a control was lifted", "control", c.String(), "domain", c.Domain, "reason", valid(q.GetReason()), "by", by, "peer", from)
-		}
+		a.Lifted = append(a.Lifted, controlMessage(c, nil))
+		before = append(before, inForce(c))
+	}
+	actOf(ctx).Before = strings.Join(before, "; ")
+	if c := lifted[0]; len(lifted) == 1 { // then it is known what it is about
+		describeControl(actOf(ctx), c)
 	}
 	return a, nil
 }
@@ -188,7 +185,7 @@ func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsReque
 	from = min(from, len(all))
 	page := all[from:min(from+size, len(all))]
 	for _, c := range page {
-		a.Controls = append(a.Controls, controlMessage(c))
+		a.Controls = append(a.Controls, controlMessage(c, s.masks(ctx)))
 	}
 	if from+size < len(all) {
 		a.NextPageToken = strconv.Itoa(from + size)
@@ -207,10 +204,8 @@ func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.
 	if err != nil {
 		return nil, err
 	}
-	if by, from := s.access.caller(ctx); !q.GetDryRun() {
-		s.log.WarnContext(ctx, "hits were given back", "domain", q.GetDomain(), "rule", after.Rule.Path, "counter", after.Name,
-			"hits", q.GetHits(), "left_before", before.Decision.Left, "left", after.Decision.Left, "reason", valid(q.GetReason()), "by", by, "peer", from)
-	}
+	a := actOf(ctx)
+	a.Before, a.After = left(before), left(after)
 	rule, err := ruleMessage(after.Rule)
 	if err != nil {
 		return nil, err
@@ -230,17 +225,13 @@ func (s *Service) reach(ctx context.Context) *adminv1.Reach {
 	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}
 }
 
-func controlMessage(c *controls.Control) *adminv1.Control {
+func controlMessage(c *controls.Control, masks *mask) *adminv1.Control {
 	m := &adminv1.Control{
 		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,
 		LimitName: valid(c.LimitName), Since: timestamppb.New(c.Since), Until: timestamppb.New(c.Until), By: valid(c.By), Reason: valid(c.Reason),
 	}
 	for _, e := range c.Entries {
-		out := &adminv1.Entry{Key: valid(e.Key), Value: valid(e.Value)}
-		if out.GetValue() != e.Value {
-			out.RawValue = []byte(e.Value)
-		}
-		m.Entries = append(m.Entries, out)
+		m.Entries = append(m.Entries, masks.entry(e.Key, e.Value))
 	}
 	if c.Kind == controls.Limit {
 		m.To = &adminv1.Override{RequestsPerUnit: c.To.RequestsPerUnit, Unit: adminv1.Unit(c.To.Unit), UnitMultiplier: max(c.To.Multiplier, 1)}

@@ -26,13 +26,13 @@ func descriptorOf(d *adminv1.Descriptor) limiter.Descriptor {
 		HasOverride: d.GetLimit() != nil,
 	}
 	if o := d.GetLimit(); o != nil {
-		out.Override = descriptors.Override{
-			RequestsPerUnit: o.GetRequestsPerUnit(),
-			Unit:            unitOf(o.GetUnit()),
-			Multiplier:      o.GetUnitMultiplier(),
-		}
+		out.Override = overrideOf(o)
 	}
 	return out
+}
+
+func overrideOf(o *adminv1.Override) descriptors.Override {
+	return descriptors.Override{RequestsPerUnit: o.GetRequestsPerUnit(), Unit: unitOf(o.GetUnit()), Multiplier: o.GetUnitMultiplier()}
 }
 
 func entriesOf(es []*adminv1.Entry) []descriptors.Entry {
@@ -56,7 +56,7 @@ func unitOf(u adminv1.Unit) descriptors.Unit {
 }
 
 // explanationMessage converts x for the wire.
-func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
+func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation, error) {
 	rule, err := ruleMessage(x.Rule)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func explanationMessage(x *limiter.Explained) (*adminv1.Explanation, error) {
 		IsOverride:     x.Override,
 	}
 	for _, c := range x.Controls {
-		m.Controls = append(m.Controls, controlMessage(c))
+		m.Controls = append(m.Controls, controlMessage(c, masks))
 	}
 	for _, s := range x.Steps {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})

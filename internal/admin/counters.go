@@ -18,7 +18,7 @@ func (s *Service) explain(ctx context.Context, q *adminv1.ExplainRequest) (*admi
 	}
 	a := &adminv1.ExplainResponse{OverLimit: e.Over, DomainKnown: e.Known, ChargeTogether: e.Together}
 	for i := range e.Descriptors {
-		m, err := explanationMessage(&e.Descriptors[i])
+		m, err := explanationMessage(&e.Descriptors[i], s.masks(ctx))
 		if err != nil {
 			return nil, err
 		}
@@ -48,7 +48,10 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if len(q.GetEntries()) == 0 {
 		return nil, errNoEntries
 	}
-	entries := entriesOf(q.GetEntries())
+	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
+	if before, err := s.limiter.Peek(ctx, q.GetDomain(), entries); err == nil { // else Reset fails too, or the state before is not known
+		a.Before = left(before)
+	}
 	c, err := s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
 	if err != nil {
 		return nil, err
@@ -56,10 +59,7 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if c.Decision.Penalty > 0 {
 		return nil, penaltyError(c.Decision.Penalty)
 	}
-	by, from := s.access.caller(ctx)
-	// A warning, because the usual LOG_LEVEL shows nothing less. Not the values, which are data of end users.
-	s.log.WarnContext(ctx, "a counter was reset", "domain", q.GetDomain(), "rule", c.Rule.Path, "counter", c.Name,
-		"force", q.GetForce(), "by", by, "peer", from)
+	a.After = left(c)
 	rule, err := ruleMessage(c.Rule)
 	if err != nil {
 		return nil, err

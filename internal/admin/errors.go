@@ -65,7 +65,7 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.NotFound
 	case errors.Is(err, controls.ErrFull):
 		return codes.ResourceExhausted
-	case errors.As(err, &runs), errors.Is(err, limiter.ErrNoGrant):
+	case errors.As(err, &runs), errors.Is(err, limiter.ErrNoGrant), errors.Is(err, ErrNoPreview), errors.Is(err, ErrStopping):
 		return codes.FailedPrecondition
 	case errors.Is(err, errRulesChanged):
 		return codes.Aborted

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -100,7 +101,7 @@ func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
 
 // listRules returns the page of rules that q asks for.
 func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
-	set := s.limiter.Rules()
+	set, tally := s.limiter.Tallies()
 	if set == nil {
 		return nil, limiter.ErrNoRules
 	}
@@ -115,20 +116,29 @@ func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*ad
 	if err != nil {
 		return nil, err
 	}
-	return page(set, q.GetPathPrefix(), most, after)
+	answer, rules, err := page(set, q.GetPathPrefix(), most, after)
+	if err != nil {
+		return nil, err
+	}
+	answer.Time = timestamppb.Now()
+	controls := above(set, s.controls.Known())
+	for _, r := range rules {
+		answer.States = append(answer.States, stateMessage(r, tally(r), controls[r]))
+	}
+	return answer, nil
 }
 
 // page collects rules of s from the one behind after on.
-func page(s *descriptors.Set, prefix string, most int, after *pageToken) (*adminv1.ListRulesResponse, error) {
-	answer, size := &adminv1.ListRulesResponse{}, 0
-	var last *descriptors.Rule // on the page
+func page(s *descriptors.Set, prefix string, most int, after *pageToken) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
+	answer = &adminv1.ListRulesResponse{}
+	size := 0
 	for r := range s.Rules() {
 		switch {
 		case after != nil && r.Index < after.index:
 			continue
 		case after != nil && r.Index == after.index:
 			if tokenOf(r) != *after {
-				return nil, errRulesChanged
+				return nil, nil, errRulesChanged
 			}
 			after = nil
 			continue
@@ -136,21 +146,21 @@ func page(s *descriptors.Set, prefix string, most int, after *pageToken) (*admin
 			continue
 		}
 		if len(answer.Rules) == most || size > maxPageBytes {
-			answer.NextPageToken = tokenOf(last).String()
-			return answer, nil
+			answer.NextPageToken = tokenOf(rules[len(rules)-1]).String()
+			return answer, rules, nil
 		}
 		m, err := ruleMessage(r)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		size += proto.Size(m)
+		size += proto.Size(m) + 2*len(r.Path) // with its state
 		answer.Rules = append(answer.Rules, m)
-		last = r
+		rules = append(rules, r)
 	}
 	if after != nil { // the set is shorter now
-		return nil, errRulesChanged
+		return nil, nil, errRulesChanged
 	}
-	return answer, nil
+	return answer, rules, nil
 }
 
 var errRulesChanged = errors.New("the rules changed since the page before: start again without page_token")

@@ -154,7 +154,7 @@ func TestListRules(t *testing.T) {
 	for i, line := range []int32{3, 6, 8, 10, 12, 14, 18, 20, 22, 27, 29, 31} {
 		want[i].File, want[i].Line = "rules.yaml", line
 	}
-	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want}, got, protocmp.Transform(), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
+	if diff := cmp.Diff(&adminv1.ListRulesResponse{Rules: want}, got, protocmp.Transform(), protocmp.IgnoreFields(got, "states", "time"), protocmp.IgnoreFields(&adminv1.Limit{}, "text")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 
@@ -359,7 +359,7 @@ descriptors:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, &got, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(want, "states", "time")); diff != "" {
 		t.Errorf("not what ListRules tells (-want +got):\n%s", diff)
 	}
 	for _, part := range []string{`"requests_per_unit":0,`, `"is_unlimited":true`, `"file":"rules.yaml","line":7,`, `"unit":"UNIT_MINUTE"`, `"quota_mode":false`} {
@@ -391,5 +391,58 @@ func TestMessageHasWhatTheEngineHas(t *testing.T) {
 		if fields.ByName(protoreflect.Name(p.String())) == nil {
 			t.Errorf("admin.proto has no field %s in Limit", p)
 		}
+	}
+}
+
+// The state of each rule says where it is, even where domains and keys have dots, what it has done, and what stands above it.
+func TestRuleStates(t *testing.T) {
+	t.Parallel()
+	s := start(t, `domain: shop.eu
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, requests_per_unit: 3}
+    descriptors:
+      - key: to.where
+        value: a.b
+        rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: any
+    detailed_metric: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: free
+    rate_limit: {unlimited: true}
+`)
+	for range 5 {
+		s.hit(t, "shop.eu", 1, "user", "ann")
+		s.hit(t, "shop.eu", 1, "user", "ann", "to.where", "a.b")
+		s.hit(t, "shop.eu", 2, "free", "x")
+	}
+	for _, value := range []string{"a", "b", "c"} {
+		s.hit(t, "shop.eu", 2, "any", value)
+		s.hit(t, "shop.eu", 1, "any", value)
+	}
+	b, err := s.Block(t.Context(), &adminv1.BlockRequest{Domain: "shop.eu", Entries: entries("user", "eve"), For: durationpb.New(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []*adminv1.RuleState{
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}}, Allowed: 3, Refused: 2, Controls: []string{b.GetControl().GetId()}},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "user"}, {Key: "to.where", Value: new("a.b")}}, Allowed: 1, Refused: 4},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "any"}}, Allowed: 6, Refused: 3},
+		{Domain: "shop.eu", Levels: []*adminv1.EntryFilter{{Key: "free"}}, Allowed: 10},
+	}
+	var got []*adminv1.RuleState
+	q := &adminv1.ListRulesRequest{PageSize: 3}
+	for more := true; more; more = q.GetPageToken() != "" {
+		page, err := s.ListRules(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page.GetRules()) != len(page.GetStates()) {
+			t.Errorf("%d rules and %d states on a page", len(page.GetRules()), len(page.GetStates()))
+		}
+		got, q.PageToken = append(got, page.GetStates()...), page.GetNextPageToken()
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Errorf("states (-want +got):\n%s", diff)
 	}
 }

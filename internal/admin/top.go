@@ -66,10 +66,7 @@ type subject interface {
 
 // subject checks what q is about, and returns what hides values from the caller; nil hides nothing.
 func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
-	var masks *mask
-	if s.config.Mask != nil && s.config.Mask(ctx) {
-		masks = s.mask
-	}
+	masks := s.masks(ctx)
 	if n := len(q.GetEntries()); n > limiter.MaxEntries {
 		return nil, invalidf("entries has %d elements: want at most %d, as many as a descriptor may have", n, limiter.MaxEntries)
 	}

@@ -82,7 +82,12 @@ func TestTop(t *testing.T) {
 //nolint:ireturn // as gRPC has it
 func watching(t *testing.T, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	return watchingAs(t, t.Context(), s, q)
+}
+
+func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient { //nolint:revive // t is first
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	t.Cleanup(cancel)
 	stream, err := s.Watch(ctx, q)
 	if err == nil {
@@ -236,12 +241,13 @@ func TestWatchersAreBounded(t *testing.T) {
 
 // Who may not see values sees the keys, the rules, and which values are the same.
 func TestMaskedValues(t *testing.T) {
-	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Mask: func(context.Context) bool { return true }})
-	stream := watching(t, s, &adminv1.WatchRequest{})
+	s := startOn(t, topRules, testkit.Listen(t), admin.Config{Access: admin.Access{ReadTokenFile: tokenFile(t, "looks")}})
+	ctx := bearer(t.Context(), "Bearer looks")
+	stream := watchingAs(t, ctx, s, &adminv1.WatchRequest{})
 	s.hit(t, "shop", 2, "user", "ann")
 	s.hit(t, "shop", 1, "user", "bob")
 	s.hit(t, "shop", 1, "path", "ann")
-	a, err := s.Top(t.Context(), &adminv1.TopRequest{})
+	a, err := s.Top(ctx, &adminv1.TopRequest{})
 	if err != nil || len(a.GetEntries()) != 3 {
 		t.Fatalf("the answer is %v, %v", a, err)
 	}
@@ -257,10 +263,10 @@ func TestMaskedValues(t *testing.T) {
 		t.Errorf("the watcher gets %v, %v", w, err)
 	}
 	byValue := []*adminv1.EntryFilter{{Key: "user", Value: new("ann")}}
-	if _, err := s.Top(t.Context(), &adminv1.TopRequest{Entries: byValue}); status.Code(err) != codes.PermissionDenied {
+	if _, err := s.Top(ctx, &adminv1.TopRequest{Entries: byValue}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a filter by a value gets %v", err)
 	}
-	if _, err := s.Top(t.Context(), &adminv1.TopRequest{Entries: []*adminv1.EntryFilter{{Key: "user"}}}); err != nil {
+	if _, err := s.Top(ctx, &adminv1.TopRequest{Entries: []*adminv1.EntryFilter{{Key: "user"}}}); err != nil {
 		t.Errorf("a filter by a key gets %v", err)
 	}
 }

@@ -28,6 +28,7 @@ const (
 	grpc     = "google.golang.org/grpc"
 	protobuf = "google.golang.org/protobuf"
 	envoy    = "github.com/envoyproxy/go-control-plane"
+	gateway  = "github.com/grpc-ecosystem/grpc-gateway/v2"
 	yaml     = "gopkg.in/yaml.v3"
 )
 
@@ -53,7 +54,7 @@ var allowed = map[string]row{
 	"internal/watch":                      {ours: []string{"pkg/descriptors"}},
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
-	"internal/admin":                      {ours: []string{"internal/controls", "internal/limiter", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy}},
+	"internal/admin":                      {ours: []string{"internal/certs", "internal/controls", "internal/limiter", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/controls":                   {ours: []string{"pkg/backend", "pkg/descriptors"}},
 	"internal/web":                        {},
 	"internal/certs":                      {},
@@ -71,7 +72,7 @@ var allowed = map[string]row{
 	"internal/throttle":                   {},
 	"internal/archtest":                   {},
 	"internal/imagetest":                  {},
-	"proto/ratelimitd/admin/v1":           {third: []string{grpc, protobuf}},
+	"proto/ratelimitd/admin/v1":           {third: []string{grpc, protobuf, gateway}},
 	"proto/ratelimitd/config/v1":          {third: []string{protobuf}},
 	"examples":                            {},
 	"examples/client":                     {ours: []string{"pkg/client"}},

@@ -175,15 +175,15 @@ func (s *Server) checkName(state tls.ConnectionState) error {
 		return errors.New("the client's certificate has not been verified")
 	}
 	leaf := state.VerifiedChains[0][0]
-	if slices.ContainsFunc(s.config.ClientNames, func(name string) bool { return holds(leaf, name) }) {
+	if slices.ContainsFunc(s.config.ClientNames, func(name string) bool { return Holds(leaf, name) }) {
 		return nil
 	}
 	return fmt.Errorf("the client's certificate has none of the accepted names: its DNS names are %q, its URIs %q", leaf.DNSNames, leaf.URIs)
 }
 
-// holds reports whether a certificate is good for a name: a URI must be in it literally, anything else is matched as
+// Holds reports whether a certificate is good for a name: a URI must be in it literally, anything else is matched as
 // TLS clients do.
-func holds(cert *x509.Certificate, name string) bool {
+func Holds(cert *x509.Certificate, name string) bool {
 	if !isURI(name) {
 		return cert.VerifyHostname(name) == nil
 	}

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -42,8 +44,12 @@ type Watch struct {
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
 
-	mu  sync.Mutex // one update at a time
-	set *descriptors.Set
+	mu      sync.Mutex // one update at a time
+	set     *descriptors.Set
+	updates int
+
+	accepted atomic.Pointer[Outcome] // of the update that set comes from
+	rejected atomic.Pointer[Outcome] // of the last one that was refused
 }
 
 // New returns a Watch without rules.
@@ -75,15 +81,26 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	set, problems, err := w.tryLoad(sources, unreadable)
+	w.updates++
+	o := &Outcome{Number: w.updates, At: time.Now(), Version: version(sources), Problems: problems, Err: err}
 	if err != nil {
+		w.rejected.Store(o)
 		w.refuse(err, problems)
 		return err
 	}
 	old := w.set
+	o.Since = o.At
+	if old != nil {
+		o.Changes = set.Diff(old)
+		if before := w.accepted.Load(); before.Version == o.Version {
+			o.Since = before.Since
+		}
+	}
 	w.set = set
+	w.accepted.Store(o)
 	w.config.Loaded(set, warnings(problems))
 	w.report(problems)
-	w.announce(old, set)
+	w.announce(old, set, o.Changes)
 	return nil
 }
 
@@ -152,7 +169,7 @@ func (w *Watch) report(problems descriptors.Problems) {
 
 // announce logs a set that is accepted, and what changed. It uses the default log level, as the reference does for what
 // its operators look for at the start.
-func (w *Watch) announce(old, set *descriptors.Set) {
+func (w *Watch) announce(old, set *descriptors.Set, changes []string) {
 	rules := 0
 	for range set.Rules() {
 		rules++
@@ -161,7 +178,6 @@ func (w *Watch) announce(old, set *descriptors.Set) {
 		w.log.Warn("rules loaded", "rules", rules, "files", len(set.Files()))
 		return
 	}
-	changes := set.Diff(old)
 	if len(changes) == 0 {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules, "files", len(set.Files()))
 		return

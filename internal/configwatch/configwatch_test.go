@@ -223,3 +223,36 @@ func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
 		t.Error("the last good set is gone")
 	}
 }
+
+// What became of updates is known afterwards, and of those that are only tried.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	if f.Accepted() != nil || f.Rejected() != nil || f.Last() != nil {
+		t.Error("outcomes before the first update")
+	}
+	update := func(limit string) *configwatch.Outcome {
+		sources := []descriptors.Source{login(limit)}
+		before, told := f.Last(), len(f.outcome)
+		tried := f.Try(sources, nil)
+		if f.Last() != before || len(f.outcome) != told {
+			t.Errorf("trying %s did something", limit)
+		}
+		_ = f.Update(sources, nil) // the outcome has its error
+		o := f.Last()
+		if d := cmp.Diff(tried.Changes, o.Changes); d != "" || tried.Version != o.Version || len(tried.Problems) != len(o.Problems) || (tried.Err == nil) != (o.Err == nil) {
+			t.Errorf("%s: tried %+v, done %+v", limit, tried, o)
+		}
+		return o
+	}
+	first, same, other, bad, again := update("3"), update("3"), update("5"), update("x"), update("5")
+	if first.Changes != nil || same.Changes != nil || same.Since != first.Since || same.Version != first.Version || same.Number != 2 {
+		t.Errorf("the same twice: %+v, %+v", first, same)
+	}
+	if len(other.Changes) != 1 || other.Version == first.Version || other.Since != other.At || again.Since != other.Since {
+		t.Errorf("another: %+v, and again after bad ones: %+v", other, again)
+	}
+	if bad.Err == nil || len(bad.Problems) != 1 || bad.Problems[0].Line != 4 || bad != f.Rejected() || again != f.Accepted() {
+		t.Errorf("bad: %+v", bad)
+	}
+}

@@ -34,6 +34,10 @@ type Store interface {
 	PutBack(ctx context.Context, notes []backend.Note) error
 	// Replicas returns the names of the processes that poll.
 	Replicas(ctx context.Context) ([]string, error)
+	// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
+	Tell(ctx context.Context, told []backend.Told, most int) error
+	// Told returns the texts that are kept of what was done since a time, in µs since the epoch, the earliest first.
+	Told(ctx context.Context, since int64) ([][]byte, error)
 	// Leave takes this process off the replicas, and ends the connection.
 	Leave(ctx context.Context)
 }
@@ -66,10 +70,15 @@ type Controls struct {
 	version backend.Version // of what is known
 	beaten  time.Time
 	failing time.Time // since when the store fails; zero if it does not
-	told    bool      // that is in the log
+	logged  bool      // that is in the log
+	heard   time.Time // when the store was last asked for what operators did elsewhere
+	latest  int64     // when the latest of that was done
 
 	mu    sync.Mutex
 	known map[string]known // by ID; with those that were lifted and would not have ended yet
+
+	told   []told // what operators did, here or elsewhere, in no particular order
+	untold int    // how many of them, the last ones, the store has not got yet
 }
 
 // known is a note, and the control that it is: nil if it was lifted or cannot be read.
@@ -145,7 +154,7 @@ type Reach struct {
 // Reach returns for whom controls are in force.
 func (c *Controls) Reach(ctx context.Context) Reach {
 	if c.config.Store == nil {
-		return Reach{Alone: cmp.Or(c.config.Alone, "it keeps its controls to itself")}
+		return Reach{Alone: c.Alone()}
 	}
 	var r Reach
 	_ = c.ask(ctx, func(ctx context.Context) (err error) { // the number is then not known
@@ -153,6 +162,14 @@ func (c *Controls) Reach(ctx context.Context) Reach {
 		return err
 	})
 	return r
+}
+
+// Alone returns why controls are those of this process alone; empty if all replicas share the store.
+func (c *Controls) Alone() string {
+	if c.config.Store != nil {
+		return ""
+	}
+	return cmp.Or(c.config.Alone, "it keeps its controls to itself")
 }
 
 // List returns the controls in force, sorted by domain, entries and kind.
@@ -257,12 +274,11 @@ func (c *Controls) put(ctx context.Context, notes []backend.Note) error {
 	}
 	c.build(time.Now())
 	c.mu.Unlock()
-	select {
-	case c.early <- struct{}{}:
-	default:
-	}
+	c.hurry()
 	return nil
 }
+
+func errorOf(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }
 
 // ask calls f, which may use the store, when nobody else does.
 func (c *Controls) ask(ctx context.Context, f func(context.Context) error) error {

@@ -14,19 +14,27 @@ const putBackAtOnce = 100
 // poll asks the store for what is new, and returns when to do so again. While the store is away what is known holds.
 func (c *Controls) poll(ctx context.Context) time.Duration {
 	began := time.Now()
-	err := c.ask(ctx, c.sync)
+	err := c.ask(ctx, func(ctx context.Context) error {
+		if err := c.sync(ctx); err != nil {
+			return err
+		}
+		if err := c.tell(ctx); err != nil {
+			return err
+		}
+		return c.hear(ctx)
+	})
 	if err == nil {
-		if c.told {
+		if c.logged {
 			c.log.Info("the controls are in step with the store again")
 		}
-		c.failing, c.told = time.Time{}, false
+		c.failing, c.logged = time.Time{}, false
 		return max(0, pollEach-time.Since(began))
 	}
 	if c.failing.IsZero() {
 		c.failing = began
 	}
-	if !c.told && time.Since(c.failing) >= silentFor && ctx.Err() == nil {
-		c.told = true
+	if !c.logged && time.Since(c.failing) >= silentFor && ctx.Err() == nil {
+		c.logged = true
 		c.log.Warn("the controls cannot be kept in step with the store: those that are known hold until they end", "error", err)
 	}
 	return pollAfter
@@ -45,6 +53,7 @@ func (c *Controls) sync(ctx context.Context) error {
 			return err
 		}
 		if c.lost(since, &n) {
+			c.retell()
 			return c.reconcile(ctx)
 		}
 		c.take(&n)

@@ -108,3 +108,20 @@ func (b *bounded[T]) settle() {
 	clear(b.recent)
 	b.misses = 0
 }
+
+// each calls f with what counts each name, and with what counts the others.
+func (b *bounded[T]) each(f func(*T)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.settled.Load(); m != nil {
+		for _, t := range *m {
+			f(t)
+		}
+	}
+	for _, t := range b.recent {
+		f(t)
+	}
+	if t := b.other.Load(); t != nil {
+		f(t)
+	}
+}

@@ -30,8 +30,9 @@ func TestAdminToken(t *testing.T) {
 		{"ADMIN_TOKEN_FILE=", "sesame", codes.PermissionDenied},
 		{"ADMIN_TOKEN_FILE=" + file, "guess", codes.Unauthenticated},
 		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // which is the answer while there are no rules,
+		{"ADMIN_READ_TOKEN_FILE=" + file, "sesame", codes.Unavailable},
 	} {
-		v := inProcess(t, "ADMIN=true", tt.env)
+		v := inProcess(t, "ADMIN=true", "ADMIN_TOKENS_IN_CLEAR=true", tt.env)
 		v.listeners.grpc = testkit.From(v.listeners.grpc, &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5})
 		stop := testkit.Run(t, v.Run)
 		conn, err := grpc.NewClient(v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

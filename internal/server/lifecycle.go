@@ -171,13 +171,13 @@ const draining = "shutdown"
 
 // drain waits until the server has to stop, makes it report that it is unhealthy, and lets it serve on for a while so
 // that clients can move to other servers. If it was never healthy, because there were no rules or no store yet, no
-// client has to move.
+// client has to move, and if an operator has drained it before, clients have had that time already.
 func (v *Server) drain(ctx context.Context) error {
 	<-ctx.Done()
-	v.shutdown.Set(false, "the server is stopping")
 	var delay time.Duration
+	drained := v.shutdown.stop()
 	if v.served.Load() {
-		delay = v.settings.DrainDelay
+		delay = max(v.settings.DrainDelay-drained, 0)
 	}
 	v.log.Info("stopping", "drain_delay", delay)
 	time.Sleep(delay)

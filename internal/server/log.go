@@ -32,6 +32,12 @@ func NewLogger(w io.Writer, s settings.Settings) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
+// NewAuditLogger returns a logger for what operators change: lines of JSON, whatever else is configured.
+func NewAuditLogger(w io.Writer, s settings.Settings) *slog.Logger {
+	s.Log.Format, s.Log.Level = "json", settings.Level(slog.LevelWarn)
+	return NewLogger(w, s)
+}
+
 func levelName(v slog.Value) string {
 	switch level, _ := v.Any().(slog.Level); {
 	case level == slog.LevelWarn:

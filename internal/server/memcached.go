@@ -51,8 +51,12 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 		return nil, fmt.Errorf("%w (MEMCACHE_HOST_PORT and the other MEMCACHE_ variables)", err)
 	}
 	r.Source(storeWaits(b.Waits))
+	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}))
 	return &store{
-		Backend:        newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"})),
+		Backend:        near,
+		observer:       o.storeObserver,
+		waits:          b.Waits,
+		cached:         near.Stats,
 		name:           o.name,
 		task:           task.Func{Name: "memcached", Do: b.Run},
 		what:           "memcached: counters are shared by all replicas that use it",

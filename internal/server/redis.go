@@ -79,6 +79,9 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		tried:    o.health.Tried(),
 		away:     o.health.Away,
 		notReady: o.health.NotReady,
+		observer: o.storeObserver,
+		waits:    b.Waits,
+		cached:   near.Stats,
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
 		if v.notes, err = b.Notes(); err != nil {

@@ -38,6 +38,7 @@ const (
 // Config is what a server is told beside its settings.
 type Config struct {
 	Log     *slog.Logger // required
+	Audit   *slog.Logger // gets what operators change; nil discards
 	Stdout  io.Writer    // where people are told what is served, once it is; nil tells nobody
 	Command string       // the name under which this program takes commands, for what people are told to try
 	Release string       // of this program, for people and for metrics
@@ -65,11 +66,15 @@ type Server struct {
 	unread    *stats.Counter // calls shed before their message was read
 	top       *top.Top       // nil without the admin API
 	watched   *watch.Hub     // likewise
+	guard     *admin.Guard
+	overHTTP  http.Handler // the admin API; nil without it
 	health    *task.Health
 	served    atomic.Bool // the server has been healthy at some time
+	started   time.Time
 	rules     *rulesState
-	shutdown  *task.Component
+	shutdown  *shutdown
 	watcher   rulesSource
+	loads     *configwatch.Watch // what watcher updates
 	service   *rls.Service
 	garbage   garbage
 	certs     *certs.Server // nil without TLS
@@ -81,7 +86,7 @@ type Server struct {
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
-	v := &Server{settings: s, config: c, log: log, garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
+	v := &Server{settings: s, config: c, log: log, started: time.Now(), garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -119,7 +124,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
-	v.shutdown = v.health.Add(draining, true, "")
+	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
 	v.health.OnChange(func(ok bool) { // all components have been registered
 		if ok {
 			v.served.Store(true)
@@ -154,9 +159,8 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		return nil, err
 	}
 	v.bound()
-	if s.Admin.On {
-		access := admin.Access{TokenFile: s.Admin.TokenFile, Listener: v.listeners.grpc.Addr()}
-		admin.New(v.limiter, admin.Config{Access: access, Controls: v.controls, Log: log, Top: v.top, Watch: v.watched}).Register(v.grpc)
+	if err := v.serveAdmin(); err != nil {
+		return nil, err
 	}
 	v.tasks = v.group()
 	return v, nil
@@ -252,8 +256,10 @@ func (v *Server) group() *task.Group {
 }
 
 func (v *Server) debugPages() web.Debug {
-	access := admin.Access{TokenFile: v.settings.Admin.TokenFile, Listener: v.listeners.debug.Addr(), Host: "DEBUG_HOST", Log: v.log}
+	access := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
 	d := web.Debug{
+		Admin:        v.overHTTP,
+		AdminByName:  access.Guarded(),
 		MayProfile:   access.AllowHTTP,
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },

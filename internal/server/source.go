@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -18,19 +19,24 @@ type rulesSource interface {
 	task.Task
 	First() <-chan struct{} // closed once the first rules are loaded, or could not be
 	Reload()                // hands over the rules again; does not wait
+
+	ReloadNow(ctx context.Context) error // the same, and waits for what comes of it; an error says why nothing did
+	Try() (*configwatch.Outcome, error)  // what would come of it; an error says why that is not known
 }
 
 // takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
 func (v *Server) takeRules(c configwatch.Config) {
 	if !v.overXDS() {
-		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, configwatch.New(v.log, c))
+		v.loads = configwatch.New(v.log, c)
+		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, v.loads)
 		return
 	}
 	for _, e := range xds.Events() {
 		v.xdsEvent(e) // so that it is there, at 0, before the first one
 	}
 	c.Empty = true // a control plane sends no rules once the last policy is deleted
-	client := xds.New(v.log, v.xdsConfig(), configwatch.New(v.log, c))
+	v.loads = configwatch.New(v.log, c)
+	client := xds.New(v.log, v.xdsConfig(), v.loads)
 	v.registry.Gauge(stats.XDSConnected, func() float64 {
 		if client.Connected() {
 			return 1

@@ -12,6 +12,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/nearcache"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
@@ -25,6 +26,10 @@ type store struct {
 	near  task.Task       // of the near cache; nil if there is none
 	notes controls.Store  // where replicas share controls; nil if there is no such place
 	what  string          // for people
+
+	observer *storeObserver                  // of the store; nil if it is this process
+	waits    func() map[string]time.Duration // of its nodes; nil if there are none
+	cached   func() nearcache.Stats          // of the near cache; nil if there is none
 
 	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed
 	check    func(*descriptors.Set) descriptors.Problems // what the store does not support in rules; nil if it supports everything

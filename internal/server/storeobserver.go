@@ -51,6 +51,7 @@ type nodeState struct {
 	state      atomic.Int32
 	opened     *stats.Counter
 	loggedOpen atomic.Bool // the last line about it says that it is open
+	gone       atomic.Bool // it is no longer in use
 }
 
 // healthOf adds a store to health, which does not depend on it where DEFAULT_ON_FAILURE answers without it. Otherwise
@@ -171,6 +172,7 @@ func (o *storeObserver) breaker(name, state string) {
 		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
 	}[state]
 	n.state.Store(now)
+	n.gone.Store(state == remote.Gone)
 	if state == remote.Gone {
 		o.health.Gone(name)
 	} else {

@@ -95,8 +95,13 @@ type Settings struct {
 	RedisPerSecond RedisPerSecond
 	Memcache       Memcache
 	Admin          struct {
-		On        bool
-		TokenFile string
+		On             bool
+		TokenFile      string
+		ReadTokenFile  string
+		ReadSeesValues bool
+		SANs           []string
+		ReadSANs       []string
+		TokensInClear  bool
 	}
 	DrainDelay time.Duration
 	Log        struct {
@@ -308,6 +313,11 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 				notices = append(notices, name+noTLS)
 			}
 		}
+		for _, name := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
+			if given[name] != "" {
+				notices = append(notices, name+" lets nobody in without GRPC_SERVER_USE_TLS=true and GRPC_CLIENT_TLS_CACERT: clients are not asked for a certificate")
+			}
+		}
 	}
 	return values, notices, problems
 }
@@ -360,6 +370,11 @@ func checkTLS(given map[string]string) []error {
 	for _, file := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"} {
 		if given[file] == "" {
 			problems = append(problems, fmt.Errorf("GRPC_SERVER_USE_TLS=true needs %s: the path of a PEM file", file))
+		}
+	}
+	for _, names := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
+		if given[names] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {
+			problems = append(problems, fmt.Errorf("%s needs GRPC_CLIENT_TLS_CACERT: the path of a PEM file of the CA that issues these clients' certificates", names))
 		}
 	}
 	if given["GRPC_CLIENT_TLS_SAN"] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {

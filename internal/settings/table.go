@@ -166,8 +166,13 @@ func answers(s *Settings) []variable {
 
 func operation(s *Settings) []variable {
 	return []variable{
-		{"ADMIN", "false", boolean, &s.Admin.On, "", "serve the admin API on the gRPC listener, to callers with the token; without ADMIN_TOKEN_FILE to this machine, and resets only if GRPC_HOST is a loopback address or GRPC_UDS is set (ours)"},
-		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that everybody needs for the admin API and for pprof, callers on this machine too (ours)"},
+		{"ADMIN", "false", boolean, &s.Admin.On, "", "serve the admin API on the gRPC listener, and as JSON below `/admin/v1/` on the debug listener, to callers with the token; without ADMIN_TOKEN_FILE to this machine, and resets only if GRPC_HOST is a loopback address or GRPC_UDS is set (ours)"},
+		{"ADMIN_TOKEN_FILE", "", text, &s.Admin.TokenFile, "", "file of the token that everybody needs for the admin API and for pprof, callers on this machine too; or of several, in lines of `name: token`, so that the audit says who (ours)"},
+		{"ADMIN_READ_TOKEN_FILE", "", text, &s.Admin.ReadTokenFile, "", "file of the token, or of several, that is good for looking alone (ours)"},
+		{"ADMIN_READ_SEES_VALUES", "false", boolean, &s.Admin.ReadSeesValues, "", "show values of descriptors, which are data of end users, also to those who may only look (ours)"},
+		{"ADMIN_TLS_SAN", "", names, &s.Admin.SANs, "", "DNS names and URIs (`spiffe://…`), separated by commas, of clients' certificates that do for ADMIN_TOKEN_FILE on the gRPC listener; needs GRPC_CLIENT_TLS_CACERT (ours)"},
+		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (ours)"},
+		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (ours)"},
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
 		{"LOG_LEVEL", "WARN", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},

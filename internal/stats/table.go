@@ -101,6 +101,8 @@ const (
 	CertificateNotAfter
 
 	Watchers
+	AdminChangesTotal
+	AdminDeniedTotal
 
 	BuildInfo
 	ReservedTag
@@ -280,6 +282,8 @@ func certificateRows() []Row {
 func adminRows() []Row {
 	return []Row{
 		gauge(Watchers, "ratelimitd.watchers", "Callers that watch decisions, such as `ratelimitd watch`; while there are none, watching costs nothing."),
+		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that were to change something, as the audit has them, but for those by strangers that it leaves out.", "method", "result"),
+		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were refused because of who made them: without a token, with a wrong one, or from elsewhere."),
 	}
 }
 
@@ -319,6 +323,8 @@ func LabelTexts() []LabelText {
 		{"limit", "the name of the limit, if it has one"},
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
+		{"method", "the method of the admin API, such as `Block`"},
+		{"result", "`done` or `refused`"},
 		{"control", "the ID of the control, which `ratelimitd controls` lists"},
 		{"kind", "`block`, `allow` or `limit`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},

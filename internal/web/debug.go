@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Debug says what the pages of the debug listener show. All fields are required.
+// Debug says what the pages of the debug listener show. All fields are required unless it says otherwise.
 type Debug struct {
 	// Rules writes the current rules, for /rlconfig.
 	Rules func(w io.Writer) error
@@ -22,9 +22,20 @@ type Debug struct {
 	Stats func(w io.Writer) error
 	// Metrics answers /metrics.
 	Metrics http.Handler
+	// Admin answers what begins with /admin/v1/; nil is none.
+	Admin http.Handler
+	// AdminByName says that Admin may be asked under any name, because its callers show who they are.
+	AdminByName bool
 	// MayProfile returns 200 if the sender of a request may take profiles, or else the status to answer with, and why.
 	MayProfile func(r *http.Request) (status int, why string)
 }
+
+// adminRoot is what the paths of the admin API begin with.
+const adminRoot = "/admin/v1/"
+
+// adminIndex is the line of index for it, where there is one.
+const adminIndex = adminRoot + `: the admin API, to callers on this machine or with a token
+`
 
 // index is the debug listener's answer to an unknown target: its pages, sorted.
 const index = pprofRoot + `: profiles of this process, where this port is open to this machine alone, or with the admin token; hit for a list
@@ -40,8 +51,8 @@ const plainText = "text/plain; charset=utf-8"
 
 // DebugHandler serves /rlconfig, /stats and /metrics to everybody, and /debug/pprof/ to whom MayProfile lets, under
 // localhost or an IP address, and not to web pages of other origins. The answer to any other target is a list of these
-// pages, as in envoyproxy/ratelimit, or 404
-// if the target is not a plain path. No page changes anything.
+// pages, as in envoyproxy/ratelimit, or 404 if the target is not a plain path. No page changes anything, but Admin may: it is not
+// served to web pages of other origins either, and under other names only with AdminByName.
 func DebugHandler(d Debug) http.Handler {
 	return debugHandler(d, longestProfile)
 }
@@ -53,15 +64,21 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 		"/metrics":  d.Metrics.ServeHTTP,
 	}
 	profiles := withoutPages(guarded(d.MayProfile, &profiler{longest: longest}))
+	list, admin := index, http.HandlerFunc(nil)
+	if d.Admin != nil {
+		list, admin = adminIndex+index, withoutOrigins(d.Admin.ServeHTTP, d.AdminByName)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
 		switch h, ok := pages[t]; {
+		case admin != nil && strings.HasPrefix(t, adminRoot) && plain(t):
+			admin(w, r)
 		case ok:
 			h(w, r)
 		case strings.HasPrefix(t, pprofRoot):
 			profiles(w, r)
 		case plain(t):
-			text(w, http.StatusOK, index)
+			text(w, http.StatusOK, list)
 		default:
 			http.NotFound(w, r)
 		}

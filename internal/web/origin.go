@@ -19,7 +19,11 @@ func withoutOtherOrigins(h http.Handler) http.Handler {
 // withoutPages answers 403 to what a browser sends for a web page of another origin, even if it only reads, because reading
 // a profile costs time. A page whose own name leads here (DNS rebinding) is of the same origin for a browser, so the request
 // must be for localhost or an IP address too.
-func withoutPages(h http.HandlerFunc) http.HandlerFunc {
+func withoutPages(h http.HandlerFunc) http.HandlerFunc { return withoutOrigins(h, false) }
+
+// withoutOrigins is withoutPages that, with anyName, lets requests be for other hosts too: where callers show who they are, a
+// page gains nothing by its name.
+func withoutOrigins(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 	var p http.CrossOriginProtection
 	return func(w http.ResponseWriter, r *http.Request) {
 		changing := r.WithContext(r.Context())
@@ -27,7 +31,7 @@ func withoutPages(h http.HandlerFunc) http.HandlerFunc {
 		switch {
 		case p.Check(changing) != nil:
 			foreign(w)
-		case !direct(r.Host):
+		case !anyName && !direct(r.Host):
 			http.Error(w, "this page is shown under localhost or an IP address only: ask for it there", http.StatusForbidden)
 		default:
 			h(w, r)

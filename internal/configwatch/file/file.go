@@ -36,6 +36,7 @@ type Watcher struct {
 	config Config
 	rules  *configwatch.Watch
 	force  chan struct{}
+	now    chan chan<- struct{} // from those who wait for a reload
 	first  chan struct{}
 
 	// Used only by Run.
@@ -53,7 +54,7 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
 	}
-	return &Watcher{log: log, config: c, rules: rules, force: make(chan struct{}, 1), first: make(chan struct{})}
+	return &Watcher{log: log, config: c, rules: rules, force: make(chan struct{}, 1), now: make(chan chan<- struct{}), first: make(chan struct{})}
 }
 
 // String names the task.
@@ -68,6 +69,24 @@ func (w *Watcher) Reload() {
 	case w.force <- struct{}{}:
 	default: // one is pending
 	}
+}
+
+// ReloadNow has the files read again, and returns once it is decided whether they become the rules, or ctx has ended.
+func (w *Watcher) ReloadNow(ctx context.Context) error {
+	done := make(chan struct{}, 1)
+	select {
+	case w.now <- done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-done
+	return nil
+}
+
+// Try reads the files, and returns what would become of them, which it does not carry out.
+func (w *Watcher) Try() (*configwatch.Outcome, error) {
+	s := scan(w.config.Layout)
+	return w.rules.Try(s.sources, s.problems), nil
 }
 
 // Run reads the files, and reads them again whenever they change, until ctx ends.
@@ -111,6 +130,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 			look(false)
 		case <-w.force:
 			look(true)
+		case done := <-w.now:
+			look(true)
+			done <- struct{}{}
 		}
 	}
 }

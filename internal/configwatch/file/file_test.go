@@ -278,6 +278,35 @@ func TestReloadOnRequest(t *testing.T) {
 	w.wants(t, "one")
 }
 
+// Who waits for a reload, or tries one, learns of the files as they were when it was asked for.
+func TestReloadNow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", rules("one"))
+	w := watch(t, file.Layout{Root: dir}, time.Hour)
+	first := w.rules.Accepted()
+	for i := range 20 {
+		write(t, dir, "a.yaml", rules(fmt.Sprintf("d%d", i)))
+		tried, err := w.Try()
+		must(t, err, tried.Err, w.ReloadNow(t.Context()))
+		if w.rules.Rules().Domain(fmt.Appendf(nil, "d%d", i)) == nil {
+			t.Fatal("the wait was over before the files were read")
+		}
+		if got := w.rules.Accepted(); got.Version != tried.Version || got.Version == first.Version || w.rules.Last() != got {
+			t.Fatalf("accepted %+v after %+v had been tried", got, tried)
+		}
+	}
+	write(t, dir, "a.yaml", "domain: [")
+	good := w.rules.Accepted()
+	must(t, w.ReloadNow(t.Context()))
+	if tried, err := w.Try(); err != nil || tried.Err == nil || w.rules.Accepted() != good {
+		t.Errorf("trying bad rules: %+v, %v; in use %+v", tried, err, w.rules.Accepted())
+	}
+	if bad := w.rules.Last(); bad.Err == nil || len(bad.Problems) != 1 || bad.Problems[0].Line != 1 || bad != w.rules.Rejected() {
+		t.Errorf("the last outcome is %+v", bad)
+	}
+}
+
 func TestY26EmptyAndBadSets(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -30,6 +30,9 @@ func (f *following) run(ctx context.Context, failed <-chan error) error {
 			return ctx.Err()
 		case <-f.force:
 			return errReload
+		case done := <-f.now:
+			f.waiting = append(f.waiting, done)
+			return errReload
 		case <-quiet.C:
 			f.log.Warn("the control plane has sent nothing yet; does it know this node?", "server", f.config.Server, "node", f.config.NodeID)
 		case err := <-failed:
@@ -88,6 +91,7 @@ func (f *following) settle() {
 	}
 	f.unanswered = nil
 	f.tried()
+	f.reloaded(nil)
 }
 
 // pause waits until the next set may be compiled. It returns false if ctx ends before that.

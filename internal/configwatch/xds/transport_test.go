@@ -451,8 +451,17 @@ func TestReload(t *testing.T) {
 			f.wants(t, "shop=3")
 			f.Reload()
 			testkit.Eventually(t, "the same was loaded again", func() bool { return len(f.outcomes()) == 2 })
+			if err := f.ReloadNow(t.Context()); err != nil || len(f.outcomes()) != 3 {
+				t.Errorf("who waits is told %v, after %d loads; want none, after 3", err, len(f.outcomes()))
+			}
+			if _, err := f.Try(); err == nil {
+				t.Error("it is known what the control plane would send")
+			}
 			p.end()
 			testkit.Eventually(t, "the control plane is gone", func() bool { return strings.Contains(f.log.String(), "no control plane") })
+			if err := f.ReloadNow(t.Context()); err == nil || !strings.Contains(err.Error(), "no control plane at "+w.Addr()) {
+				t.Errorf("who waits for no control plane is told %v", err)
+			}
 			q := newPlane(t)
 			q.set(t, "1", config("a", "shop", 4))
 			w.Target(q.address)

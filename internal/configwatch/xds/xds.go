@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -83,6 +84,7 @@ type Client struct {
 	config    Config
 	rules     *configwatch.Watch
 	force     chan struct{}
+	now       chan chan<- error // from those who wait for a reload
 	first     chan struct{}
 	firstOnce sync.Once
 	connected atomic.Bool
@@ -90,11 +92,12 @@ type Client struct {
 	// Used only by Run.
 	held      held
 	last      outcome
-	dirty     bool          // held may differ from the set whose outcome is last
-	strange   string        // why the last response was refused, if it was of another type
-	hold      time.Duration // delay of an answer that is the same refusal as the last ones
-	notBefore time.Time     // when the next set may be compiled
-	repeatAt  time.Time     // when what was refused last may be refused again
+	dirty     bool           // held may differ from the set whose outcome is last
+	strange   string         // why the last response was refused, if it was of another type
+	hold      time.Duration  // delay of an answer that is the same refusal as the last ones
+	notBefore time.Time      // when the next set may be compiled
+	repeatAt  time.Time      // when what was refused last may be refused again
+	waiting   []chan<- error // who waits for a reload, until the first set of a new stream is decided on
 }
 
 // New returns a Client that updates rules. These must accept an update without sources (see configwatch.Config.Empty).
@@ -113,7 +116,7 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	if c.Hooks.Waiting == nil {
 		c.Hooks.Waiting = func(string) {}
 	}
-	return &Client{log: log, config: c, rules: rules, force: make(chan struct{}, 1), first: make(chan struct{})}
+	return &Client{log: log, config: c, rules: rules, force: make(chan struct{}, 1), now: make(chan chan<- error), first: make(chan struct{})}
 }
 
 // String names the task.
@@ -133,6 +136,40 @@ func (c *Client) Reload() {
 	case c.force <- struct{}{}:
 	default: // one is pending
 	}
+}
+
+// ReloadNow asks the control plane for everything, as Reload does, and returns once it is decided whether that becomes the
+// rules, or with why nothing came.
+func (c *Client) ReloadNow(ctx context.Context) error {
+	done := make(chan error, 1)
+	select {
+	case c.now <- done:
+	case <-ctx.Done():
+		return c.late(ctx)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return c.late(ctx)
+	}
+}
+
+func (c *Client) late(ctx context.Context) error {
+	return fmt.Errorf("the control plane at %s has not answered in time: %w", c.config.Server, ctx.Err())
+}
+
+// Try returns an error: what a control plane would send is not known before it does.
+func (c *Client) Try() (*configwatch.Outcome, error) {
+	return nil, fmt.Errorf("rules come from the control plane at %s, and what it would send is known only once it has been asked", c.config.Server)
+}
+
+// reloaded tells all who wait for a reload what has become of it.
+func (c *Client) reloaded(err error) {
+	for _, done := range c.waiting {
+		done <- err // has room
+	}
+	c.waiting = nil
 }
 
 // errReload ends a stream because a reload was asked for.
@@ -160,6 +197,8 @@ func (c *Client) Run(ctx context.Context) error {
 			return nil
 		case <-c.force:
 			c.last = outcome{}
+		case done := <-c.now:
+			c.last, c.waiting = outcome{}, append(c.waiting, done)
 		case <-time.After(wait):
 		}
 	}
@@ -175,6 +214,7 @@ func (c *Client) lost(err error, wait time.Duration) {
 	} else {
 		c.log.Warn("no control plane: the rules stay as they are", "server", c.config.Server, "error", text, "next_try", wait)
 		c.config.Hooks.Waiting("no control plane at " + c.config.Server + ": " + text)
+		c.reloaded(errors.New("no control plane at " + c.config.Server + ": " + text))
 	}
 	c.tried()
 }

@@ -25,7 +25,7 @@ const notesAtOnce = 200
 type Notes struct {
 	pool    *pool
 	script  *script
-	keys    [6]string
+	keys    [7]string
 	name    string // of this process
 	link    *link  // nil if there is no connection
 	renewed int64  // of the node, when link was opened
@@ -44,7 +44,7 @@ func (b *Backend) Notes() (*Notes, error) {
 	if host, err := os.Hostname(); err == nil {
 		n.name = host + "/" + n.name
 	}
-	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here"} {
+	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here", ":told"} {
 		n.keys[i] = b.main.config.KeyPrefix + "rl:{notes}" + suffix
 	}
 	return n, nil
@@ -171,6 +171,37 @@ func (n *Notes) put(ctx context.Context, notes []backend.Note, most int, back st
 		at = append(at, made)
 	}
 	return at, nil
+}
+
+// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
+func (n *Notes) Tell(ctx context.Context, told []backend.Told, most int) error {
+	args := []any{"tell", strconv.Itoa(most)}
+	for i := range told {
+		args = append(args, strconv.FormatInt(told[i].At, 10), told[i].Text)
+	}
+	_, err := n.call(ctx, args...)
+	return err
+}
+
+// Told returns the texts of what operators did since a time, in µs since the epoch, the earliest first.
+func (n *Notes) Told(ctx context.Context, since int64) (all [][]byte, err error) {
+	for {
+		reply, err := n.call(ctx, "told", strconv.FormatInt(since, 10), strconv.Itoa(len(all)), strconv.Itoa(notesAtOnce))
+		if err != nil {
+			return nil, err
+		}
+		texts, ok := reply.Val().([]any)
+		if !ok {
+			return nil, errNotesReply
+		}
+		for _, t := range texts {
+			text, _ := t.(string)
+			all = append(all, []byte(text))
+		}
+		if len(texts) < notesAtOnce {
+			return all, nil
+		}
+	}
 }
 
 // Replicas returns the names of the processes that have polled, with beat, within the last 5 seconds.

@@ -9,6 +9,7 @@
 -- KEYS[4]  ID → end, of those in force
 -- KEYS[5]  ID → end, of those that were taken away
 -- KEYS[6]  name of a replica → when it was last here (ms)
+-- KEYS[7]  what operators did, as text → when (µs); the last ones
 --
 -- ARGV[1]  what to do
 --   poll   ARGV[2..5]: epoch and revision that are known, the most texts to return, name of a replica that is here or ''
@@ -19,6 +20,8 @@
 --          there is a later one, and is kept even if there are too many.
 --   here   result: names of the replicas that were here in the last 5 s
 --   leave  ARGV[2]: name of a replica
+--   tell   ARGV[2]: how many texts are kept; then for each: when, what operators did. One that is there already changes nothing.
+--   told   ARGV[2..4]: since when, how many texts to leave out, from the first, and how many to return; result: these
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(n) return string.format('%.0f', n) end
@@ -51,6 +54,21 @@ end
 
 if ARGV[1] == 'leave' then
   return redis.call('ZREM', KEYS[6], ARGV[2])
+end
+
+if ARGV[1] == 'told' then
+  return redis.call('ZRANGEBYSCORE', KEYS[7], ARGV[2], '+inf', 'LIMIT', ARGV[3], ARGV[4])
+end
+
+if ARGV[1] == 'tell' then
+  for i = 3, #ARGV, 2 do redis.call('ZADD', KEYS[7], ARGV[i], ARGV[i + 1]) end
+  local over = redis.call('ZCARD', KEYS[7]) - ARGV[2]
+  if over > 0 then
+    for _, first in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', '+inf', 'LIMIT', '0', text(over))) do
+      redis.call('ZREM', KEYS[7], first)
+    end
+  end
+  return over
 end
 
 -- forget removes a note and everything about it.

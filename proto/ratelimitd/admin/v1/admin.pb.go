@@ -646,6 +646,120 @@ func (OnFailure) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
+// Health is how a part is.
+type Health int32
+
+const (
+	// Not used.
+	Health_HEALTH_UNSPECIFIED Health = 0
+	// It works.
+	Health_HEALTH_OK Health = 1
+	// It does not work as it should, and the server is healthy all the same.
+	Health_HEALTH_DEGRADED Health = 2
+	// It does not work, and so the server is not healthy.
+	Health_HEALTH_FAILING Health = 3
+)
+
+// Enum value maps for Health.
+var (
+	Health_name = map[int32]string{
+		0: "HEALTH_UNSPECIFIED",
+		1: "HEALTH_OK",
+		2: "HEALTH_DEGRADED",
+		3: "HEALTH_FAILING",
+	}
+	Health_value = map[string]int32{
+		"HEALTH_UNSPECIFIED": 0,
+		"HEALTH_OK":          1,
+		"HEALTH_DEGRADED":    2,
+		"HEALTH_FAILING":     3,
+	}
+)
+
+func (x Health) Enum() *Health {
+	p := new(Health)
+	*p = x
+	return p
+}
+
+func (x Health) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Health) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[10].Descriptor()
+}
+
+func (Health) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[10]
+}
+
+func (x Health) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Health.Descriptor instead.
+func (Health) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+// Breaker is the state of a breaker.
+type Breaker int32
+
+const (
+	// Not used.
+	Breaker_BREAKER_UNSPECIFIED Breaker = 0
+	// The node is asked.
+	Breaker_BREAKER_CLOSED Breaker = 1
+	// It is tried whether the node answers again.
+	Breaker_BREAKER_HALF_OPEN Breaker = 2
+	// The node is not asked, and on_failure decides.
+	Breaker_BREAKER_OPEN Breaker = 3
+)
+
+// Enum value maps for Breaker.
+var (
+	Breaker_name = map[int32]string{
+		0: "BREAKER_UNSPECIFIED",
+		1: "BREAKER_CLOSED",
+		2: "BREAKER_HALF_OPEN",
+		3: "BREAKER_OPEN",
+	}
+	Breaker_value = map[string]int32{
+		"BREAKER_UNSPECIFIED": 0,
+		"BREAKER_CLOSED":      1,
+		"BREAKER_HALF_OPEN":   2,
+		"BREAKER_OPEN":        3,
+	}
+)
+
+func (x Breaker) Enum() *Breaker {
+	p := new(Breaker)
+	*p = x
+	return p
+}
+
+func (x Breaker) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Breaker) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[11].Descriptor()
+}
+
+func (Breaker) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[11]
+}
+
+func (x Breaker) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Breaker.Descriptor instead.
+func (Breaker) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
 // ListRulesRequest asks for the rules, a page at a time.
 type ListRulesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -717,6 +831,10 @@ type ListRulesResponse struct {
 	Rules []*Rule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
 	// What to ask for the next page with; empty on the last one.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// For each rule, in the same order, where it is in the tree and what it has done.
+	States []*RuleState `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
+	// As of when that is.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -763,6 +881,20 @@ func (x *ListRulesResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListRulesResponse) GetStates() []*RuleState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *ListRulesResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
 }
 
 // ExplainRequest is a request as ShouldRateLimit takes it.
@@ -2419,6 +2551,298 @@ func (x *GrantResponse) GetCounter() *Counter {
 	return nil
 }
 
+// AuditRequest asks for what was changed, a page at a time.
+type AuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only what is about this domain; empty stands for all.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The most entries to return; 0 stands for 100, and 500 is the most.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the page before, or empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AuditRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AuditRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *AuditRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// AuditResponse is one page of what was changed.
+type AuditResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was changed, or refused.
+	Entries []*AuditEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What to ask for the next page with; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Whether these are only what the server that answers was asked, because the store does not answer.
+	IsPartial bool `protobuf:"varint,3,opt,name=is_partial,json=isPartial,proto3" json:"is_partial,omitempty"`
+	// Why they are only what the server that answers was asked, always; empty where replicas share their controls.
+	Alone         string `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *AuditResponse) GetEntries() []*AuditEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AuditResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *AuditResponse) GetIsPartial() bool {
+	if x != nil {
+		return x.IsPartial
+	}
+	return false
+}
+
+func (x *AuditResponse) GetAlone() string {
+	if x != nil {
+		return x.Alone
+	}
+	return ""
+}
+
+// AuditEntry is a call that changed something, or was refused.
+type AuditEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The method, such as Block.
+	Method string `protobuf:"bytes,2,opt,name=method,proto3" json:"method,omitempty"`
+	// What the caller sent as x-request-id, or what the server made up.
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Who called: the name of the token or of the certificate, `token` for one without a name, or `this machine`; empty where that is
+	// not known, because the call was refused for it.
+	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	// The address that the call came from.
+	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	// The domain; empty for controls that were lifted.
+	Domain string `protobuf:"bytes,6,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The entries of the descriptor that it was about.
+	Entries []*Entry `protobuf:"bytes,7,rep,name=entries,proto3" json:"entries,omitempty"`
+	// What was asked for, in words.
+	What string `protobuf:"bytes,8,opt,name=what,proto3" json:"what,omitempty"`
+	// Why, as the caller put it.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What there was before, in words; empty where there was nothing.
+	Before string `protobuf:"bytes,10,opt,name=before,proto3" json:"before,omitempty"`
+	// What there is now, in words; empty where it was refused.
+	After string `protobuf:"bytes,11,opt,name=after,proto3" json:"after,omitempty"`
+	// The status with which it was refused, such as PermissionDenied; empty where it was done.
+	Refused string `protobuf:"bytes,12,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Why it was refused, in words.
+	Refusal       string `protobuf:"bytes,13,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditEntry) Reset() {
+	*x = AuditEntry{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditEntry) ProtoMessage() {}
+
+func (x *AuditEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
+func (*AuditEntry) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetEntries() []*Entry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *AuditEntry) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *AuditEntry) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
 // TopRequest asks for the descriptors with the most hits.
 type TopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2440,7 +2864,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2876,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2889,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TopRequest) GetRule() string {
@@ -2538,7 +2962,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2974,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2987,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TopResponse) GetEntries() []*TopEntry {
@@ -2655,7 +3079,7 @@ type TopEntry struct {
 
 func (x *TopEntry) Reset() {
 	*x = TopEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +3091,7 @@ func (x *TopEntry) String() string {
 func (*TopEntry) ProtoMessage() {}
 
 func (x *TopEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +3104,7 @@ func (x *TopEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
 func (*TopEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TopEntry) GetDomain() string {
@@ -2752,7 +3176,7 @@ type EntryFilter struct {
 
 func (x *EntryFilter) Reset() {
 	*x = EntryFilter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2764,7 +3188,7 @@ func (x *EntryFilter) String() string {
 func (*EntryFilter) ProtoMessage() {}
 
 func (x *EntryFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2777,7 +3201,7 @@ func (x *EntryFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
 func (*EntryFilter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EntryFilter) GetKey() string {
@@ -2815,7 +3239,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +3251,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +3264,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetDomain() string {
@@ -2900,7 +3324,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2912,7 +3336,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2925,7 +3349,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchResponse) GetDecisions() []*Decision {
@@ -2996,7 +3420,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3432,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3445,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Decision) GetTime() *timestamppb.Timestamp {
@@ -3174,7 +3598,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3610,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3623,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -3245,7 +3669,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3681,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3694,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Entry) GetKey() string {
@@ -3309,7 +3733,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3745,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3758,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -3388,7 +3812,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3400,7 +3824,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3413,7 +3837,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Counter) GetKey() string {
@@ -3512,7 +3936,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3948,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3961,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Rule) GetPath() string {
@@ -3667,7 +4091,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +4103,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +4116,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -3831,7 +4255,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +4267,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +4280,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -3887,6 +4311,1337 @@ func (x *Penalty) GetMax() *durationpb.Duration {
 	return nil
 }
 
+// RuleState is where a rule is in the tree, and what it has done since the server started. Hits of rules that have a counter of
+// metrics in common are counted for each of them.
+type RuleState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The domain.
+	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	// The keys on the way to the rule, each with its value unless any will do.
+	Levels []*EntryFilter `protobuf:"bytes,2,rep,name=levels,proto3" json:"levels,omitempty"`
+	// The hits that passed within the limits, or met an unlimited rule.
+	Allowed uint64 `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	// The hits that were over a limit; they passed where the rule is in shadow mode.
+	Refused uint64 `protobuf:"varint,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The IDs of controls that are about a descriptor which meets this rule, at most 100. ListControls has what they do.
+	Controls      []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuleState) Reset() {
+	*x = RuleState{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuleState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuleState) ProtoMessage() {}
+
+func (x *RuleState) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
+func (*RuleState) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *RuleState) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *RuleState) GetLevels() []*EntryFilter {
+	if x != nil {
+		return x.Levels
+	}
+	return nil
+}
+
+func (x *RuleState) GetAllowed() uint64 {
+	if x != nil {
+		return x.Allowed
+	}
+	return 0
+}
+
+func (x *RuleState) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *RuleState) GetControls() []string {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
+}
+
+// StatusRequest asks how the server is.
+type StatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusRequest) Reset() {
+	*x = StatusRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusRequest) ProtoMessage() {}
+
+func (x *StatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
+func (*StatusRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+}
+
+// StatusResponse says how the server is.
+type StatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The release of ratelimitd.
+	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The version of Go that it was built with.
+	GoVersion string `protobuf:"bytes,2,opt,name=go_version,json=goVersion,proto3" json:"go_version,omitempty"`
+	// When it started.
+	Started *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=started,proto3" json:"started,omitempty"`
+	// How long ago that is.
+	Uptime *durationpb.Duration `protobuf:"bytes,4,opt,name=uptime,proto3" json:"uptime,omitempty"`
+	// Whether it reports to be healthy, to gRPC's health service and at /healthcheck.
+	Healthy bool `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// Why it is not ready, as /readyz says it; nothing while it is.
+	NotReady []string `protobuf:"bytes,6,rep,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`
+	// The parts that health consists of.
+	Components []*Component `protobuf:"bytes,7,rep,name=components,proto3" json:"components,omitempty"`
+	// Since when it has been drained; unset where it is not.
+	Drained *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The rules.
+	Rules *RulesStatus `protobuf:"bytes,9,opt,name=rules,proto3" json:"rules,omitempty"`
+	// The last rules that were refused; unset where none were.
+	RefusedRules *RefusedRules `protobuf:"bytes,10,opt,name=refused_rules,json=refusedRules,proto3" json:"refused_rules,omitempty"`
+	// Where the counters are.
+	Store *StoreStatus `protobuf:"bytes,11,opt,name=store,proto3" json:"store,omitempty"`
+	// The near cache; unset where there is none.
+	NearCache *NearCacheStatus `protobuf:"bytes,12,opt,name=near_cache,json=nearCache,proto3" json:"near_cache,omitempty"`
+	// Hits that were fetched in advance; unset where there is no near cache.
+	Leases *LeaseStatus `protobuf:"bytes,13,opt,name=leases,proto3" json:"leases,omitempty"`
+	// The requests in progress, and those that were shed.
+	Load *LoadStatus `protobuf:"bytes,14,opt,name=load,proto3" json:"load,omitempty"`
+	// Which replicas share the controls, and so the Redis, by their heartbeats. Each polls at least every two seconds, and counts for five.
+	Reach *Reach `protobuf:"bytes,15,opt,name=reach,proto3" json:"reach,omitempty"`
+	// How many controls are in force.
+	Controls uint32 `protobuf:"varint,16,opt,name=controls,proto3" json:"controls,omitempty"`
+	// How many callers watch.
+	Watchers      uint32 `protobuf:"varint,17,opt,name=watchers,proto3" json:"watchers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusResponse) Reset() {
+	*x = StatusResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusResponse) ProtoMessage() {}
+
+func (x *StatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
+func (*StatusResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *StatusResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetGoVersion() string {
+	if x != nil {
+		return x.GoVersion
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetUptime() *durationpb.Duration {
+	if x != nil {
+		return x.Uptime
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *StatusResponse) GetNotReady() []string {
+	if x != nil {
+		return x.NotReady
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetComponents() []*Component {
+	if x != nil {
+		return x.Components
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetDrained() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Drained
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetRules() *RulesStatus {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetRefusedRules() *RefusedRules {
+	if x != nil {
+		return x.RefusedRules
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetStore() *StoreStatus {
+	if x != nil {
+		return x.Store
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetNearCache() *NearCacheStatus {
+	if x != nil {
+		return x.NearCache
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetLeases() *LeaseStatus {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetLoad() *LoadStatus {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetControls() uint32 {
+	if x != nil {
+		return x.Controls
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetWatchers() uint32 {
+	if x != nil {
+		return x.Watchers
+	}
+	return 0
+}
+
+// Component is a part of health.
+type Component struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, such as rules or redis.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How it is.
+	Health Health `protobuf:"varint,2,opt,name=health,proto3,enum=ratelimitd.admin.v1.Health" json:"health,omitempty"`
+	// Since when it has worked, or not.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// The latest reason for not working, kept after it is over; empty where there is none.
+	LastError     string `protobuf:"bytes,4,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Component) Reset() {
+	*x = Component{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Component) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Component) ProtoMessage() {}
+
+func (x *Component) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Component.ProtoReflect.Descriptor instead.
+func (*Component) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *Component) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Component) GetHealth() Health {
+	if x != nil {
+		return x.Health
+	}
+	return Health_HEALTH_UNSPECIFIED
+}
+
+func (x *Component) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Component) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+// RulesStatus is about the rules in use.
+type RulesStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where they come from, in words: 2 files in a directory, or resources of a control plane.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// A hash of the sources: servers with the same one have rules of the same names and contents. Empty where there are no rules.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// How many rules there are.
+	Rules uint32 `protobuf:"varint,3,opt,name=rules,proto3" json:"rules,omitempty"`
+	// In how many domains.
+	Domains uint32 `protobuf:"varint,4,opt,name=domains,proto3" json:"domains,omitempty"`
+	// When they were loaded, in this version; unset where there are none.
+	Loaded *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=loaded,proto3" json:"loaded,omitempty"`
+	// How long ago that is.
+	Age *durationpb.Duration `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`
+	// Since when the source may have others, which have been refused or cannot be had; unset where they are up to date.
+	Behind *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=behind,proto3" json:"behind,omitempty"`
+	// Why there are none; empty where there are.
+	Missing       string `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RulesStatus) Reset() {
+	*x = RulesStatus{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RulesStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RulesStatus) ProtoMessage() {}
+
+func (x *RulesStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
+func (*RulesStatus) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RulesStatus) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *RulesStatus) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *RulesStatus) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *RulesStatus) GetDomains() uint32 {
+	if x != nil {
+		return x.Domains
+	}
+	return 0
+}
+
+func (x *RulesStatus) GetLoaded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Loaded
+	}
+	return nil
+}
+
+func (x *RulesStatus) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *RulesStatus) GetBehind() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Behind
+	}
+	return nil
+}
+
+func (x *RulesStatus) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+// RefusedRules is why rules were refused.
+type RefusedRules struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The version that they would have had.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// What is wrong: the first 100 errors, and warnings among them.
+	Problems []*RulesProblem `protobuf:"bytes,3,rep,name=problems,proto3" json:"problems,omitempty"`
+	// How many there are.
+	Total uint32 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	// Whether others have been taken since, or the same as before.
+	IsOver        bool `protobuf:"varint,5,opt,name=is_over,json=isOver,proto3" json:"is_over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedRules) Reset() {
+	*x = RefusedRules{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedRules) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedRules) ProtoMessage() {}
+
+func (x *RefusedRules) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
+func (*RefusedRules) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RefusedRules) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *RefusedRules) GetProblems() []*RulesProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *RefusedRules) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *RefusedRules) GetIsOver() bool {
+	if x != nil {
+		return x.IsOver
+	}
+	return false
+}
+
+// RulesProblem is something that is wrong with rules.
+type RulesProblem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file, or the name of the resource; empty where it is about all of them.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	// The line; 0 where it is about the file as a whole.
+	Line int32 `protobuf:"varint,2,opt,name=line,proto3" json:"line,omitempty"`
+	// The column; likewise.
+	Column int32 `protobuf:"varint,3,opt,name=column,proto3" json:"column,omitempty"`
+	// Where in the tree of rules, such as shop.user; may be empty.
+	Path string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	// What is wrong, and what would be right.
+	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	// Whether rules are taken in spite of it.
+	IsWarning     bool `protobuf:"varint,6,opt,name=is_warning,json=isWarning,proto3" json:"is_warning,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RulesProblem) Reset() {
+	*x = RulesProblem{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RulesProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RulesProblem) ProtoMessage() {}
+
+func (x *RulesProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
+func (*RulesProblem) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RulesProblem) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *RulesProblem) GetLine() int32 {
+	if x != nil {
+		return x.Line
+	}
+	return 0
+}
+
+func (x *RulesProblem) GetColumn() int32 {
+	if x != nil {
+		return x.Column
+	}
+	return 0
+}
+
+func (x *RulesProblem) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RulesProblem) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *RulesProblem) GetIsWarning() bool {
+	if x != nil {
+		return x.IsWarning
+	}
+	return false
+}
+
+// StoreStatus is about where the counters are.
+type StoreStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is, in words.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// How many connections there are; 0 for counters in memory.
+	Connections uint32 `protobuf:"varint,2,opt,name=connections,proto3" json:"connections,omitempty"`
+	// Its nodes that have been asked, by name.
+	Nodes []*StoreNode `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// How many counters are in the memory of this process.
+	MemoryKeys    uint64 `protobuf:"varint,4,opt,name=memory_keys,json=memoryKeys,proto3" json:"memory_keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreStatus) Reset() {
+	*x = StoreStatus{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreStatus) ProtoMessage() {}
+
+func (x *StoreStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
+func (*StoreStatus) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *StoreStatus) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *StoreStatus) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *StoreStatus) GetNodes() []*StoreNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *StoreStatus) GetMemoryKeys() uint64 {
+	if x != nil {
+		return x.MemoryKeys
+	}
+	return 0
+}
+
+// StoreNode is one server of the store.
+type StoreNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its address.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its breaker.
+	Breaker Breaker `protobuf:"varint,2,opt,name=breaker,proto3,enum=ratelimitd.admin.v1.Breaker" json:"breaker,omitempty"`
+	// How often that has opened.
+	Opened uint64 `protobuf:"varint,3,opt,name=opened,proto3" json:"opened,omitempty"`
+	// How long operations wait for the node at present.
+	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreNode) Reset() {
+	*x = StoreNode{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreNode) ProtoMessage() {}
+
+func (x *StoreNode) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
+func (*StoreNode) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *StoreNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *StoreNode) GetBreaker() Breaker {
+	if x != nil {
+		return x.Breaker
+	}
+	return Breaker_BREAKER_UNSPECIFIED
+}
+
+func (x *StoreNode) GetOpened() uint64 {
+	if x != nil {
+		return x.Opened
+	}
+	return 0
+}
+
+func (x *StoreNode) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+// NearCacheStatus is about the near cache. What it has counted is since the server started.
+type NearCacheStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many keys it holds.
+	Entries uint64 `protobuf:"varint,1,opt,name=entries,proto3" json:"entries,omitempty"`
+	// What was answered without asking the store.
+	Hits uint64 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
+	// How much of it was a refusal that was remembered.
+	Refusals uint64 `protobuf:"varint,3,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	// How often the store was asked because no refusal was remembered.
+	Misses uint64 `protobuf:"varint,4,opt,name=misses,proto3" json:"misses,omitempty"`
+	// How many keys were forgotten to make room.
+	Evictions     uint64 `protobuf:"varint,5,opt,name=evictions,proto3" json:"evictions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NearCacheStatus) Reset() {
+	*x = NearCacheStatus{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NearCacheStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NearCacheStatus) ProtoMessage() {}
+
+func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
+func (*NearCacheStatus) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *NearCacheStatus) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *NearCacheStatus) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *NearCacheStatus) GetRefusals() uint64 {
+	if x != nil {
+		return x.Refusals
+	}
+	return 0
+}
+
+func (x *NearCacheStatus) GetMisses() uint64 {
+	if x != nil {
+		return x.Misses
+	}
+	return 0
+}
+
+func (x *NearCacheStatus) GetEvictions() uint64 {
+	if x != nil {
+		return x.Evictions
+	}
+	return 0
+}
+
+// LeaseStatus is about hits that are fetched in advance.
+type LeaseStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that can be spent now.
+	Held uint64 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`
+	// Those that were fetched since the server started.
+	Leased uint64 `protobuf:"varint,2,opt,name=leased,proto3" json:"leased,omitempty"`
+	// Those of them that were spent.
+	Spent uint64 `protobuf:"varint,3,opt,name=spent,proto3" json:"spent,omitempty"`
+	// Those of them that were given back.
+	Returned      uint64 `protobuf:"varint,4,opt,name=returned,proto3" json:"returned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseStatus) Reset() {
+	*x = LeaseStatus{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseStatus) ProtoMessage() {}
+
+func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
+func (*LeaseStatus) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *LeaseStatus) GetHeld() uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *LeaseStatus) GetLeased() uint64 {
+	if x != nil {
+		return x.Leased
+	}
+	return 0
+}
+
+func (x *LeaseStatus) GetSpent() uint64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *LeaseStatus) GetReturned() uint64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+// LoadStatus is about requests.
+type LoadStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many are in progress.
+	Calls uint64 `protobuf:"varint,1,opt,name=calls,proto3" json:"calls,omitempty"`
+	// How many may be, at present.
+	Limit uint64 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// How long a call waits for this process at present; unset where that is too short to matter.
+	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
+	// How many requests have been shed since the server started, because this process had no time for them.
+	ShedByProcess uint64 `protobuf:"varint,4,opt,name=shed_by_process,json=shedByProcess,proto3" json:"shed_by_process,omitempty"`
+	// Because the store had none.
+	ShedByStore uint64 `protobuf:"varint,5,opt,name=shed_by_store,json=shedByStore,proto3" json:"shed_by_store,omitempty"`
+	// Before their message was read.
+	ShedCalls     uint64 `protobuf:"varint,6,opt,name=shed_calls,json=shedCalls,proto3" json:"shed_calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadStatus) Reset() {
+	*x = LoadStatus{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadStatus) ProtoMessage() {}
+
+func (x *LoadStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
+func (*LoadStatus) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *LoadStatus) GetCalls() uint64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *LoadStatus) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *LoadStatus) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *LoadStatus) GetShedByProcess() uint64 {
+	if x != nil {
+		return x.ShedByProcess
+	}
+	return 0
+}
+
+func (x *LoadStatus) GetShedByStore() uint64 {
+	if x != nil {
+		return x.ShedByStore
+	}
+	return 0
+}
+
+func (x *LoadStatus) GetShedCalls() uint64 {
+	if x != nil {
+		return x.ShedCalls
+	}
+	return 0
+}
+
+// ReloadRulesRequest asks for the rules to be read again.
+type ReloadRulesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRulesRequest) Reset() {
+	*x = ReloadRulesRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRulesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRulesRequest) ProtoMessage() {}
+
+func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ReloadRulesRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ReloadRulesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ReloadRulesResponse is what came of it.
+type ReloadRulesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether what was read was refused, and the rules are as they were.
+	Refused bool `protobuf:"varint,1,opt,name=refused,proto3" json:"refused,omitempty"`
+	// What is wrong with what was read: the first 100 errors, and warnings. There may be warnings where it was not refused.
+	Problems []*RulesProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
+	// How many problems there are.
+	TotalProblems uint32 `protobuf:"varint,3,opt,name=total_problems,json=totalProblems,proto3" json:"total_problems,omitempty"`
+	// What is different from the rules before, in words: the first 100 differences.
+	Changes []string `protobuf:"bytes,4,rep,name=changes,proto3" json:"changes,omitempty"`
+	// How many differences there are.
+	TotalChanges uint32 `protobuf:"varint,5,opt,name=total_changes,json=totalChanges,proto3" json:"total_changes,omitempty"`
+	// The rules in use now.
+	Rules         *RulesStatus `protobuf:"bytes,6,opt,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRulesResponse) Reset() {
+	*x = ReloadRulesResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRulesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRulesResponse) ProtoMessage() {}
+
+func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
+func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ReloadRulesResponse) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *ReloadRulesResponse) GetProblems() []*RulesProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *ReloadRulesResponse) GetTotalProblems() uint32 {
+	if x != nil {
+		return x.TotalProblems
+	}
+	return 0
+}
+
+func (x *ReloadRulesResponse) GetChanges() []string {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ReloadRulesResponse) GetTotalChanges() uint32 {
+	if x != nil {
+		return x.TotalChanges
+	}
+	return 0
+}
+
+func (x *ReloadRulesResponse) GetRules() *RulesStatus {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// DrainRequest asks for the server to be taken out, or put back.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether to put it back.
+	Undo bool `protobuf:"varint,1,opt,name=undo,proto3" json:"undo,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *DrainRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// DrainResponse says what was done.
+type DrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Since when the server is drained; unset where it is not.
+	Drained *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=drained,proto3" json:"drained,omitempty"`
+	// Whether that is different from before.
+	Changed bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Whether the server is healthy now, as far as draining does not matter.
+	OtherwiseHealthy bool `protobuf:"varint,3,opt,name=otherwise_healthy,json=otherwiseHealthy,proto3" json:"otherwise_healthy,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Drained
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *DrainResponse) GetOtherwiseHealthy() bool {
+	if x != nil {
+		return x.OtherwiseHealthy
+	}
+	return false
+}
+
 var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
@@ -3897,10 +5652,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"pathPrefix\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"l\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xd4\x01\n" +
 	"\x11ListRulesResponse\x12/\n" +
 	"\x05rules\x18\x01 \x03(\v2\x19.ratelimitd.admin.v1.RuleR\x05rules\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8c\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x126\n" +
+	"\x06states\x18\x03 \x03(\v2\x1e.ratelimitd.admin.v1.RuleStateR\x06states\x12.\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x8c\x01\n" +
 	"\x0eExplainRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12A\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x1f.ratelimitd.admin.v1.DescriptorR\vdescriptors\x12\x1f\n" +
@@ -4023,7 +5780,35 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\rGrantResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x124\n" +
 	"\x06before\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\x06before\x126\n" +
-	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xfe\x01\n" +
+	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"b\n" +
+	"\fAuditRequest\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xa7\x01\n" +
+	"\rAuditResponse\x129\n" +
+	"\aentries\x18\x01 \x03(\v2\x1f.ratelimitd.admin.v1.AuditEntryR\aentries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1d\n" +
+	"\n" +
+	"is_partial\x18\x03 \x01(\bR\tisPartial\x12\x14\n" +
+	"\x05alone\x18\x04 \x01(\tR\x05alone\"\xf3\x02\n" +
+	"\n" +
+	"AuditEntry\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06method\x18\x02 \x01(\tR\x06method\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x16\n" +
+	"\x06domain\x18\x06 \x01(\tR\x06domain\x124\n" +
+	"\aentries\x18\a \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x12\n" +
+	"\x04what\x18\b \x01(\tR\x04what\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\x16\n" +
+	"\x06before\x18\n" +
+	" \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\v \x01(\tR\x05after\x12\x18\n" +
+	"\arefused\x18\f \x01(\tR\arefused\x12\x18\n" +
+	"\arefusal\x18\r \x01(\tR\arefusal\"\xfe\x01\n" +
 	"\n" +
 	"TopRequest\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
@@ -4161,7 +5946,115 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
 	"\bescalate\x18\x03 \x01(\rR\bescalate\x12+\n" +
-	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max*\xe4\x01\n" +
+	"\x03max\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xad\x01\n" +
+	"\tRuleState\x12\x16\n" +
+	"\x06domain\x18\x01 \x01(\tR\x06domain\x128\n" +
+	"\x06levels\x18\x02 \x03(\v2 .ratelimitd.admin.v1.EntryFilterR\x06levels\x12\x18\n" +
+	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\x04R\arefused\x12\x1a\n" +
+	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x0f\n" +
+	"\rStatusRequest\"\xb5\x06\n" +
+	"\x0eStatusResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1d\n" +
+	"\n" +
+	"go_version\x18\x02 \x01(\tR\tgoVersion\x124\n" +
+	"\astarted\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x121\n" +
+	"\x06uptime\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x18\n" +
+	"\ahealthy\x18\x05 \x01(\bR\ahealthy\x12\x1b\n" +
+	"\tnot_ready\x18\x06 \x03(\tR\bnotReady\x12>\n" +
+	"\n" +
+	"components\x18\a \x03(\v2\x1e.ratelimitd.admin.v1.ComponentR\n" +
+	"components\x124\n" +
+	"\adrained\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x126\n" +
+	"\x05rules\x18\t \x01(\v2 .ratelimitd.admin.v1.RulesStatusR\x05rules\x12F\n" +
+	"\rrefused_rules\x18\n" +
+	" \x01(\v2!.ratelimitd.admin.v1.RefusedRulesR\frefusedRules\x126\n" +
+	"\x05store\x18\v \x01(\v2 .ratelimitd.admin.v1.StoreStatusR\x05store\x12C\n" +
+	"\n" +
+	"near_cache\x18\f \x01(\v2$.ratelimitd.admin.v1.NearCacheStatusR\tnearCache\x128\n" +
+	"\x06leases\x18\r \x01(\v2 .ratelimitd.admin.v1.LeaseStatusR\x06leases\x123\n" +
+	"\x04load\x18\x0e \x01(\v2\x1f.ratelimitd.admin.v1.LoadStatusR\x04load\x120\n" +
+	"\x05reach\x18\x0f \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x1a\n" +
+	"\bcontrols\x18\x10 \x01(\rR\bcontrols\x12\x1a\n" +
+	"\bwatchers\x18\x11 \x01(\rR\bwatchers\"\xa5\x01\n" +
+	"\tComponent\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
+	"\x06health\x18\x02 \x01(\x0e2\x1b.ratelimitd.admin.v1.HealthR\x06health\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x04 \x01(\tR\tlastError\"\x9e\x02\n" +
+	"\vRulesStatus\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
+	"\x05rules\x18\x03 \x01(\rR\x05rules\x12\x18\n" +
+	"\adomains\x18\x04 \x01(\rR\adomains\x122\n" +
+	"\x06loaded\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06loaded\x12+\n" +
+	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\x122\n" +
+	"\x06behind\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06behind\x12\x18\n" +
+	"\amissing\x18\b \x01(\tR\amissing\"\xc6\x01\n" +
+	"\fRefusedRules\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12=\n" +
+	"\bproblems\x18\x03 \x03(\v2!.ratelimitd.admin.v1.RulesProblemR\bproblems\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\rR\x05total\x12\x17\n" +
+	"\ais_over\x18\x05 \x01(\bR\x06isOver\"\x95\x01\n" +
+	"\fRulesProblem\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x12\n" +
+	"\x04line\x18\x02 \x01(\x05R\x04line\x12\x16\n" +
+	"\x06column\x18\x03 \x01(\x05R\x06column\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12\x1d\n" +
+	"\n" +
+	"is_warning\x18\x06 \x01(\bR\tisWarning\"\x9a\x01\n" +
+	"\vStoreStatus\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12 \n" +
+	"\vconnections\x18\x02 \x01(\rR\vconnections\x124\n" +
+	"\x05nodes\x18\x03 \x03(\v2\x1e.ratelimitd.admin.v1.StoreNodeR\x05nodes\x12\x1f\n" +
+	"\vmemory_keys\x18\x04 \x01(\x04R\n" +
+	"memoryKeys\"\x9e\x01\n" +
+	"\tStoreNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
+	"\abreaker\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.BreakerR\abreaker\x12\x16\n" +
+	"\x06opened\x18\x03 \x01(\x04R\x06opened\x12-\n" +
+	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x91\x01\n" +
+	"\x0fNearCacheStatus\x12\x18\n" +
+	"\aentries\x18\x01 \x01(\x04R\aentries\x12\x12\n" +
+	"\x04hits\x18\x02 \x01(\x04R\x04hits\x12\x1a\n" +
+	"\brefusals\x18\x03 \x01(\x04R\brefusals\x12\x16\n" +
+	"\x06misses\x18\x04 \x01(\x04R\x06misses\x12\x1c\n" +
+	"\tevictions\x18\x05 \x01(\x04R\tevictions\"k\n" +
+	"\vLeaseStatus\x12\x12\n" +
+	"\x04held\x18\x01 \x01(\x04R\x04held\x12\x16\n" +
+	"\x06leased\x18\x02 \x01(\x04R\x06leased\x12\x14\n" +
+	"\x05spent\x18\x03 \x01(\x04R\x05spent\x12\x1a\n" +
+	"\breturned\x18\x04 \x01(\x04R\breturned\"\xd2\x01\n" +
+	"\n" +
+	"LoadStatus\x12\x14\n" +
+	"\x05calls\x18\x01 \x01(\x04R\x05calls\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12-\n" +
+	"\x04wait\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12&\n" +
+	"\x0fshed_by_process\x18\x04 \x01(\x04R\rshedByProcess\x12\"\n" +
+	"\rshed_by_store\x18\x05 \x01(\x04R\vshedByStore\x12\x1d\n" +
+	"\n" +
+	"shed_calls\x18\x06 \x01(\x04R\tshedCalls\"E\n" +
+	"\x12ReloadRulesRequest\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\x8c\x02\n" +
+	"\x13ReloadRulesResponse\x12\x18\n" +
+	"\arefused\x18\x01 \x01(\bR\arefused\x12=\n" +
+	"\bproblems\x18\x02 \x03(\v2!.ratelimitd.admin.v1.RulesProblemR\bproblems\x12%\n" +
+	"\x0etotal_problems\x18\x03 \x01(\rR\rtotalProblems\x12\x18\n" +
+	"\achanges\x18\x04 \x03(\tR\achanges\x12#\n" +
+	"\rtotal_changes\x18\x05 \x01(\rR\ftotalChanges\x126\n" +
+	"\x05rules\x18\x06 \x01(\v2 .ratelimitd.admin.v1.RulesStatusR\x05rules\"S\n" +
+	"\fDrainRequest\x12\x12\n" +
+	"\x04undo\x18\x01 \x01(\bR\x04undo\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\x8c\x01\n" +
+	"\rDrainResponse\x124\n" +
+	"\adrained\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\x12+\n" +
+	"\x11otherwise_healthy\x18\x03 \x01(\bR\x10otherwiseHealthy*\xe4\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -4224,7 +6117,18 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10ON_FAILURE_ERROR\x10\x01\x12\x14\n" +
 	"\x10ON_FAILURE_ALLOW\x10\x02\x12\x13\n" +
 	"\x0fON_FAILURE_DENY\x10\x03\x12\x14\n" +
-	"\x10ON_FAILURE_LOCAL\x10\x042\xeb\a\n" +
+	"\x10ON_FAILURE_LOCAL\x10\x04*X\n" +
+	"\x06Health\x12\x16\n" +
+	"\x12HEALTH_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tHEALTH_OK\x10\x01\x12\x13\n" +
+	"\x0fHEALTH_DEGRADED\x10\x02\x12\x12\n" +
+	"\x0eHEALTH_FAILING\x10\x03*_\n" +
+	"\aBreaker\x12\x17\n" +
+	"\x13BREAKER_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eBREAKER_CLOSED\x10\x01\x12\x15\n" +
+	"\x11BREAKER_HALF_OPEN\x10\x02\x12\x10\n" +
+	"\fBREAKER_OPEN\x10\x032\xc0\n" +
+	"\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
@@ -4235,9 +6139,13 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05Limit\x12!.ratelimitd.admin.v1.LimitRequest\x1a\".ratelimitd.admin.v1.LimitResponse\x12K\n" +
 	"\x04Lift\x12 .ratelimitd.admin.v1.LiftRequest\x1a!.ratelimitd.admin.v1.LiftResponse\x12c\n" +
 	"\fListControls\x12(.ratelimitd.admin.v1.ListControlsRequest\x1a).ratelimitd.admin.v1.ListControlsResponse\x12N\n" +
-	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponse\x12H\n" +
+	"\x05Grant\x12!.ratelimitd.admin.v1.GrantRequest\x1a\".ratelimitd.admin.v1.GrantResponse\x12N\n" +
+	"\x05Audit\x12!.ratelimitd.admin.v1.AuditRequest\x1a\".ratelimitd.admin.v1.AuditResponse\x12H\n" +
 	"\x03Top\x12\x1f.ratelimitd.admin.v1.TopRequest\x1a .ratelimitd.admin.v1.TopResponse\x12P\n" +
-	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01BDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
+	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01\x12Q\n" +
+	"\x06Status\x12\".ratelimitd.admin.v1.StatusRequest\x1a#.ratelimitd.admin.v1.StatusResponse\x12`\n" +
+	"\vReloadRules\x12'.ratelimitd.admin.v1.ReloadRulesRequest\x1a(.ratelimitd.admin.v1.ReloadRulesResponse\x12N\n" +
+	"\x05Drain\x12!.ratelimitd.admin.v1.DrainRequest\x1a\".ratelimitd.admin.v1.DrainResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_ratelimitd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -4251,8 +6159,8 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -4264,159 +6172,219 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Unit)(0),                     // 7: ratelimitd.admin.v1.Unit
 	(Align)(0),                    // 8: ratelimitd.admin.v1.Align
 	(OnFailure)(0),                // 9: ratelimitd.admin.v1.OnFailure
-	(*ListRulesRequest)(nil),      // 10: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),     // 11: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),        // 12: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 13: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),           // 14: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                  // 15: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),           // 16: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),          // 17: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),          // 18: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),         // 19: ratelimitd.admin.v1.ResetResponse
-	(*Control)(nil),               // 20: ratelimitd.admin.v1.Control
-	(*Reach)(nil),                 // 21: ratelimitd.admin.v1.Reach
-	(*BlockRequest)(nil),          // 22: ratelimitd.admin.v1.BlockRequest
-	(*BlockResponse)(nil),         // 23: ratelimitd.admin.v1.BlockResponse
-	(*AllowRequest)(nil),          // 24: ratelimitd.admin.v1.AllowRequest
-	(*AllowResponse)(nil),         // 25: ratelimitd.admin.v1.AllowResponse
-	(*LimitRequest)(nil),          // 26: ratelimitd.admin.v1.LimitRequest
-	(*LimitResponse)(nil),         // 27: ratelimitd.admin.v1.LimitResponse
-	(*LiftRequest)(nil),           // 28: ratelimitd.admin.v1.LiftRequest
-	(*LiftResponse)(nil),          // 29: ratelimitd.admin.v1.LiftResponse
-	(*ListControlsRequest)(nil),   // 30: ratelimitd.admin.v1.ListControlsRequest
-	(*ListControlsResponse)(nil),  // 31: ratelimitd.admin.v1.ListControlsResponse
-	(*GrantRequest)(nil),          // 32: ratelimitd.admin.v1.GrantRequest
-	(*GrantResponse)(nil),         // 33: ratelimitd.admin.v1.GrantResponse
-	(*TopRequest)(nil),            // 34: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 35: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 36: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 37: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 38: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 39: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 40: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 41: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 42: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 43: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 44: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 45: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 46: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),               // 47: ratelimitd.admin.v1.Penalty
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 49: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 50: google.protobuf.Struct
+	(Health)(0),                   // 10: ratelimitd.admin.v1.Health
+	(Breaker)(0),                  // 11: ratelimitd.admin.v1.Breaker
+	(*ListRulesRequest)(nil),      // 12: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 13: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 14: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 15: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 16: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 17: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 18: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 19: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 20: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 21: ratelimitd.admin.v1.ResetResponse
+	(*Control)(nil),               // 22: ratelimitd.admin.v1.Control
+	(*Reach)(nil),                 // 23: ratelimitd.admin.v1.Reach
+	(*BlockRequest)(nil),          // 24: ratelimitd.admin.v1.BlockRequest
+	(*BlockResponse)(nil),         // 25: ratelimitd.admin.v1.BlockResponse
+	(*AllowRequest)(nil),          // 26: ratelimitd.admin.v1.AllowRequest
+	(*AllowResponse)(nil),         // 27: ratelimitd.admin.v1.AllowResponse
+	(*LimitRequest)(nil),          // 28: ratelimitd.admin.v1.LimitRequest
+	(*LimitResponse)(nil),         // 29: ratelimitd.admin.v1.LimitResponse
+	(*LiftRequest)(nil),           // 30: ratelimitd.admin.v1.LiftRequest
+	(*LiftResponse)(nil),          // 31: ratelimitd.admin.v1.LiftResponse
+	(*ListControlsRequest)(nil),   // 32: ratelimitd.admin.v1.ListControlsRequest
+	(*ListControlsResponse)(nil),  // 33: ratelimitd.admin.v1.ListControlsResponse
+	(*GrantRequest)(nil),          // 34: ratelimitd.admin.v1.GrantRequest
+	(*GrantResponse)(nil),         // 35: ratelimitd.admin.v1.GrantResponse
+	(*AuditRequest)(nil),          // 36: ratelimitd.admin.v1.AuditRequest
+	(*AuditResponse)(nil),         // 37: ratelimitd.admin.v1.AuditResponse
+	(*AuditEntry)(nil),            // 38: ratelimitd.admin.v1.AuditEntry
+	(*TopRequest)(nil),            // 39: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 40: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 41: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 42: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 43: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 44: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 45: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 46: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 47: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 48: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 49: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 50: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 51: ratelimitd.admin.v1.Limit
+	(*Penalty)(nil),               // 52: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 53: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 54: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 55: ratelimitd.admin.v1.StatusResponse
+	(*Component)(nil),             // 56: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 57: ratelimitd.admin.v1.RulesStatus
+	(*RefusedRules)(nil),          // 58: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 59: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 60: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 61: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 62: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 63: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 64: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 65: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 66: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 67: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 68: ratelimitd.admin.v1.DrainResponse
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 71: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	45, // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	41, // 1: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	14, // 2: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	15, // 3: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	45, // 4: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
-	0,  // 5: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	44, // 6: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	20, // 7: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	42, // 8: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	45, // 9: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	44, // 10: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	42, // 11: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	45, // 12: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	44, // 13: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	1,  // 14: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	42, // 15: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	43, // 16: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	48, // 17: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	48, // 18: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	42, // 19: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	49, // 20: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	20, // 21: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	20, // 22: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	21, // 23: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	42, // 24: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	49, // 25: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	20, // 26: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	20, // 27: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	21, // 28: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	42, // 29: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	49, // 30: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	43, // 31: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	20, // 32: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	20, // 33: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	21, // 34: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	45, // 35: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	20, // 36: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	21, // 37: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	20, // 38: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	21, // 39: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	42, // 40: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	45, // 41: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	44, // 42: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	44, // 43: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	37, // 44: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,  // 45: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,  // 46: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	36, // 47: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	48, // 48: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	48, // 49: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	42, // 50: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	37, // 51: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,  // 52: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	40, // 53: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	48, // 54: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	42, // 55: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,  // 56: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,  // 57: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,  // 58: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	49, // 59: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	49, // 60: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	42, // 61: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	43, // 62: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,  // 63: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	46, // 64: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	49, // 65: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	49, // 66: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	49, // 67: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	49, // 68: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	46, // 69: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	47, // 70: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,  // 71: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	50, // 72: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	6,  // 73: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,  // 74: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	49, // 75: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	49, // 76: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,  // 77: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	49, // 78: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,  // 79: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	49, // 80: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	10, // 81: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	12, // 82: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	16, // 83: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	18, // 84: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	22, // 85: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	24, // 86: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	26, // 87: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	28, // 88: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	30, // 89: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	32, // 90: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	34, // 91: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	38, // 92: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	11, // 93: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	13, // 94: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	17, // 95: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	19, // 96: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	23, // 97: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	25, // 98: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	27, // 99: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	29, // 100: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	31, // 101: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	33, // 102: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	35, // 103: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	39, // 104: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	93, // [93:105] is the sub-list for method output_type
-	81, // [81:93] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	50,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	69,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	46,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	16,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	17,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	50,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	49,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	22,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
+	47,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	47,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	1,   // 16: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	47,  // 17: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 18: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	69,  // 19: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	69,  // 20: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	47,  // 21: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 22: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	22,  // 23: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 24: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 25: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 26: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 27: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	22,  // 28: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 29: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 30: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 31: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 32: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	48,  // 33: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	22,  // 34: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 35: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 36: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 37: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	22,  // 38: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	23,  // 39: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	22,  // 40: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	23,  // 41: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 42: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 43: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 44: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	49,  // 45: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	38,  // 46: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	69,  // 47: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	47,  // 48: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 49: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 50: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 51: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	41,  // 52: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	69,  // 53: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	69,  // 54: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	47,  // 55: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 56: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 57: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	45,  // 58: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	69,  // 59: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	47,  // 60: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 61: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 62: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 63: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	70,  // 64: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	70,  // 65: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	47,  // 66: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 67: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 68: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	51,  // 69: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	70,  // 70: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	70,  // 71: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	70,  // 72: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	70,  // 73: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	51,  // 74: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	52,  // 75: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 76: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	71,  // 77: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	6,   // 78: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 79: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	70,  // 80: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	70,  // 81: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 82: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	70,  // 83: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 84: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	70,  // 85: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	42,  // 86: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	69,  // 87: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	70,  // 88: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	56,  // 89: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	69,  // 90: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	57,  // 91: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	58,  // 92: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	60,  // 93: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	62,  // 94: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	63,  // 95: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	64,  // 96: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	23,  // 97: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	10,  // 98: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	69,  // 99: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	69,  // 100: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	70,  // 101: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	69,  // 102: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	69,  // 103: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	59,  // 104: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	61,  // 105: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	11,  // 106: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	70,  // 107: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	70,  // 108: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	59,  // 109: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	57,  // 110: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	69,  // 111: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	12,  // 112: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	14,  // 113: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	18,  // 114: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	20,  // 115: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	24,  // 116: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	26,  // 117: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	28,  // 118: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	30,  // 119: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	32,  // 120: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	34,  // 121: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	36,  // 122: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	39,  // 123: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	43,  // 124: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	54,  // 125: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	65,  // 126: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	67,  // 127: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	13,  // 128: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	15,  // 129: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	19,  // 130: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	21,  // 131: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	25,  // 132: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	27,  // 133: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	29,  // 134: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	31,  // 135: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	33,  // 136: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	35,  // 137: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	37,  // 138: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	40,  // 139: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	44,  // 140: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	55,  // 141: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	66,  // 142: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	68,  // 143: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	128, // [128:144] is the sub-list for method output_type
+	112, // [112:128] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -4424,16 +6392,16 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[27].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      10,
-			NumMessages:   38,
+			NumEnums:      12,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

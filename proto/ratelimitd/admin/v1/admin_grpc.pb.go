@@ -32,8 +32,12 @@ const (
 	AdminService_Lift_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Lift"
 	AdminService_ListControls_FullMethodName = "/ratelimitd.admin.v1.AdminService/ListControls"
 	AdminService_Grant_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Grant"
+	AdminService_Audit_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Audit"
 	AdminService_Top_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Top"
 	AdminService_Watch_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Watch"
+	AdminService_Status_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Status"
+	AdminService_ReloadRules_FullMethodName  = "/ratelimitd.admin.v1.AdminService/ReloadRules"
+	AdminService_Drain_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Drain"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -46,7 +50,7 @@ const (
 // other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls always answers, and Block, Allow and Lift need no rules.
+// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceClient interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -83,6 +87,9 @@ type AdminServiceClient interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
+	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
+	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -92,6 +99,17 @@ type AdminServiceClient interface {
 	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
 	// callers watch already.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
+	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
+	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
+	ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error)
+	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
+	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// answers FAILED_PRECONDITION where the server is stopping.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
 type adminServiceClient struct {
@@ -202,6 +220,16 @@ func (c *adminServiceClient) Grant(ctx context.Context, in *GrantRequest, opts .
 	return out, nil
 }
 
+func (c *adminServiceClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditResponse)
+	err := c.cc.Invoke(ctx, AdminService_Audit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TopResponse)
@@ -231,6 +259,36 @@ func (c *adminServiceClient) Watch(ctx context.Context, in *WatchRequest, opts .
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *adminServiceClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatusResponse)
+	err := c.cc.Invoke(ctx, AdminService_Status_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ReloadRules(ctx context.Context, in *ReloadRulesRequest, opts ...grpc.CallOption) (*ReloadRulesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadRulesResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReloadRules_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -241,7 +299,7 @@ type AdminService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // other machine can connect; others get PERMISSION_DENIED.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
-// ListControls always answers, and Block, Allow and Lift need no rules.
+// ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
 type AdminServiceServer interface {
 	// ListRules lists the rules that are served now, in the order of the files. It answers INVALID_ARGUMENT for a
 	// page_token that is none, and ABORTED for one from before the rules changed: start again without it.
@@ -278,6 +336,9 @@ type AdminServiceServer interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
+	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
+	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
 	// INVALID_ARGUMENT for a ranking, a window or a page_size that there is not, and NOT_FOUND for a rule that there is not.
@@ -287,6 +348,17 @@ type AdminServiceServer interface {
 	// INVALID_ARGUMENT for a filter that cannot be met, NOT_FOUND for a rule that there is not, and RESOURCE_EXHAUSTED where 8
 	// callers watch already.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Status says how this server is: its version, its rules, its health, and what it is doing. It always answers.
+	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// ReloadRules reads the files of the rules again, or asks the control plane for everything again, and waits for what comes of
+	// it: the rules in use then, with what changed, or with why the new ones were refused, which is no error of the call. It
+	// needs no rules. It answers UNAVAILABLE where the control plane is away, DEADLINE_EXCEEDED where it does not answer in time,
+	// and FAILED_PRECONDITION to a dry_run where rules come from a control plane.
+	ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error)
+	// Drain has this server report that it is not healthy and not ready, as when it begins to stop, so that proxies and
+	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
+	// answers FAILED_PRECONDITION where the server is stopping.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -327,11 +399,23 @@ func (UnimplementedAdminServiceServer) ListControls(context.Context, *ListContro
 func (UnimplementedAdminServiceServer) Grant(context.Context, *GrantRequest) (*GrantResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Grant not implemented")
 }
+func (UnimplementedAdminServiceServer) Audit(context.Context, *AuditRequest) (*AuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
+}
 func (UnimplementedAdminServiceServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
 }
 func (UnimplementedAdminServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedAdminServiceServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedAdminServiceServer) ReloadRules(context.Context, *ReloadRulesRequest) (*ReloadRulesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReloadRules not implemented")
+}
+func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -534,6 +618,24 @@ func _AdminService_Grant_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Audit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Audit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Audit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Audit(ctx, req.(*AuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_Top_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TopRequest)
 	if err := dec(in); err != nil {
@@ -562,6 +664,60 @@ func _AdminService_Watch_Handler(srv interface{}, stream grpc.ServerStream) erro
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
+func _AdminService_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Status(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Status_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Status(ctx, req.(*StatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ReloadRules_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRulesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReloadRules(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReloadRules_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReloadRules(ctx, req.(*ReloadRulesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -611,8 +767,24 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_Grant_Handler,
 		},
 		{
+			MethodName: "Audit",
+			Handler:    _AdminService_Audit_Handler,
+		},
+		{
 			MethodName: "Top",
 			Handler:    _AdminService_Top_Handler,
+		},
+		{
+			MethodName: "Status",
+			Handler:    _AdminService_Status_Handler,
+		},
+		{
+			MethodName: "ReloadRules",
+			Handler:    _AdminService_ReloadRules_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _AdminService_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

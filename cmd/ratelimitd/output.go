@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// exitHelp says what the exit codes of commands mean that ask a server.
+const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no.`
+
+// addOutput adds the flag --output to a command.
+func addOutput(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVar(output, "output", "text", "text for people, or json")
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+}
+
+// jsonWanted reports whether the answer is to be printed as JSON.
+func jsonWanted(output string) (bool, error) {
+	if output != "text" && output != "json" {
+		return false, fmt.Errorf("--output %q: must be text or json", output)
+	}
+	return output == "json", nil
+}
+
+// printJSON prints an answer of a server as one line of JSON.
+func (p *program) printJSON(m proto.Message) error {
+	text, err := messageJSON(m)
+	if err == nil {
+		p.printf("%s\n", text)
+	}
+	return err
+}
+
+// messageJSON returns m as JSON on one line. What protojson has in random places is taken out.
+func messageJSON(m proto.Message) (json.RawMessage, error) {
+	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("writing JSON: %w", err)
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, text); err != nil {
+		return nil, fmt.Errorf("writing JSON: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// table prints rows with their columns below each other, the first of them being the heading.
+func (p *program) table(rows [][]string) {
+	for _, line := range tableLines(rows) {
+		p.printf("%s\n", line)
+	}
+}
+
+// tableLines returns the lines of a table. Columns of numbers are aligned to the right.
+func tableLines(rows [][]string) []string {
+	widths, numbers := make([]int, len(rows[0])), make([]bool, len(rows[0]))
+	for i := range numbers {
+		numbers[i] = len(rows) > 1
+	}
+	for n, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			numbers[i] = numbers[i] && (n == 0 || cell == "" || isNumber(cell))
+		}
+	}
+	var lines []string
+	for _, row := range rows {
+		var b strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if numbers[i] {
+				b.WriteString(pad + cell + "  ")
+			} else {
+				b.WriteString(cell + pad + "  ")
+			}
+		}
+		lines = append(lines, strings.TrimRight(b.String(), " "))
+	}
+	return lines
+}
+
+func isNumber(cell string) bool {
+	return cell == "-" || cell != "" && strings.Trim(cell, "0123456789.") == "" && cell != "."
+}
+
+// plain replaces what a terminal would not show but obey.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
+}
+
+// timeText returns a time as all commands print it.
+func timeText(t *timestamppb.Timestamp) string { return t.AsTime().Format(time.RFC3339) }
+
+// spanText returns how long something has lasted, in whole seconds.
+func spanText(d *durationpb.Duration) string {
+	return descriptors.SpanText(d.AsDuration().Truncate(time.Second))
+}

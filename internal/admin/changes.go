@@ -1,0 +1,253 @@
+package admin
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+)
+
+// requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
+const requestID = "x-request-id"
+
+// Bounds of calls that are remembered.
+const (
+	rememberFor    = 10 * time.Minute
+	mostRemembered = 10_000
+	maxRequestID   = 128 // bytes
+)
+
+// Bounds of what is told of calls that were refused for who made them, so that these do not push out everything else.
+const (
+	strangersEach = time.Minute
+	mostStrangers = 10
+)
+
+// whoKey is the key of a context for [Who], and actKey for *[controls.Act].
+type (
+	whoKey struct{}
+	actKey struct{}
+)
+
+// whoOf returns who made the call of ctx, which was let in.
+func whoOf(ctx context.Context) Who {
+	who, _ := ctx.Value(whoKey{}).(Who)
+	return who
+}
+
+// actOf returns what is to be told of the call of ctx, which changes something; methods fill it in.
+func actOf(ctx context.Context) *controls.Act {
+	if a, ok := ctx.Value(actKey{}).(*controls.Act); ok {
+		return a
+	}
+	return new(controls.Act)
+}
+
+// changes is what the calls that change something share, over all listeners.
+type changes struct {
+	mu        sync.Mutex
+	calls     map[callKey]*call
+	order     []callKey // as they came
+	strangers int       // calls refused for who made them, since
+	since     time.Time
+}
+
+// callKey names a call. Two callers may choose the same ID.
+type callKey struct{ who, id string }
+
+// call is one that was made, or is being made.
+type call struct {
+	at     time.Time
+	hash   [sha256.Size]byte // of the request
+	done   chan struct{}     // closed once there is an answer or an error
+	answer any
+	err    error
+}
+
+// begin returns the call with a key, and whether it is a new one, which finish has to be called for. There is an error if the ID
+// was used for another request.
+func (c *changes) begin(key callKey, hash [sha256.Size]byte) (of *call, isNew bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for len(c.order) > 0 {
+		first := c.order[0]
+		if old := c.calls[first]; old != nil && now.Sub(old.at) < rememberFor && len(c.order) < mostRemembered {
+			break
+		}
+		delete(c.calls, first)
+		c.order = c.order[1:]
+	}
+	if old := c.calls[key]; old != nil {
+		if old.hash != hash {
+			return nil, false, invalidf("x-request-id is that of another call of the last ten minutes: give each call that is not a repetition an ID of its own")
+		}
+		return old, false, nil
+	}
+	if c.calls == nil {
+		c.calls = make(map[callKey]*call)
+	}
+	of = &call{at: now, hash: hash, done: make(chan struct{})}
+	c.calls[key] = of
+	c.order = append(c.order, key)
+	return of, true, nil
+}
+
+// finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again.
+func (c *changes) finish(key callKey, of *call, answer any, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of.answer, of.err = answer, err
+	if err != nil && c.calls[key] == of {
+		delete(c.calls, key)
+	}
+	close(of.done)
+}
+
+// stranger reports whether to tell of a call that was refused for who made it.
+func (c *changes) stranger() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); now.Sub(c.since) >= strangersEach {
+		c.since, c.strangers = now, 0
+	}
+	c.strangers++
+	return c.strangers <= mostStrangers
+}
+
+// request is one that changes something, unless it is a dry run.
+type request interface {
+	proto.Message
+}
+
+// dry reports whether q asks only what would be done.
+func dry(q request) bool {
+	d, ok := q.(interface{ GetDryRun() bool })
+	return ok && d.GetDryRun()
+}
+
+// change answers q, which changes something, with f, and tells of it. The same call made again gets the same answer.
+func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
+	var none A
+	who, denied := s.access.allow(ctx, true)
+	id, given, invalid := idOf(ctx)
+	a := &controls.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
+	describe(a, q)
+	if denied != nil {
+		if who.Name != "" || s.changes.stranger() {
+			s.tell(ctx, a, denied)
+		}
+		return none, denied
+	}
+	if invalid != nil {
+		return none, statusOf(ctx, invalid)
+	}
+	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // which fails only where there is no call, in tests
+	ctx = context.WithValue(context.WithValue(ctx, whoKey{}, who), actKey{}, a)
+	if dry(q) {
+		answer, err := f(ctx, q)
+		return answered(ctx, answer, err)
+	}
+	once := func() (A, error) {
+		answer, err := f(ctx, q)
+		answer, err = answered(ctx, answer, err)
+		s.tell(ctx, a, err)
+		return answer, err
+	}
+	if !given {
+		return once()
+	}
+	return again(ctx, s.changes, callKey{who.Name, id}, q, once)
+}
+
+// again makes a call unless it has been made.
+func again[Q request, A any](ctx context.Context, c *changes, key callKey, q Q, once func() (A, error)) (answer A, err error) {
+	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
+	if err != nil {
+		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
+	}
+	of, isNew, err := c.begin(key, sha256.Sum256(append([]byte(methodOf(q)+"\n"), text...)))
+	if err != nil {
+		return answer, statusOf(ctx, err)
+	}
+	if isNew {
+		err = status.Error(codes.Internal, "the call ended without an answer") // in a panic
+		defer func() { c.finish(key, of, answer, err) }()
+		answer, err = once()
+		return answer, err
+	}
+	select {
+	case <-of.done:
+		answer, _ = of.answer.(A)
+		return answer, of.err
+	case <-ctx.Done():
+		return answer, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// answered turns errors into statuses.
+func answered[A any](ctx context.Context, answer A, err error) (A, error) {
+	var none A
+	if err == nil {
+		return answer, nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return none, err
+	}
+	return none, statusOf(ctx, err)
+}
+
+// idOf returns the ID of a call, and whether the caller has given it.
+func idOf(ctx context.Context) (id string, given bool, err error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	switch ids := md.Get(requestID); {
+	case len(ids) == 0 || len(ids) == 1 && ids[0] == "":
+		return rand.Text(), false, nil
+	case len(ids) > 1:
+		return "", true, invalidf("there are %d of x-request-id: send one", len(ids))
+	case len(ids[0]) > maxRequestID || strings.ContainsFunc(ids[0], func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", true, invalidf("x-request-id must have at most %d bytes, of printable ASCII without spaces", maxRequestID)
+	default:
+		return ids[0], true, nil
+	}
+}
+
+// methodOf returns the name of the method that takes q.
+func methodOf(q request) string {
+	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
+}
+
+// tell has what was done, or refused, kept and logged.
+func (s *Service) tell(ctx context.Context, a *controls.Act, err error) {
+	if err != nil {
+		a.Refused, a.Why, a.Before, a.After = status.Code(err).String(), status.Convert(err).Message(), "", ""
+	}
+	s.controls.Tell(ctx, a, err == nil)
+	if s.config.Changed != nil {
+		s.config.Changed(a.Method, err == nil)
+	}
+	keys := make([]string, 0, len(a.Entries)) // not the values, which are data of end users
+	for _, e := range a.Entries {
+		keys = append(keys, valid(string(e[0])))
+	}
+	attrs := []slog.Attr{
+		slog.String("method", a.Method), slog.String("request_id", a.RequestID), slog.String("by", a.By), slog.String("from", a.From),
+		slog.String("domain", valid(string(a.Domain))), slog.Any("keys", keys), slog.String("what", a.What), slog.String("reason", a.Reason),
+	}
+	if err != nil {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused", append(attrs, slog.String("refused", a.Refused))...)
+		return
+	}
+	s.audit.LogAttrs(ctx, slog.LevelWarn, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)
+}

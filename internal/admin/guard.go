@@ -1,0 +1,78 @@
+package admin
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Bounds of what is slowed down.
+const (
+	slowFor     = time.Second
+	slowOneFrom = 4   // calls with wrong tokens from one address that are waited out at a time: those are its guesses in a second
+	slowAll     = 256 // from all addresses: further ones are answered at once
+)
+
+// Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
+type Guard struct {
+	failed func()
+	pause  time.Duration
+
+	mu      sync.Mutex
+	waiting map[netip.Addr]int // calls with wrong tokens that are waited out, by where they came from
+	all     int
+}
+
+// NewGuard returns a guard that calls failed for each call that is refused for who makes it.
+func NewGuard(failed func()) *Guard {
+	return &Guard{failed: failed, pause: slowFor, waiting: make(map[netip.Addr]int)}
+}
+
+// crowded reports whether so many wrong tokens came from an address just now that no further one is looked at.
+func (g *Guard) crowded(from net.Addr) bool {
+	if g == nil {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.waiting[hostOf(from)] >= slowOneFrom
+}
+
+// refused counts a call that is refused.
+func (g *Guard) refused() {
+	if g != nil && g.failed != nil {
+		g.failed()
+	}
+}
+
+// slow waits before a wrong token is answered.
+func (g *Guard) slow(from net.Addr) {
+	if g == nil {
+		return
+	}
+	host := hostOf(from)
+	g.mu.Lock()
+	if g.all >= slowAll {
+		g.mu.Unlock()
+		return
+	}
+	g.all++
+	g.waiting[host]++
+	g.mu.Unlock()
+	time.Sleep(g.pause) // also if the caller has gone, who may come back at once
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all--
+	if g.waiting[host]--; g.waiting[host] == 0 {
+		delete(g.waiting, host)
+	}
+}
+
+// hostOf returns the IP address of a connection; those that have none are one.
+func hostOf(a net.Addr) netip.Addr {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}

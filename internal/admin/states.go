@@ -1,0 +1,46 @@
+package admin
+
+import (
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// RuleMessage converts r, as ListRules has it; nil becomes nil.
+func RuleMessage(r *descriptors.Rule) (*adminv1.Rule, error) { return ruleMessage(r) }
+
+// stateMessage converts where r is, and what it has done.
+func stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Control) *adminv1.RuleState {
+	m := &adminv1.RuleState{Domain: valid(r.DomainName()), Allowed: t.Allowed, Refused: t.Refused}
+	for _, l := range r.Levels() {
+		level := &adminv1.EntryFilter{Key: valid(string(l.Key))}
+		if len(l.Value) > 0 {
+			level.Value = new(valid(string(l.Value)))
+		}
+		m.Levels = append(m.Levels, level)
+	}
+	for _, c := range above[:min(len(above), mostShown)] {
+		m.Controls = append(m.Controls, c.ID)
+	}
+	return m
+}
+
+// above returns the controls about descriptors that meet a rule of set, by rule.
+func above(set *descriptors.Set, all []*controls.Control) map[*descriptors.Rule][]*controls.Control {
+	by := make(map[*descriptors.Rule][]*controls.Control)
+	for _, c := range all {
+		d := set.Domain([]byte(c.Domain))
+		if d == nil || len(c.Entries) == 0 {
+			continue
+		}
+		var entries []descriptors.Entry
+		for _, e := range c.Entries {
+			entries = append(entries, descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)})
+		}
+		if r := d.Match(entries).Rule; r != nil {
+			by[r] = append(by[r], c)
+		}
+	}
+	return by
+}

@@ -1,0 +1,204 @@
+package admin
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// mostShown is the most problems, changes or controls of a rule in an answer.
+const mostShown = 100
+
+// Status says how this server is.
+func (s *Service) Status(ctx context.Context, q *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
+	return look(ctx, s, q, s.status)
+}
+
+// ReloadRules takes the rules again from where they come from.
+func (s *Service) ReloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
+	return change(ctx, s, q, s.reloadRules)
+}
+
+// Drain has the server report that it is not healthy, or ends that.
+func (s *Service) Drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
+	return change(ctx, s, q, s.drain)
+}
+
+// process returns what is asked by the methods about the process, or the error of those without one.
+func (s *Service) process() (Process, error) { //nolint:ireturn // it is the consumer's own
+	if s.config.Process == nil {
+		return nil, status.Error(codes.Unimplemented, "this server does not say how it is")
+	}
+	return s.config.Process, nil
+}
+
+func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv1.StatusResponse, error) {
+	p, err := s.process()
+	if err != nil {
+		return nil, err
+	}
+	now := p.Status()
+	a := &adminv1.StatusResponse{
+		Version:    valid(now.Version),
+		GoVersion:  runtime.Version(),
+		Started:    timestamppb.New(now.Started),
+		Uptime:     durationpb.New(time.Since(now.Started)),
+		Healthy:    now.Healthy,
+		Drained:    unlessNever(now.Drained),
+		Rules:      s.rulesMessage(&now.Rules),
+		Store:      storeMessage(&now.Store),
+		Load:       loadMessage(&now.Load),
+		Reach:      s.reach(ctx),
+		Controls:   uint32(len(s.controls.Known())),
+		Components: componentMessages(now.Components),
+	}
+	for _, why := range now.NotReady {
+		a.NotReady = append(a.NotReady, valid(why))
+	}
+	if r := now.Refused; r != nil {
+		a.RefusedRules = &adminv1.RefusedRules{
+			Time: timestamppb.New(r.At), Version: r.Version, Problems: problemMessages(r.Problems), Total: uint32(len(r.Problems)), IsOver: r.Over,
+		}
+	}
+	if n := now.Near; n != nil {
+		a.NearCache = &adminv1.NearCacheStatus{
+			Entries: uint64(n.Entries), Hits: n.Hits, Refusals: n.Refusals, Misses: n.Misses, Evictions: n.Evictions,
+		}
+		a.Leases = &adminv1.LeaseStatus{Held: n.HitsHeld, Leased: n.HitsLeased, Spent: n.HitsSpent, Returned: n.HitsReturned}
+	}
+	if s.config.Watch != nil {
+		a.Watchers = uint32(s.config.Watch.Count())
+	}
+	return a, nil
+}
+
+func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest) (*adminv1.ReloadRulesResponse, error) {
+	p, err := s.process()
+	switch {
+	case err != nil:
+		return nil, err
+	case len(q.GetReason()) > controls.MaxReason:
+		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
+	}
+	act := actOf(ctx)
+	act.Before = versionOf(p)
+	r, err := p.ReloadRules(ctx, q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	if act.After = "rules " + r.Rules.Version; r.Refused {
+		act.After += ", as the new ones were refused"
+	}
+	a := &adminv1.ReloadRulesResponse{
+		Refused: r.Refused, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
+		TotalChanges: uint32(len(r.Changes)), Rules: s.rulesMessage(&r.Rules),
+	}
+	for _, line := range r.Changes[:min(len(r.Changes), mostShown)] {
+		a.Changes = append(a.Changes, valid(line))
+	}
+	return a, nil
+}
+
+func (s *Service) drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.DrainResponse, error) {
+	p, err := s.process()
+	switch {
+	case err != nil:
+		return nil, err
+	case len(q.GetReason()) > controls.MaxReason:
+		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
+	}
+	d, err := p.Drain(q.GetUndo(), q.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	act, words := actOf(ctx), map[bool]string{false: "in service", true: "drained"}
+	act.Before, act.After = words[d.Since.IsZero() == d.Changed], words[!d.Since.IsZero()]
+	return &adminv1.DrainResponse{Drained: unlessNever(d.Since), Changed: d.Changed, OtherwiseHealthy: d.Otherwise}, nil
+}
+
+// versionOf says which rules are in use.
+func versionOf(p Process) string { return "rules " + p.Status().Rules.Version }
+
+func (s *Service) rulesMessage(r *Rules) *adminv1.RulesStatus {
+	m := &adminv1.RulesStatus{
+		Source: valid(r.Source), Version: r.Version, Loaded: unlessNever(r.Loaded), Behind: unlessNever(r.Behind), Missing: valid(r.Missing),
+	}
+	if !r.Loaded.IsZero() {
+		m.Age = durationpb.New(time.Since(r.Loaded))
+	}
+	if set := s.limiter.Rules(); set != nil {
+		for range set.Rules() {
+			m.Rules++
+		}
+		for range set.Domains() {
+			m.Domains++
+		}
+	}
+	return m
+}
+
+func problemMessages(all descriptors.Problems) (out []*adminv1.RulesProblem) {
+	for _, warning := range []bool{false, true} { // errors first
+		for _, p := range all {
+			if p.Warning == warning && len(out) < mostShown {
+				out = append(out, &adminv1.RulesProblem{
+					File: valid(p.File), Line: int32(p.Line), Column: int32(p.Column), Path: valid(p.Path), Text: valid(p.Text), IsWarning: warning,
+				})
+			}
+		}
+	}
+	return out
+}
+
+func componentMessages(all []Component) (out []*adminv1.Component) {
+	for _, c := range all {
+		m := &adminv1.Component{Name: c.Name, Since: timestamppb.New(c.Since), LastError: valid(c.LastError), Health: adminv1.Health_HEALTH_FAILING}
+		switch {
+		case c.OK:
+			m.Health = adminv1.Health_HEALTH_OK
+		case c.Degraded:
+			m.Health = adminv1.Health_HEALTH_DEGRADED
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func storeMessage(s *Store) *adminv1.StoreStatus {
+	m := &adminv1.StoreStatus{Text: valid(s.Text), Connections: uint32(max(s.Connections, 0)), MemoryKeys: uint64(s.MemoryKeys)}
+	for _, n := range s.Nodes {
+		node := &adminv1.StoreNode{Name: valid(n.Name), Breaker: adminv1.Breaker_BREAKER_CLOSED, Opened: n.Opened, Wait: unlessZero(n.Wait)}
+		switch {
+		case n.Open:
+			node.Breaker = adminv1.Breaker_BREAKER_OPEN
+		case n.HalfOpen:
+			node.Breaker = adminv1.Breaker_BREAKER_HALF_OPEN
+		}
+		m.Nodes = append(m.Nodes, node)
+	}
+	return m
+}
+
+func loadMessage(l *Load) *adminv1.LoadStatus {
+	return &adminv1.LoadStatus{
+		Calls: uint64(max(l.Calls, 0)), Limit: uint64(max(l.Limit, 0)), Wait: unlessZero(l.Wait),
+		ShedByProcess: l.ByProcess, ShedByStore: l.ByStore, ShedCalls: l.AtHeader,
+	}
+}
+
+// unlessNever returns nil, for unset, if t is zero.
+func unlessNever(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

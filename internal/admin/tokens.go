@@ -1,0 +1,95 @@
+package admin
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// Bounds of a file of tokens, in bytes.
+const (
+	maxToken  = 4096
+	maxTokens = 256 << 10
+)
+
+// Token is one of a file.
+type Token struct {
+	Name string // of whoever has it; empty if the file is nothing but a token
+	Text string
+}
+
+// named is a line of a file of several tokens.
+var named = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)$`)
+
+// ReadTokens reads a file that has one token, or lines of name: token. White space around them, empty lines, and lines that begin
+// with # are no part of them. A file without a token is an error.
+func ReadTokens(file string) ([]Token, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	b, err := io.ReadAll(io.LimitReader(f, maxTokens+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > maxTokens {
+		return nil, fmt.Errorf("%s holds more than %d bytes", file, maxTokens)
+	}
+	all, err := parseTokens(string(b))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return all, nil
+}
+
+// parseTokens reads the text of a file of tokens. Its errors do not repeat it.
+func parseTokens(text string) (all []Token, err error) {
+	names, several := map[string]bool{}, 0
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		several++
+		t := Token{Text: line}
+		if m := named.FindStringSubmatch(line); m != nil {
+			t = Token{Name: m[1], Text: m[2]}
+		}
+		switch {
+		case len(t.Text) > maxToken:
+			return nil, fmt.Errorf("the token in line %d has more than %d bytes", number, maxToken)
+		case several > 1 && (t.Name == "" || all[0].Name == ""):
+			return nil, fmt.Errorf("line %d: with more than one token each line must be a name, a colon, a space and a token, such as ann: TOKEN", number)
+		case names[t.Name]:
+			return nil, fmt.Errorf("line %d: there are two tokens of %s", number, t.Name)
+		}
+		names[t.Name] = true
+		all = append(all, t)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("the file is empty; write a token into it")
+	}
+	return all, nil
+}
+
+// match returns the token that text is. It takes as long whichever that is, and if there is none.
+func match(all []Token, text string) (found Token, ok bool) {
+	for _, t := range all {
+		if equal(t.Text, text) {
+			found, ok = t, true
+		}
+	}
+	return found, ok
+}
+
+// equal compares in a time that reveals nothing about either text, not even its length.
+func equal(a, b string) bool {
+	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
+	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+}

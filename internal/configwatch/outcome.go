@@ -1,0 +1,71 @@
+package configwatch
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Outcome is what became of an update. It is not changed any more.
+type Outcome struct {
+	Number   int                  // of the update, counted from 1
+	At       time.Time            // when that was decided
+	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
+	Version  string               // of its sources; the same wherever they have the same names and contents
+	Changes  []string             // what differs from the set before, in words; nil if there was none, or if it was refused
+	Problems descriptors.Problems // with warnings
+	Err      error                // why it was refused; nil if it was not
+}
+
+// Accepted returns what became of the update whose set is in use, or nil if there is none.
+func (w *Watch) Accepted() *Outcome { return w.accepted.Load() }
+
+// Rejected returns what became of the last update that was refused, or nil if none was. It may be older than the set that is
+// in use.
+func (w *Watch) Rejected() *Outcome { return w.rejected.Load() }
+
+// Last returns what became of the last update, or nil if there was none.
+func (w *Watch) Last() *Outcome {
+	accepted, rejected := w.accepted.Load(), w.rejected.Load()
+	if rejected == nil || accepted != nil && accepted.Number > rejected.Number {
+		return accepted
+	}
+	return rejected
+}
+
+// Try returns what would become of an update, which it does not carry out: its Number is 0.
+func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	set, problems, err := w.tryLoad(sources, unreadable)
+	o := &Outcome{At: time.Now(), Version: version(sources), Problems: problems, Err: err}
+	if err == nil && w.set != nil {
+		o.Changes = set.Diff(w.set)
+	}
+	return o
+}
+
+// version returns a hash of the names and the contents of sources.
+func version(sources []descriptors.Source) string {
+	h := sha256.New()
+	add := func(b []byte) { // with its length, so that nothing moves from one text to the next unnoticed
+		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(b)))) // a hash takes everything
+		_, _ = h.Write(b)
+	}
+	for i := range sources {
+		add([]byte(sources[i].Name))
+		add(sources[i].Data)
+		if tree := sources[i].Tree; tree != nil {
+			text, err := json.Marshal(tree)
+			if err != nil { // for a number that JSON does not have
+				text = []byte(err.Error())
+			}
+			add(text)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:6])
+}

@@ -1,0 +1,22 @@
+package descriptors
+
+import "strings"
+
+// Levels returns the keys and the values, as written, on the way to the rule. An empty value matches any.
+func (r *Rule) Levels() []Entry {
+	path := r.node.path()
+	levels := make([]Entry, 0, len(path))
+	for _, n := range path {
+		levels = append(levels, Entry{Key: []byte(n.key), Value: []byte(n.value)})
+	}
+	return levels
+}
+
+// DomainName returns the name of the rule's domain.
+func (r *Rule) DomainName() string {
+	name := r.Path
+	for n := r.node; n != nil; n = n.parent {
+		name = strings.TrimSuffix(name, "."+n.label())
+	}
+	return name
+}
