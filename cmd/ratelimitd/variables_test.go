@@ -74,7 +74,7 @@ func scriptsIn(t *testing.T, dir string) []string {
 func shownBy() map[string][]string {
 	return map[string][]string{
 		"TestTLSFloor":      {"GRPC_SERVER_TLS_MIN_VERSION"},
-		"TestAdminToken":    {"ADMIN_TOKEN_FILE"},
+		"TestAdminToken":    {"ADMIN_TOKEN_FILE", "ADMIN_TOKENS_IN_CLEAR"},
 		"TestStatsd":        {"STATSD_PROTOCOL"},
 		"TestFlushInterval": {"STATS_FLUSH_INTERVAL"},
 		"TestDogStatsD":     {"USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "DD_ENTITY_ID", "DD_ENV", "DD_SERVICE", "DD_VERSION"},

@@ -23,6 +23,7 @@ func TestAdminToken(t *testing.T) {
 	if err := os.WriteFile(file, []byte("sesame\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	const clear = "a token that others may have read"
 	for _, tt := range []struct {
 		env, token string
 		want       codes.Code
@@ -31,8 +32,13 @@ func TestAdminToken(t *testing.T) {
 		{"ADMIN_TOKEN_FILE=" + file, "guess", codes.Unauthenticated},
 		{"ADMIN_TOKEN_FILE=" + file, "sesame", codes.Unavailable}, // which is the answer while there are no rules,
 		{"ADMIN_READ_TOKEN_FILE=" + file, "sesame", codes.Unavailable},
+		{clear, "sesame", codes.PermissionDenied},
 	} {
-		v := inProcess(t, "ADMIN=true", "ADMIN_TOKENS_IN_CLEAR=true", tt.env)
+		env := []string{"ADMIN=true", "ADMIN_TOKENS_IN_CLEAR=true", tt.env}
+		if tt.env == clear {
+			env = []string{"ADMIN=true", "ADMIN_TOKEN_FILE=" + file}
+		}
+		v := inProcess(t, env...)
 		v.listeners.grpc = testkit.From(v.listeners.grpc, &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5})
 		stop := testkit.Run(t, v.Run)
 		conn, err := grpc.NewClient(v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -179,7 +179,8 @@ func TestH07_Token(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := pages()
-	d.MayProfile = (&admin.Access{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}}).AllowHTTP
+	access := &admin.Access{TokenFile: file, Listener: &net.TCPAddr{IP: net.IPv4zero}, InClear: true}
+	d.MayProfile = access.AllowHTTP
 	for _, from := range []*net.TCPAddr{{IP: net.IPv4(127, 0, 0, 1), Port: 1}, {IP: net.IPv4(10, 1, 2, 3), Port: 1}} {
 		addr, _ := startOn(t, testkit.From(testkit.Listen(t), from), web.DebugHandler(d), web.Limits{})
 		for authorization, want := range map[string]int{"Bearer secret": 200, "Bearer guess": 401, "Basic secret": 401, "": 401} {

@@ -1,0 +1,321 @@
+package admin_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/internal/watch"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// called is the context of a call from this machine with a request ID.
+func called(ctx context.Context, id string) context.Context {
+	ctx = peer.NewContext(ctx, &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}})
+	return metadata.NewIncomingContext(ctx, metadata.Pairs("x-request-id", id))
+}
+
+// inProcess is an admin API that is called without a connection, over counters in memory with the rules shop.
+func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
+	t.Helper()
+	s := &server{}
+	store := memory.New(memory.Config{})
+	t.Cleanup(func() { _ = store.Close() })
+	hub := watch.New(func(context.Context) string { return "10.0.0.7:51234" })
+	s.limiter = limiter.New(store, stats.New(), limiter.Config{Top: top.New(), Watch: hub})
+	s.load(t, shop)
+	return admin.New(s.limiter, admin.Config{Access: access, Watch: hub}), s
+}
+
+// TestRepeated: a call that is made again within ten minutes, with the ID that it had, gets the same answer and changes nothing.
+func TestRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, s := inProcess(t, admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
+		s.hit(t, "shop", 3, "user", "u1")
+		grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
+		ask := func(id string, q *adminv1.GrantRequest) (uint64, error) {
+			answer, err := a.Grant(called(t.Context(), id), q)
+			return answer.GetCounter().GetLeft(), err
+		}
+		told := func() int {
+			answer, err := a.Audit(called(t.Context(), ""), &adminv1.AuditRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(answer.GetEntries())
+		}
+		var all sync.WaitGroup
+		for range 5 { // at once
+			all.Go(func() {
+				if left, err := ask("one", grant); err != nil || left != 1 {
+					t.Errorf("the call has %d left, %v; want 1", left, err)
+				}
+			})
+		}
+		all.Wait()
+		time.Sleep(10*time.Minute - time.Second)
+		s.hit(t, "shop", 2, "user", "u1")
+		if left, err := ask("one", grant); err != nil || left != 1 || told() != 1 {
+			t.Errorf("nearly ten minutes later %d are left, %v, and %d calls are told; want 1 and 1", left, err, told())
+		}
+		other := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u2"), Hits: 1}
+		_, err := ask("one", other)
+		wantStatus(t, err, codes.InvalidArgument, "x-request-id is that of another call of the last ten minutes")
+		for _, id := range []string{"a b", strings.Repeat("x", 129), "\n"} {
+			_, err := ask(id, grant)
+			wantStatus(t, err, codes.InvalidArgument, "x-request-id must have at most 128 bytes")
+		}
+		time.Sleep(time.Second)
+		s.hit(t, "shop", 3, "user", "u1")
+		if _, err := ask("one", grant); err != nil || told() != 2 {
+			t.Errorf("ten minutes later: %v, and %d calls are told; want 2", err, told())
+		}
+
+		// What failed may be tried again.
+		nobody := &adminv1.GrantRequest{Domain: "elsewhere", Entries: entries("user", "u1"), Hits: 1}
+		for range 2 {
+			_, err := ask("two", nobody)
+			wantStatus(t, err, codes.NotFound, "no limit applies")
+		}
+		if told() != 4 {
+			t.Errorf("%d calls are told, want 4", told())
+		}
+	})
+}
+
+// TestStrangersAreSlowed: whoever tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait.
+func TestStrangersAreSlowed(t *testing.T) {
+	file := tokenFile(t, "ann: secret\nbob: hidden\n")
+	synctest.Test(t, func(t *testing.T) {
+		refused := 0
+		access := admin.Access{TokenFile: file, InClear: true}
+		access.Guard = admin.NewGuard(func() { refused++ })
+		ask := func(host, token string) (who admin.Who, code codes.Code, took time.Duration) {
+			began := time.Now()
+			from := &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}
+			who, err := access.Allow(admin.Caller{From: from, Authorization: []string{"Bearer " + token}}, true)
+			return who, status.Code(err), time.Since(began)
+		}
+		for range 4 {
+			go func() {
+				if _, code, took := ask("10.0.0.1", "guess"); code != codes.Unauthenticated || took != time.Second {
+					t.Errorf("a wrong token is answered %v after %v", code, took)
+				}
+			}()
+		}
+		synctest.Wait()
+		if _, code, took := ask("10.0.0.1", "hidden"); code != codes.ResourceExhausted || took != 0 {
+			t.Errorf("the fifth is answered %v after %v", code, took)
+		}
+		if who, code, took := ask("10.0.0.2", "hidden"); code != codes.OK || took != 0 || who.Name != "bob" || who.From != "10.0.0.2:4711" {
+			t.Errorf("somebody else is %+v, %v after %v", who, code, took)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused != 5 {
+			t.Errorf("a second later it is %+v, %v after %v, and %d were refused", who, code, took, refused)
+		}
+	})
+}
+
+// TestTokenFiles: what is wrong with a file of tokens is said with its line, and without a token.
+func TestTokenFiles(t *testing.T) {
+	for text, want := range map[string]string{
+		"one":                          "",
+		"# mine\n\nann: one\nbob: two": "",
+		"one\ntwo":                     "line 2: with more than one token each line must be a name, a colon, a space and a token, such as ann: TOKEN",
+		"ann: one\nann: two":           "line 2: there are two tokens of ann",
+		"ann: one\nbob two":            "line 2: with more than one token",
+		"# nothing":                    "the file is empty; write a token into it",
+	} {
+		all, err := admin.ReadTokens(tokenFile(t, text))
+		if want == "" && (err != nil || len(all) == 0 || all[0].Text != "one") {
+			t.Errorf("%q: %v, %v", text, all, err)
+		}
+		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v; want %s", text, err, want)
+		}
+	}
+}
+
+// openAPI are the paths of the OpenAPI file, each with its verbs.
+func openAPI(t *testing.T) map[string]map[string]struct{ OperationID string } {
+	t.Helper()
+	text, err := os.ReadFile("../../proto/ratelimitd/admin/v1/openapi.swagger.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Paths map[string]map[string]struct{ OperationID string }
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	return file.Paths
+}
+
+// TestOpenAPI: the OpenAPI file has each method of the service, once, and each of its paths is served.
+func TestOpenAPI(t *testing.T) {
+	a, _ := inProcess(t, admin.Access{TokenFile: tokenFile(t, "secret")})
+	h, err := a.Handler(admin.Access{TokenFile: tokenFile(t, "secret")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, got []string
+	desc := adminv1.AdminService_ServiceDesc
+	for _, m := range desc.Methods {
+		want = append(want, "AdminService_"+m.MethodName)
+	}
+	for _, m := range desc.Streams {
+		want = append(want, "AdminService_"+m.StreamName)
+	}
+	ts := serveHTTP(t, h)
+	for path, verbs := range openAPI(t) {
+		for verb, m := range verbs {
+			got = append(got, m.OperationID)
+			if code, body := ask(t, strings.ToUpper(verb), ts+path, "{}"); code != http.StatusUnauthorized {
+				t.Errorf("%s %s: %d %s; want 401, as every method says without a token", verb, path, code, body)
+			}
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) {
+		t.Errorf("the file has %v\nthe service %v", got, want)
+	}
+}
+
+// serveHTTP serves h until the test ends, and returns its address.
+func serveHTTP(t *testing.T, h http.Handler) string {
+	t.Helper()
+	ln := testkit.Listen(t)
+	s := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	testkit.Run(t, func(context.Context) error { _ = s.Serve(ln); return nil })
+	t.Cleanup(func() { _ = s.Close() })
+	return "http://" + ln.Addr().String()
+}
+
+func ask(t *testing.T, method, url, body string) (code int, answer string) {
+	t.Helper()
+	code, answer, err := testkit.Fetch(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code, answer
+}
+
+// TestWatchHTTP: over HTTP a watcher gets lines of JSON while decisions are made, and errors have their status.
+func TestWatchHTTP(t *testing.T) {
+	access := admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
+	a, s := inProcess(t, access)
+	h, err := a.Handler(access)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := serveHTTP(t, h) + "/admin/v1/watch"
+	if code, body := ask(t, "POST", url, `{"rule":"shop.nothing.here"}`); code != http.StatusNotFound || !strings.Contains(body, "there is no rule shop.nothing.here") {
+		t.Errorf("a rule that there is not: %d %s", code, body)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(`{"domain":"shop"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := make(chan string)
+	var client http.Client
+	testkit.Run(t, func(context.Context) error {
+		defer close(lines)
+		answer, err := client.Do(r) // which returns with the first line
+		if err != nil {
+			return err
+		}
+		defer func() { _ = answer.Body.Close() }()
+		for scan := bufio.NewScanner(answer.Body); scan.Scan(); {
+			lines <- scan.Text()
+		}
+		return nil
+	})
+	stop := make(chan struct{})
+	var hits sync.WaitGroup
+	hits.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				s.hit(t, "shop", 1, "user", "ann")
+			}
+		}
+	})
+	for range 3 {
+		line := <-lines
+		var m struct {
+			Result struct {
+				Decisions []struct{ Domain, Rule string }
+			}
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil || len(m.Result.Decisions) == 0 || m.Result.Decisions[0].Rule != "shop.user" {
+			t.Errorf("a line is %s, %v", line, err)
+		}
+	}
+	close(stop)
+	hits.Wait()
+	cancel()
+	for range lines { //nolint:revive // until the watcher has gone
+	}
+	client.CloseIdleConnections()
+}
+
+// TestAuditOfStrangers: calls that are refused for who makes them are told, but no more than ten a minute.
+func TestAuditOfStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := inProcess(t, admin.Access{})
+		q := &adminv1.BlockRequest{Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour)}
+		far := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 4711}})
+		for range 50 {
+			_, err := a.Block(far, q)
+			wantStatus(t, err, codes.PermissionDenied, "")
+		}
+		time.Sleep(time.Minute)
+		if _, err := a.Block(far, q); status.Code(err) != codes.PermissionDenied {
+			t.Error(err)
+		}
+		answer, err := a.Audit(called(t.Context(), ""), &adminv1.AuditRequest{PageSize: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := answer.GetEntries()
+		for answer.GetNextPageToken() != "" {
+			if answer, err = a.Audit(called(t.Context(), ""), &adminv1.AuditRequest{PageSize: 4, PageToken: answer.GetNextPageToken()}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, answer.GetEntries()...)
+		}
+		if len(all) != 11 || all[0].GetRefused() != "PermissionDenied" || all[0].GetFrom() != "10.1.2.3:4711" || all[0].GetTime().AsTime().Equal(all[1].GetTime().AsTime()) {
+			t.Errorf("%d calls are told: %v", len(all), all)
+		}
+		_, err = a.Audit(called(t.Context(), ""), &adminv1.AuditRequest{PageToken: "x"})
+		wantStatus(t, err, codes.InvalidArgument, "page_token is not one")
+	})
+}
