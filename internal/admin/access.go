@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
@@ -172,17 +173,10 @@ func (a *Access) log() *slog.Logger {
 // status to answer with, and why.
 func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
 	_, err := a.Allow(Caller{remote(r), r.Header.Values("Authorization"), r.TLS}, true)
-	switch status.Code(err) {
-	case codes.OK:
+	if err == nil {
 		return http.StatusOK, ""
-	case codes.Unauthenticated:
-		code = http.StatusUnauthorized
-	case codes.ResourceExhausted:
-		code = http.StatusTooManyRequests
-	default:
-		code = http.StatusForbidden
 	}
-	return code, status.Convert(err).Message()
+	return runtime.HTTPStatusFromCode(status.Code(err)), status.Convert(err).Message()
 }
 
 // remote returns the address that a request came from; nil if it is not known.

@@ -30,7 +30,7 @@ func describe(a *controls.Act, q request) {
 		a.Reason = valid(string(cut(r.GetReason())))
 	}
 	words := []string{strings.ToLower(a.Method)}
-	switch q := request(q).(type) {
+	switch q := q.(type) {
 	case *adminv1.LimitRequest:
 		if o := q.GetTo(); o != nil {
 			c := controls.Control{Kind: controls.Limit}

@@ -178,7 +178,7 @@ func openAPI(t *testing.T) map[string]map[string]struct{ OperationID string } {
 // TestOpenAPI: the OpenAPI file has each method of the service, once, and each of its paths is served.
 func TestOpenAPI(t *testing.T) {
 	a, _ := inProcess(t, admin.Access{TokenFile: tokenFile(t, "secret")})
-	h, err := a.Handler(admin.Access{TokenFile: tokenFile(t, "secret")})
+	h, err := a.Handler(t.Context(), admin.Access{TokenFile: tokenFile(t, "secret")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func ask(t *testing.T, method, url, body string) (code int, answer string) {
 func TestWatchHTTP(t *testing.T) {
 	access := admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
 	a, s := inProcess(t, access)
-	h, err := a.Handler(access)
+	h, err := a.Handler(t.Context(), access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestWatchHTTP(t *testing.T) {
 	close(stop)
 	hits.Wait()
 	cancel()
-	for range lines { //nolint:revive // until the watcher has gone
+	for range lines { // until the watcher has gone
 	}
 	client.CloseIdleConnections()
 }

@@ -3,7 +3,6 @@ package admin
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net/http"
@@ -36,7 +35,7 @@ const watchPath = "/admin/v1/watch"
 
 // Handler serves the API as JSON over HTTP, as http.yaml beside the service says, to whom access lets in. Watch is a stream of
 // lines, each an object with a result or an error. What a caller sent as x-request-id over gRPC is a header here.
-func (s *Service) Handler(access Access) (http.Handler, error) {
+func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, error) {
 	access.Log = s.access.Log
 	v := *s
 	v.access = access
@@ -48,7 +47,7 @@ func (s *Service) Handler(access Access) (http.Handler, error) {
 		runtime.WithDisableHTTPMethodOverride(),
 		runtime.WithErrorHandler(failed),
 	)
-	if err := adminv1.RegisterAdminServiceHandlerClient(context.Background(), mux, adminv1.NewAdminServiceClient(direct{&v})); err != nil {
+	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{&v})); err != nil {
 		return nil, err
 	}
 	turns := make(chan struct{}, maxHTTP)
@@ -85,7 +84,7 @@ func watched(mux http.Handler, w http.ResponseWriter, r *http.Request) {
 }
 
 // failed answers with an error, and says what is wanted where that is a token.
-func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
+func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) { //nolint:revive // as the gateway calls it
 	if status.Code(err) == codes.Unauthenticated {
 		w = bearerWanted{w}
 	}
@@ -109,7 +108,7 @@ func isRequestID(key string) (string, bool) {
 func peerOf(r *http.Request) *peer.Peer {
 	p := &peer.Peer{Addr: remote(r)}
 	if r.TLS != nil {
-		p.AuthInfo = credentials.TLSInfo{State: tls.ConnectionState(*r.TLS)}
+		p.AuthInfo = credentials.TLSInfo{State: *r.TLS}
 	}
 	return p
 }
@@ -210,7 +209,7 @@ func (s *stream) CloseSend() error {
 	go func() {
 		defer close(s.ended)
 		defer func() {
-			if v := recover(); v != nil {
+			if v := recover(); v != nil { //nolint:forbidigo // it would end the process
 				s.err = status.Error(codes.Internal, "the call ended in a panic")
 			}
 		}()

@@ -85,7 +85,7 @@ func watching(t *testing.T, s *server, q *adminv1.WatchRequest) adminv1.AdminSer
 	return watchingAs(t, t.Context(), s, q)
 }
 
-func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient { //nolint:revive // t is first
+func watchingAs(t *testing.T, ctx context.Context, s *server, q *adminv1.WatchRequest) adminv1.AdminService_WatchClient { //nolint:ireturn,revive // as gRPC has it; t is first
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	t.Cleanup(cancel)

@@ -25,6 +25,17 @@ const (
 
 // Store keeps the controls of all replicas that share it. Its methods are not called concurrently.
 type Store interface {
+	noteStore
+	toldStore
+
+	// Replicas returns the names of the processes that poll.
+	Replicas(ctx context.Context) ([]string, error)
+	// Leave takes this process off the replicas, and ends the connection.
+	Leave(ctx context.Context)
+}
+
+// noteStore keeps controls.
+type noteStore interface {
 	// Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
 	Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error)
 	// Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
@@ -32,14 +43,14 @@ type Store interface {
 	Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error)
 	// PutBack stores notes again that the store has lost, unless it has later ones.
 	PutBack(ctx context.Context, notes []backend.Note) error
-	// Replicas returns the names of the processes that poll.
-	Replicas(ctx context.Context) ([]string, error)
+}
+
+// toldStore keeps what operators did.
+type toldStore interface {
 	// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
 	Tell(ctx context.Context, told []backend.Told, most int) error
 	// Told returns the texts that are kept of what was done since a time, in µs since the epoch, the earliest first.
 	Told(ctx context.Context, since int64) ([][]byte, error)
-	// Leave takes this process off the replicas, and ends the connection.
-	Leave(ctx context.Context)
 }
 
 // Errors of [Controls].

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strings"
@@ -10,7 +11,7 @@ import (
 )
 
 // serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
-func (v *Server) serveAdmin() error {
+func (v *Server) serveAdmin(ctx context.Context) error {
 	v.guard = admin.NewGuard(func() {})
 	if !v.settings.Admin.On {
 		return nil
@@ -35,7 +36,7 @@ func (v *Server) serveAdmin() error {
 	})
 	a.Register(v.grpc)
 	var err error
-	if v.overHTTP, err = a.Handler(v.access(v.listeners.debug.Addr(), "DEBUG_HOST")); err != nil {
+	if v.overHTTP, err = a.Handler(ctx, v.access(v.listeners.debug.Addr(), "DEBUG_HOST")); err != nil {
 		return fmt.Errorf("serving the admin API over HTTP: %w", err)
 	}
 	return nil

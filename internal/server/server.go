@@ -159,7 +159,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		return nil, err
 	}
 	v.bound()
-	if err := v.serveAdmin(); err != nil {
+	if err := v.serveAdmin(ctx); err != nil {
 		return nil, err
 	}
 	v.tasks = v.group()

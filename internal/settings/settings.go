@@ -307,19 +307,25 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 	if given["USE_STATSD"] == "" && (boolean.same(values["USE_PROMETHEUS"], "true") || boolean.same(values["USE_DOG_STATSD"], "true")) {
 		values["USE_STATSD"] = "false" // choosing another sink is enough to turn this one off
 	}
-	if !boolean.same(values["GRPC_SERVER_USE_TLS"], "true") {
-		for _, name := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_CLIENT_TLS_CACERT"} {
-			if given[name] != "" {
-				notices = append(notices, name+noTLS)
-			}
-		}
-		for _, name := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
-			if given[name] != "" {
-				notices = append(notices, name+" lets nobody in without GRPC_SERVER_USE_TLS=true and GRPC_CLIENT_TLS_CACERT: clients are not asked for a certificate")
-			}
+	return values, append(notices, notesOnTLS(given, values)...), problems
+}
+
+// notesOnTLS are the notices about variables that need TLS on the gRPC listener, where there is none.
+func notesOnTLS(given, values map[string]string) (notices []string) {
+	if boolean.same(values["GRPC_SERVER_USE_TLS"], "true") {
+		return nil
+	}
+	for _, name := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_CLIENT_TLS_CACERT"} {
+		if given[name] != "" {
+			notices = append(notices, name+noTLS)
 		}
 	}
-	return values, notices, problems
+	for _, name := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
+		if given[name] != "" {
+			notices = append(notices, name+" lets nobody in without GRPC_SERVER_USE_TLS=true and GRPC_CLIENT_TLS_CACERT: clients are not asked for a certificate")
+		}
+	}
+	return notices
 }
 
 // noTLS is the notice for variables that make a plain listener look as if it spoke TLS, or verified clients.

@@ -45,9 +45,13 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
-// ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
-// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no
-// other machine can connect; others get PERMISSION_DENIED.
+// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE everybody has to send its token as metadata or header
+// "authorization: Bearer TOKEN", or gets UNAUTHENTICATED; one of ADMIN_READ_TOKEN_FILE gets PERMISSION_DENIED for what changes something.
+// Without either callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no other machine can
+// connect; others get PERMISSION_DENIED.
+//
+// Methods that change something take an x-request-id. The same call with the same one within ten minutes gets the same answer, and
+// changes nothing again.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
 // ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
@@ -294,9 +298,13 @@ func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts .
 // for forward compatibility.
 //
 // AdminService shows the rules and the counters of a server, resets counters, and puts controls in force. It is served on the gRPC port where
-// ADMIN=true. With ADMIN_TOKEN_FILE everybody has to send its token as metadata "authorization: Bearer TOKEN", or gets
-// UNAUTHENTICATED. Without it callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no
-// other machine can connect; others get PERMISSION_DENIED.
+// ADMIN=true, and as JSON below /admin/v1/ on the debug port. With ADMIN_TOKEN_FILE everybody has to send its token as metadata or header
+// "authorization: Bearer TOKEN", or gets UNAUTHENTICATED; one of ADMIN_READ_TOKEN_FILE gets PERMISSION_DENIED for what changes something.
+// Without either callers from 127.0.0.1, from ::1 and on a unix socket are answered, and may change something where no other machine can
+// connect; others get PERMISSION_DENIED.
+//
+// Methods that change something take an x-request-id. The same call with the same one within ten minutes gets the same answer, and
+// changes nothing again.
 //
 // All methods answer UNAVAILABLE while no rules are loaded, or while the store of the counters does not answer; but
 // ListControls and Status always answer, and Block, Allow, Lift, ReloadRules and Drain need no rules.
