@@ -7,9 +7,13 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
 const controlRules = `
@@ -113,6 +117,14 @@ func TestControls(t *testing.T) {
 	}
 	late.command("lift", "shop", "hot=x")
 	obey("hot", "x", false)
+	// A call is carried out once, whichever server is asked again.
+	once := metadata.AppendToOutgoingContext(t.Context(), "x-request-id", "once")
+	reset := &adminv1.ResetRequest{Domain: "shop", Entries: []*adminv1.Entry{{Key: "user", Value: "bob"}}}
+	for i, want := range []codes.Code{codes.OK, codes.OK, codes.AlreadyExists} {
+		if _, err := adminv1.NewAdminServiceClient(servers[i/2].dial()).Reset(once, reset); status.Code(err) != want {
+			t.Errorf("call %d: %v; want %v", i, err, want)
+		}
+	}
 	told := ""
 	testkit.Eventually(t, "audit tells it all", func() bool {
 		told = late.command("audit", "shop")

@@ -160,6 +160,11 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 		return answered(ctx, answer, err)
 	}
 	once := func() (A, error) {
+		if given {
+			if err := s.doneElsewhere(ctx, a); err != nil {
+				return none, err
+			}
+		}
 		answer, err := f(ctx, q)
 		answer, err = answered(ctx, answer, err)
 		s.tell(ctx, a, err)
@@ -169,6 +174,18 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 		return once()
 	}
 	return again(ctx, s.changes, callKey{who.Name, id}, q, once)
+}
+
+// doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
+func (s *Service) doneElsewhere(ctx context.Context, a *controls.Act) error {
+	all, _ := s.controls.Told(ctx)
+	for i := range all {
+		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && o.Refused == "" && time.Since(o.Time) < rememberFor {
+			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was carried out at %s, by a server that knows its answer: "+
+				"see the audit, and give a call that is not a repetition another ID", o.Time.Format(time.RFC3339))
+		}
+	}
+	return nil
 }
 
 // again makes a call unless it has been made.
