@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,9 +109,9 @@ func TestRepeated(t *testing.T) {
 func TestStrangersAreSlowed(t *testing.T) {
 	file := tokenFile(t, "ann: secret\nbob: hidden\n")
 	synctest.Test(t, func(t *testing.T) {
-		refused := 0
+		var refused atomic.Int32
 		access := admin.Access{TokenFile: file, InClear: true}
-		access.Guard = admin.NewGuard(func() { refused++ })
+		access.Guard = admin.NewGuard(func() { refused.Add(1) })
 		ask := func(host, token string) (who admin.Who, code codes.Code, took time.Duration) {
 			began := time.Now()
 			from := &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}
@@ -133,8 +134,8 @@ func TestStrangersAreSlowed(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused != 5 {
-			t.Errorf("a second later it is %+v, %v after %v, and %d were refused", who, code, took, refused)
+		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused.Load() != 5 {
+			t.Errorf("a second later it is %+v, %v after %v, and %d were refused", who, code, took, refused.Load())
 		}
 	})
 }
