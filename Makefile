@@ -158,7 +158,7 @@ fuzz: ## run each fuzz target for FUZZTIME
 	done
 
 .PHONY: proto
-proto: $(BUF) ## generate Go from the .proto files
+proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
