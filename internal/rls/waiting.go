@@ -12,14 +12,19 @@ import (
 )
 
 const (
-	maxWaiting  = 4096             // calls that wait for their message, unless Config says otherwise
-	messageTime = 10 * time.Second // from the headers of a call to the end of its message
-	waitingTick = time.Second      // how often that is looked at
+	maxWaiting  = 4096                   // calls that wait for their message, unless Config says otherwise
+	messageTime = 10 * time.Second       // from the headers of a call to the end of its message
+	waitingTick = 100 * time.Millisecond // how often that is looked at
 	// What a caller sends comes together. A call that has waited for so long without its message gives way to a new one, if
 	// there is no room: or a client that sends headers and nothing else would shut everybody else out.
 	givesWay = 50 * time.Millisecond
-	fairWait = 4  // calls that may have waited for so long on a connection that gets room at the cost of others
-	mostWays = 64 // calls that give way between two looks at who has how many, since each lives on until its handler returns
+	// The same call, unless this process is very late, waits for its caller, and so is not in progress. The limit of calls in
+	// progress, which an overload lowers, is for those that need this process: one short stall, and a few idle calls would
+	// shut everybody out for as long as they counted.
+	idles    = 200 * time.Millisecond
+	calm     = time.Second // without a call for which there was no room, until a flood is over
+	fairWait = 4           // calls that may have waited for so long on a connection that gets room at the cost of others
+	mostWays = 64          // calls that give way between two looks at who has how many, since each lives on until its handler returns
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -29,7 +34,7 @@ type waiting struct {
 	most    int64
 	calls   atomic.Int64
 	running atomic.Bool // the timer
-	flooded atomic.Bool // there was no room for a call, and half of those that wait have not ended since
+	flooded atomic.Bool // there was no room for a call of late, or half of those that waited then have not ended since
 	flood   func(on bool)
 	census  atomic.Int64                       // when it was last looked who has how many, in nanoseconds
 	hogs    atomic.Pointer[map[*peer.Peer]int] // connections that had more than fairWait then; nil if there is no flood
@@ -167,8 +172,7 @@ func (w *waiting) run() {
 	}
 }
 
-// sweep ends the calls that have waited for too long. Those that have waited for a while are no longer in progress: the
-// limit of such calls, which an overload lowers, is for calls that need this process.
+// sweep ends the calls that have waited for too long, and has the gate forget those that idle.
 func (w *waiting) sweep() {
 	w.running.Store(false) // before the lists are read, so that no call is missed
 	now, left := time.Now(), false
@@ -178,7 +182,7 @@ func (w *waiting) sweep() {
 		s.mu.Lock()
 		for a := s.first; a != nil; {
 			next, waits := a.next, now.Sub(a.at)
-			if waits >= waitingTick {
+			if waits >= idles {
 				a.leaveGate()
 			}
 			if waits >= messageTime {
@@ -194,7 +198,7 @@ func (w *waiting) sweep() {
 		}
 	}
 	if w.flooded.Load() {
-		if w.calls.Load() <= w.most/2 {
+		if w.calls.Load() <= w.most/2 && now.UnixNano()-w.census.Load() >= int64(calm) {
 			w.flood(false)
 			w.flooded.Store(false)
 			w.hogs.Store(nil)

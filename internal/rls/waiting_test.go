@@ -1,0 +1,55 @@
+package rls
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+)
+
+// Calls whose headers have come, and nothing else, are not in progress: the limit that a short stall of this process leaves
+// behind must not be used up by them.
+func TestG44_StallAmidIdleCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := overload.New(overload.Config{MaxCalls: 16_384})
+		p := newPipes()
+		serveOn(t, NewServer(New(decideFunc(allow), Config{Gate: gate}), ServerConfig{}), p)
+		conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return p.dial(), nil }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		const idle = 500
+		for range idle {
+			if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, fullMethod); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if n := gate.Stats().Calls; n != idle {
+			t.Fatalf("%d calls are in progress, want %d", n, idle)
+		}
+		time.Sleep(300 * time.Millisecond)
+		if !gate.Hopeless(15*time.Millisecond, 5*time.Millisecond) {
+			t.Fatal("a call that waited for most of its time can still be answered")
+		}
+		if limit := gate.Stats().Limit; limit >= idle {
+			t.Fatalf("%d calls may be in progress, want fewer than idle", limit)
+		}
+		if _, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+			t.Errorf("a call of somebody else: %v, want it to be answered", err)
+		}
+		time.Sleep(messageTime)
+		if n := gate.Stats().Calls; n != 0 {
+			t.Errorf("%d calls are in progress when all have ended", n)
+		}
+	})
+}
