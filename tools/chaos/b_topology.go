@@ -174,17 +174,22 @@ func failovers(ctx context.Context, e *env) error {
 
 // settled waits until the master has a replica in step, and returns it.
 func (s *sentinels) settled(ctx context.Context) (m *store, err error) {
-	_, ok := poll(ctx, 10*time.Second, func() bool {
+	var info string
+	_, ok := poll(ctx, patience, func() bool {
 		if m, err = s.master(ctx); err != nil {
 			return false
 		}
-		info, err := m.Info(ctx, "replication").Result()
+		info, err = m.Info(ctx, "replication").Result()
 		return err == nil && strings.Contains(info, "role:master") && strings.Contains(info, "state=online")
 	})
-	if !ok {
+	switch {
+	case ok:
+		return m, nil
+	case err != nil:
 		return nil, fmt.Errorf("no master has a replica in step: %w", err)
+	default:
+		return nil, fmt.Errorf("no master has a replica in step: %s says %q", m.addr, info)
 	}
-	return m, nil
 }
 
 // repoint turns the Redis behind a name into a replica, and has the name lead to its master half a second later.
