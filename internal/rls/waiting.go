@@ -24,7 +24,10 @@ const (
 	idles    = 200 * time.Millisecond
 	calm     = time.Second // without a call for which there was no room, until a flood is over
 	fairWait = 4           // calls that may have waited for so long on a connection that gets room at the cost of others
-	mostWays = 64          // calls that give way between two looks at who has how many, since each lives on until its handler returns
+	// A connection that has one in so many of the calls that may wait has too many, however short they have: when thousands
+	// come at once, it gives way to those that ask for little.
+	crowd    = 16
+	mostWays = 64 // calls that give way between two looks at who has how many, since each lives on until its handler returns
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -36,9 +39,10 @@ type waiting struct {
 	running atomic.Bool // the timer
 	flooded atomic.Bool // there was no room for a call of late, or half of those that waited then have not ended since
 	flood   func(on bool)
-	census  atomic.Int64                       // when it was last looked who has how many, in nanoseconds
-	hogs    atomic.Pointer[map[*peer.Peer]int] // connections that had more than fairWait then; nil if there is no flood
-	ways    atomic.Int64                       // calls that have given way since
+	census  atomic.Int64                        // when a call for which there was no room had it counted who has how many, in nanoseconds
+	counted atomic.Int64                        // when that was last done, by a call for which there was no room or without
+	hogs    atomic.Pointer[map[*peer.Peer]bool] // connections that had too many then; nil if there is no flood
+	ways    atomic.Int64                        // calls that have given way since
 	shards  [16]waitingShard
 }
 
@@ -83,32 +87,46 @@ func (w *waiting) hog(ctx context.Context) bool {
 		return false
 	}
 	p, _ := peer.FromContext(ctx) // the same for all calls of a connection
-	return (*hogs)[p] > fairWait
+	return (*hogs)[p]
 }
 
-// count looks which connections have how many calls that have waited for a while.
+// count looks which connections have too many calls that have waited for a while, or too many at all.
 func (w *waiting) count(now time.Time) {
-	hogs := map[*peer.Peer]int{}
+	type calls struct{ slow, all int64 }
+	waits := map[*peer.Peer]calls{}
 	for i := range w.shards {
 		s := &w.shards[i]
 		s.mu.Lock()
-		for a := s.first; a != nil && now.Sub(a.at) >= givesWay; a = a.next {
+		for a := s.first; a != nil; a = a.next {
 			p, _ := peer.FromContext(a.Context)
-			hogs[p]++
+			n := waits[p]
+			n.all++
+			if now.Sub(a.at) >= givesWay {
+				n.slow++
+			}
+			waits[p] = n
 		}
 		s.mu.Unlock()
 	}
+	hogs := map[*peer.Peer]bool{}
+	for p, n := range waits {
+		if n.slow > fairWait || n.all > max(w.most/crowd, fairWait) {
+			hogs[p] = true
+		}
+	}
+	w.counted.Store(now.UnixNano())
 	w.hogs.Store(&hogs)
 	w.ways.Store(0)
 }
 
-// displace ends a call that has waited for a while, and returns the shard in which it was.
+// displace ends a call that has waited for a while, or of a connection that has too many, and returns the shard in which it
+// was.
 func (w *waiting) displace(now time.Time) (shard uint8, ok bool) {
 	for i := range w.shards {
 		s := &w.shards[i]
 		s.mu.Lock()
 		a := s.first
-		if a == nil || now.Sub(a.at) < givesWay || !a.waits.Swap(false) {
+		if a == nil || now.Sub(a.at) < givesWay && !w.hog(a.Context) || !a.waits.Swap(false) {
 			s.mu.Unlock()
 			continue
 		}
@@ -197,19 +215,25 @@ func (w *waiting) sweep() {
 			end(stream, errNoMessage)
 		}
 	}
-	if w.flooded.Load() {
-		if w.calls.Load() <= w.most/2 && now.UnixNano()-w.census.Load() >= int64(calm) {
-			w.flood(false)
-			w.flooded.Store(false)
-			w.hogs.Store(nil)
-		} else {
-			w.count(now)
-			left = true
-		}
-	}
-	if left {
+	if w.flooding(now) || left {
 		w.run()
 	}
+}
+
+// flooding reports whether a flood goes on. While it does, it looks every now and then who has part in it.
+func (w *waiting) flooding(now time.Time) bool {
+	switch {
+	case !w.flooded.Load():
+		return false
+	case w.calls.Load() <= w.most/2 && now.UnixNano()-w.census.Load() >= int64(calm):
+		w.flood(false)
+		w.flooded.Store(false)
+		w.hogs.Store(nil)
+		return false
+	case now.UnixNano()-w.counted.Load() >= int64(calm):
+		w.count(now)
+	}
+	return true
 }
 
 // end ends the call of a stream with an error. Its handler then returns, since its context is cancelled.

@@ -21,18 +21,8 @@ func TestG44_StallAmidIdleCalls(t *testing.T) {
 		gate := overload.New(overload.Config{MaxCalls: 16_384})
 		p := newPipes()
 		serveOn(t, NewServer(New(decideFunc(allow), Config{Gate: gate}), ServerConfig{}), p)
-		conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return p.dial(), nil }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
 		const idle = 500
-		for range idle {
-			if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, fullMethod); err != nil {
-				t.Fatal(err)
-			}
-		}
+		conn := idleCalls(t, p, idle)
 		synctest.Wait()
 		if n := gate.Stats().Calls; n != idle {
 			t.Fatalf("%d calls are in progress, want %d", n, idle)
@@ -52,4 +42,44 @@ func TestG44_StallAmidIdleCalls(t *testing.T) {
 			t.Errorf("%d calls are in progress when all have ended", n)
 		}
 	})
+}
+
+// When more calls without a message come at once than may wait, those of the connections with most of them give way to others,
+// however short they have waited.
+func TestG39_AllAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		serveOn(t, NewServer(New(decideFunc(allow), Config{MaxWaiting: 64}), ServerConfig{}), p)
+		for range 4 {
+			idleCalls(t, p, 20)
+		}
+		begin := time.Now()
+		good := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
+		for i := range 10 {
+			if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+				t.Errorf("call %d of somebody else: %v, want it to be answered", i, err)
+			}
+		}
+		if took := time.Since(begin); took >= givesWay {
+			t.Errorf("that took %v, in which others have become slow", took)
+		}
+	})
+}
+
+// idleCalls makes a connection, and calls on it of which only the headers are sent.
+func idleCalls(t *testing.T, p *pipes, calls int) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///memory", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return p.dial(), nil }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	for range calls {
+		if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, fullMethod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Wait()
+	return conn
 }
