@@ -188,6 +188,7 @@ func TestG39_HeadersWithoutMessage(t *testing.T) {
 	for _, c := range open {
 		_ = c.Close()
 	}
+	testkit.Eventually(t, "most of the memory is given back", func() bool { return d.rss() < before+(most-before)/2 })
 	wg.Wait()
 }
 

@@ -54,7 +54,11 @@ func (p *program) serve(ctx context.Context) error {
 	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.env("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
-		tighten = amidGarbage
+		c := new(collector)
+		tighten = c.amidGarbage
+		quiet, loud := context.WithCancel(ctx)
+		defer loud()
+		go c.whenQuiet(quiet)
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
 	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.stderr, s), Stdout: p.stdout, Command: p.command(), Release: release(), Garbage: tighten})
@@ -71,25 +75,6 @@ func (p *program) command() string {
 		return dir + "ratelimitd"
 	}
 	return p.name
-}
-
-// gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests produce mostly garbage, so the
-// collector's share of the CPU falls as this number rises: with 100,000 keys in memory a request took 12.9 µs with 100
-// and 10.5 to 12.4 µs with 400, alternating under the same load; 800 gained nothing more. The price is a heap of up to
-// five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
-const gcPercent = 400
-
-// garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
-// data at once.
-const garbagePercent = 50
-
-// amidGarbage has the garbage collector keep the heap small for as long as it is on.
-func amidGarbage(on bool) {
-	if !on {
-		debug.SetGCPercent(gcPercent)
-		return
-	}
-	debug.SetGCPercent(garbagePercent)
 }
 
 // memoryShare is the share of the memory limit that the garbage collector gets. The rest is for what Go does not manage,

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	runtimemetrics "runtime/metrics"
+	"sync/atomic"
+	"time"
+)
+
+// gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests produce mostly garbage, so the
+// collector's share of the CPU falls as this number rises: with 100,000 keys in memory a request took 12.9 µs with 100
+// and 10.5 to 12.4 µs with 400, alternating under the same load; 800 gained nothing more. The price is a heap of up to
+// five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
+const gcPercent = 400
+
+// garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
+// data at once.
+const garbagePercent = 50
+
+// collector tells the garbage collector what Go cannot know.
+type collector struct {
+	past atomic.Bool // much garbage is over, and nothing has been collected for that since
+}
+
+// amidGarbage has the garbage collector keep the heap small for as long as it is on.
+func (c *collector) amidGarbage(on bool) {
+	if on {
+		debug.SetGCPercent(garbagePercent)
+		return
+	}
+	debug.SetGCPercent(gcPercent)
+	c.past.Store(true)
+}
+
+// quietLook is how often [collector.whenQuiet] looks.
+const quietLook = 5 * time.Second
+
+// whenQuiet collects garbage once it is quiet after a peak, until ctx ends. What a collection amid a peak finds alive lets the
+// heap grow to five times as much, and a server that has little to do afterwards would not get there, and so not collect and
+// not give memory back, for two minutes. Under a load that collects by itself this does nothing.
+func (c *collector) whenQuiet(ctx context.Context) {
+	ticker := time.NewTicker(quietLook)
+	defer ticker.Stop()
+	var q quiet
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if c.past.Swap(false) {
+			q.lowest = 0
+		}
+		if q.due(readHeap()) {
+			runtime.GC()
+			runtime.GC() // what pools hold lives through one
+			q.collected(readHeap())
+		}
+	}
+}
+
+// heapState is how many collections there were, and up to which size the heap may grow before the next one, in bytes.
+type heapState struct{ collections, goal uint64 }
+
+func readHeap() heapState {
+	s := []runtimemetrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/gc/heap/goal:bytes"}}
+	runtimemetrics.Read(s)
+	return heapState{s[0].Value.Uint64(), s[1].Value.Uint64()}
+}
+
+// quiet knows what the heap was like when it was last looked at.
+type quiet struct {
+	last   uint64 // collections
+	lowest uint64 // the lowest goal since a collection that was due; that one's, if there was none lower
+}
+
+// due reports whether a collection would help: there was none since the last look, and the last one left the heap more room
+// than it has had in quiet times.
+func (q *quiet) due(h heapState) bool {
+	q.lowest = min(q.lowest, h.goal)
+	still := h.collections == q.last
+	q.last = h.collections
+	return still && h.goal > q.lowest+q.lowest/4
+}
+
+// collected takes down what a collection that was due has left.
+func (q *quiet) collected(h heapState) { q.last, q.lowest = h.collections, h.goal }
