@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -19,20 +20,38 @@ import (
 // attack is something that a hostile client does until ctx ends.
 type attack struct {
 	name string
-	do   func(ctx context.Context, s *server)
+	do   func(ctx context.Context, s target)
+}
+
+// target is where to attack: two addresses.
+type target struct{ grpc, http string }
+
+// attackOf plays one attack until ctx ends. It has a process of its own, as it would have a machine of its own: in that of
+// the good client, what it does would delay what that client sees.
+func attackOf(ctx context.Context, name string, args []string) error {
+	if len(args) != 2 {
+		return errors.New("want the addresses of gRPC and of HTTP")
+	}
+	for _, a := range attackList() {
+		if a.name == name {
+			a.do(ctx, target{grpc: args[0], http: args[1]})
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no attack named %q", name)
 }
 
 const attackTime = 2500 * time.Millisecond
 
 func attackList() []attack {
 	head, one := headers(0), request("d", "k=attack")
-	frames := func(n int, write func(fr *http2.Framer, i uint32) error) func(context.Context, *server) {
-		return func(ctx context.Context, s *server) {
+	frames := func(n int, write func(fr *http2.Framer, i uint32) error) func(context.Context, target) {
+		return func(ctx context.Context, s target) {
 			crowdOf(n, func() { framesUntil(ctx, s.grpc, write) })
 		}
 	}
-	text := func(n int, say func(ctx context.Context, c net.Conn)) func(context.Context, *server) {
-		return func(ctx context.Context, s *server) { crowdOf(n, func() { converse(ctx, s.http, say) }) }
+	text := func(n int, say func(ctx context.Context, c net.Conn)) func(context.Context, target) {
+		return func(ctx context.Context, s target) { crowdOf(n, func() { converse(ctx, s.http, say) }) }
 	}
 	return []attack{
 		{"rapid reset", frames(2, func(fr *http2.Framer, i uint32) error {
@@ -45,7 +64,7 @@ func attackList() []attack {
 			}
 			return fr.WriteContinuation(1, false, []byte{0x00, 1, 'x', 1, 'y'})
 		})},
-		{"16 MiB of headers", func(ctx context.Context, s *server) {
+		{"16 MiB of headers", func(ctx context.Context, s target) {
 			crowdOf(2, func() {
 				for ctx.Err() == nil {
 					bare(s.grpc, []string{"x", strings.Repeat("v", 16<<20)}, one)
@@ -63,7 +82,7 @@ func attackList() []attack {
 			}
 			return fr.WriteData(stream, false, []byte{0})
 		})},
-		{"headers without a message", func(ctx context.Context, s *server) {
+		{"headers without a message", func(ctx context.Context, s target) {
 			const conns, calls = 20, 1000
 			crowdOf(conns, func() {
 				framesUntil(ctx, s.grpc, func(fr *http2.Framer, i uint32) error {
@@ -74,7 +93,7 @@ func attackList() []attack {
 				})
 			})
 		}},
-		{"1,000 idle connections", func(ctx context.Context, s *server) {
+		{"1,000 idle connections", func(ctx context.Context, s target) {
 			crowdOf(1000, func() { converse(ctx, s.grpc, func(ctx context.Context, _ net.Conn) { _ = sleep(ctx, attackTime) }) })
 		}},
 		{"/json without end, 12 at once", text(12, func(ctx context.Context, c net.Conn) {
@@ -142,6 +161,10 @@ func framesUntil(ctx context.Context, addr string, write func(fr *http2.Framer, 
 }
 
 func attacks(ctx context.Context, e *env) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
 	r, err := e.redis(ctx)
 	if err != nil {
 		return err
@@ -151,21 +174,26 @@ func attacks(ctx context.Context, e *env) error {
 		return err
 	}
 	good := load{addr: s.grpc, requests: [][]byte{request("d", "k=good")}, rate: 200, timeout: time.Second, conns: 1}
-	warm := good.run(ctx, 2*time.Second)
+	// What a server has that has worked for a while: its heap grows to five times what is alive before anything is collected.
+	load{addr: s.grpc, requests: good.requests, conns: 2}.run(ctx, 2*time.Second)
+	calm := good.run(ctx, 2*time.Second)
 	before := s.rss()
-	e.note("before: %s, %s", warm, mb(before))
+	e.note("before: %s, %s", calm, mb(before))
 	var slowest time.Duration
 	var largest int64
 	var errorsSeen int
 	var slow, large string
 	for _, a := range attackList() {
 		peak := s.peakRSS()
-		once, over := context.WithTimeout(ctx, attackTime)
-		done := make(chan struct{})
-		go func() { a.do(once, s); close(done) }()
+		hostile := e.process("attack", self, "-attack", a.name, s.grpc, s.http)
+		if err := hostile.launch(); err != nil {
+			return err
+		}
 		all := good.run(ctx, attackTime)
-		over()
-		<-done
+		if hostile.died() {
+			return fmt.Errorf("%s has ended by itself", a.name)
+		}
+		hostile.kill()
 		more := peak() - before
 		e.note("%s: %s, %s more", a.name, all, mb(more))
 		if p := all.p(0.99); p > slowest {

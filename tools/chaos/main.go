@@ -56,7 +56,7 @@ func main() {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c := config{stdout: stdout, stderr: stderr}
-	var only string
+	var only, hostile string
 	var list bool
 	flags := flag.NewFlagSet("chaos", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -69,8 +69,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.BoolVar(&list, "list", false, "list the checks and end")
 	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
 	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, and its curves with one descriptor")
+	flags.StringVar(&hostile, "attack", "", "for D26: play this attack on the gRPC and HTTP addresses that follow")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if hostile != "" {
+		return attackOf(ctx, hostile, flags.Args())
 	}
 	if flags.NArg() > 0 {
 		return errors.New("want no arguments")
