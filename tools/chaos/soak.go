@@ -29,7 +29,7 @@ const (
 func soaking(d time.Duration) check {
 	return check{
 		"soak", fmt.Sprintf("%v at half the peak: 3 servers with leases, Sentinel, 1,000 rules, Zipf, 1,000 new keys/s, a fault every 10 s", d),
-		"0 bounds broken; errors only in faults + 3 s; then RSS slope ≤ 1 MB/min and heap flat; goroutines and FDs ± 10; keys without TTL 0; " +
+		"0 bounds broken; errors only in faults + 3 s; then RSS and what is alive grow ≤ 1 MB/min; goroutines and FDs ± 10; keys without TTL 0; " +
 			"p99.9 outside faults ≤ 50 ms; 0 exits not ordered; ≤ 10 log lines/s",
 		false, func(ctx context.Context, e *env) error { return e.soak(ctx, d) },
 	}
@@ -67,10 +67,16 @@ type span struct {
 }
 
 // sample is the memory of the two servers that are never killed.
+//
+// What is alive is what the collector last found, which is a fifth of the size that it lets the heap grow to: GOGC is 400.
+// The heap in use would tell nothing, as it runs up to five times what is alive and back every few seconds: in samples of ten
+// seconds over three minutes that alone is a slope of ± 3 MB/min.
 type sample struct {
-	at        time.Duration
-	rss, heap float64 // MB, of both
+	at         time.Duration
+	rss, alive float64 // MB, of both
 }
+
+const soakRoom = 5 // how many times what is alive the heap may be
 
 func soakText(round int) string {
 	var b strings.Builder
@@ -90,7 +96,8 @@ func (e *env) soak(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	for range 3 {
-		s, err := e.startServer(ctx, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url)
+		// Keys of one minute must not expire in one moment, which keeps Redis for 22 ms: it is 300 s unless set.
+		s, err := e.startServer(ctx, soakText(0), "REDIS_TYPE=sentinel", "REDIS_URL="+k.redis.url, "EXPIRATION_JITTER_MAX_SECONDS=60")
 		if err != nil {
 			return err
 		}
@@ -284,10 +291,10 @@ func (k *soak) sample(ctx context.Context) {
 	x := sample{at: time.Since(k.begin)}
 	for _, s := range k.servers[:2] {
 		x.rss += float64(s.rss()) / (1 << 20)
-		x.heap += s.metric(ctx, "go_memstats_heap_inuse_bytes") / (1 << 20)
+		x.alive += s.metric(ctx, "go_memstats_next_gc_bytes") / soakRoom / (1 << 20)
 	}
 	k.samples = append(k.samples, x)
-	k.note("RSS %.1f MB, heap %.1f MB of two servers", x.rss, x.heap)
+	k.note("RSS %.1f MB, %.1f MB alive, of two servers", x.rss, x.alive)
 }
 
 // resources returns goroutines and files of each server.
@@ -298,18 +305,27 @@ func (k *soak) resources(ctx context.Context) (all [][2]int) {
 	return all
 }
 
-// slope returns by how much memory grows in a minute, in samples from a time on: by least squares.
+// slope returns by how much memory grows in a minute, from a time on: by least squares through the least of each minute.
+// What a fault piles up in a queue is alive for as long as the queue is, and RSS follows within a minute or two; a leak is
+// what stays when it is calm. Before that time pools, tables and connections grow to their sizes.
 func (k *soak) slope(from time.Duration, of func(sample) float64) float64 {
-	var n, sx, sy, sxx, sxy float64
+	least := map[int]float64{}
 	for _, s := range k.samples {
 		if s.at < from {
 			continue
 		}
-		x, y := s.at.Minutes(), of(s)
+		minute := int((s.at - from) / time.Minute)
+		if old, ok := least[minute]; !ok || of(s) < old {
+			least[minute] = of(s)
+		}
+	}
+	var n, sx, sy, sxx, sxy float64
+	for minute, y := range least {
+		x := float64(minute)
 		n, sx, sy, sxx, sxy = n+1, sx+x, sy+y, sxx+x*x, sxy+x*y
 	}
-	if n < 3 {
-		return 0
+	if n < 2 {
+		return math.NaN() // which is no pass: too short to tell
 	}
 	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
 }
@@ -342,9 +358,9 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	k.measured(k.errors.Load() == 0, "%d errors outside faults, %d in them", k.errors.Load(), k.inFaults.Load())
 	from := min(2*time.Minute, d/2)
 	rss := k.slope(from, func(s sample) float64 { return s.rss }) / 2 // of one server
-	heap := k.slope(from, func(s sample) float64 { return s.heap }) / 2
+	alive := k.slope(from, func(s sample) float64 { return s.alive }) / 2
 	k.measured(rss <= 1, "RSS %+.2f MB/min", rss)
-	k.measured(heap <= 1, "heap in use %+.2f MB/min", heap)
+	k.measured(alive <= 1, "alive %+.2f MB/min", alive)
 	var after [][2]int
 	near := func() bool {
 		after = k.resources(ctx)
@@ -361,7 +377,8 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	k.measured(same, "goroutines and files %v, before %v", after, before)
 	k.measured(k.forever == 0 && k.keys > soakNew, "%d of %d keys without TTL", k.forever, k.keys)
 	for _, second := range slices.Sorted(maps.Keys(k.slow)) {
-		k.note("%d calls that ended in second %d of the load took more than %s, outside faults", k.slow[second], second, ms(soakSlow))
+		k.note("%d calls that ended in second %d of the load, %d of a minute, took more than %s, outside faults", k.slow[second], second,
+			k.begin.Add(time.Duration(second)*time.Second).Second(), ms(soakSlow))
 	}
 	k.measured(k.p(0.999) <= soakSlow, "p99.9 outside faults %s", ms(k.p(0.999)))
 	exits := 0
