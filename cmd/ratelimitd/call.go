@@ -192,7 +192,7 @@ func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, re
 	for i, e := range explained.GetDescriptors() {
 		switch r := e.GetRule(); {
 		case i >= len(names) || i >= len(answer.GetStatuses()):
-		case len(e.GetControls()) > 0:
+		case len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !notLimited(answer.GetStatuses()[i])): // else it has no effect
 			c := e.GetControls()[0]
 			names[i] = "control " + kindText(c) + ":" + c.GetId()
 		case r == nil && notLimited(answer.GetStatuses()[i]):
