@@ -80,6 +80,7 @@ type Controls struct {
 	asking  chan struct{}   // has an element while nobody asks the store; who has taken it may use what follows
 	version backend.Version // of what is known
 	beaten  time.Time
+	unheard error     // why the store was not told last that this process is there, though it can be read
 	failing time.Time // since when the store fails; zero if it does not
 	logged  bool      // that is in the log
 	heard   time.Time // when the store was last asked for what operators did elsewhere

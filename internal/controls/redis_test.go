@@ -2,6 +2,8 @@ package controls
 
 import (
 	"fmt"
+	"io"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,12 @@ import (
 // replica is the controls of one process over Redis, which end with the test.
 func replica(t *testing.T, c redis.Config) *Controls {
 	t.Helper()
+	return logged(t, c, io.Discard)
+}
+
+// logged is a replica with a log.
+func logged(t *testing.T, c redis.Config, log io.Writer) *Controls {
+	t.Helper()
 	c.KeyPrefix = "test:"
 	b, err := redis.New(c)
 	if err != nil {
@@ -25,7 +33,7 @@ func replica(t *testing.T, c redis.Config) *Controls {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	testkit.Run(t, b.Run)
-	v := New(Config{Store: notes})
+	v := New(Config{Store: notes, Log: slog.New(slog.NewTextHandler(log, nil))})
 	testkit.Run(t, v.Run)
 	<-v.First()
 	return v
@@ -133,13 +141,15 @@ func TestRedis(t *testing.T) {
 
 	// Where Redis can be read but not be written to, a replica that comes then knows them too.
 	db.CLI("CONFIG", "SET", "min-replicas-to-write", "1")
-	late := replica(t, redis.Config{URL: db.Addr()})
+	var log testkit.Buffer
+	late := logged(t, redis.Config{URL: db.Addr()}, &log)
 	if found(late.Table(), "shop", "a=1") == "" {
 		t.Error("a new replica does not know the controls of a Redis that takes no writes")
 	}
 	if _, err := late.Set(t.Context(), parse("block shop d=1"), time.Hour, false); err == nil || !strings.Contains(err.Error(), "asking the store of the controls") {
 		t.Errorf("setting a control in a Redis that takes no writes: %v", err)
 	}
+	testkit.Eventually(t, "the log says so", func() bool { return strings.Contains(log.String(), "cannot be kept in step") })
 	db.CLI("CONFIG", "SET", "min-replicas-to-write", "0")
 	eventually(t, late, "block shop d=1")
 	obey(t, all, "d=1", "block")

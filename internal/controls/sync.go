@@ -21,7 +21,10 @@ func (c *Controls) poll(ctx context.Context) time.Duration {
 		if err := c.tell(ctx); err != nil {
 			return err
 		}
-		return c.hear(ctx)
+		if err := c.hear(ctx); err != nil {
+			return err
+		}
+		return c.unheard
 	})
 	if err == nil {
 		if c.logged {
@@ -68,14 +71,14 @@ func (c *Controls) pull(ctx context.Context, since backend.Version) (backend.Not
 	beat := time.Since(c.beaten) >= beatEach
 	n, err := c.config.Store.Poll(ctx, since, beat)
 	if err != nil && beat && ctx.Err() == nil { // what cannot be written to can perhaps be read
-		beat = false
+		beat, c.unheard = false, fmt.Errorf("%w: %w", ErrStore, err)
 		n, err = c.config.Store.Poll(ctx, since, beat)
 	}
 	if err != nil {
 		return n, fmt.Errorf("%w: %w", ErrStore, err)
 	}
 	if beat {
-		c.beaten = time.Now()
+		c.beaten, c.unheard = time.Now(), nil
 	}
 	return n, nil
 }
