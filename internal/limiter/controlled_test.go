@@ -72,12 +72,12 @@ func TestControlledRequests(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", text, err)
 			}
-			var table *controls.Table
-			if table = config.Controls.Table(); table == nil {
+			table := config.Controls.Table()
+			if table == nil {
 				continue
 			}
 			for i := range q.Descriptors {
-				var kind, want controls.Kind = controls.Limit, controls.Limit // as good as none
+				kind, want := controls.Limit, controls.Limit // as good as none
 				if c := v.Statuses[i].Control; c != nil {
 					kind = c.Kind
 				}
