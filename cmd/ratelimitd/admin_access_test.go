@@ -160,7 +160,8 @@ func TestStrangersChangeNothing(t *testing.T) {
 				return // this machine has no other address than loopback
 			}
 			d := startProcess(t, controlRules, append([]string{"ADMIN=true"}, tt.env...)...)
-			controlled{d, d.client()}.over("user", "ann")
+			caller := controlled{d, d.client()}
+			caller.over("user", "ann")
 			var calls sync.WaitGroup // at once, because wrong tokens are answered slowly
 			for method, q := range changingCalls() {
 				if tt.grpc != "" {
@@ -185,9 +186,9 @@ func TestStrangersChangeNothing(t *testing.T) {
 			if d.metric(`ratelimitd_controls{kind="block"}`)+d.metric(`ratelimitd_controls{kind="allow"}`)+d.metric(`ratelimitd_controls{kind="limit"}`) != 0 {
 				t.Error("a control is in force")
 			}
-			controlled{d, d.client()}.over("user", "ann")
-			controlled{d, d.client()}.over("user", "ann")
-			if !controlled{d, d.client()}.over("user", "ann") {
+			caller.over("user", "ann")
+			caller.over("user", "ann")
+			if !caller.over("user", "ann") {
 				t.Error("the counter has changed")
 			}
 			if tt.grpc != "" && !strings.Contains(d.Log.String(), `"@message":"a change was refused"`) {
