@@ -20,6 +20,7 @@ type terminal struct {
 	tcell.SimulationScreen
 
 	mu     sync.Mutex
+	shown  string
 	asked  []*adminv1.TopRequest
 	answer *adminv1.TopResponse
 	err    error
@@ -38,8 +39,9 @@ func (x *terminal) set(f func()) {
 	f()
 }
 
-// text returns what is on the screen.
-func (x *terminal) text() string {
+// Show implements [tcell.Screen], and notes what is on the screen: whoever draws may read that.
+func (x *terminal) Show() {
+	x.SimulationScreen.Show()
 	cells, width, _ := x.GetContents()
 	var b strings.Builder
 	for i, c := range cells {
@@ -48,7 +50,13 @@ func (x *terminal) text() string {
 		}
 		b.WriteString(string(c.Runes))
 	}
-	return b.String()
+	x.set(func() { x.shown = b.String() })
+}
+
+// text returns what is on the screen.
+func (x *terminal) text() (text string) {
+	x.set(func() { text = x.shown })
+	return text
 }
 
 func (x *terminal) shows(t *testing.T, want string) {
