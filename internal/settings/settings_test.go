@@ -4,7 +4,6 @@ import (
 	"flag"
 	"log/slog"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -111,52 +110,6 @@ func TestSetButEmptyIsUnset(t *testing.T) {
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%q: settings (-want +got):\n%s", environ, d)
-		}
-	}
-}
-
-// An invalid value is refused in one line, with the variable's name, its value and what it accepts, whatever else is
-// set.
-func TestEveryVariableRefusesNonsense(t *testing.T) {
-	t.Parallel()
-	nonsense := map[kind][]string{
-		boolean: {"maybe", "2", " true"}, integer: {"-1", "1.5", "many", "9223372036854775808"}, positive: {"0", "-1", "one"},
-		seconds: {"-1", "5s", "2147483648"}, port: {"-1", "65536", "http"}, ratio: {"-0.1", "NaN", "half"},
-		duration: {"10", "-1s", "soon", "876001h"}, interval: {"0s", "10", "-1s", "876001h"}, names: {",", "a,", ",a"},
-		pairs: {"a", "a:b,c", "a:b:c"}, assignments: {"=b", "a=b, =c"}, secretPairs: {"planted", "a:b,planted"},
-		address: {"9090", "a:b:c", "a:65536", "word@a:1"}, host: {"user:word@a", "word@a"}, path: {"metrics", "http://a/b"}, header: {"a b", ":status", "x:"},
-	}
-	for _, v := range variables(new(Settings)) {
-		values := nonsense[v.kind]
-		if v.kind.accepts().words != nil {
-			values = []string{"nonsense", v.kind.accepts().words[0] + " "}
-		}
-		if values == nil && v.kind != text && v.kind != list {
-			t.Errorf("this test has no nonsense for %s", v.name)
-		}
-		backend := v.backend
-		if backend == "" || backend == shared {
-			backend = redis
-		}
-		for _, value := range values {
-			if used, _ := v.instead(value); used != value {
-				continue // is taken as something else
-			}
-			_, _, err := Parse([]string{"DISABLE_STATS=", "BACKEND_TYPE=" + backend, "MEMCACHE_HOST_PORT=a:1", v.name + "=" + value})
-			want := wrong(v.name, value, v.kind.takes()).Error()
-			if v.kind == secretPairs {
-				want = v.name + ": must be " + v.kind.takes()
-			}
-			if err == nil || !slices.Contains(strings.Split(err.Error(), "\n"), want) {
-				t.Errorf("%s=%q: %v, want %s", v.name, value, err, want)
-			}
-		}
-	}
-	for name, takes := range map[string]string{
-		"BACKEND_TYPE": "memory, redis or memcache", "CONFIG_TYPE": "FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA",
-	} {
-		if _, _, err := Parse([]string{name + "=nonsense"}); err == nil || err.Error() != wrong(name, "nonsense", takes).Error() {
-			t.Errorf("%s=nonsense: %v", name, err)
 		}
 	}
 }
@@ -277,56 +230,6 @@ func TestBackendAssumed(t *testing.T) {
 	}
 }
 
-// other is a value that differs from the default of v.
-func other(v variable) string {
-	switch v.kind {
-	case boolean:
-		if v.def == "true" {
-			return "false"
-		}
-		return "true"
-	case integer, positive, seconds, port, ratio:
-		return "7"
-	case duration, interval:
-		return "7s"
-	case pairs, secretPairs:
-		return "a:b"
-	case assignments:
-		return "a=b"
-	case address:
-		return "127.0.0.1:1"
-	case path:
-		return "/other"
-	case level:
-		return "debug"
-	case text, list, names, host, header, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
-	}
-	return "other"
-}
-
-func TestEveryVariableDoesWhatItsRowSays(t *testing.T) {
-	t.Parallel()
-	for _, v := range variables(new(Settings)) {
-		if slices.Contains([]string{"BACKEND_TYPE", "CONFIG_TYPE", "LOG_FORMAT", "GRPC_SERVER_USE_TLS"}, v.name) {
-			continue // they take only some texts, or need others
-		}
-		if v.kind.accepts().words != nil {
-			continue // the same
-		}
-		_, notices, problems := parse(t, "USE_STATSD=false", v.name+"="+other(v))
-		if problems != nil {
-			t.Errorf("%s=%s: problems %q", v.name, other(v), problems)
-		}
-		warned := len(notices) == 1 && strings.HasPrefix(notices[0], v.name+"=")
-		if want := v.to == tuning && v.of(memory); warned != want {
-			t.Errorf("%s: notices %q; want it warned of: %v", v.name, notices, want)
-		}
-		if _, notices, problems := parse(t, "USE_STATSD=false", v.name+"="+v.def); problems != nil || notices != nil && v.name != "USE_STATSD" {
-			t.Errorf("%s at its default: problems %q, notices %q", v.name, problems, notices)
-		}
-	}
-}
-
 func TestSinks(t *testing.T) {
 	t.Parallel()
 	const refusal = "unable to use more than one stats sink at the same time. Set one of USE_DOG_STATSD, USE_STATSD, USE_PROMETHEUS."
@@ -421,43 +324,6 @@ func TestUnknownNamesAreIgnored(t *testing.T) {
 	t.Parallel()
 	if _, notices, problems := parse(t, "USE_STATSD=false", "GOGC=50", "DOG_STATSD_MOGRIFIER_A_PATTERN=x", "PATH=/bin", "NONSENSE"); problems != nil || notices != nil {
 		t.Errorf("problems %q, notices %q", problems, notices)
-	}
-}
-
-// TestTableAndSettingsAgree: no two rows have a name or a field in common, each default is what its row takes, and each field
-// of Settings has a row, but for those that are worked out.
-func TestTableAndSettingsAgree(t *testing.T) {
-	t.Parallel()
-	var s Settings
-	names, fields := map[string]bool{}, map[any]bool{}
-	for _, v := range variables(&s) {
-		if _, inert := v.to.(state); names[v.name] || fields[v.to] && !inert {
-			t.Errorf("%s, or its field, stands in the table twice", v.name)
-		}
-		names[v.name], fields[v.to] = true, true
-		if v.def != "" && v.kind.check(v.def) != nil {
-			t.Errorf("%s: its own default %q is not %s", v.name, v.def, v.kind.takes())
-		}
-	}
-	var without []string
-	eachField(reflect.ValueOf(&s).Elem(), func(name string, at any) {
-		if !fields[at] {
-			without = append(without, name)
-		}
-	})
-	if d := cmp.Diff([]string{"Assumed", "Mogrifiers"}, without); d != "" {
-		t.Errorf("fields without a row (-want +got):\n%s", d)
-	}
-}
-
-// eachField calls f for the fields of v, and of the structs in it, each with a pointer to it.
-func eachField(v reflect.Value, f func(name string, at any)) {
-	for field, value := range v.Fields() {
-		if value.Kind() == reflect.Struct {
-			eachField(value, f)
-		} else {
-			f(field.Name, value.Addr().Interface())
-		}
 	}
 }
 
