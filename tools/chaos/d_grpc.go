@@ -59,96 +59,125 @@ func with(descriptor string, f func(*rlsv3.RateLimitRequest)) []byte {
 	return framedAs(0, b)
 }
 
+// plainOdd is a call with that message.
+func plainOdd(name, want string, message []byte) odd {
+	return odd{name: name, want: want, data: framedAs(0, message)}
+}
+
+// userOdd is a call that somebody whom Envoy asks about can cause.
+func userOdd(name, want string, data []byte) odd {
+	return odd{name: name, want: want, data: data, user: true}
+}
+
+// headerOdd is a call with changed headers.
+func headerOdd(name, want string, changed ...string) odd {
+	return odd{name: name, want: want, headers: changed, data: request("shop", "user=header")}
+}
+
 func oddCases() []odd {
-	one := request("shop", "user=plain")
-	plain := func(name, want string, message []byte) odd {
-		return odd{name: name, want: want, data: framedAs(0, message)}
+	return slices.Concat(oddMessages(), oddNumbers(), oddTransports(), oddTexts(), oddHits())
+}
+
+func oddMessages() []odd {
+	return []odd{
+		userOdd("G0 plain", "OK", request("shop", "user=plain")),
+		plainOdd("G1 no domain", "InvalidArgument", fieldOf(2, nil)),
+		plainOdd("G2 no descriptors", "InvalidArgument", fieldOf(1, []byte("shop"))),
+		plainOdd("G3 zero bytes", "InvalidArgument", nil),
+		plainOdd("G3 garbage", "InvalidArgument|Internal", bytes.Repeat([]byte{0xde, 0xad, 0xbe, 0xef}, 1000)),
+		plainOdd("G3 truncated varint", "InvalidArgument|Internal", []byte{0x18, 0xff}),
+		plainOdd("G3 wrong wire type", "InvalidArgument|Internal", []byte{0x08, 1}),
+		plainOdd("G3 100,000 unknown fields", "InvalidArgument|Internal", bytes.Repeat([]byte{0x78, 1}, 100_000)),
+		plainOdd("G3 groups 20,000 deep", "InvalidArgument|Internal", append(bytes.Repeat([]byte{0x7b}, 20_000), bytes.Repeat([]byte{0x7c}, 20_000)...)),
+		plainOdd("G3 unknown fields after a request", "OK", append(message("shop", "user", "unknown"), 0x78, 1)),
+		userOdd("G4 unknown domain", "OK", request("nowhere", "user=a")),
+		userOdd("G5 no entries", "OK", with("user=a", func(q *rlsv3.RateLimitRequest) { q.Descriptors[0].Entries = nil })),
+		userOdd("G6 empty key", "OK", framedAs(0, message("shop", "", "v"))),
+		userOdd("G6 empty value", "OK", framedAs(0, message("shop", "user", ""))),
+		userOdd("G7 a key twice", "OK", request("shop", "user=a,user=a")),
+		userOdd("G7 a descriptor four times", "OVER_LIMIT", request("shop", "user=four", "user=four", "user=four", "user=four")),
+		userOdd("G10 value of no UTF-8", "OK", framedAs(0, message("shop", "user", "\xff\xfe"))),
+		userOdd("G10 key of no UTF-8", "OK", framedAs(0, message("shop", "us\xffer", "v"))),
+		userOdd("G10 domain of no UTF-8", "OK", framedAs(0, message("sh\xffop", "user", "v"))),
+		userOdd("G12 64 entries", "OK", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 64), ","))),
+		plainOdd("G12 65 entries", "InvalidArgument", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 65), ","))[5:]),
+		plainOdd("G12 1,000 entries", "InvalidArgument", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 1000), ","))[5:]),
+		userOdd("G13 128 descriptors", "OK", request("shop", slices.Repeat([]string{"other=a"}, 128)...)),
+		plainOdd("G13 129 descriptors", "InvalidArgument", request("shop", slices.Repeat([]string{"other=a"}, 129)...)[5:]),
+		plainOdd("G13 10,000 descriptors", "InvalidArgument", request("shop", slices.Repeat([]string{"other=a"}, 10_000)...)[5:]),
+		plainOdd("G14 4 MiB and a byte", "ResourceExhausted", make([]byte, 4<<20+1)),
 	}
-	user := func(name, want string, data []byte) odd { return odd{name: name, want: want, data: data, user: true} }
-	header := func(name, want string, changed ...string) odd {
-		return odd{name: name, want: want, headers: changed, data: request("shop", "user=header")}
-	}
+}
+
+func oddNumbers() []odd {
 	override := func(n uint32, unit int32) func(*rlsv3.RateLimitRequest) {
 		return func(q *rlsv3.RateLimitRequest) {
 			q.Descriptors[0].Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: typev3.RateLimitUnit(unit)}
 		}
 	}
-	cases := []odd{
-		{name: "G0 plain", want: "OK", data: one, user: true},
-		plain("G1 no domain", "InvalidArgument", fieldOf(2, nil)),
-		plain("G2 no descriptors", "InvalidArgument", fieldOf(1, []byte("shop"))),
-		plain("G3 zero bytes", "InvalidArgument", nil),
-		plain("G3 garbage", "InvalidArgument|Internal", bytes.Repeat([]byte{0xde, 0xad, 0xbe, 0xef}, 1000)),
-		plain("G3 truncated varint", "InvalidArgument|Internal", []byte{0x18, 0xff}),
-		plain("G3 wrong wire type", "InvalidArgument|Internal", []byte{0x08, 1}),
-		plain("G3 100,000 unknown fields", "InvalidArgument|Internal", bytes.Repeat([]byte{0x78, 1}, 100_000)),
-		plain("G3 groups 20,000 deep", "InvalidArgument|Internal", append(bytes.Repeat([]byte{0x7b}, 20_000), bytes.Repeat([]byte{0x7c}, 20_000)...)),
-		plain("G3 unknown fields after a request", "OK", append(message("shop", "user", "unknown"), 0x78, 1)),
-		user("G4 unknown domain", "OK", request("nowhere", "user=a")),
-		user("G5 no entries", "OK", with("user=a", func(q *rlsv3.RateLimitRequest) { q.Descriptors[0].Entries = nil })),
-		user("G6 empty key", "OK", framedAs(0, message("shop", "", "v"))),
-		user("G6 empty value", "OK", framedAs(0, message("shop", "user", ""))),
-		user("G7 a key twice", "OK", request("shop", "user=a,user=a")),
-		user("G7 a descriptor four times", "OVER_LIMIT", request("shop", "user=four", "user=four", "user=four", "user=four")),
-		user("G10 value of no UTF-8", "OK", framedAs(0, message("shop", "user", "\xff\xfe"))),
-		user("G10 key of no UTF-8", "OK", framedAs(0, message("shop", "us\xffer", "v"))),
-		user("G10 domain of no UTF-8", "OK", framedAs(0, message("sh\xffop", "user", "v"))),
-		user("G12 64 entries", "OK", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 64), ","))),
-		plain("G12 65 entries", "InvalidArgument", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 65), ","))[5:]),
-		plain("G12 1,000 entries", "InvalidArgument", request("shop", strings.TrimSuffix(strings.Repeat("user=v,", 1000), ","))[5:]),
-		user("G13 128 descriptors", "OK", request("shop", slices.Repeat([]string{"other=a"}, 128)...)),
-		plain("G13 129 descriptors", "InvalidArgument", request("shop", slices.Repeat([]string{"other=a"}, 129)...)[5:]),
-		plain("G13 10,000 descriptors", "InvalidArgument", request("shop", slices.Repeat([]string{"other=a"}, 10_000)...)[5:]),
-		plain("G14 4 MiB and a byte", "ResourceExhausted", make([]byte, 4<<20+1)),
-		user("G15 hits_addend 0", "OK", with("user=zero", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = 0 })),
-		user("G16 hits_addend 2^32-1", "OVER_LIMIT", with("user=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
-		user("G16 again", "OVER_LIMIT", with("user=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
-		user("G16 the whole largest limit", "OK", with("all=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
-		user("G16 one more", "OVER_LIMIT", request("shop", "all=many")),
-		user("G20 override without unit", "OK", with("user=o20", override(0, 0))),
-		user("G21 override of unit 8", "OK", with("user=o21a", override(0, 8))),
-		user("G21 override of unit 99", "OK", with("user=o21b", override(0, 99))),
-		user("G21 override of unit -1", "OK", with("user=o21c", override(0, -1))),
-		user("G22 override of 0", "OVER_LIMIT", with("user=o22", override(0, 3))),
-		user("G23 override of 2^32-1", "OK", with("user=o23", override(math.MaxUint32, 3))),
-		user("G24 override per second", "OK", with("user=o24", override(5, 1))),
-		user("G24 the same per hour", "OK", with("user=o24", override(5, 3))),
-		user("G27 unlimited", "OK", request("shop", "free=a")),
-		user("G27 limit 0", "OVER_LIMIT", request("shop", "none=a")),
-		user("G27 limit 2^32-1", "OK", request("shop", "all=a")),
-		header("G28 deadline of 0", "DeadlineExceeded|refused", "grpc-timeout", "0n"),
-		header("G28 deadline of 1 µs", "DeadlineExceeded|refused", "grpc-timeout", "1u"),
-		header("G28 deadline that is none", "InvalidArgument|Internal|refused|Unknown", "grpc-timeout", "soon"),
+	return []odd{
+		userOdd("G15 hits_addend 0", "OK", with("user=zero", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = 0 })),
+		userOdd("G16 hits_addend 2^32-1", "OVER_LIMIT", with("user=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
+		userOdd("G16 again", "OVER_LIMIT", with("user=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
+		userOdd("G16 the whole largest limit", "OK", with("all=many", func(q *rlsv3.RateLimitRequest) { q.HitsAddend = math.MaxUint32 })),
+		userOdd("G16 one more", "OVER_LIMIT", request("shop", "all=many")),
+		userOdd("G20 override without unit", "OK", with("user=o20", override(0, 0))),
+		userOdd("G21 override of unit 8", "OK", with("user=o21a", override(0, 8))),
+		userOdd("G21 override of unit 99", "OK", with("user=o21b", override(0, 99))),
+		userOdd("G21 override of unit -1", "OK", with("user=o21c", override(0, -1))),
+		userOdd("G22 override of 0", "OVER_LIMIT", with("user=o22", override(0, 3))),
+		userOdd("G23 override of 2^32-1", "OK", with("user=o23", override(math.MaxUint32, 3))),
+		userOdd("G24 override per second", "OK", with("user=o24", override(5, 1))),
+		userOdd("G24 the same per hour", "OK", with("user=o24", override(5, 3))),
+		userOdd("G27 unlimited", "OK", request("shop", "free=a")),
+		userOdd("G27 limit 0", "OVER_LIMIT", request("shop", "none=a")),
+		userOdd("G27 limit 2^32-1", "OK", request("shop", "all=a")),
+	}
+}
+
+func oddTransports() []odd {
+	one := request("shop", "user=plain")
+	return []odd{
+		headerOdd("G28 deadline of 0", "DeadlineExceeded|refused", "grpc-timeout", "0n"),
+		headerOdd("G28 deadline of 1 µs", "DeadlineExceeded|refused", "grpc-timeout", "1u"),
+		headerOdd("G28 deadline that is none", "InvalidArgument|Internal|refused|Unknown", "grpc-timeout", "soon"),
 		{name: "G31 gzip", want: "InvalidArgument", headers: []string{"grpc-encoding", "gzip"}, data: framedAs(1, bomb())},
-		header("G32 no slash", "Unimplemented", ":path", "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-		header("G32 v2", "Unimplemented", ":path", "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit"),
-		header("G32 unknown method", "Unimplemented", ":path", "/envoy.service.ratelimit.v3.RateLimitService/Other"),
-		header("G32 reflection", "Unimplemented", ":path", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
-		header("G32 channelz", "Unimplemented", ":path", "/grpc.channelz.v1.Channelz/GetServers"),
-		header("G32 slashes", "Unimplemented", ":path", "//"),
+		headerOdd("G32 no slash", "Unimplemented", ":path", "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+		headerOdd("G32 v2", "Unimplemented", ":path", "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit"),
+		headerOdd("G32 unknown method", "Unimplemented", ":path", "/envoy.service.ratelimit.v3.RateLimitService/Other"),
+		headerOdd("G32 reflection", "Unimplemented", ":path", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
+		headerOdd("G32 channelz", "Unimplemented", ":path", "/grpc.channelz.v1.Channelz/GetServers"),
+		headerOdd("G32 slashes", "Unimplemented", ":path", "//"),
 		{name: "G33 no message", want: "Internal"},
 		{name: "G33 two messages", want: "Internal", data: append(bytes.Clone(one), one...)},
 		{name: "G33 a message and a half", want: "Internal", data: append(bytes.Clone(one), one[:7]...)},
-		header("G34 no authority", "refused|Internal|InvalidArgument", ":authority", ""),
-		header("G36 8 KiB of metadata", "OK", "x", strings.Repeat("v", 8<<10)),
-		header("G36 64 KiB of metadata", "refused", "x", strings.Repeat("v", 64<<10)),
-		header("G36 16 MiB of metadata", "refused", "x", strings.Repeat("v", 16<<20)),
-		header("GET", "refused|Internal", ":method", "GET"),
-		header("another content type", "refused|Internal|Unknown|InvalidArgument", "content-type", "text/plain"),
+		headerOdd("G34 no authority", "refused|Internal|InvalidArgument", ":authority", ""),
+		headerOdd("G36 8 KiB of metadata", "OK", "x", strings.Repeat("v", 8<<10)),
+		headerOdd("G36 64 KiB of metadata", "refused", "x", strings.Repeat("v", 64<<10)),
+		headerOdd("G36 16 MiB of metadata", "refused", "x", strings.Repeat("v", 16<<20)),
+		headerOdd("GET", "refused|Internal", ":method", "GET"),
+		headerOdd("another content type", "refused|Internal|Unknown|InvalidArgument", "content-type", "text/plain"),
 	}
+}
+
+func oddTexts() (cases []odd) {
 	for _, v := range []string{"_", "|", ":", ".", "/", `\`, ";", "*", "%", `"`, "'", " ", "\x00", "\r\n", "\x1b", "\u2028", "\u202e", "{x}", "}{"} {
-		cases = append(cases, user(fmt.Sprintf("G8 G9 value %q", v), "OK", framedAs(0, message("shop", "user", "a"+v+"b"))))
+		cases = append(cases, userOdd(fmt.Sprintf("G8 G9 value %q", v), "OK", framedAs(0, message("shop", "user", "a"+v+"b"))))
 	}
 	for _, n := range []int{1, 8 << 10, 60 << 10, 1 << 20} {
-		cases = append(cases, user(fmt.Sprintf("G11 value of %d bytes", n), "OK", framedAs(0, message("shop", "user", strings.Repeat("x", n)))))
+		cases = append(cases, userOdd(fmt.Sprintf("G11 value of %d bytes", n), "OK", framedAs(0, message("shop", "user", strings.Repeat("x", n)))))
 	}
+	return cases
+}
+
+func oddHits() (cases []odd) {
 	for _, n := range []uint64{0, 1 << 53, 1<<53 + 1, 1<<63 - 1, 1 << 63, math.MaxUint64} {
 		want := "OVER_LIMIT"
 		if n == 0 {
 			want = "OK"
 		}
 		for _, again := range []string{"", " again"} { // which is when the counter may overflow
-			cases = append(cases, user(fmt.Sprintf("G17 G18 G19 %d hits%s", n, again), want,
+			cases = append(cases, userOdd(fmt.Sprintf("G17 G18 G19 %d hits%s", n, again), want,
 				with(fmt.Sprintf("user=huge%d", n), func(q *rlsv3.RateLimitRequest) { q.Descriptors[0].HitsAddend = wrapperspb.UInt64(n) })))
 		}
 	}
