@@ -169,6 +169,11 @@ docs: ## write what is generated into README.md, docs/metrics.md and docs/algori
 image: ## build the container image IMAGE
 	docker build -t '$(IMAGE)' .
 
+.PHONY: dist
+dist: ## make what a release consists of in dist/: archives, image, chart, bills of materials and checksums; PLATFORMS chooses
+	$(GO) -C tools/dist build -o '$(CURDIR)/bin/dist' .
+	bin/dist $(if $(PLATFORMS),-platforms '$(PLATFORMS)')
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist

@@ -112,6 +112,6 @@ the same environment would be, and take the admin token from --token-file or $AD
 		p.auditCommand(),
 	)
 	noFiles(root.Commands()...)
-	root.AddCommand(p.checkCommand(), p.completionCommand())
+	root.AddCommand(p.checkCommand(), p.completionCommand(), p.manpagesCommand())
 	return root
 }

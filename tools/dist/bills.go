@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/CycloneDX/cyclonedx-go"
+	"github.com/google/licenseclassifier/v2/assets"
+)
+
+// allowed are the licences that a dependency may have, by their names in SPDX.
+var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "Unlicense"}
+
+// legal matches the names of files that say what one may do with a module.
+var legal = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([.-].*)?$`)
+
+// module is what the program contains beside the code of this project.
+type module struct {
+	path, version string
+	licences      []string // names in SPDX
+	texts         [][]byte // files, each with its name before it
+}
+
+// modules returns the modules that are in the program, and Go's own library, with their licences. One whose licence is
+// not known or not allowed is an error.
+func modules(ctx context.Context, src string, info *buildinfo.BuildInfo) ([]module, error) {
+	args := []string{"list", "-m", "-json"}
+	for _, dep := range info.Deps {
+		args = append(args, dep.Path)
+	}
+	listed, err := output(ctx, src, []string{"GOFLAGS=-mod=mod"}, "go", args...)
+	if err != nil {
+		return nil, err
+	}
+	goroot, err := output(ctx, src, nil, "go", "env", "GOROOT")
+	if err != nil {
+		return nil, err
+	}
+	std, err := licensed("std", strings.TrimPrefix(info.GoVersion, "go"), strings.TrimSpace(goroot))
+	if err != nil {
+		return nil, err
+	}
+	all := []module{std}
+	for d := json.NewDecoder(strings.NewReader(listed)); d.More(); {
+		var m struct{ Path, Version, Dir string }
+		if err := d.Decode(&m); err != nil {
+			return nil, err
+		}
+		one, err := licensed(m.Path, m.Version, m.Dir)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// licensed is a module with what the files in its directory say.
+func licensed(path, version, dir string) (module, error) {
+	m := module{path: path, version: version}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return m, fmt.Errorf("%s: %w", path, err)
+	}
+	known, err := assets.DefaultClassifier()
+	if err != nil {
+		return m, err
+	}
+	for _, e := range entries {
+		if e.IsDir() || !legal.MatchString(e.Name()) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return m, err
+		}
+		m.texts = append(m.texts, slices.Concat([]byte(e.Name()+"\n\n"), bytes.TrimSpace(text), []byte("\n")))
+		for _, match := range known.Match(text).Matches {
+			if match.MatchType == "License" && !slices.Contains(m.licences, match.Name) {
+				m.licences = append(m.licences, match.Name)
+			}
+		}
+	}
+	if len(m.licences) == 0 {
+		return m, fmt.Errorf("%s has no licence that is known: see %s", path, dir)
+	}
+	for _, l := range m.licences {
+		if !slices.Contains(allowed, l) {
+			return m, fmt.Errorf("%s has the licence %s, which is none of %s: see %s", path, l, strings.Join(allowed, ", "), dir)
+		}
+	}
+	return m, nil
+}
+
+// texts returns the licences of all modules for people.
+func texts(all []module) []byte {
+	var out bytes.Buffer
+	for _, m := range all {
+		fmt.Fprintf(&out, "%s\n%s %s (%s)\n", strings.Repeat("=", 80), m.path, m.version, strings.Join(m.licences, ", "))
+		for _, text := range m.texts {
+			fmt.Fprintf(&out, "\n%s", text)
+		}
+	}
+	return out.Bytes()
+}
+
+// bills writes a bill of materials for each program, in CycloneDX's JSON. That of the image for a platform is the same, as
+// the image holds nothing but the program and certificates.
+func (r *release) bills(_ context.Context, out string) error {
+	for _, p := range r.programs {
+		binary, err := os.ReadFile(p.path)
+		if err != nil {
+			return err
+		}
+		bom := r.bill(p, sha256.Sum256(binary))
+		f, err := os.Create(filepath.Join(out, fmt.Sprintf("%s_%s_%s_%s.cdx.json", name, r.version, p.os, p.arch)))
+		if err != nil {
+			return err
+		}
+		if err := cyclonedx.NewBOMEncoder(f, cyclonedx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bill is the bill of materials of one program.
+func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
+	const self = "github.com/ratelimitd/ratelimitd"
+	bom := cyclonedx.NewBOM()
+	bom.Metadata = &cyclonedx.Metadata{
+		Timestamp: r.time.Format(time.RFC3339),
+		Component: &cyclonedx.Component{
+			BOMRef: name, Type: cyclonedx.ComponentTypeApplication, Name: name, Version: r.version,
+			PackageURL: fmt.Sprintf("pkg:golang/%s@v%s?goos=%s&goarch=%s#cmd/ratelimitd", self, r.version, p.os, p.arch),
+			Hashes:     &[]cyclonedx.Hash{{Algorithm: cyclonedx.HashAlgoSHA256, Value: hex.EncodeToString(digest[:])}},
+			Licenses:   choices([]string{"Apache-2.0"}),
+		},
+	}
+	var components []cyclonedx.Component
+	var refs []string
+	for _, m := range r.licences {
+		url := fmt.Sprintf("pkg:golang/%s@%s", m.path, m.version)
+		refs = append(refs, url)
+		components = append(components, cyclonedx.Component{
+			BOMRef: url, Type: cyclonedx.ComponentTypeLibrary, Name: m.path, Version: m.version, PackageURL: url, Licenses: choices(m.licences),
+		})
+	}
+	bom.Components = &components
+	bom.Dependencies = &[]cyclonedx.Dependency{{Ref: name, Dependencies: &refs}}
+	return bom
+}
+
+// choices are licences as CycloneDX has them.
+func choices(ids []string) *cyclonedx.Licenses {
+	var list cyclonedx.Licenses
+	for _, id := range ids {
+		list = append(list, cyclonedx.LicenseChoice{License: &cyclonedx.License{ID: id}})
+	}
+	return &list
+}
+

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// name is how the files of a release begin.
+const name = "ratelimitd"
+
+// release is what is made from one commit.
+type release struct {
+	src      string // the checkout
+	version  string // without the v of its tag
+	time     time.Time
+	programs []program
+	manuals  []file // manual pages and completions
+	licences []module
+}
+
+// program is ratelimitd for one platform.
+type program struct {
+	os, arch string
+	path     string
+}
+
+// newRelease builds the program for each platform below the directory work, and what all of them share.
+func newRelease(ctx context.Context, src, work string, platforms []string) (*release, error) {
+	committed, err := output(ctx, src, nil, "git", "log", "-1", "--format=%ct")
+	if err != nil {
+		return nil, fmt.Errorf("a release is made from a checkout with its history: %w", err)
+	}
+	seconds, err := strconv.ParseInt(strings.TrimSpace(committed), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("the time of the commit: %w", err)
+	}
+	r := &release{src: src, time: time.Unix(seconds, 0).UTC()}
+	for _, platform := range platforms {
+		p, err := r.build(ctx, work, platform)
+		if err != nil {
+			return nil, err
+		}
+		r.programs = append(r.programs, p)
+	}
+	info, err := buildinfo.ReadFile(r.programs[0].path)
+	if err != nil {
+		return nil, err
+	}
+	r.version = strings.TrimPrefix(info.Main.Version, "v")
+	if err := r.describe(ctx, work); err != nil {
+		return nil, err
+	}
+	r.licences, err = modules(ctx, src, info)
+	return r, err
+}
+
+// build builds the program for a platform.
+func (r *release) build(ctx context.Context, work, platform string) (program, error) {
+	goos, goarch, ok := strings.Cut(platform, "/")
+	if !ok {
+		return program{}, fmt.Errorf("%q is no platform: write it as linux/amd64", platform)
+	}
+	p := program{os: goos, arch: goarch, path: filepath.Join(work, goos+"-"+goarch, name)}
+	// Variables that change what is built are set here, whatever they are outside.
+	env := []string{"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off"}
+	_, err := output(ctx, r.src, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w -buildid=", "-o", p.path, "./cmd/ratelimitd")
+	return p, err
+}
+
+// describe has the program write its manual pages and completions.
+func (r *release) describe(ctx context.Context, work string) error {
+	here, err := r.build(ctx, filepath.Join(work, "here"), runtime.GOOS+"/"+runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	pages := filepath.Join(work, "man")
+	// With nothing of the environment, which defaults of flags depend on.
+	date := fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())
+	if _, err := output(ctx, work, nil, "env", "-i", date, here.path, "manpages", pages); err != nil {
+		return err
+	}
+	err = filepath.WalkDir(pages, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		r.manuals = append(r.manuals, file{name: "man/" + d.Name(), data: data})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for shell, path := range map[string]string{"bash": name + ".bash", "zsh": "_" + name, "fish": name + ".fish"} {
+		script, err := output(ctx, work, nil, here.path, "completion", shell)
+		if err != nil {
+			return err
+		}
+		r.manuals = append(r.manuals, file{name: "completions/" + path, data: []byte(script)})
+	}
+	return nil
+}
+
+// output runs a command and returns what it prints; if it fails, what it says about that is in the error.
+func output(ctx context.Context, dir string, env []string, command string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.Output()
+	if err != nil {
+		said := ""
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			said = ": " + strings.TrimSpace(string(exit.Stderr))
+		}
+		return "", fmt.Errorf("%s %s: %w%s", command, strings.Join(args, " "), err, said)
+	}
+	return string(out), nil
+}
