@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"debug/buildinfo"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -32,14 +32,18 @@ type module struct {
 	texts         [][]byte // files, each with its name before it
 }
 
-// modules returns the modules that are in the program, and Go's own library, with their licences. One whose licence is
+// modules returns the modules that are in the programs, and Go's own library, with their licences. One whose licence is
 // not known or not allowed is an error.
-func modules(ctx context.Context, src string, info *buildinfo.BuildInfo) ([]module, error) {
-	args := []string{"list", "-m", "-json"}
-	for _, dep := range info.Deps {
-		args = append(args, dep.Path)
+func modules(ctx context.Context, src string, programs []program) ([]module, error) {
+	var paths []string
+	for _, p := range programs {
+		for _, dep := range p.info.Deps {
+			paths = append(paths, dep.Path)
+		}
 	}
-	listed, err := output(ctx, src, []string{"GOFLAGS=-mod=mod"}, "go", args...)
+	slices.Sort(paths)
+	args := append([]string{"list", "-m", "-json"}, slices.Compact(paths)...)
+	listed, err := output(ctx, src, nil, "go", args...)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +51,7 @@ func modules(ctx context.Context, src string, info *buildinfo.BuildInfo) ([]modu
 	if err != nil {
 		return nil, err
 	}
-	std, err := licensed("std", strings.TrimPrefix(info.GoVersion, "go"), strings.TrimSpace(goroot))
+	std, err := licensed("std", strings.TrimPrefix(programs[0].info.GoVersion, "go"), strings.TrimSpace(goroot))
 	if err != nil {
 		return nil, err
 	}
@@ -154,6 +158,9 @@ func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
 	var components []cyclonedx.Component
 	var refs []string
 	for _, m := range r.licences {
+		if m.path != "std" && !slices.ContainsFunc(p.info.Deps, func(dep *debug.Module) bool { return dep.Path == m.path }) {
+			continue
+		}
 		url := fmt.Sprintf("pkg:golang/%s@%s", m.path, m.version)
 		refs = append(refs, url)
 		components = append(components, cyclonedx.Component{
@@ -173,4 +180,3 @@ func choices(ids []string) *cyclonedx.Licenses {
 	}
 	return &list
 }
-

@@ -24,14 +24,15 @@ type release struct {
 	version  string // without the v of its tag
 	time     time.Time
 	programs []program
-	manuals  []file // manual pages and completions
-	licences []module
+	manuals  []file   // manual pages and completions
+	licences []module // what is in any of the programs
 }
 
 // program is ratelimitd for one platform.
 type program struct {
 	os, arch string
 	path     string
+	info     *buildinfo.BuildInfo
 }
 
 // newRelease builds the program for each platform below the directory work, and what all of them share.
@@ -52,15 +53,11 @@ func newRelease(ctx context.Context, src, work string, platforms []string) (*rel
 		}
 		r.programs = append(r.programs, p)
 	}
-	info, err := buildinfo.ReadFile(r.programs[0].path)
-	if err != nil {
-		return nil, err
-	}
-	r.version = strings.TrimPrefix(info.Main.Version, "v")
+	r.version = strings.TrimPrefix(r.programs[0].info.Main.Version, "v")
 	if err := r.describe(ctx, work); err != nil {
 		return nil, err
 	}
-	r.licences, err = modules(ctx, src, info)
+	r.licences, err = modules(ctx, src, r.programs)
 	return r, err
 }
 
@@ -74,6 +71,10 @@ func (r *release) build(ctx context.Context, work, platform string) (program, er
 	// Variables that change what is built are set here, whatever they are outside.
 	env := []string{"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off"}
 	_, err := output(ctx, r.src, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w -buildid=", "-o", p.path, "./cmd/ratelimitd")
+	if err != nil {
+		return p, err
+	}
+	p.info, err = buildinfo.ReadFile(p.path)
 	return p, err
 }
 

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/CycloneDX/cyclonedx-go"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// TestRelease makes the release of the last commit twice, from two clones in directories of other names, and tries what came
+// of it.
+func TestRelease(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	outs := make([]string, 2)
+	for i := range outs {
+		src := filepath.Join(dir, strings.Repeat("longer/", i)+"src")
+		outs[i] = filepath.Join(dir, fmt.Sprintf("out%d", i))
+		if out, err := exec.CommandContext(t.Context(), "git", "clone", "--quiet", filepath.Join("..", ".."), src).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := run(t.Context(), src, outs[i], []string{"linux/" + runtime.GOARCH}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := contents(t, outs[0]), contents(t, outs[1])
+	var version string
+	for name, data := range first {
+		if !bytes.Equal(data, second[name]) {
+			t.Errorf("%s is not the same from two directories", name)
+		}
+		if v, ok := strings.CutSuffix(strings.TrimPrefix(name, "ratelimitd_"), "_image.tar"); ok {
+			version = v
+		}
+	}
+	if len(first) != 5 || len(second) != 5 || version == "" {
+		t.Fatalf("a release consists of %q and %q; want an archive, an image, a chart, a bill and sums", keys(first), keys(second))
+	}
+	t.Run("sums", func(t *testing.T) { checkSums(t, first) })
+	t.Run("archive", func(t *testing.T) {
+		checkArchive(t, first[fmt.Sprintf("ratelimitd_%s_linux_%s.tar.gz", version, runtime.GOARCH)], version)
+	})
+	t.Run("image", func(t *testing.T) { checkImage(t, first["ratelimitd_"+version+"_image.tar"], version) })
+	t.Run("chart", func(t *testing.T) {
+		chart, err := loader.LoadArchive(bytes.NewReader(first["ratelimitd-"+version+".tgz"]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := chart.Metadata; m.Name != "ratelimitd" || m.Version != version || m.AppVersion != version || len(chart.Templates) < 7 {
+			t.Errorf("the chart is %+v with %d templates", m, len(chart.Templates))
+		}
+	})
+	t.Run("bill", func(t *testing.T) {
+		checkBill(t, first[fmt.Sprintf("ratelimitd_%s_linux_%s.cdx.json", version, runtime.GOARCH)], version)
+	})
+}
+
+// TestForeignFiles: a directory with anything but a release in it is left alone.
+func TestForeignFiles(t *testing.T) {
+	t.Parallel()
+	out := t.TempDir()
+	mine := filepath.Join(out, "mine")
+	if err := os.WriteFile(mine, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), "../..", out, nil); err == nil || !strings.Contains(err.Error(), "holds mine, which is no part of a release") {
+		t.Errorf("a directory with a file of mine: %v", err)
+	}
+	if _, err := os.Stat(mine); err != nil {
+		t.Error(err)
+	}
+}
+
+// contents are the files of a directory.
+func contents(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	files, err := tree(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]byte{}
+	for _, f := range files {
+		all[f.name] = f.data
+	}
+	return all
+}
+
+func keys(files map[string][]byte) []string {
+	var names []string
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func checkSums(t *testing.T, files map[string][]byte) {
+	lines := strings.Split(strings.TrimSpace(string(files[sumsFile])), "\n")
+	if len(lines) != len(files)-1 {
+		t.Errorf("%d sums for %d files", len(lines), len(files)-1)
+	}
+	for _, line := range lines {
+		sum, name, _ := strings.Cut(line, "  ")
+		if got := fmt.Sprintf("%x", sha256.Sum256(files[name])); got != sum {
+			t.Errorf("%s: its sum is %s, not %s", name, got, sum)
+		}
+	}
+}
+
+// unpack writes a tar archive below a new directory.
+func unpack(t *testing.T, r io.Reader) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	if err := os.Chmod(root, 0o755); err != nil { // others than this user may look into the image
+		t.Fatal(err)
+	}
+	for archive := tar.NewReader(r); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return root
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" {
+			t.Errorf("%s belongs to %d:%d %s", h.Name, h.Uid, h.Gid, h.Uname)
+		}
+		path := filepath.Join(root, h.Name)
+		switch h.Typeflag {
+		case tar.TypeDir:
+			err = os.MkdirAll(path, 0o755)
+		case tar.TypeSymlink:
+			err = os.Symlink(h.Linkname, path)
+		default:
+			var data []byte
+			if data, err = io.ReadAll(archive); err == nil {
+				err = os.WriteFile(path, data, h.FileInfo().Mode())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func checkArchive(t *testing.T, data []byte, version string) {
+	r, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(unpack(t, r), "ratelimitd_"+version+"_linux_"+runtime.GOARCH)
+	out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "ratelimitd"), "version").Output()
+	if err != nil || !strings.HasPrefix(string(out), "ratelimitd v"+version+" ") {
+		t.Errorf("ratelimitd version prints %q, %v; want %s", out, err, version)
+	}
+	for name, text := range map[string]string{
+		"LICENSE":                     "Apache License",
+		"CHANGELOG.md":                "#",
+		"THIRD_PARTY_LICENSES":        "google.golang.org/grpc",
+		"completions/_ratelimitd":     "#compdef ratelimitd",
+		"completions/ratelimitd.bash": "complete",
+		"completions/ratelimitd.fish": "complete -c ratelimitd",
+		"config/reference.yaml":       "domain:",
+		"man/ratelimitd.1":            version,
+		"man/ratelimitd-block.1":      "127.0.0.1:8081",
+		"systemd/ratelimitd.conf":     "RUNTIME_ROOT=/etc/ratelimitd",
+		"systemd/ratelimitd.service":  "EnvironmentFile=/etc/ratelimitd/ratelimitd.conf",
+	} {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(data), text) {
+			t.Errorf("%s lacks %q: %v", name, text, err)
+		}
+	}
+}
+
+// checkImage unpacks the image and runs its server as its user, with its root directory where this process may do that.
+func checkImage(t *testing.T, data []byte, version string) {
+	index, err := layout.ImageIndexFromPath(unpack(t, bytes.NewReader(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	img := only(t, index)
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := config.Config; c.User != "65532:65532" || !slices.Equal(c.Entrypoint, []string{"/bin/ratelimitd"}) || len(c.ExposedPorts) != 4 ||
+		c.Labels["org.opencontainers.image.version"] != version || config.Architecture != runtime.GOARCH {
+		t.Errorf("the image is configured as %+v", config)
+	}
+	files := mutate.Extract(img)
+	defer files.Close()
+	root := unpack(t, files)
+	if pem, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || bytes.Count(pem, []byte("BEGIN CERTIFICATE")) < 50 {
+		t.Errorf("the image has too few certificates of authorities: %v", err)
+	}
+	rules := filepath.Join(root, "rules", "config")
+	if err := os.MkdirAll(rules, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(rules, "image.yaml"), []byte("domain: image\ndescriptors: []\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: filepath.Join(root, config.Config.Entrypoint[0]), Args: config.Config.Entrypoint, Dir: root}
+	env := testkit.Env(filepath.Join(root, "rules"))
+	if os.Geteuid() == 0 {
+		cmd.Path, cmd.Dir = config.Config.Entrypoint[0], "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: 65532, Gid: 65532}}
+		env = testkit.Env("/rules")
+	}
+	cmd.Env = env
+	d, err := testkit.StartDaemon(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Kill)
+	testkit.Eventually(t, "the server is ready", func() bool {
+		status, _, err := testkit.Fetch(t.Context(), http.MethodGet, "http://"+d.At["HTTP"]+"/readyz", "")
+		return err == nil && status == http.StatusOK
+	}, d.Log.String)
+	if err := d.Terminate(); err != nil {
+		t.Errorf("%v\n%s", err, d.Log.String())
+	}
+}
+
+// only is the single image of an index, of whose entries each has one below it.
+func only(t *testing.T, index v1.ImageIndex) v1.Image {
+	t.Helper()
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(manifest.Manifests) != 1 {
+		t.Fatalf("an index has %d entries", len(manifest.Manifests))
+	}
+	entry := manifest.Manifests[0]
+	if !entry.MediaType.IsIndex() {
+		img, err := index.Image(entry.Digest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return img
+	}
+	inner, err := index.ImageIndex(entry.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return only(t, inner)
+}
+
+func checkBill(t *testing.T, data []byte, version string) {
+	var bom cyclonedx.BOM
+	if err := cyclonedx.NewBOMDecoder(bytes.NewReader(data), cyclonedx.BOMFileFormatJSON).Decode(&bom); err != nil {
+		t.Fatal(err)
+	}
+	if c := bom.Metadata.Component; c.Name != "ratelimitd" || c.Version != version {
+		t.Errorf("the bill is that of %s %s", c.Name, c.Version)
+	}
+	for _, want := range []string{"std", "google.golang.org/grpc", "github.com/redis/go-redis/v9"} {
+		if !slices.ContainsFunc(*bom.Components, func(c cyclonedx.Component) bool { return c.Name == want && c.Licenses != nil && c.Version != "" }) {
+			t.Errorf("the bill lacks %s, or its licence", want)
+		}
+	}
+}
