@@ -10,7 +10,16 @@ require (
 	helm.sh/helm/v4 v4.3.1
 )
 
-require github.com/google/go-cmp v0.7.0 // indirect
+require (
+	github.com/docker/cli v29.7.2+incompatible // indirect
+	github.com/docker/docker-credential-helpers v0.9.5 // indirect
+	github.com/google/go-cmp v0.7.0 // indirect
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/sirupsen/logrus v1.9.4 // indirect
+	github.com/spf13/cobra v1.10.2 // indirect
+	github.com/spf13/pflag v1.0.10 // indirect
+	gotest.tools/v3 v3.5.2 // indirect
+)
 
 require (
 	github.com/Masterminds/semver/v3 v3.5.0 // indirect
@@ -72,3 +81,5 @@ require (
 )
 
 replace github.com/ratelimitd/ratelimitd => ../..
+
+tool github.com/google/go-containerregistry/cmd/crane
