@@ -14,8 +14,9 @@ func (p *program) manpagesCommand() *cobra.Command {
 		Short: "Write the manual pages",
 		Long: `Manpages writes a manual page for each command into the directory, which it makes if need be. Where
 SOURCE_DATE_EPOCH is set, it is the date of the pages, in seconds since 1970.`,
-		Example: `  ratelimitd manpages /usr/local/share/man/man1`,
-		Args:    needs("the directory"),
+		Example:               `  ratelimitd manpages /usr/local/share/man/man1`,
+		Args:                  needs("the directory"),
+		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := filepath.Clean(args[0])
 			if err := os.MkdirAll(dir, 0o755); err != nil {
