@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -101,10 +102,17 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
 		return Who{}, status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
 			"connect over TLS, or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
-	case hasToken && a.Guard.crowded(c.From):
-		return Who{}, status.Error(codes.ResourceExhausted, "too many wrong tokens came from this address: try again in a second")
-	case hasToken:
-		if name, full, isNamed = a.token(token); !isNamed {
+	case hasToken: // and a certificate, if there is one too, does not count
+		name, full, isNamed = "", false, false
+		crowded := a.Guard.crowded(c.From)
+		if !crowded || len(token) >= longToken {
+			name, full, isNamed = a.token(token)
+		}
+		switch {
+		case isNamed:
+		case crowded:
+			return Who{}, status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
+		default:
 			a.Guard.slow(c.From)
 			return Who{}, status.Error(codes.Unauthenticated, "the token is refused")
 		}
@@ -139,11 +147,19 @@ func (a *Access) tokens(variable, file string) []Token {
 	if file == "" {
 		return nil
 	}
-	all, err := ReadTokens(file)
+	all, err := regularTokens(file)
 	if err != nil {
 		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err))
 	}
 	return all
+}
+
+// regularTokens is ReadTokens for a file that is read again and again: opening a pipe would wait for somebody to write.
+func regularTokens(file string) ([]Token, error) {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", file)
+	}
+	return ReadTokens(file)
 }
 
 // certificate returns the name for which a client's certificate is let in, and whether it is good for everything.
@@ -192,6 +208,9 @@ func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
 	var c Caller
 	if p, ok := peer.FromContext(ctx); ok {
 		c.From = p.Addr
+		if err, ok := ctx.Value(deniedKey{}).(error); ok {
+			return Who{From: text(c.From)}, err
+		}
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
 			c.TLS = &info.State
 		}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -105,9 +106,11 @@ func TestRepeated(t *testing.T) {
 	})
 }
 
-// TestStrangersAreSlowed: whoever tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait.
+// TestStrangersAreSlowed: whoever tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait,
+// and nor does, even there, who has a token that nobody guesses.
 func TestStrangersAreSlowed(t *testing.T) {
-	file := tokenFile(t, "ann: secret\nbob: hidden\n")
+	const long = "0123456789abcdef0123456789abcdef"
+	file := tokenFile(t, "ann: secret\nbob: hidden\ncleo: "+long+"\n")
 	synctest.Test(t, func(t *testing.T) {
 		var refused atomic.Int32
 		access := admin.Access{TokenFile: file, InClear: true}
@@ -129,14 +132,36 @@ func TestStrangersAreSlowed(t *testing.T) {
 		if _, code, took := ask("10.0.0.1", "hidden"); code != codes.ResourceExhausted || took != 0 {
 			t.Errorf("the fifth is answered %v after %v", code, took)
 		}
+		if who, code, took := ask("10.0.0.1", long); code != codes.OK || took != 0 || who.Name != "cleo" {
+			t.Errorf("with a long token it is %+v, %v after %v", who, code, took)
+		}
+		if _, code, took := ask("10.0.0.1", long[1:]+"0"); code != codes.ResourceExhausted || took != 0 {
+			t.Errorf("a long one that is wrong is answered %v after %v", code, took)
+		}
 		if who, code, took := ask("10.0.0.2", "hidden"); code != codes.OK || took != 0 || who.Name != "bob" || who.From != "10.0.0.2:4711" {
 			t.Errorf("somebody else is %+v, %v after %v", who, code, took)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused.Load() != 5 {
+		if who, code, took := ask("10.0.0.1", "secret"); code != codes.OK || took != 0 || who.Name != "ann" || refused.Load() != 6 {
 			t.Errorf("a second later it is %+v, %v after %v, and %d were refused", who, code, took, refused.Load())
 		}
+
+		// A network of IPv6 counts as one address, and so that those from many cannot be more than so many at a time, they count together.
+		for i := range 256 {
+			go ask(fmt.Sprintf("2001:db8:0:%x::%x", i/4, i), "guess")
+			synctest.Wait()
+		}
+		if _, code, _ := ask("2001:db8:0:1::ffff", "secret"); code != codes.ResourceExhausted {
+			t.Errorf("another address of the network is answered %v", code)
+		}
+		if _, code, _ := ask("10.0.0.9", "guess"); code != codes.ResourceExhausted {
+			t.Errorf("the 257th is answered %v", code)
+		}
+		if _, code, _ := ask("10.0.0.9", long); code != codes.OK {
+			t.Errorf("a long token is answered %v", code)
+		}
+		time.Sleep(time.Second)
 	})
 }
 
@@ -149,6 +174,16 @@ func TestTokenFiles(t *testing.T) {
 		"ann: one\nann: two":           "line 2: there are two tokens of ann",
 		"ann: one\nbob two":            "line 2: with more than one token",
 		"# nothing":                    "the file is empty; write a token into it",
+		"\uFEFFone\r\n":                "",
+		"\uFEFFann: one\r\nbob: two":   "",
+		"ann:":                         "line 1: after a name and a colon there must be a space and a token",
+		": one":                        "line 1: after a name and a colon",
+		"ann: o ne":                    "line 1: after a name and a colon",
+		"ann b: one":                   "line 1: after a name and a colon",
+		"ann: one\nbob:":               "line 2: after a name and a colon",
+		"ann: one\nbob: one":           "line 2: this token is that of another name too",
+		"\xff\xfeo\x00n\x00e\x00":      "it is no text in UTF-8",
+		"o\x00ne":                      "it is no text in UTF-8",
 	} {
 		all, err := admin.ReadTokens(tokenFile(t, text))
 		if want == "" && (err != nil || len(all) == 0 || all[0].Text != "one") {

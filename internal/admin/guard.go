@@ -11,7 +11,8 @@ import (
 const (
 	slowFor     = time.Second
 	slowOneFrom = 4   // calls with wrong tokens from one address that are waited out at a time: those are its guesses in a second
-	slowAll     = 256 // from all addresses: further ones are answered at once
+	slowAll     = 256 // the same from all addresses
+	longToken   = 32  // bytes of a token that nobody guesses, however often they try
 )
 
 // Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
@@ -29,14 +30,15 @@ func NewGuard(failed func()) *Guard {
 	return &Guard{failed: failed, pause: slowFor, waiting: make(map[netip.Addr]int)}
 }
 
-// crowded reports whether so many wrong tokens came from an address just now that no further one is looked at.
+// crowded reports whether so many wrong tokens came just now, from an address or from all, that no further short one is looked
+// at. A long one is: otherwise whoever sends wrong ones from where an operator is, as through the same proxy, would keep them out.
 func (g *Guard) crowded(from net.Addr) bool {
 	if g == nil {
 		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.waiting[hostOf(from)] >= slowOneFrom
+	return g.all >= slowAll || g.waiting[hostOf(from)] >= slowOneFrom
 }
 
 // refused counts a call that is refused.
@@ -53,10 +55,6 @@ func (g *Guard) slow(from net.Addr) {
 	}
 	host := hostOf(from)
 	g.mu.Lock()
-	if g.all >= slowAll {
-		g.mu.Unlock()
-		return
-	}
 	g.all++
 	g.waiting[host]++
 	g.mu.Unlock()
@@ -69,10 +67,16 @@ func (g *Guard) slow(from net.Addr) {
 	}
 }
 
-// hostOf returns the IP address of a connection; those that have none are one.
+// hostOf returns the IP address of a connection, or of IPv6 the network of 64 bits, since one machine has all of its addresses;
+// connections that have none are one.
 func hostOf(a net.Addr) netip.Addr {
-	if tcp, ok := a.(*net.TCPAddr); ok {
-		return tcp.AddrPort().Addr().Unmap()
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
 	}
-	return netip.Addr{}
+	ip := tcp.AddrPort().Addr().Unmap()
+	if network, err := ip.Prefix(64); err == nil && ip.Is6() {
+		return network.Addr()
+	}
+	return ip
 }

@@ -3,14 +3,19 @@ package admin
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/textproto"
+	"net/url"
+	"path"
 	"strings"
 	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -45,7 +50,10 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 		runtime.WithOutgoingHeaderMatcher(isRequestID),
 		runtime.WithOutgoingTrailerMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithDisableHTTPMethodOverride(),
+		runtime.WithDisablePathLengthFallback(),
+		runtime.SetQueryParameterParser(new(strict)),
 		runtime.WithErrorHandler(failed),
+		runtime.WithRoutingErrorHandler(misrouted),
 	)
 	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{&v})); err != nil {
 		return nil, err
@@ -53,9 +61,20 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 	turns := make(chan struct{}, maxHTTP)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(peer.NewContext(r.Context(), peerOf(r)))
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// Who is not let in takes nobody's turn, and nothing that they send is read.
+		if _, denied := v.access.allow(gatewayed(r), false); denied != nil {
+			w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
+			r.Body = http.NoBody
+			mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), deniedKey{}, denied)))
+			return
+		}
+		if err := readBody(w, r); err != nil {
+			_, m := runtime.MarshalerForRequest(mux, r)
+			failed(r.Context(), mux, m, w, r, err)
+			return
+		}
 		if r.URL.Path == watchPath {
 			watched(mux, w, r)
 			return
@@ -70,25 +89,94 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 	}), nil
 }
 
-// watched has mux answer r with a stream, once its body has been read, which must not take for ever.
-func watched(mux http.Handler, w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		http.Error(w, "the body cannot be read, or has more than 256 KiB", http.StatusBadRequest)
-		return
+// deniedKey is the key of a context for the error of a caller who was not let in.
+type deniedKey struct{}
+
+// gatewayed returns the context that the called side sees of a request, as far as it says who calls.
+func gatewayed(r *http.Request) context.Context {
+	return metadata.NewIncomingContext(r.Context(), metadata.MD{"authorization": r.Header.Values("Authorization")})
+}
+
+// readBody reads the body of r, before anything waits for it, and checks what the gateway would not look at.
+func readBody(w http.ResponseWriter, r *http.Request) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var tooLarge *http.MaxBytesError
+	var wrong *json.SyntaxError
+	switch {
+	case errors.As(err, &tooLarge):
+		err = status.Errorf(codes.InvalidArgument, "the body has more than %d KiB", maxBody>>10)
+		return &runtime.HTTPStatusError{HTTPStatus: http.StatusRequestEntityTooLarge, Err: err}
+	case err != nil:
+		return status.Error(codes.InvalidArgument, "the body did not arrive as a whole")
+	case r.Method == http.MethodPost && r.URL.RawQuery != "":
+		return status.Error(codes.InvalidArgument, "all that is asked has to be in the body, as JSON, and nothing behind a ? in the address")
+	case len(body) > 0 && errors.As(json.Unmarshal(body, new(json.RawMessage)), &wrong):
+		return status.Errorf(codes.InvalidArgument, "the body must be one object of JSON, but after %d bytes there is an %v", wrong.Offset, wrong)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
+}
+
+// watched has mux answer r with a stream.
+func watched(mux http.Handler, w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // which would end the request
 	mux.ServeHTTP(&endless{w, control}, r)
 }
 
+// strict reads the parameters of a query, all of which have to be fields of the request.
+type strict struct{ runtime.DefaultQueryParser }
+
+// Parse implements [runtime.QueryParameterParser].
+func (p *strict) Parse(m proto.Message, values url.Values, filter *utilities.DoubleArray) error {
+	fields := m.ProtoReflect().Descriptor().Fields()
+	for name := range values {
+		if fields.ByTextName(name) != nil || fields.ByJSONName(name) != nil {
+			continue
+		}
+		var known []string
+		for i := range fields.Len() {
+			known = append(known, fields.Get(i).TextName())
+		}
+		return fmt.Errorf("there is no parameter %s: want one of %s", valid(name), strings.Join(known, ", "))
+	}
+	return p.DefaultQueryParser.Parse(m, values, filter)
+}
+
+// misrouted answers a request that meets no method.
+func misrouted(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) { //nolint:revive // as the gateway calls it
+	if code != http.StatusMethodNotAllowed {
+		runtime.DefaultRoutingErrorHandler(ctx, mux, m, w, r, code)
+		return
+	}
+	verb := http.MethodPost
+	switch path.Base(r.URL.Path) {
+	case "rules", "controls", "audit", "status":
+		verb = http.MethodGet
+	}
+	w.Header().Set("Allow", verb)
+	err := status.Errorf(codes.Unimplemented, "this is asked with %s: see openapi.swagger.json", verb)
+	failed(ctx, mux, m, w, r, &runtime.HTTPStatusError{HTTPStatus: code, Err: err})
+}
+
 // failed answers with an error, and says what is wanted where that is a token.
 func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) { //nolint:revive // as the gateway calls it
-	if status.Code(err) == codes.Unauthenticated {
+	switch s := status.Convert(err); {
+	case s.Code() == codes.Unauthenticated:
 		w = bearerWanted{w}
+	case s.Code() == codes.InvalidArgument && strings.HasPrefix(s.Message(), "proto:"):
+		err = status.Error(s.Code(), unreadable(s.Message()))
 	}
 	runtime.DefaultHTTPErrorHandler(ctx, mux, m, w, r, err)
+}
+
+// unreadable says what protobuf says of JSON that is not the request's.
+func unreadable(text string) string {
+	text = "the body is not what it should be: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
+	if strings.Contains(text, "google.protobuf.Duration") {
+		text += `: a time is a number of seconds, such as "7200s"`
+	}
+	return text
 }
 
 // bearerWanted writes a header of its own where the gateway has put its message in.

@@ -3,11 +3,13 @@ package admin
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 )
 
 // Bounds of a file of tokens, in bytes.
@@ -22,11 +24,19 @@ type Token struct {
 	Text string
 }
 
-// named is a line of a file of several tokens.
-var named = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)$`)
+var (
+	// named is a line of a file of several tokens.
+	named = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._@-]{0,63}):[ \t]+(\S+)$`)
+	// misnamed is a line that is not named, but looks as if somebody meant it to be: it must not be taken for a token, because
+	// what is written before a colon is no secret.
+	misnamed = regexp.MustCompile(`:([ \t]|$)`)
+)
 
-// ReadTokens reads a file that has one token, or lines of name: token. White space around them, empty lines, and lines that begin
-// with # are no part of them. A file without a token is an error.
+// byteOrderMark is what editors of Windows put before a text in UTF-8.
+const byteOrderMark = "\uFEFF"
+
+// ReadTokens reads a file that has one token, or lines of name: token. White space around them, empty lines, lines that begin
+// with # and a byte order mark are no part of them. A file without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -49,9 +59,12 @@ func ReadTokens(file string) ([]Token, error) {
 
 // parseTokens reads the text of a file of tokens. Its errors do not repeat it.
 func parseTokens(text string) (all []Token, err error) {
-	names, several := map[string]bool{}, 0
+	if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+		return nil, errors.New("it is no text in UTF-8: save it as one")
+	}
+	names, texts, several := map[string]bool{}, map[string]bool{}, 0
 	number := 0
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(strings.TrimPrefix(text, byteOrderMark)) {
 		number++
 		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
 			continue
@@ -62,14 +75,18 @@ func parseTokens(text string) (all []Token, err error) {
 			t = Token{Name: m[1], Text: m[2]}
 		}
 		switch {
+		case t.Name == "" && misnamed.MatchString(line):
+			return nil, fmt.Errorf("line %d: after a name and a colon there must be a space and a token without blanks, such as ann: TOKEN; names have letters, digits, and . _ @ -", number)
 		case len(t.Text) > maxToken:
 			return nil, fmt.Errorf("the token in line %d has more than %d bytes", number, maxToken)
 		case several > 1 && (t.Name == "" || all[0].Name == ""):
 			return nil, fmt.Errorf("line %d: with more than one token each line must be a name, a colon, a space and a token, such as ann: TOKEN", number)
 		case names[t.Name]:
 			return nil, fmt.Errorf("line %d: there are two tokens of %s", number, t.Name)
+		case texts[t.Text]:
+			return nil, fmt.Errorf("line %d: this token is that of another name too, so nobody could say who used it", number)
 		}
-		names[t.Name] = true
+		names[t.Name], texts[t.Text] = true, true
 		all = append(all, t)
 	}
 	if len(all) == 0 {
