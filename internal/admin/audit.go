@@ -49,6 +49,8 @@ func describe(a *controls.Act, q request) {
 		if q.GetForce() {
 			words = append(words, "with force")
 		}
+	case *adminv1.ReloadRulesRequest:
+		words[0] = "reload rules"
 	case *adminv1.DrainRequest:
 		if q.GetUndo() {
 			words = append(words, "undone")
@@ -92,12 +94,12 @@ func inForce(c *controls.Control) string {
 	return fmt.Sprintf("%s until %s", text, c.Until.UTC().Format(time.RFC3339))
 }
 
-// left says what a counter has left.
+// left says what a counter has left. It does not name the counter, whose name may have values of end users in it.
 func left(c *limiter.Counter) string {
 	if c.Decision.Penalty > 0 {
-		return fmt.Sprintf("%s, %s: a penalty runs", c.Rule.Path, c.Name)
+		return c.Rule.Path + ": a penalty runs"
 	}
-	return fmt.Sprintf("%s, %s: %d left", c.Rule.Path, c.Name, c.Decision.Left)
+	return fmt.Sprintf("%s: %d left", c.Rule.Path, c.Decision.Left)
 }
 
 func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1.AuditResponse, error) {
