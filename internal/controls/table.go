@@ -124,8 +124,13 @@ func strongest(all []*Control) []*Control {
 // there are none. The longest match decides, and of those of one length a block goes before an allow, and that before limits;
 // of two of one kind the one without Below goes first, and then the later one. Find does not allocate.
 func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
+	return t.FindShorter(name, entries, len(entries)+1)
+}
+
+// FindShorter returns what Find would if there were no controls with as many entries as than or more. It does not allocate.
+func (t *Table) FindShorter(name []byte, entries []descriptors.Entry, than int) []*Control {
 	d := t.domains[string(name)]
-	if d == nil {
+	if d == nil || than < 1 {
 		return nil
 	}
 	var found []*Control
@@ -133,7 +138,7 @@ func (t *Table) Find(name []byte, entries []descriptors.Entry) []*Control {
 		found = d.whole.of(0, len(entries))
 	}
 	var h uint64
-	for i := range entries[:min(len(entries), d.deepest)] {
+	for i := range entries[:min(len(entries), d.deepest, than-1)] {
 		h = mix(h, maphash.Bytes(t.seed, entries[i].Key), maphash.Bytes(t.seed, entries[i].Value))
 		for s := d.slots[h]; s != nil; s = s.next {
 			if s.is(entries[:i+1]) {

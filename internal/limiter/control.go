@@ -36,18 +36,52 @@ func (l *Limiter) table() *controls.Table {
 	return l.config.Controls.Table()
 }
 
-// steer finds the controls of r's descriptors. t may be nil.
-func (p *Scratch) steer(t *controls.Table, r *Request) {
+// steer finds the controls of r's descriptors. t may be nil, and d too where the domain of r has no rules.
+func (p *Scratch) steer(t *controls.Table, d *descriptors.Domain, r *Request) {
 	s := &p.steered
 	s.found, s.blocked, s.only, s.look = s.found[:0], false, false, false
 	if t == nil {
 		return
 	}
 	for i := range r.Descriptors {
-		found := t.Find(r.Domain, r.Descriptors[i].Entries)
+		desc := &r.Descriptors[i]
+		found := t.Find(r.Domain, desc.Entries)
+		if len(found) > 0 && found[0].Kind == controls.Limit {
+			found = p.passOver(t, d, r, desc, found)
+		}
 		s.found = append(s.found, found)
-		s.blocked = s.blocked || blocks(found, &r.Descriptors[i])
+		s.blocked = s.blocked || blocks(found, desc)
 	}
+}
+
+// passOver returns the controls that decide on desc where found, which are limits, would: those with fewer entries if found has no
+// effect on desc and they have, so that a limit which nothing can obey hides neither a block nor an allow.
+func (p *Scratch) passOver(t *controls.Table, d *descriptors.Domain, r *Request, desc *Descriptor, found []*controls.Control) []*controls.Control {
+	if len(t.FindShorter(r.Domain, desc.Entries, len(found[0].Entries))) == 0 {
+		return found
+	}
+	for next := found; len(next) > 0; next = t.FindShorter(r.Domain, desc.Entries, len(next[0].Entries)) {
+		if p.effective(d, desc, next) {
+			return next
+		}
+	}
+	return found
+}
+
+// effective reports whether found decides on desc, or changes its limit.
+func (p *Scratch) effective(d *descriptors.Domain, desc *Descriptor, found []*controls.Control) bool {
+	if found[0].Kind != controls.Limit || d == nil {
+		return found[0].Kind != controls.Limit
+	}
+	t := part{match: d.Match(desc.Entries)}
+	if m := t.match.Rule; m != nil {
+		t.limits, t.unlimited = m.RateLimits, m.Unlimited
+	}
+	if desc.HasOverride {
+		p.override(d, desc, &t)
+	}
+	p.relimit(found, &t)
+	return t.control != nil
 }
 
 // blocks reports whether a descriptor is refused. Giving back never is.
@@ -240,12 +274,18 @@ func (l *Limiter) Gauges(v *stats.Values) {
 
 var errNotNamed = errors.New("the rule has no limit of that name")
 
-// explainControls adds the controls of the i-th descriptor.
-func (p *Scratch) explainControls(x *Explained, i int) {
+// explainControls adds the controls of the i-th descriptor of r, as far as t has them.
+func (p *Scratch) explainControls(x *Explained, t *controls.Table, r *Request, i int) {
 	if i >= len(p.steered.found) {
 		return
 	}
 	x.Controls = p.steered.found[i]
+	longest := t.Find(r.Domain, r.Descriptors[i].Entries)
+	for _, c := range longest {
+		if len(c.Entries) > len(x.Controls[0].Entries) {
+			x.Steps = append(x.Steps, descriptors.Step{Text: fmt.Sprintf("%v is passed over: it has no effect here", c)})
+		}
+	}
 	for _, c := range x.Controls {
 		text := fmt.Sprintf("%v decides, until %s", c, c.Until.UTC().Format(time.RFC3339))
 		if c.Kind == controls.Limit {

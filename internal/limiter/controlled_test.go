@@ -3,6 +3,7 @@ package limiter_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,8 +82,17 @@ func TestControlledRequests(t *testing.T) {
 				if c := v.Statuses[i].Control; c != nil {
 					kind = c.Kind
 				}
-				if found := table.Find(q.Domain, q.Descriptors[i].Entries); found != nil {
-					want = found[0].Kind
+				for n := len(q.Descriptors[i].Entries) + 1; n > 0; {
+					found := table.FindShorter(q.Domain, q.Descriptors[i].Entries, n)
+					if found == nil {
+						break
+					}
+					if want = found[0].Kind; want != controls.Limit || v.Statuses[i].Control == found[0] {
+						break
+					}
+					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Controls, found[0]) {
+						break // it has no effect, and nothing shorter has
+					}
 				}
 				explained := x.Descriptors[i].Control
 				switch {

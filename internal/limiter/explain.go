@@ -47,16 +47,15 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	if err != nil {
 		return nil, err
 	}
-	p := new(Scratch)
-	p.steer(l.table(), r)
+	p, table, d := new(Scratch), l.table(), s.set.Domain(r.Domain)
+	p.steer(table, d, r)
 	p.steered.look = true
-	d := s.set.Domain(r.Domain)
 	if d == nil {
 		l.strangers(p, r)
 		e := &Explanation{Over: p.verdict.Over, Descriptors: make([]Explained, len(r.Descriptors))}
 		for i := range e.Descriptors {
 			e.Descriptors[i] = Explained{Status: p.verdict.Statuses[i], Steps: []descriptors.Step{{Text: s.set.Unknown(string(r.Domain))}}}
-			p.explainControls(&e.Descriptors[i], i)
+			p.explainControls(&e.Descriptors[i], table, r, i)
 		}
 		return e, nil
 	}
@@ -75,12 +74,12 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	l.fold(p)
 	e := &Explanation{Over: p.verdict.Over, Known: true, Together: d.ChargeTogether || l.config.StopWhenOver}
 	for i := range p.parts {
-		e.Descriptors = append(e.Descriptors, p.explained(d, r, i))
+		e.Descriptors = append(e.Descriptors, p.explained(d, table, r, i))
 	}
 	return e, nil
 }
 
-func (p *Scratch) explained(d *descriptors.Domain, r *Request, i int) Explained {
+func (p *Scratch) explained(d *descriptors.Domain, table *controls.Table, r *Request, i int) Explained {
 	t := &p.parts[i]
 	x := Explained{
 		Status:     p.verdict.Statuses[i],
@@ -96,7 +95,7 @@ func (p *Scratch) explained(d *descriptors.Domain, r *Request, i int) Explained 
 	case ignoredInvalid:
 		x.Ignored = t.reason
 	}
-	p.explainControls(&x, i)
+	p.explainControls(&x, table, r, i)
 	if t.op >= 0 {
 		x.Counter, x.Holder = counterName(&p.ops[t.op]), p.ops[t.op].Take.Owner
 	}
@@ -130,7 +129,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
 	p := new(Scratch)
-	p.steer(l.table(), r)
+	p.steer(l.table(), d, r)
 	p.steered.only, p.steered.blocked = true, false
 	p.plan(s, d, r)
 	t := &p.parts[0]

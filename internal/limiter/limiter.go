@@ -95,8 +95,8 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		l.counts.serviceErrors.Add(1)
 		return nil, err
 	}
-	p.steer(l.table(), r)
 	d := s.set.Domain(r.Domain)
+	p.steer(l.table(), d, r)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
 		l.strangers(p, r)
