@@ -21,6 +21,7 @@ func (p *program) liftCommand() *cobra.Command {
 		Short: "End controls before their time",
 		Long: `Lift ends controls: those with the given IDs, or all that are about exactly one descriptor, with
 --below or without, or about a whole domain. Replicas that share a Redis obey within a second.
+What could be an ID is taken for a domain only where controls are about a domain of that name.
 
 ` + descriptorHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd lift example fixed=ann
@@ -57,10 +58,12 @@ func (p *program) liftCommand() *cobra.Command {
 
 // controlIDs returns the IDs that the arguments of lift are or, for a domain and its descriptor, those of the controls about it.
 func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string) ([]string, error) {
-	if !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) }) {
+	switch named := !slices.ContainsFunc(args, func(arg string) bool { return !isControlID(arg) }); {
+	case named && len(args) == 1:
+		return idOrDomain(ctx, a, args[0])
+	case named:
 		return args, nil
-	}
-	if len(args) > 2 {
+	case len(args) > 2:
 		return nil, errors.New("lift takes IDs of controls, or one DOMAIN and DESCRIPTOR")
 	}
 	var about []entry
@@ -71,11 +74,33 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 		}
 		about = d.entries
 	}
-	all, _, err := listControls(ctx, a, args[0])
+	ids, err := controlsAbout(ctx, a, args[0], about)
+	if err == nil && ids == nil {
+		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
+	}
+	return ids, err
+}
+
+// idOrDomain returns the IDs that an argument stands for, which looks like an ID, but may be the name of a domain too.
+func idOrDomain(ctx context.Context, a adminv1.AdminServiceClient, arg string) ([]string, error) {
+	ids, err := controlsAbout(ctx, a, arg, nil)
 	if err != nil {
 		return nil, err
 	}
-	var ids []string
+	if ids == nil {
+		return []string{arg}, nil
+	}
+	all, _, err := listControls(ctx, a, "")
+	if err == nil && slices.ContainsFunc(all, func(c *adminv1.Control) bool { return c.GetId() == arg }) {
+		return nil, fmt.Errorf("%s is the ID of a control, and a domain that controls are about: give %s for those of the domain, or %s twice for the control",
+			arg, strings.Join(ids, " "), arg)
+	}
+	return ids, err
+}
+
+// controlsAbout returns the IDs of the controls about exactly a descriptor, or a whole domain; nil if there are none.
+func controlsAbout(ctx context.Context, a adminv1.AdminServiceClient, domain string, about []entry) (ids []string, err error) {
+	all, _, err := listControls(ctx, a, domain)
 	for _, c := range all {
 		if slices.EqualFunc(c.GetEntries(), about, func(e *adminv1.Entry, want entry) bool {
 			return e.GetKey() == want.key && cmp.Or(string(e.GetRawValue()), e.GetValue()) == want.value
@@ -83,10 +108,7 @@ func controlIDs(ctx context.Context, a adminv1.AdminServiceClient, args []string
 			ids = append(ids, c.GetId())
 		}
 	}
-	if ids == nil {
-		return nil, fmt.Errorf("no control is about exactly %s: see ratelimitd controls", strings.Join(args, " "))
-	}
-	return ids, nil
+	return ids, err
 }
 
 func isControlID(text string) bool {

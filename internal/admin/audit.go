@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,12 +61,20 @@ func describe(a *controls.Act, q request) {
 		words = append(words, "and all below")
 	}
 	if f, ok := q.(interface{ GetFor() *durationpb.Duration }); ok && f.GetFor() != nil {
-		words = append(words, "for", f.GetFor().AsDuration().String())
+		words = append(words, "for", spanText(f.GetFor()))
 	}
 	if dry(q) {
 		words = append(words, "(dry run)")
 	}
 	a.What = strings.Join(words, " ")
+}
+
+// spanText says how long d is, whether or not it fits into a [time.Duration].
+func spanText(d *durationpb.Duration) string {
+	if t := d.AsDuration(); t != math.MaxInt64 && t != math.MinInt64 {
+		return t.String()
+	}
+	return fmt.Sprintf("%d seconds", d.GetSeconds())
 }
 
 // describeControl fills in what a control is about.

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -94,6 +95,9 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	}
 	if err := q.span.CheckValid(); err != nil {
 		return nil, invalidf("for is no valid time: it must be from 1s to 30 days (720h)")
+	}
+	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
+		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
 	}
 	c.Domain, c.Below, c.By, c.Reason = q.domain, q.below, whoOf(ctx).Name, valid(q.reason)
 	entries := entriesOf(q.entries)

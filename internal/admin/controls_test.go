@@ -54,6 +54,7 @@ func TestInvalidControls(t *testing.T) {
 		want string
 	}{
 		{blocked(&adminv1.BlockRequest{}), codes.InvalidArgument, "the time is missing: set for, from 1s to 30 days (720h)"},
+		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 9999999 * 3600}}), codes.InvalidArgument, "for is 35999996400 seconds: it must be from 1s to 30 days (720h)"},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1, Nanos: -1}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(&adminv1.BlockRequest{For: &durationpb.Duration{Seconds: 1 << 40}}), codes.InvalidArgument, "from 1s to 30 days"},
 		{blocked(block("", time.Hour, "user", "u1")), codes.InvalidArgument, "the domain is empty"},
