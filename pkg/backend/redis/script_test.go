@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"math"
 	"math/big"
@@ -370,6 +371,9 @@ func TestLargeStates(t *testing.T) {
 	}
 }
 
+//go:embed testdata/divisions.lua
+var divisions string
+
 // TestMuldiv compares the arithmetic of the scripts with that of math/big.
 func TestMuldiv(t *testing.T) {
 	muldiv, err := newScript("muldiv")
@@ -377,13 +381,6 @@ func TestMuldiv(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := redistest.Start(t).Client()
-	text := muldiv.text + `
-local out = {}
-for i = 1, #KEYS, 3 do
-  local quo, rem = muldiv(KEYS[i] + 0, KEYS[i + 1] + 0, KEYS[i + 2] + 0)
-  out[#out + 1] = string.format('%.0f %.0f', quo, rem)
-end
-return out`
 	limit := new(big.Int).Lsh(big.NewInt(1), 53)
 	for round := range 50 {
 		var keys []string
@@ -398,7 +395,7 @@ return out`
 				want[len(want)-1] = fmt.Sprint("huge ", rem)
 			}
 		}
-		got, err := c.Eval(t.Context(), text, keys).StringSlice()
+		got, err := c.Eval(t.Context(), muldiv.text+divisions, keys).StringSlice()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,7 @@
 package redis
 
 import (
-	"strings"
+	_ "embed"
 	"testing"
 	"time"
 
@@ -10,27 +10,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// planted are states of more elements than any counter has, which look as if scripts had written them. Each is what is run
-// in Redis for the elements i = 1 … n, at now, with the key and the size of a run. TestF28_SlotsCostLittle has those of slots.
-func planted() map[engine.Family]map[string]string {
-	const run = `redis.call('RPUSH', key, struct.pack('<dddd', %at%, 1, i, now + 6e7 + n) .. (size == 40 and struct.pack('<d', 10000) or ''))`
-	return map[engine.Family]map[string]string{
-		engine.FamilyRuns: {
-			"old":            replaced(run, "%at%", "math.floor((now - 6e7 - n + i) * tick)"),
-			"now":            replaced(run, "%at%", "math.floor((now - n + i) * tick)"),
-			"from then":      replaced(run, "%at%", "math.floor((now + i) * tick)"),
-			"back in time":   replaced(run, "%at%", "math.floor((now - i) * tick)"),
-			"all but no run": `redis.call('RPUSH', key, i < n and string.rep('x', size) or struct.pack('<dddd', math.floor(now * tick), 1, n, now + 6e7) .. (size == 40 and struct.pack('<d', 10000) or ''))`,
-		},
-	}
-}
-
-func replaced(text string, oldnew ...string) string {
-	return strings.NewReplacer(oldnew...).Replace(text)
-}
+//go:embed testdata/manyruns.lua
+var manyRuns string
 
 // TestF27_LargeStates: states of many more elements than any counter has keep no script busy for long, whatever it is
-// asked, alone, in a list and behind a penalty.
+// asked, alone, in a list and behind a penalty. TestF28_SlotsCostLittle has those of slots.
 func TestF27_LargeStates(t *testing.T) {
 	const now = engine.Micros(1_800_000_000_000_000)
 	const n = 31_000                // elements
@@ -42,16 +26,17 @@ func TestF27_LargeStates(t *testing.T) {
 	}
 	other := engine.Limit{Algorithm: engine.TokenBucket, Hits: 10, Window: minute, Burst: 10, Initial: 10, Listed: true}
 	for name, l := range eachLimit() {
-		size, tick := 32, 10/6e7 // bytes of a run, ticks in a µs
+		if l.Algorithm.Family() != engine.FamilyRuns {
+			continue
+		}
+		size, ticks := 32, 10/6e7 // bytes of a run, ticks per µs
 		if l.Algorithm == engine.SlidingLog {
-			size, tick = 40, 1
+			size, ticks = 40, 1
 		}
 		l = l.Prepared()
 		listed := l
 		listed.Listed, listed.CountRefused = true, false
-		for how, plant := range planted()[l.Algorithm.Family()] {
-			text := `local key, now, n, size, tick = KEYS[1], ARGV[1] + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
-				redis.call('DEL', key) for i = 1, n do ` + plant + ` end return 0`
+		for _, how := range []string{"old", "now", "from then", "back in time", "all but no run"} {
 			for i, op := range []backend.Op{
 				{Limits: engine.Limits{l}},
 				{Limits: engine.Limits{listed, other}},
@@ -60,7 +45,7 @@ func TestF27_LargeStates(t *testing.T) {
 				op.Key = keyOf(i)
 				for _, first := range []backend.Mode{backend.Take, backend.Give, backend.Reset} {
 					key := string(p.base(nil, &op)) + op.Limits[0].Slot().String()
-					if err := p.client.Eval(t.Context(), text, []string{key}, int64(now), n, size, tick).Err(); err != nil {
+					if err := p.client.Eval(t.Context(), manyRuns, []string{key}, how, int64(now), n, size, ticks).Err(); err != nil {
 						t.Fatalf("%s, %s: %v", name, how, err)
 					}
 					if took := p.slowest(t, op, first); took > longest {
