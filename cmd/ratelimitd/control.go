@@ -266,6 +266,14 @@ func reachText(r *adminv1.Reach) string {
 	}
 }
 
+// countingText says who counts with a counter that was changed.
+func countingText(r *adminv1.Reach) string {
+	if r.GetReplicas() == 0 {
+		return "all replicas that share the store obey, within a second; how many there are is not known"
+	}
+	return reachText(r)
+}
+
 // asked calls f, which asks the server once.
 func (p *program) asked(ctx context.Context, c *client, f func(context.Context, adminv1.AdminServiceClient) error) error {
 	conn, err := c.connect()

@@ -25,6 +25,8 @@ type Config struct {
 	Access Access
 	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
 	Controls *controls.Controls
+	// Alone is why the counters are those of this process alone; empty if replicas share them.
+	Alone string
 	// Log gets what Access logs, and Audit each change; nil discards.
 	Log, Audit *slog.Logger
 	// Changed is called for each call that changed something, or was refused; it may be nil.

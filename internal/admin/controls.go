@@ -218,6 +218,7 @@ func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.
 		Rule:    rule,
 		Before:  counterMessage(before.Name, &before.RateLimits, &before.Decision),
 		Counter: counterMessage(after.Name, &after.RateLimits, &after.Decision),
+		Reach:   s.counting(ctx),
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -45,18 +46,24 @@ func (s *Service) peek(ctx context.Context, q *adminv1.PeekRequest) (*adminv1.Pe
 }
 
 func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.ResetResponse, error) {
-	if len(q.GetEntries()) == 0 {
+	switch {
+	case len(q.GetEntries()) == 0:
 		return nil, errNoEntries
+	case len(q.GetReason()) > controls.MaxReason:
+		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	entries, a := entriesOf(q.GetEntries()), actOf(ctx)
-	if before, err := s.limiter.Peek(ctx, q.GetDomain(), entries); err == nil { // else Reset fails too, or the state before is not known
-		a.Before = left(before)
+	c, err := s.limiter.Peek(ctx, q.GetDomain(), entries)
+	if err == nil { // else Reset fails too, or the state before is not known
+		a.Before = left(c)
 	}
-	c, err := s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
+	if !q.GetDryRun() {
+		c, err = s.limiter.Reset(ctx, q.GetDomain(), entries, q.GetForce())
+	}
 	if err != nil {
 		return nil, err
 	}
-	if c.Decision.Penalty > 0 {
+	if c.Decision.Penalty > 0 && !(q.GetDryRun() && q.GetForce()) {
 		return nil, penaltyError(c.Decision.Penalty)
 	}
 	a.After = left(c)
@@ -64,7 +71,18 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision)}, nil
+	return &adminv1.ResetResponse{Rule: rule, Counter: counterMessage(c.Name, &c.RateLimits, &c.Decision), Reach: s.counting(ctx)}, nil
+}
+
+// counting returns who counts with the counters of this process.
+func (s *Service) counting(ctx context.Context) *adminv1.Reach {
+	switch {
+	case s.config.Alone != "":
+		return &adminv1.Reach{Replicas: 1, Alone: s.config.Alone}
+	case s.controls.Alone() != "": // then nobody knows the replicas
+		return new(adminv1.Reach)
+	}
+	return s.reach(ctx)
 }
 
 const errNoEntries = invalidError("the descriptor has no entries: give at least one, starting at the root of the rules")

@@ -55,6 +55,10 @@ func TestReset(t *testing.T) {
 	s := start(t, shop)
 	s.hit(t, "shop", 3, "user", "u1")
 	s.hit(t, "shop", 3, "user", "u2")
+	dry, err := s.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1"), DryRun: true})
+	if err != nil || dry.GetCounter().GetLeft() != 0 || s.log.String() != "" {
+		t.Errorf("a dry run: %v, %v, and the log has %q", dry, err, s.log.String())
+	}
 	got, err := s.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")})
 	if err != nil {
 		t.Fatal(err)

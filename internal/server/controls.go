@@ -17,7 +17,15 @@ func (v *store) controls(s *settings.Settings, log *slog.Logger) controls.Config
 	case s.Backend.Type == "memcache":
 		c.Alone = "memcached has no place to share controls in"
 	default:
-		c.Alone = "its counters are in memory, where nothing is shared"
+		c.Alone = countersAlone(s)
 	}
 	return c
+}
+
+// countersAlone returns why counters are those of this process alone; empty if replicas share them.
+func countersAlone(s *settings.Settings) string {
+	if s.Backend.Type == "redis" || s.Backend.Type == "memcache" {
+		return ""
+	}
+	return "its counters are in memory, where nothing is shared"
 }

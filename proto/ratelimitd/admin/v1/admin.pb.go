@@ -1335,7 +1335,11 @@ type ResetRequest struct {
 	// The entries of the descriptor; at least one, at most 64.
 	Entries []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
 	// Whether to reset the counter, and end the penalty, also while a penalty runs.
-	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1391,13 +1395,29 @@ func (x *ResetRequest) GetForce() bool {
 	return false
 }
 
+func (x *ResetRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ResetRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 // ResetResponse says what was reset.
 type ResetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The rule that the descriptor matches.
 	Rule *Rule `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
-	// The counter, after the reset.
-	Counter       *Counter `protobuf:"bytes,2,opt,name=counter,proto3" json:"counter,omitempty"`
+	// The counter, after the reset; with dry_run as it is.
+	Counter *Counter `protobuf:"bytes,2,opt,name=counter,proto3" json:"counter,omitempty"`
+	// Who counts with it.
+	Reach         *Reach `protobuf:"bytes,3,opt,name=reach,proto3" json:"reach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1442,6 +1462,13 @@ func (x *ResetResponse) GetRule() *Rule {
 func (x *ResetResponse) GetCounter() *Counter {
 	if x != nil {
 		return x.Counter
+	}
+	return nil
+}
+
+func (x *ResetResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
 	}
 	return nil
 }
@@ -1584,12 +1611,12 @@ func (x *Control) GetReason() string {
 	return ""
 }
 
-// Reach is for whom controls are in force.
+// Reach is for whom controls are in force, or who counts with a counter.
 type Reach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many replicas obey; 0 where that is not known because the store does not answer.
+	// How many replicas obey; 0 where that is not known, because the store does not answer or, of counters, keeps no list of them.
 	Replicas int32 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
-	// Why it is the server that answers alone; empty where replicas share their controls.
+	// Why it is the server that answers alone; empty where replicas share their controls, or the counter.
 	Alone         string `protobuf:"bytes,2,opt,name=alone,proto3" json:"alone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2495,7 +2522,9 @@ type GrantResponse struct {
 	// The counter, before.
 	Before *Counter `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
 	// The counter, afterwards; with dry_run as it is.
-	Counter       *Counter `protobuf:"bytes,3,opt,name=counter,proto3" json:"counter,omitempty"`
+	Counter *Counter `protobuf:"bytes,3,opt,name=counter,proto3" json:"counter,omitempty"`
+	// Who counts with it.
+	Reach         *Reach `protobuf:"bytes,4,opt,name=reach,proto3" json:"reach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2547,6 +2576,13 @@ func (x *GrantResponse) GetBefore() *Counter {
 func (x *GrantResponse) GetCounter() *Counter {
 	if x != nil {
 		return x.Counter
+	}
+	return nil
+}
+
+func (x *GrantResponse) GetReach() *Reach {
+	if x != nil {
+		return x.Reach
 	}
 	return nil
 }
@@ -5690,14 +5726,17 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\"u\n" +
 	"\fPeekResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
-	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"r\n" +
+	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\xa3\x01\n" +
 	"\fResetRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x124\n" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"v\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xa8\x01\n" +
 	"\rResetResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x126\n" +
-	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"\x8d\x03\n" +
+	"\acounter\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\x120\n" +
+	"\x05reach\x18\x03 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"\x8d\x03\n" +
 	"\aControl\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x124\n" +
 	"\x04kind\x18\x02 \x01(\x0e2 .ratelimitd.admin.v1.ControlKindR\x04kind\x12\x16\n" +
@@ -5776,11 +5815,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aentries\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.EntryR\aentries\x12\x12\n" +
 	"\x04hits\x18\x03 \x01(\x04R\x04hits\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xac\x01\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"\xde\x01\n" +
 	"\rGrantResponse\x12-\n" +
 	"\x04rule\x18\x01 \x01(\v2\x19.ratelimitd.admin.v1.RuleR\x04rule\x124\n" +
 	"\x06before\x18\x02 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\x06before\x126\n" +
-	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\"b\n" +
+	"\acounter\x18\x03 \x01(\v2\x1c.ratelimitd.admin.v1.CounterR\acounter\x120\n" +
+	"\x05reach\x18\x04 \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\"b\n" +
 	"\fAuditRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
@@ -6252,139 +6292,141 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	47,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
 	50,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
 	49,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	1,   // 16: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	47,  // 17: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	48,  // 18: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	69,  // 19: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	69,  // 20: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	47,  // 21: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 22: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	22,  // 23: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 24: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 25: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 26: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 27: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	22,  // 28: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 29: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 30: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 31: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 32: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	48,  // 33: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	22,  // 34: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 35: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 36: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 37: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	22,  // 38: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	23,  // 39: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	22,  // 40: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	23,  // 41: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 42: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 43: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	49,  // 44: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	49,  // 45: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	38,  // 46: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	69,  // 47: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	47,  // 48: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	42,  // 49: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,   // 50: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,   // 51: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	41,  // 52: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	69,  // 53: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	69,  // 54: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	47,  // 55: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	42,  // 56: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 57: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	45,  // 58: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	69,  // 59: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	47,  // 60: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 61: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 62: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 63: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	70,  // 64: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	70,  // 65: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	47,  // 66: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	48,  // 67: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 68: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	51,  // 69: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	70,  // 70: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	70,  // 71: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	70,  // 72: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	70,  // 73: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	51,  // 74: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	52,  // 75: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 76: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	71,  // 77: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	6,   // 78: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 79: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	70,  // 80: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	70,  // 81: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 82: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	70,  // 83: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 84: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	70,  // 85: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	42,  // 86: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	69,  // 87: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	70,  // 88: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	56,  // 89: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	69,  // 90: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	57,  // 91: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	58,  // 92: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	60,  // 93: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	62,  // 94: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	63,  // 95: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	64,  // 96: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	23,  // 97: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	10,  // 98: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	69,  // 99: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	69,  // 100: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	70,  // 101: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	69,  // 102: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	69,  // 103: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	59,  // 104: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	61,  // 105: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	11,  // 106: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	70,  // 107: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	70,  // 108: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	59,  // 109: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	57,  // 110: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	69,  // 111: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	12,  // 112: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	14,  // 113: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	18,  // 114: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	20,  // 115: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	24,  // 116: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	26,  // 117: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	28,  // 118: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	30,  // 119: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	32,  // 120: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	34,  // 121: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	36,  // 122: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	39,  // 123: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	43,  // 124: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	54,  // 125: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	65,  // 126: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	67,  // 127: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	13,  // 128: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	15,  // 129: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	19,  // 130: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	21,  // 131: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	25,  // 132: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	27,  // 133: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	29,  // 134: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	31,  // 135: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	33,  // 136: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	35,  // 137: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	37,  // 138: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	40,  // 139: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	44,  // 140: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	55,  // 141: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	66,  // 142: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	68,  // 143: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	128, // [128:144] is the sub-list for method output_type
-	112, // [112:128] is the sub-list for method input_type
-	112, // [112:112] is the sub-list for extension type_name
-	112, // [112:112] is the sub-list for extension extendee
-	0,   // [0:112] is the sub-list for field type_name
+	23,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
+	47,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	69,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	69,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	47,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	22,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	22,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	70,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	48,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	22,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	22,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	23,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	22,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	23,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	22,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	23,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	47,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	49,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	49,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	23,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	38,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	69,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	47,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 52: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 53: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	41,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	69,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	69,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	47,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	42,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 59: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	45,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	69,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	47,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 63: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 64: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 65: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	70,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	70,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	47,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	48,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 70: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	51,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	70,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	70,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	70,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	70,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	51,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	52,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 78: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	71,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	6,   // 80: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 81: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	70,  // 82: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	70,  // 83: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 84: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	70,  // 85: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 86: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	70,  // 87: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	42,  // 88: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	69,  // 89: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	70,  // 90: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	56,  // 91: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	69,  // 92: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	57,  // 93: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	58,  // 94: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	60,  // 95: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	62,  // 96: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	63,  // 97: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	64,  // 98: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	23,  // 99: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	10,  // 100: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	69,  // 101: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	69,  // 102: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	70,  // 103: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	69,  // 104: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	69,  // 105: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	59,  // 106: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	61,  // 107: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	11,  // 108: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	70,  // 109: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	70,  // 110: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	59,  // 111: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	57,  // 112: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	69,  // 113: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	12,  // 114: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	14,  // 115: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	18,  // 116: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	20,  // 117: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	24,  // 118: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	26,  // 119: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	28,  // 120: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	30,  // 121: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	32,  // 122: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	34,  // 123: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	36,  // 124: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	39,  // 125: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	43,  // 126: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	54,  // 127: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	65,  // 128: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	67,  // 129: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	13,  // 130: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	15,  // 131: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	19,  // 132: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	21,  // 133: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	25,  // 134: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	27,  // 135: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	29,  // 136: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	31,  // 137: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	33,  // 138: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	35,  // 139: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	37,  // 140: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	40,  // 141: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	44,  // 142: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	55,  // 143: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	66,  // 144: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	68,  // 145: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	130, // [130:146] is the sub-list for method output_type
+	114, // [114:130] is the sub-list for method input_type
+	114, // [114:114] is the sub-list for extension type_name
+	114, // [114:114] is the sub-list for extension extendee
+	0,   // [0:114] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
