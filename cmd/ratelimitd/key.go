@@ -14,7 +14,11 @@ import (
 )
 
 func (p *program) keyCommand() *cobra.Command {
-	var flags ruleFlags
+	var (
+		flags  ruleFlags
+		output string
+		asJSON bool
+	)
 	cmd := &cobra.Command{
 		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
 		Short: "Print the name under which a descriptor's counter is kept",
@@ -23,22 +27,36 @@ The states of its limits and of its penalty lie under this name with a short suf
 descriptor that is not limited has none, which is an error. CACHE_KEY_PREFIX is put before it; with
 REDIS_KEY_FORMAT=reference it is the name that envoyproxy/ratelimit has for the present window.
 With BACKEND_TYPE=memcache it is the whole name in the present window, and with
-MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit.
+MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. --output json prints an object for each
+descriptor, on one line.
 
 ` + descriptorHelp + `
 ` + optionHelp,
 		Example: `  ratelimitd key --config config/example example fixed=ann
   redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			asJSON, err = jsonWanted(output)
+			return err
+		},
 	}
 	p.eachDescriptor(cmd, &flags, func(domain *descriptors.Domain, d *descriptor) error {
 		rule := domain.Match(d.keys()).Rule
 		if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
 			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
 		}
-		p.printf("%s\n", flags.counterKey(domain, d))
+		key := flags.counterKey(domain, d)
+		if asJSON {
+			return p.printObject(struct {
+				Domain     string `json:"domain"`
+				Descriptor string `json:"descriptor"` // as it was given
+				Key        string `json:"key"`
+			}{domain.Name, d.text, key})
+		}
+		p.printf("%s\n", key)
 		return nil
 	})
+	addOutput(cmd, &output)
 	return cmd
 }
 

@@ -46,6 +46,18 @@ func (p *program) printJSON(m proto.Message) error {
 	return err
 }
 
+// printObject prints an object as one line of JSON.
+func (p *program) printObject(object any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(object); err != nil {
+		return fmt.Errorf("writing JSON: %w", err)
+	}
+	p.printf("%s", b.String())
+	return nil
+}
+
 // messageJSON returns m as JSON on one line. What protojson has in random places is taken out.
 func messageJSON(m proto.Message) (json.RawMessage, error) {
 	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)

@@ -24,6 +24,7 @@ type scope struct {
 
 	rule    string
 	output  string
+	asJSON  bool
 	domain  string
 	entries []*adminv1.EntryFilter
 }
@@ -31,7 +32,7 @@ type scope struct {
 func (s *scope) add(p *program, cmd *cobra.Command) {
 	s.client.add(p, cmd)
 	cmd.Flags().StringVar(&s.rule, "rule", "", "show this rule alone, such as shop.user")
-	cmd.Flags().StringVar(&s.output, "output", "text", "text for people, json for programs")
+	addOutput(cmd, &s.output)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 2 {
 			return fmt.Errorf("%s takes a domain and a descriptor, but got %q too: usage: %s", cmd.CommandPath(), args[2], cmd.UseLine())
@@ -41,9 +42,9 @@ func (s *scope) add(p *program, cmd *cobra.Command) {
 }
 
 // parse reads the arguments, and the flags that both commands have.
-func (s *scope) parse(args []string) error {
-	if s.output != "text" && s.output != "json" {
-		return fmt.Errorf("--output %s: must be text or json", s.output)
+func (s *scope) parse(args []string) (err error) {
+	if s.asJSON, err = jsonWanted(s.output); err != nil {
+		return err
 	}
 	if len(args) > 0 {
 		s.domain = args[0]

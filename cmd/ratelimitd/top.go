@@ -92,7 +92,7 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		if err != nil {
 			return err
 		}
-		if f.output == "json" {
+		if f.asJSON {
 			return p.printJSON(answer)
 		}
 		if f.once || !isTerminal(p.stdout) {

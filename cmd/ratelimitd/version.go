@@ -8,13 +8,29 @@ import (
 )
 
 func (p *program) versionCommand() *cobra.Command {
-	return &cobra.Command{
+	var output string
+	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version, the commit it was built from and the Go it was built with",
 		Example: "  ratelimitd version",
 		Args:    needsNone,
-		Run:     func(*cobra.Command, []string) { p.printf("ratelimitd %s\n", version()) },
+		RunE: func(*cobra.Command, []string) error {
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.printObject(struct {
+					Version string `json:"version"`
+					Go      string `json:"go"`
+				}{release(), runtime.Version()})
+			}
+			p.printf("ratelimitd %s\n", version())
+			return nil
+		},
 	}
+	addOutput(cmd, &output)
+	return cmd
 }
 
 // version returns the release and the version of Go.

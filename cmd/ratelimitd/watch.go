@@ -129,7 +129,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 	if a.GetLost()+a.GetSkipped() == 0 {
 		return nil
 	}
-	if f.output == "json" {
+	if f.asJSON {
 		return p.printJSON(&adminv1.WatchResponse{Lost: a.GetLost(), Skipped: a.GetSkipped()})
 	}
 	if n := a.GetLost(); n > 0 {
@@ -142,7 +142,7 @@ func (p *program) missed(f *watchFlags, a *adminv1.WatchResponse) error {
 }
 
 func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
-	if f.output == "json" {
+	if f.asJSON {
 		return p.printJSON(d)
 	}
 	_, err := io.WriteString(p.stdout, decisionText(d))

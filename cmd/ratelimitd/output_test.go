@@ -1,0 +1,24 @@
+package main
+
+import (
+	"io"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// TestOutputEverywhere: each command that prints an answer can print it as JSON.
+func TestOutputEverywhere(t *testing.T) {
+	t.Parallel()
+	silent := map[string]bool{"serve": true, "help": true, "completion": true, "bash": true, "fish": true, "powershell": true, "zsh": true}
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		if c.Runnable() && !c.Hidden && !silent[c.Name()] && c.HasParent() && c.Flags().Lookup("output") == nil {
+			t.Errorf("%s has no --output", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit((&program{stdout: io.Discard, stderr: io.Discard}).root())
+}
