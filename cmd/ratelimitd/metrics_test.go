@@ -145,7 +145,15 @@ func everythingOverRedis(t *testing.T) string {
 		return err
 	}
 	blocked := &adminv1.BlockRequest{Domain: "shop", Entries: []*adminv1.Entry{{Key: "a"}, {Key: "blocked"}}, For: durationpb.New(time.Hour)}
-	if _, err := adminv1.NewAdminServiceClient(d.dial()).Block(t.Context(), blocked); err != nil {
+	limited := &adminv1.LimitRequest{
+		Domain: "shop", Entries: []*adminv1.Entry{{Key: "a"}, {Key: "allows"}}, For: durationpb.New(time.Hour),
+		To: &adminv1.Override{RequestsPerUnit: 3, Unit: adminv1.Unit_UNIT_DAY}, LimitName: "allows",
+	}
+	admin := adminv1.NewAdminServiceClient(d.dial())
+	if _, err := admin.Block(t.Context(), blocked); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Limit(t.Context(), limited); err != nil {
 		t.Fatal(err)
 	}
 	if err := ask("shop", "blocked", false); err != nil {

@@ -34,11 +34,7 @@ func above(set *descriptors.Set, all []*controls.Control) map[*descriptors.Rule]
 		if d == nil || len(c.Entries) == 0 {
 			continue
 		}
-		var entries []descriptors.Entry
-		for _, e := range c.Entries {
-			entries = append(entries, descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)})
-		}
-		if r := d.Match(entries).Rule; r != nil {
+		if r := d.Match(c.Match()).Rule; r != nil {
 			by[r] = append(by[r], c)
 		}
 	}

@@ -26,6 +26,7 @@ const (
 	MaxText    = 4096 // bytes of the domain and all keys and values
 	MaxReason  = 500  // bytes
 	MaxName    = 500  // bytes of the name of a limit
+	MaxNumbers = 1000 // controls whose numbers have gauges
 )
 
 // Kind is what a control does.
@@ -94,6 +95,15 @@ func flat(entries []Entry) []string {
 	all := make([]string, 0, 2*len(entries))
 	for _, e := range entries {
 		all = append(all, e.Key, e.Value)
+	}
+	return all
+}
+
+// Match returns the entries of c as those of a request.
+func (c *Control) Match() []descriptors.Entry {
+	all := make([]descriptors.Entry, 0, len(c.Entries))
+	for _, e := range c.Entries {
+		all = append(all, descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)})
 	}
 	return all
 }

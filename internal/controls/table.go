@@ -12,6 +12,7 @@ type Table struct {
 	seed    maphash.Seed
 	domains map[string]*domain
 	counts  [kinds]int
+	numbers []*Control // the first limits
 }
 
 // domain has the controls of one domain.
@@ -37,7 +38,9 @@ func newTable(all []*Control) *Table {
 	t := &Table{seed: maphash.MakeSeed(), domains: make(map[string]*domain)}
 	for _, c := range all {
 		t.add(c)
-		t.counts[c.Kind]++
+		if t.counts[c.Kind]++; c.Kind == Limit && len(t.numbers) < MaxNumbers {
+			t.numbers = append(t.numbers, c)
+		}
 	}
 	for _, d := range t.domains {
 		d.settle()
@@ -174,6 +177,14 @@ func mix(path, key, value uint64) uint64 {
 	const odd = 0x9e3779b97f4a7c15
 	path = (path ^ key) * odd
 	return (path>>32 ^ path ^ value) * odd
+}
+
+// Numbers returns the first limits, [MaxNumbers] at most. A nil table has none.
+func (t *Table) Numbers() []*Control {
+	if t == nil {
+		return nil
+	}
+	return t.numbers
 }
 
 // Count returns how many controls of a kind there are. A nil table has none.

@@ -17,8 +17,9 @@ import (
 // readyLimits is how many rules have a gauge of their limits.
 const readyLimits = 1000
 
-// maxControls is how many controls have a series of their own for what they decided; those of further ones are counted together.
-const maxControls = 1000
+// maxControls is how many controls have a series of their own for what they decided, where those of further ones are counted
+// together, and how many have one for the limit that they put in force.
+const maxControls = controls.MaxNumbers
 
 // steered is what controls have to say about a request.
 type steered struct {
@@ -249,7 +250,7 @@ func (c *counts) controlled(t *controls.Control) {
 	n.Add(1)
 }
 
-// Gauges reports how many controls are in force, and the limits of the first rules.
+// Gauges reports how many controls are in force, and the limits of the first of them and of the first rules.
 func (l *Limiter) Gauges(v *stats.Values) {
 	table := l.table()
 	for _, k := range controls.Kinds() {
@@ -258,6 +259,12 @@ func (l *Limiter) Gauges(v *stats.Values) {
 	s := l.rules.Load()
 	if s == nil {
 		return
+	}
+	for _, c := range table.Numbers() {
+		if d := s.set.Domain([]byte(c.Domain)); d != nil { // else no rules bound the label
+			item := descriptors.RateLimit{Unit: c.To.Unit, Multiplier: max(1, c.To.Multiplier)}
+			v.Gauge(stats.ControlLimit, float64(c.To.RequestsPerUnit), c.ID, c.Domain, c.LimitName, ruleOf(d, c), item.WindowText())
+		}
 	}
 	shown := 0
 	for r := range s.set.Rules() {
@@ -270,6 +277,14 @@ func (l *Limiter) Gauges(v *stats.Values) {
 			}
 		}
 	}
+}
+
+// ruleOf returns the path of the rule that the entries of c meet, or "" if they meet none.
+func ruleOf(d *descriptors.Domain, c *controls.Control) string {
+	if r := d.Match(c.Match()).Rule; r != nil {
+		return r.Path
+	}
+	return ""
 }
 
 var errNotNamed = errors.New("the rule has no limit of that name")

@@ -19,6 +19,7 @@ const (
 	GiveBackErrorsTotal
 	RuleLimit
 	Controls
+	ControlLimit
 	ControlDecisionsTotal
 
 	TotalRequests
@@ -162,8 +163,9 @@ func requestRows() []Row {
 		counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Limits that requests carried and that were ignored.", "domain", "reason"),
 		counter(BackendFallbackTotal, "ratelimitd.backend_fallback_total", "Descriptors decided by on_failure because the store failed.", "policy", "rule"),
 		counter(GiveBackErrorsTotal, "ratelimitd.give_back_errors_total", "Requests whose hits could not be given back to the store after another of their descriptors was refused; the hits stay spent."),
-		gauge(RuleLimit, "ratelimitd.rule_limit", "The limit in force, in hits per unit, of each of the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
+		gauge(RuleLimit, "ratelimitd.rule_limit", "The limit that a rule has, in hits per unit, whatever a control says. Of the first 1,000 rules.", "algorithm", "limit", "rule", "unit"),
 		gauge(Controls, "ratelimitd.controls", "Controls in force, which operators have put above the rules.", "kind"),
+		gauge(ControlLimit, "ratelimitd.control_limit", "The limit that a control puts in force in place of that of the rule, in hits per unit. Of the first 1,000 controls that do, where their domains have rules.", "control", "domain", "limit", "rule", "unit"),
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
 	}
 }
@@ -325,7 +327,7 @@ func LabelTexts() []LabelText {
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
 		{"method", "the method of the admin API, such as `Block`"},
 		{"result", "`done` or `refused`"},
-		{"control", "the ID of the control, which `ratelimitd controls` lists"},
+		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
 		{"kind", "`block`, `allow` or `limit`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},
 		{"grpc_method", "the method, without its service, such as `ShouldRateLimit`"},
