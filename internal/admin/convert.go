@@ -142,6 +142,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Penalty:     penaltyMessage(r.Penalty),
 		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
 		Lease:       r.Lease,
+		HeadersOff:  r.HeadersOff,
 	}
 	if !r.Unlimited {
 		for _, l := range r.RateLimits.All() {

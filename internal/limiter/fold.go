@@ -90,7 +90,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	}
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
-	s.RateLimit = t.limits.At(d.Strictest)
+	s.RateLimit, s.Limits = t.limits.At(d.Strictest), &t.limits
 	s.Override = t.override
 	if t.control != nil {
 		s.Control = t.decider(p.steered.found[i], s.RateLimit)
@@ -111,14 +111,14 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe: the first one that is blocked, or else the last one that is over and not in quota
+// header returns the index of the status that response headers describe. Of those that callers may be told, that is the first one that is blocked, or else the last one that is over and not in quota
 // mode, or else the first of those with the least remaining; −1 if no limit is reported.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
 	least, enforced := -1, -1
 	for i := range v.Statuses {
 		s := &v.Statuses[i]
-		if s.RateLimit == nil {
+		if s.RateLimit == nil || s.Untold() {
 			continue
 		}
 		if p.parts[i].blocked {

@@ -11,11 +11,12 @@ import (
 
 // Status is the answer to one descriptor.
 type Status struct {
-	Over      bool                   // OVER_LIMIT, after the rule's shadow mode was applied
-	Refused   bool                   // what the limit itself said; in shadow mode a rule may refuse without being over
-	Rule      *descriptors.Rule      // nil if none matched
-	RateLimit *descriptors.RateLimit // the limit that is reported; nil if none matched, or it is replaced or unlimited
-	Override  bool                   // RateLimit came with the request: of Rule only the path may be reported
+	Over      bool                    // OVER_LIMIT, after the rule's shadow mode was applied
+	Refused   bool                    // what the limit itself said; in shadow mode a rule may refuse without being over
+	Rule      *descriptors.Rule       // nil if none matched
+	RateLimit *descriptors.RateLimit  // the limit that is reported; nil if none matched, or it is replaced or unlimited
+	Limits    *descriptors.RateLimits // all that the descriptor has to pass, of which RateLimit is the strictest; nil if there is only RateLimit
+	Override  bool                    // RateLimit came with the request: of Rule only the path may be reported
 	Unlimited bool
 	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
 	Unasked   bool // nothing was spent, because another descriptor of the request is blocked
@@ -28,6 +29,9 @@ type Status struct {
 func (s *Status) Replaced() bool {
 	return s.Rule != nil && s.RateLimit == nil && !s.Unlimited && !s.Unasked
 }
+
+// Untold reports whether the numbers of s are not for callers: its rule has headers: off.
+func (s *Status) Untold() bool { return s.Rule != nil && s.Rule.HeadersOff }
 
 // RuleName returns the name of the control that decided, as kind:id, or else that of the reported limit, or the path of its
 // rule if it has none. It is empty if no rule matched, and never contains anything from the request.
@@ -62,7 +66,7 @@ func (s *Status) ResetSeconds() int64 {
 type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
 	Statuses []Status // one for each descriptor, in order
-	Header   int      // index of the status that response headers describe; −1 if there is none
+	Header   int      // index of the status that response headers describe, which is none that is untold; −1 if there is none
 }
 
 // Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe

@@ -137,6 +137,22 @@ func (x *refusal) value(p placeholder) string {
 		return valid(x.status.RuleName())
 	case placeholderDomain:
 		return valid(string(x.domain))
+	case placeholderLimit, placeholderRemaining, placeholderRetry, placeholderUnit:
+		return x.number(p)
+	case nothing:
+	}
+	return ""
+}
+
+// number returns what stands for p, which tells of the limit: 0 or nothing if callers may not be told.
+func (x *refusal) number(p placeholder) string {
+	switch {
+	case x.status.Untold() && p == placeholderUnit:
+		return ""
+	case x.status.Untold():
+		return "0"
+	}
+	switch p {
 	case placeholderLimit:
 		if x.status.RateLimit != nil {
 			return strconv.FormatUint(uint64(x.status.RateLimit.RequestsPerUnit), 10)
@@ -149,7 +165,7 @@ func (x *refusal) value(p placeholder) string {
 		return strconv.FormatUint(uint64(remaining(x.status)), 10)
 	case placeholderRetry:
 		return strconv.FormatInt(x.retry, 10)
-	case nothing:
+	case nothing, placeholderRule, placeholderDomain:
 	}
 	return ""
 }

@@ -81,6 +81,9 @@ func appendVerdict(b []byte, v *limiter.Verdict) []byte {
 func appendStatus(b []byte, st *limiter.Status) []byte {
 	b, start := open(b, responseStatuses)
 	b = append(b, tag(statusCode, protowire.VarintType), code(st.Over))
+	if st.Untold() { // or a proxy would tell them
+		return shut(b, start)
+	}
 	if st.RateLimit != nil {
 		b = appendLimit(b, st.RateLimit)
 	}

@@ -31,6 +31,11 @@ func slowAnswer(c Config, r *limiter.Request, v *limiter.Verdict) *ratelimitv3.R
 	m := &ratelimitv3.RateLimitResponse{OverallCode: codes[v.Over]}
 	for _, st := range v.Statuses {
 		s := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: codes[st.Over], LimitRemaining: st.Remaining}
+		if st.Rule != nil && st.Rule.HeadersOff {
+			s.LimitRemaining = 0
+			m.Statuses = append(m.Statuses, s)
+			continue
+		}
 		if st.Over {
 			s.LimitRemaining = 0
 		}
@@ -180,7 +185,7 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 		case 1:
 			st.Refused, st.Over, st.Unlimited, st.Rule = false, false, true, &descriptors.Rule{Path: "d.u", File: "f", Line: 3, Metadata: metadata.Draw(t, "metadata")}
 		default:
-			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata")}
+			st.Rule = &descriptors.Rule{Path: "d.k", File: "f", Line: 1, Metadata: metadata.Draw(t, "metadata"), HeadersOff: rapid.Bool().Draw(t, "headersOff")}
 			st.RateLimit = &descriptors.RateLimit{
 				RequestsPerUnit: rapid.Uint32().Draw(t, "requests"),
 				Unit:            descriptors.Unit(rapid.IntRange(1, 7).Draw(t, "unit")),
@@ -193,7 +198,9 @@ func drawAnswer(t *rapid.T) (*limiter.Request, *limiter.Verdict) {
 			if st.Refused {
 				st.Decision.RetryAfter = duration.Draw(t, "retry")
 			}
-			v.Header = i
+			if !st.Rule.HeadersOff {
+				v.Header = i
+			}
 		}
 		v.Statuses = append(v.Statuses, st)
 	}

@@ -1,6 +1,7 @@
 package rls
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,7 +15,9 @@ import (
 // appendHeaders appends response_headers_to_add.
 func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 	h := &s.config.Headers
-	if h.Enabled && v.Header >= 0 && v.Header < len(v.Statuses) {
+	if h.Enabled && h.Draft {
+		b = appendDraft(b, v)
+	} else if h.Enabled && v.Header >= 0 && v.Header < len(v.Statuses) {
 		st := &v.Statuses[v.Header]
 		b = appendHeader(b, h.Limit, int64(st.RateLimit.RequestsPerUnit))
 		b = appendHeader(b, h.Remaining, int64(remaining(st)))
@@ -26,7 +29,9 @@ func (s *Service) appendHeaders(b []byte, v *limiter.Verdict) []byte {
 		}
 	}
 	if h.RetryAfter != "" && v.Over {
-		b = appendHeader(b, h.RetryAfter, retrySeconds(v))
+		if n := retrySeconds(v); n > 0 {
+			b = appendHeader(b, h.RetryAfter, n)
+		}
 	}
 	return b
 }
@@ -106,12 +111,12 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 
 // retrySeconds returns after how many seconds, at least 1, a refused request would pass: when the last of the limits
 // that refused it would admit it. Limits in quota mode refuse only together, so if only such limits refused, the first
-// to admit decides.
+// to admit decides. It is 0 if callers may not be told of any of them.
 func retrySeconds(v *limiter.Verdict) int64 {
 	var last, firstQuota int64
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		if !st.Over {
+		if !st.Over || st.Untold() {
 			continue
 		}
 		n := max(1, st.ResetSeconds())
@@ -121,8 +126,5 @@ func retrySeconds(v *limiter.Verdict) int64 {
 			firstQuota = n
 		}
 	}
-	if last == 0 {
-		last = firstQuota
-	}
-	return max(1, last)
+	return cmp.Or(last, firstQuota)
 }

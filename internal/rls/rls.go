@@ -62,6 +62,7 @@ type Config struct {
 // name.
 type Headers struct {
 	Enabled   bool   // LIMIT_RESPONSE_HEADERS_ENABLED: Limit, Remaining, Reset and, if a leaky bucket admits, [WaitHeader]
+	Draft     bool   // LIMIT_HEADERS_FORMAT=draft: [PolicyHeader] and [ServiceHeader] in place of Limit, Remaining and Reset
 	Limit     string // the limit's number; RateLimit-Limit
 	Remaining string // hits left; RateLimit-Remaining
 	Reset     string // seconds until it is full again, or until the request would pass; RateLimit-Reset

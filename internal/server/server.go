@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -193,6 +194,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		MaxWaiting: s.GRPC.MaxWaiting,
 		Headers: rls.Headers{
 			Enabled:    s.Answer.Headers,
+			Draft:      strings.EqualFold(s.Answer.HeadersFormat, "draft"),
 			Limit:      s.Answer.LimitHeader,
 			Remaining:  s.Answer.RemainingHeader,
 			Reset:      s.Answer.ResetHeader,

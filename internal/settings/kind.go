@@ -34,7 +34,8 @@ const (
 	deployment // of Redis
 	socket
 	keyFormat
-	failure    // a failure policy
+	failure // a failure policy
+	headersFormat
 	tlsVersion // the oldest one
 	interval   // a duration above 0
 	protocol   // of statsd
@@ -54,32 +55,33 @@ type acceptance struct {
 // accepts returns the row of a kind.
 func (k kind) accepts() acceptance {
 	return [...]acceptance{
-		text:        {takes: "any text"},
-		boolean:     parsed("true or false", strconv.ParseBool),
-		integer:     parsed("a whole number of 0 or more", between(0, math.MaxInt)),
-		positive:    parsed("a whole number of 1 or more", between(1, math.MaxInt)),
-		seconds:     parsed("a whole number of seconds from 0 to 2147483647", between(0, math.MaxInt32)),
-		port:        {takes: "a port number from 0 to 65535", check: checkPort},
-		ratio:       parsed("a number of 0 or more, such as 0.8", parseRatio),
-		duration:    parsed("a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h", lasting(0)),
-		list:        {takes: "a list such as a,b"},
-		names:       {takes: "names separated by commas, such as envoy.edge,spiffe://cluster.local/ns/edge/sa/envoy", check: checkNames},
-		pairs:       {takes: "pairs such as key:value,key2:value2", check: checkPairs},
-		host:        {takes: "a host name or an IP address, without a user or a password", check: checkHost},
-		address:     {takes: "an address such as :9090 or 127.0.0.1:9090", check: checkAddress},
-		path:        {takes: "a path such as /metrics", check: checkPath},
-		header:      {takes: "the name of a header, such as Retry-After: letters, digits and dashes", check: checkHeader},
-		level:       oneOf("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"),
-		deployment:  oneOf("single", "sentinel", "cluster"),
-		socket:      oneOf("tcp", "tcp4", "tcp6", "unix"),
-		keyFormat:   oneOf("reference"),
-		failure:     oneOf("error", "allow", "deny", "local"),
-		tlsVersion:  oneOf("1.2", "1.3"),
-		interval:    parsed("a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h", lasting(1)),
-		protocol:    oneOf("tcp", "udp"),
-		exporter:    oneOf("http", "grpc"),
-		assignments: {takes: "pairs such as key=value,key2=value2", check: func(v string) error { return checkNamed(v, "=") }},
-		secretPairs: {takes: "pairs such as key:value,key2:value2", check: func(v string) error { return checkNamed(v, ":") }},
+		text:          {takes: "any text"},
+		boolean:       parsed("true or false", strconv.ParseBool),
+		integer:       parsed("a whole number of 0 or more", between(0, math.MaxInt)),
+		positive:      parsed("a whole number of 1 or more", between(1, math.MaxInt)),
+		seconds:       parsed("a whole number of seconds from 0 to 2147483647", between(0, math.MaxInt32)),
+		port:          {takes: "a port number from 0 to 65535", check: checkPort},
+		ratio:         parsed("a number of 0 or more, such as 0.8", parseRatio),
+		duration:      parsed("a duration of 0 or more with its unit, such as 500ms, 10s or 24h, and at most 876000h", lasting(0)),
+		list:          {takes: "a list such as a,b"},
+		names:         {takes: "names separated by commas, such as envoy.edge,spiffe://cluster.local/ns/edge/sa/envoy", check: checkNames},
+		pairs:         {takes: "pairs such as key:value,key2:value2", check: checkPairs},
+		host:          {takes: "a host name or an IP address, without a user or a password", check: checkHost},
+		address:       {takes: "an address such as :9090 or 127.0.0.1:9090", check: checkAddress},
+		path:          {takes: "a path such as /metrics", check: checkPath},
+		header:        {takes: "the name of a header, such as Retry-After: letters, digits and dashes", check: checkHeader},
+		level:         oneOf("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace"),
+		deployment:    oneOf("single", "sentinel", "cluster"),
+		socket:        oneOf("tcp", "tcp4", "tcp6", "unix"),
+		keyFormat:     oneOf("reference"),
+		failure:       oneOf("error", "allow", "deny", "local"),
+		headersFormat: oneOf("reference", "draft"),
+		tlsVersion:    oneOf("1.2", "1.3"),
+		interval:      parsed("a duration above 0 with its unit, such as 500ms or 10s, and at most 876000h", lasting(1)),
+		protocol:      oneOf("tcp", "udp"),
+		exporter:      oneOf("http", "grpc"),
+		assignments:   {takes: "pairs such as key=value,key2=value2", check: func(v string) error { return checkNamed(v, "=") }},
+		secretPairs:   {takes: "pairs such as key:value,key2:value2", check: func(v string) error { return checkNamed(v, ":") }},
 	}[k]
 }
 

@@ -68,6 +68,7 @@ type Settings struct {
 	}
 	Answer struct {
 		Headers          bool
+		HeadersFormat    string
 		LimitHeader      string
 		RemainingHeader  string
 		ResetHeader      string

@@ -153,6 +153,7 @@ func deciding(s *Settings) []variable {
 func answers(s *Settings) []variable {
 	return []variable{
 		{"LIMIT_RESPONSE_HEADERS_ENABLED", "false", boolean, &s.Answer.Headers, "", "add headers with the limit, what remains of it and when it resets"},
+		{"LIMIT_HEADERS_FORMAT", "reference", headersFormat, &s.Answer.HeadersFormat, "", "`reference`, the three headers named below, or `draft`, `RateLimit` and `RateLimit-Policy` of the IETF's draft-ietf-httpapi-ratelimit-headers (ours)"},
 		{"LIMIT_LIMIT_HEADER", "RateLimit-Limit", header, &s.Answer.LimitHeader, "", "name of the header with the limit"},
 		{"LIMIT_REMAINING_HEADER", "RateLimit-Remaining", header, &s.Answer.RemainingHeader, "", "name of the header with what remains"},
 		{"LIMIT_RESET_HEADER", "RateLimit-Reset", header, &s.Answer.ResetHeader, "", "name of the header with the seconds until it resets"},

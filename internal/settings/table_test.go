@@ -77,7 +77,7 @@ func other(v variable) string {
 		return "/other"
 	case level:
 		return "debug"
-	case text, list, names, host, header, deployment, socket, keyFormat, failure, tlsVersion, protocol, exporter:
+	case text, list, names, host, header, deployment, socket, keyFormat, failure, headersFormat, tlsVersion, protocol, exporter:
 	}
 	return "other"
 }

@@ -134,7 +134,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int) error {
 			return fmt.Errorf("client: asking %s: %w", l.client.addr, ErrNoTurn)
 		case r.OK:
 			return pause(ctx, r.Wait)
-		case r.Limit == 0:
+		case r.Limited && r.Limit == 0:
 			return fmt.Errorf("client: waiting for %s, whose limit is 0: %w", r.Rule, ErrOverLimit)
 		}
 		if err := pause(ctx, max(r.RetryAfter, 5*time.Millisecond)); err != nil {

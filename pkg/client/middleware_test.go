@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -142,6 +143,33 @@ func TestMiddlewareOfServer(t *testing.T) {
 	open := connect(t, d.At["GRPC"], client.Config{FailOpen: true}).Middleware(client.ByIP("ip"), client.HTTP{})(http.HandlerFunc(fine))
 	if code, _, _ := get(t, open, "/", "192.0.2.1:1"); code != 200 {
 		t.Errorf("without a server, but open: %d", code)
+	}
+}
+
+// TestMiddlewareOfTheDraft: where the server sends the headers of the draft, those of before are not sent beside them, and a
+// rule with headers: off has neither.
+func TestMiddlewareOfTheDraft(t *testing.T) {
+	t.Parallel()
+	d := start(t, "LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_HEADERS_FORMAT=draft")
+	c := connect(t, d.At["GRPC"], client.Config{})
+	h := c.Middleware(client.ByIP("ip"), client.HTTP{})(http.HandlerFunc(fine))
+	for _, code := range []int{200, 200, 429} {
+		got, headers, _ := get(t, h, "/", "192.0.2.1:1")
+		if got != code || headers["Ratelimit-Policy"] != `"shop.ip";q=2;w=60` || headers["Ratelimit"] == "" || headers["Ratelimit-Limit"] != "" ||
+			(headers["Retry-After"] == "") != (code == 200) {
+			t.Errorf("%d, want %d: %v", got, code, headers)
+		}
+	}
+	secret := c.Middleware(client.ByIP("secret"), client.HTTP{})(http.HandlerFunc(fine))
+	for _, code := range []int{200, 429} {
+		got, headers, _ := get(t, secret, "/", "192.0.2.1:1")
+		delete(headers, "Content-Type")
+		if got != code || len(headers) > 0 {
+			t.Errorf("%d, want %d: %v", got, code, headers)
+		}
+	}
+	if err := c.Limiter(client.Pairs("secret", "192.0.2.1")).Wait(t.Context()); !errors.Is(err, client.ErrNoTurn) {
+		t.Errorf("waiting for what does not tell its turn: %v", err)
 	}
 }
 

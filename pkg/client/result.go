@@ -47,6 +47,7 @@ func resultOf(a *rls.RateLimitResponse) Result {
 	told := a.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues()
 	over := a.GetOverallCode() == rls.RateLimitResponse_OVER_LIMIT
 	var wait time.Duration
+	any := false
 	for i, s := range a.GetStatuses() {
 		var fields map[string]*structpb.Value
 		if i < len(told) {
@@ -54,11 +55,12 @@ func resultOf(a *rls.RateLimitResponse) Result {
 		}
 		st := statusOf(s, fields)
 		r.Statuses = append(r.Statuses, st)
-		r.knowsTurn = r.knowsTurn && (!st.Limited || fields["wait_ms"] != nil)
+		known := st.Limited || !st.OK // numbers of a limit may be missing, where its rule has headers: off
+		r.knowsTurn = r.knowsTurn && (!known || fields["wait_ms"] != nil)
 		wait = max(wait, st.Wait)
 		stricter := cmp.Or(cmp.Compare(r.RetryAfter, st.RetryAfter), cmp.Compare(st.Remaining, r.Remaining)) < 0
-		if st.Limited && (stricter || !r.Limited) {
-			r.Status = st
+		if known && (stricter || !any) {
+			r.Status, any = st, true
 		}
 	}
 	for _, h := range a.GetResponseHeadersToAdd() {
@@ -99,13 +101,13 @@ func statusOf(s *rls.RateLimitResponse_DescriptorStatus, fields map[string]*stru
 func (r *Result) headers() http.Header {
 	h := http.Header{}
 	set := func(name string, n int64) { h.Set(name, strconv.FormatInt(n, 10)) }
-	if r.Limited {
+	if draft := r.Header.Get("RateLimit-Policy") != ""; r.Limited && !draft {
 		set("RateLimit-Limit", int64(r.Limit))
 		set("RateLimit-Remaining", int64(r.Remaining))
 		set("RateLimit-Reset", ceil(cmp.Or(r.RetryAfter, r.ResetAfter), time.Second))
-		if !r.OK {
-			set("Retry-After", max(1, ceil(r.RetryAfter, time.Second)))
-		}
+	}
+	if r.Limited && !r.OK {
+		set("Retry-After", max(1, ceil(r.RetryAfter, time.Second)))
 	}
 	if r.OK && r.Wait > 0 {
 		set("RateLimit-Wait", ceil(r.Wait, time.Millisecond))

@@ -161,6 +161,9 @@ func (r *Rule) keys() (out []keyValue) {
 	if r.Lease != leaseAuto {
 		add(kwLease, leaseText(r.Lease))
 	}
+	if r.HeadersOff {
+		add(kwHeaders, headersOff)
+	}
 	if r.Shadow {
 		add(kwShadowMode, "true")
 	}

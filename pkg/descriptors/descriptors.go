@@ -74,6 +74,7 @@ type Rule struct {
 	Penalty    *engine.Penalty
 	OnFailure  OnFailure
 	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
+	HeadersOff bool           // headers: off; callers are not told its numbers
 	Metadata   map[string]any // in the form that structpb.NewStruct takes; nil if there is none
 
 	node      *node

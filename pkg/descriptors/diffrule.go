@@ -16,7 +16,7 @@ func (r *Rule) same(was *Rule) bool {
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
 	return slices.EqualFunc(r.RateLimits.list, was.RateLimits.list, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
-		r.Lease == was.Lease && reflect.DeepEqual(r.Metadata, was.Metadata)
+		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && reflect.DeepEqual(r.Metadata, was.Metadata)
 }
 
 // changes describes what changed from was to r, as briefly as possible.

@@ -39,6 +39,7 @@ const (
 	kwPenalty            = "penalty"
 	kwHolder             = "holder"
 	kwLease              = "lease"
+	kwHeaders            = "headers"
 	kwFor                = "for"
 	kwOn                 = "on"
 	kwEscalate           = "escalate"
@@ -99,6 +100,7 @@ func keywords() []keyword {
 		{name: kwPenalty, where: inLimit | inDescriptor},
 		{name: kwHolder, where: inLimit | inDescriptor},
 		{name: kwLease, where: inLimit | inDescriptor},
+		{name: kwHeaders, where: inLimit | inDescriptor},
 		{name: kwFor, where: inPenalty},
 		{name: kwOn, where: inPenalty},
 		{name: kwEscalate, where: inPenalty},

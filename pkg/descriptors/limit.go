@@ -41,7 +41,11 @@ func (p *rawPolicy) written() (out []written) {
 		return nil
 	}
 	for _, w := range []written{
-		{kwOnFailure, p.onFailure.at}, {kwPenalty, p.penaltyAt}, {kwHolder, p.holder.at}, {kwLease, p.lease.at},
+		{kwOnFailure, p.onFailure.at},
+		{kwPenalty, p.penaltyAt},
+		{kwHolder, p.holder.at},
+		{kwLease, p.lease.at},
+		{kwHeaders, p.headers.at},
 	} {
 		if w.at.present() {
 			out = append(out, w)

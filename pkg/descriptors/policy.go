@@ -78,6 +78,7 @@ func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
 		c.penalty(p, r)
 	}
 	c.lease(p.lease, r)
+	c.headers(p.headers, r)
 }
 
 func (c *compiler) onFailure(t text, r *Rule) {
@@ -181,6 +182,33 @@ func (c *compiler) lease(t text, r *Rule) {
 		return
 	}
 	r.Lease = int32(n)
+}
+
+// What headers may be.
+const (
+	headersOn  = "on"
+	headersOff = "off"
+)
+
+// headers reads on or off. Callers of a queue must know when their turn comes, so it cannot be off there.
+func (c *compiler) headers(t text, r *Rule) {
+	if !t.at.present() || t.broken {
+		return
+	}
+	switch t.s {
+	case headersOn:
+	case headersOff:
+		queues := func(l engine.Limit) bool { return l.Algorithm.Queues() }
+		limits := r.RateLimits.Limits()
+		if i := slices.IndexFunc(limits, queues); i >= 0 {
+			c.fail(t.at, r.Path, "headers 'off' does not apply to %s, whose callers have to be told when their turn comes: want on, or no headers",
+				limits[i].Algorithm.String())
+			return
+		}
+		r.HeadersOff = true
+	default:
+		c.fail(t.at, r.Path, "unknown headers '%s': want on or off", shorten(t.s))
+	}
 }
 
 // unleased returns the reason, as part of a sentence, why hits of the rule cannot be fetched in advance, or "".

@@ -62,9 +62,9 @@ type rawLimit struct {
 
 // rawPolicy holds our own keys of a descriptor.
 type rawPolicy struct {
-	onFailure, holder, lease text
-	penaltyAt                mark
-	penalty                  rawPenalty
+	onFailure, holder, lease, headers text
+	penaltyAt                         mark
+	penalty                           rawPenalty
 }
 
 type rawPenalty struct {
@@ -215,7 +215,7 @@ func (r *reader) limit(n *yaml.Node, where place, l *rawLimit) {
 			l.name = r.text(k, v)
 		case kwReplaces:
 			l.replaces = r.replaces(v)
-		case kwOnFailure, kwPenalty, kwHolder, kwLease:
+		case kwOnFailure, kwPenalty, kwHolder, kwLease, kwHeaders:
 			l.policy = r.policy(l.policy, k, v)
 		default:
 			r.own(l, k, v)
@@ -291,6 +291,8 @@ func (r *reader) policy(p *rawPolicy, k string, v *yaml.Node) *rawPolicy {
 		p.holder = r.text(k, v)
 	case kwLease:
 		p.lease = r.text(k, v)
+	case kwHeaders:
+		p.headers = r.text(k, v)
 	case kwPenalty:
 		p.penaltyAt, p.penalty = mark{}, rawPenalty{}
 		if !r.isNull(v) && r.isMapping(k, v) {

@@ -40,8 +40,8 @@ type TreeLimit struct {
 
 // TreePolicy is the keys of a [Tree] that belong to a descriptor as a whole.
 type TreePolicy struct {
-	OnFailure, Holder, Lease string
-	Penalty                  *TreePenalty
+	OnFailure, Holder, Lease, Headers string
+	Penalty                           *TreePenalty
 }
 
 // TreePenalty is a penalty of a [Tree].
@@ -142,7 +142,7 @@ func (l *TreeLimit) raw() *rawLimit {
 }
 
 func (p *TreePolicy) raw() *rawPolicy {
-	out := rawPolicy{onFailure: given(p.OnFailure), holder: given(p.Holder), lease: given(p.Lease)}
+	out := rawPolicy{onFailure: given(p.OnFailure), holder: given(p.Holder), lease: given(p.Lease), headers: given(p.Headers)}
 	if q := p.Penalty; q != nil {
 		out.penaltyAt = somewhere()
 		out.penalty = rawPenalty{duration: given(q.For), on: given(q.On), max: given(q.Max), escalate: counted(q.Escalate)}

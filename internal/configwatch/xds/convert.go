@@ -109,11 +109,12 @@ type policy interface {
 	GetOnFailure() string
 	GetHolder() string
 	GetLease() string
+	GetHeaders() string
 	GetPenalty() *configv1.Penalty
 }
 
 func convertPolicy(m policy) descriptors.TreePolicy {
-	p := descriptors.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease()}
+	p := descriptors.TreePolicy{OnFailure: m.GetOnFailure(), Holder: m.GetHolder(), Lease: m.GetLease(), Headers: m.GetHeaders()}
 	if q := m.GetPenalty(); q != nil {
 		p.Penalty = &descriptors.TreePenalty{For: q.GetFor(), On: q.GetOn(), Max: q.GetMax(), Escalate: q.Escalate}
 	}

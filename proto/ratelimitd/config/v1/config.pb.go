@@ -218,7 +218,9 @@ type RateLimitDescriptor struct {
 	// The key of the entry that names the holder of slots, beside rate_limits.
 	Holder string `protobuf:"bytes,1005,opt,name=holder,proto3" json:"holder,omitempty"`
 	// How many hits to fetch in advance, beside rate_limits: off, auto or a number.
-	Lease         string `protobuf:"bytes,1006,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease string `protobuf:"bytes,1006,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Whether callers are told the numbers of this rule, beside rate_limits: on or off.
+	Headers       string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -358,6 +360,13 @@ func (x *RateLimitDescriptor) GetLease() string {
 	return ""
 }
 
+func (x *RateLimitDescriptor) GetHeaders() string {
+	if x != nil {
+		return x.Headers
+	}
+	return ""
+}
+
 // RateLimitPolicy is a limit.
 type RateLimitPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -400,7 +409,9 @@ type RateLimitPolicy struct {
 	// Windows by the calendar: days, weeks, months and years.
 	Calendar *bool `protobuf:"varint,1013,opt,name=calendar,proto3,oneof" json:"calendar,omitempty"`
 	// Whose calendar, such as Europe/Berlin.
-	Timezone      string `protobuf:"bytes,1014,opt,name=timezone,proto3" json:"timezone,omitempty"`
+	Timezone string `protobuf:"bytes,1014,opt,name=timezone,proto3" json:"timezone,omitempty"`
+	// Whether callers are told the numbers of this rule, inside rate_limit: on or off.
+	Headers       string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -575,6 +586,13 @@ func (x *RateLimitPolicy) GetTimezone() string {
 	return ""
 }
 
+func (x *RateLimitPolicy) GetHeaders() string {
+	if x != nil {
+		return x.Headers
+	}
+	return ""
+}
+
 // RateLimitReplace names a limit that another one takes the place of.
 type RateLimitReplace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -705,7 +723,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\vdescriptors\x18\x03 \x03(\v2).ratelimitd.config.v1.RateLimitDescriptorR\vdescriptors\x12\x17\n" +
 	"\x06charge\x18\xe8\a \x01(\tR\x06charge\x126\n" +
 	"\x14allow_limit_override\x18\xe9\a \x01(\bH\x00R\x12allowLimitOverride\x88\x01\x01B\x17\n" +
-	"\x15_allow_limit_override\"\x94\x05\n" +
+	"\x15_allow_limit_override\"\xaf\x05\n" +
 	"\x13RateLimitDescriptor\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12D\n" +
@@ -726,7 +744,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"on_failure\x18\xeb\a \x01(\tR\tonFailure\x128\n" +
 	"\apenalty\x18\xec\a \x01(\v2\x1d.ratelimitd.config.v1.PenaltyR\apenalty\x12\x17\n" +
 	"\x06holder\x18\xed\a \x01(\tR\x06holder\x12\x15\n" +
-	"\x05lease\x18\xee\a \x01(\tR\x05lease\"\xc5\x06\n" +
+	"\x05lease\x18\xee\a \x01(\tR\x05lease\x12\x19\n" +
+	"\aheaders\x18\x86\b \x01(\tR\aheaders\"\xe0\x06\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -748,7 +767,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x06holder\x18\xf3\a \x01(\tR\x06holder\x12\x15\n" +
 	"\x05lease\x18\xf4\a \x01(\tR\x05lease\x12 \n" +
 	"\bcalendar\x18\xf5\a \x01(\bH\x06R\bcalendar\x88\x01\x01\x12\x1b\n" +
-	"\btimezone\x18\xf6\a \x01(\tR\btimezoneB\x12\n" +
+	"\btimezone\x18\xf6\a \x01(\tR\btimezone\x12\x19\n" +
+	"\aheaders\x18\x86\b \x01(\tR\aheadersB\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
 	"\n" +
