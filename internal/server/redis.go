@@ -126,15 +126,17 @@ func redisConfig(s *settings.Settings) (redis.Config, error) {
 
 func redisServer(r *settings.RedisServer, files remote.TLSFiles) redis.Config {
 	c := redis.Config{
-		Type:         redisType(r.Type),
-		Network:      strings.ToLower(r.Socket),
-		URL:          r.URL,
-		Auth:         r.Auth,
-		AuthFile:     r.AuthFile,
-		SentinelAuth: r.SentinelAuth,
-		PoolSize:     r.PoolSize,
-		OpTimeout:    r.OpTimeout,
-		DialTimeout:  r.DialTimeout,
+		Type:             redisType(r.Type),
+		Network:          strings.ToLower(r.Socket),
+		URL:              r.URL,
+		Auth:             r.Auth,
+		AuthFile:         r.AuthFile,
+		SentinelAuth:     r.SentinelAuth,
+		SentinelAuthFile: r.SentinelAuthFile,
+		AuthMaxAge:       r.AuthMaxAge,
+		PoolSize:         r.PoolSize,
+		OpTimeout:        r.OpTimeout,
+		DialTimeout:      r.DialTimeout,
 	}
 	if r.OverTLS() {
 		c.TLS = files.Load

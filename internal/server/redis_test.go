@@ -25,8 +25,8 @@ func TestRedisConfig(t *testing.T) {
 		"REDIS_SENTINEL_AUTH=word", "REDIS_TLS=true", "REDIS_TLS_CACERT=" + files.CA, "REDIS_TLS_CLIENT_CERT=" + files.Cert,
 		"REDIS_TLS_CLIENT_KEY=" + files.Key, "REDIS_POOL_SIZE=3", "REDIS_TIMEOUT=1s", "REDIS_OP_TIMEOUT=30ms", "REDIS_KEY_FORMAT=Reference",
 		"CACHE_KEY_PREFIX=p:", "EXPIRATION_JITTER_MAX_SECONDS=7", "REDIS_PERSECOND=true", "REDIS_PERSECOND_TYPE=cluster",
-		"REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL=c1:1,c2:2", "REDIS_PERSECOND_AUTH_FILE=file",
-		"REDIS_PERSECOND_SENTINEL_AUTH=other", "REDIS_PERSECOND_POOL_SIZE=4", "REDIS_PERSECOND_TIMEOUT=2s", "REDIS_PERSECOND_OP_TIMEOUT=20ms",
+		"REDIS_PERSECOND_SOCKET_TYPE=tcp", "REDIS_PERSECOND_URL=c1:1,c2:2", "REDIS_PERSECOND_AUTH_FILE=file", "REDIS_AUTH_MAX_AGE=15m",
+		"REDIS_PERSECOND_SENTINEL_AUTH_FILE=other", "REDIS_PERSECOND_AUTH_MAX_AGE=10m", "REDIS_PERSECOND_POOL_SIZE=4", "REDIS_PERSECOND_TIMEOUT=2s", "REDIS_PERSECOND_OP_TIMEOUT=20ms",
 	})
 	if err != nil || len(notices) > 0 {
 		t.Fatalf("settings: %v, %q", err, notices)
@@ -36,10 +36,10 @@ func TestRedisConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := redis.Config{
-		Type: redis.Sentinel, Network: "tcp", URL: "mymaster,s1:1,s2:2", Auth: "user:a:b", SentinelAuth: "word", PoolSize: 3,
+		Type: redis.Sentinel, Network: "tcp", URL: "mymaster,s1:1,s2:2", Auth: "user:a:b", SentinelAuth: "word", AuthMaxAge: 15 * time.Minute, PoolSize: 3,
 		DialTimeout: time.Second, OpTimeout: 30 * time.Millisecond, KeyFormat: redis.ReferenceKeys, KeyPrefix: "p:", ExpirationJitter: 7 * time.Second,
 		PerSecond: &redis.Config{
-			Type: redis.Cluster, Network: "tcp", URL: "c1:1,c2:2", AuthFile: "file", SentinelAuth: "other", PoolSize: 4,
+			Type: redis.Cluster, Network: "tcp", URL: "c1:1,c2:2", AuthFile: "file", SentinelAuthFile: "other", AuthMaxAge: 10 * time.Minute, PoolSize: 4,
 			DialTimeout: 2 * time.Second, OpTimeout: 20 * time.Millisecond,
 		},
 	}

@@ -173,16 +173,18 @@ type RedisPerSecond struct {
 
 // RedisServer says where a Redis is, and how to reach it.
 type RedisServer struct {
-	Type         string
-	Socket       string
-	URL          string
-	Auth         string
-	AuthFile     string
-	SentinelAuth string
-	TLS          bool
-	PoolSize     int
-	DialTimeout  time.Duration
-	OpTimeout    time.Duration
+	Type             string
+	Socket           string
+	URL              string
+	Auth             string
+	AuthFile         string
+	SentinelAuth     string
+	SentinelAuthFile string
+	AuthMaxAge       time.Duration
+	TLS              bool
+	PoolSize         int
+	DialTimeout      time.Duration
+	OpTimeout        time.Duration
 }
 
 // Memcache says where the counters are in memcached.
@@ -359,9 +361,9 @@ func relations(given, values map[string]string) []error {
 		problems = append(problems, wrong("CONFIG_TYPE", v, "FILE, GRPC_XDS_SOTW or GRPC_XDS_DELTA"))
 	}
 	problems = append(problems, checkTLS(given)...)
-	for _, prefix := range []string{"REDIS_", "REDIS_PERSECOND_"} {
-		if given[prefix+"AUTH"] != "" && given[prefix+"AUTH_FILE"] != "" && values["BACKEND_TYPE"] == redis {
-			problems = append(problems, fmt.Errorf("%sAUTH and %[1]sAUTH_FILE are both set: unset one of them", prefix))
+	for _, auth := range []string{"REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_PERSECOND_AUTH", "REDIS_PERSECOND_SENTINEL_AUTH"} {
+		if given[auth] != "" && given[auth+"_FILE"] != "" && values["BACKEND_TYPE"] == redis {
+			problems = append(problems, fmt.Errorf("%s and %[1]s_FILE are both set: unset one of them", auth))
 		}
 	}
 	problems = append(problems, checkSinks(given, values)...)

@@ -103,8 +103,8 @@ func (c *call) replied(node string) {
 }
 
 // follow resends what was certainly not counted: with the text of its script if the server does not know the script,
-// one key at a time if it does not take several, over another connection if this one leads to a replica, and through the
-// cluster's client if the key is on another node.
+// one key at a time if it does not take several, over another connection if this one leads to a replica or has lost its
+// login, as when a token has ended, and through the cluster's client if the key is on another node.
 func (w *writer) follow(ctx context.Context, calls []*call) {
 	var here, apart, anew, elsewhere []*call
 	for _, c := range calls {
@@ -112,7 +112,7 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 		case c.err == nil:
 		case c.err.Code == "NOSCRIPT":
 			here = append(here, c)
-		case c.err.Code == "READONLY":
+		case c.err.Code == "READONLY", c.err.Code == "NOAUTH":
 			anew = append(anew, c)
 		case c.err.Code == "MOVED", c.err.Code == "ASK", c.err.Code == "TRYAGAIN":
 			elsewhere = append(elsewhere, c)
@@ -153,7 +153,7 @@ func (w *writer) follow(ctx context.Context, calls []*call) {
 }
 
 // fence makes sure that the error replies to calls were theirs, before anything is sent again. It cannot be asked for
-// READONLY, after which go-redis closes the connection.
+// READONLY, after which go-redis closes the connection, and tells nothing after NOAUTH.
 func (w *writer) fence(ctx context.Context, calls []*call) bool {
 	err := w.exec(ctx, nil, true)
 	if err == nil {

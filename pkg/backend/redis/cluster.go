@@ -41,6 +41,7 @@ func newCluster(p *pool) *cluster {
 	c.nodes.Store(&map[string]*node{})
 	c.known.Store(store.Failed(remote.Refused, "", "the masters of the cluster are not known yet"))
 	o := p.options("")
+	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: p.target.addrs, Protocol: o.Protocol, DisableIdentity: true,
 		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
@@ -51,7 +52,7 @@ func newCluster(p *pool) *cluster {
 		ContextTimeoutEnabled: true, ReadTimeout: refreshFor, WriteTimeout: refreshFor,
 		DialTimeout: o.DialTimeout, DialerRetries: 1, DialerRetryTimeout: dialAgain, PoolTimeout: o.PoolTimeout,
 		PoolSize: p.config.PoolSize, MaxActiveConns: p.config.PoolSize, PipelinePoolSize: -1,
-		ConnMaxLifetime: lifetime, ConnMaxLifetimeJitter: lifeJitter,
+		ConnMaxLifetime: least + jitter/2, ConnMaxLifetimeJitter: jitter / 2, // more or less
 		MaintNotificationsConfig:   o.MaintNotificationsConfig,
 		DisableRoutingPolicies:     true,
 		ClusterStateReloadInterval: refreshEach,

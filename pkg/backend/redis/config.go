@@ -52,8 +52,12 @@ type Config struct {
 	// AuthFile names a file whose contents take the place of Auth. It is read for each new connection, so that a
 	// rotated password takes effect without a restart.
 	AuthFile string
-	// SentinelAuth is like Auth, for the sentinels.
-	SentinelAuth string
+	// AuthMaxAge is how long a connection is used after it has authenticated, at most, where passwords are tokens that end:
+	// a new one takes its place when between seven and nine tenths of that have passed, before the old one is closed. Ten
+	// minutes, more or less, if zero.
+	AuthMaxAge time.Duration
+	// SentinelAuth and SentinelAuthFile are like Auth and AuthFile, for the sentinels.
+	SentinelAuth, SentinelAuthFile string
 	// KeyPrefix is prepended to every key.
 	KeyPrefix string
 	// ExpirationJitter spreads expiry: keys live up to this much longer than they have to, at random.
@@ -131,6 +135,10 @@ func (c *Config) validate() error {
 		return fmt.Errorf("redis: key format %d is not known; it must be ours or reference", c.KeyFormat)
 	case c.Auth != "" && c.AuthFile != "":
 		return errors.New("redis: both a password and a password file are set; remove one of them")
+	case c.SentinelAuth != "" && c.SentinelAuthFile != "":
+		return errors.New("redis: both a password and a password file are set for the sentinels; remove one of them")
+	case c.AuthMaxAge != 0 && c.AuthMaxAge < minAuthAge:
+		return fmt.Errorf("redis: connections are to be renewed within %v; it must be at least %v, or 0 for the default", c.AuthMaxAge, minAuthAge)
 	}
 	return nil
 }

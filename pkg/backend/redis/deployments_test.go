@@ -113,6 +113,8 @@ func TestConfigRefused(t *testing.T) {
 		"jitter is -1ns":                      {ExpirationJitter: -1, URL: "x:1"},
 		"key format 9":                        {KeyFormat: 9, URL: "x:1"},
 		"both a password and a password file": {Auth: "a", AuthFile: "b", URL: "x:1"},
+		"password file are set for the sent":  {SentinelAuth: "a", SentinelAuthFile: "b", URL: "x:1"},
+		"within 999ms; it must be at least":   {AuthMaxAge: 999 * time.Millisecond, URL: "x:1"},
 		"its scheme is not known":             {URL: "http://x:1"},
 		"its database is not a number":        {URL: "redis://x:1/two"},
 		"it is not a URL":                     {URL: "redis://user:hidden@x:port"},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -17,17 +16,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// How long a connection is used.
-const (
-	lifetime   = 10 * time.Minute
-	lifeJitter = 2 * time.Minute
-)
-
 // dialAgain has to be given to go-redis, which never waits for it since it is told to dial once.
 const dialAgain = 50 * time.Millisecond
-
-// age returns how long a new connection is used.
-func age() time.Duration { return lifetime - lifeJitter + rand.N(2*lifeJitter) }
 
 func newDialer(c *Config, t target, permits chan struct{}) *remote.Dialer {
 	d := &remote.Dialer{TLS: c.TLS, Timeout: c.DialTimeout, Permits: permits}
@@ -44,9 +34,9 @@ type link struct {
 	client *redis.Client
 	conn   *redis.Conn
 	pipe   redis.Pipeliner
-	fence  *command // ends each batch
-	n      int64    // number of the last batch
-	ends   time.Time
+	fence  *command  // ends each batch
+	n      int64     // number of the last batch
+	ends   time.Time // when it is to be renewed
 	addr   string
 	user   string // for people
 	server server
@@ -116,7 +106,7 @@ func (p *pool) connect(ctx context.Context, addr string, d dialect) (*link, erro
 		_ = conn.Close() // it is useless
 		return nil, err
 	}
-	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(age()), dialect: d}
+	l := &link{net: conn, addr: addr, user: cmp.Or(user, "default"), ends: time.Now().Add(p.config.age()), dialect: d}
 	first := &opening{Conn: conn}
 	l.client = p.client(addr, first, login{user, password, p.target.db})
 	l.conn = l.client.Conn()

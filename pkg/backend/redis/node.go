@@ -27,14 +27,15 @@ type node struct {
 	breaker *remote.Breaker
 	writers []*writer
 
-	links   atomic.Int32 // connections that are up
-	denied  atomic.Int32 // writers whose user may not do what decisions need
-	renewed atomic.Int64 // how many times all connections had to be renewed
-	alone   atomic.Bool  // it is known to be one server, so that a call may have any keys
-	apart   atomic.Bool  // it has refused a call with several keys
-	run     atomic.Pointer[string]
-	end     context.CancelFunc // ends the writers, for a node of a cluster
-	again   chan struct{}      // makes writers that wait before they reconnect do so now
+	links    atomic.Int32 // connections that are up
+	denied   atomic.Int32 // writers whose user may not do what decisions need
+	renewed  atomic.Int64 // how many times all connections had to be renewed
+	renewing atomic.Bool  // a writer opens a connection in place of one that still works
+	alone    atomic.Bool  // it is known to be one server, so that a call may have any keys
+	apart    atomic.Bool  // it has refused a call with several keys
+	run      atomic.Pointer[string]
+	end      context.CancelFunc // ends the writers, for a node of a cluster
+	again    chan struct{}      // makes writers that wait before they reconnect do so now
 
 	pace remote.Pace
 	sent atomic.Int64 // operations that writers have taken from the queue and not answered

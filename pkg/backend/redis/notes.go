@@ -256,6 +256,8 @@ func (n *Notes) call(ctx context.Context, args ...any) (*command, error) {
 // elsewhere reports whether e says that nothing was changed, and that another connection may lead to where it can be.
 func (n *Notes) elsewhere(ctx context.Context, e *remote.Error) bool {
 	switch e.Code {
+	case "NOAUTH": // nothing but the connection is wrong
+		return true
 	case "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
 		if c := n.pool.cluster; c != nil {
 			c.trouble.Store(true)

@@ -94,7 +94,10 @@ func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
 	defer cancel()
 	o := p.options(addr)
 	o.DB = 0
-	o.Username, o.Password = splitAuth(p.config.SentinelAuth)
+	var err error
+	if o.Username, o.Password, err = p.config.sentinelCredentials(); err != nil {
+		return "", err
+	}
 	o.PoolSize, o.PipelinePoolSize = 1, -1
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return p.dialer.Dial(ctx, network, addr)

@@ -53,6 +53,9 @@ func (w *writer) serve(ctx context.Context) {
 			}
 			continue
 		}
+		if time.Now().After(w.link.ends) {
+			w.renew(ctx)
+		}
 		if w.settle(context.WithoutCancel(ctx)); w.link == nil {
 			continue
 		}
@@ -116,7 +119,7 @@ func (w *writer) ready() bool {
 	if w.link == nil {
 		return false
 	}
-	if w.renewed == w.node.renewed.Load() && time.Now().Before(w.link.ends) && remote.Alive(w.link.net) == nil {
+	if w.renewed == w.node.renewed.Load() && remote.Alive(w.link.net) == nil {
 		return true
 	}
 	w.hangUp()

@@ -1,0 +1,140 @@
+package redis
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// TestF30_TokensThatEnd: while calls are made all the time, the password of a file changes again and again, connections are
+// renewed before theirs is too old, and once there is no good password for longer than that: no call fails.
+func TestF30_TokensThatEnd(t *testing.T) {
+	testkit.NotShort(t)
+	s := redistest.Start(t, "user app on >0 ~* +@all", "user default on nopass ~* +@all")
+	file := filepath.Join(t.TempDir(), "auth")
+	write := func(text string) { // as who writes tokens should
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Error(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Error(err)
+		}
+	}
+	write("app:0\n")
+	b := run(t, Config{URL: s.Addr(), AuthFile: file, AuthMaxAge: minAuthAge, OpTimeout: slow, DialTimeout: slow}, true)
+	renewed := func(what string, more uint64) {
+		t.Helper()
+		from := b.main.opened.Load()
+		testkit.Eventually(t, what, func() bool { return b.main.opened.Load() >= from+more })
+	}
+	l := newLoad(b, 300, slow)
+	for i := range 4 {
+		old, now := fmt.Sprint(i), fmt.Sprint(i+1)
+		s.CLI("ACL", "SETUSER", "app", ">"+now)
+		write("app:" + now)
+		s.CLI("ACL", "SETUSER", "app", "<"+old)
+		renewed("new connections with the new password", 2)
+	}
+	write("app:wrong")
+	before, calls := b.main.opened.Load(), func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.answers)
+	}
+	from := calls()
+	time.Sleep(2 * minAuthAge) // for longer than a connection lives; there is nothing else to wait for
+	if opened := b.main.opened.Load(); opened != before || calls() == from {
+		t.Errorf("%d connections were opened with a wrong password, and %d calls made", opened-before, calls()-from)
+	}
+	write("app:4")
+	renewed("new connections with a password that is right again", 2)
+	l.end()
+	if n := failures(l.answers); n > 0 || len(l.answers) < 100 {
+		t.Errorf("%d of %d calls failed: %v", n, len(l.answers), failed(l.answers))
+	}
+	if open := b.Connections(); open != maxWriters {
+		t.Errorf("%d connections are open, want %d", open, maxWriters)
+	}
+}
+
+// TestF31_LostLogin: a connection whose login Redis forgets, as after the end of a token, is replaced with what the file has
+// then, and the call that met it succeeds and counts once.
+func TestF31_LostLogin(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "user app on >first ~* +@all", "user default off")
+	file := filepath.Join(t.TempDir(), "auth")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("app:first")
+	var mu sync.Mutex
+	var conns []io.Writer
+	const reset, done = "*1\r\n$5\r\nRESET\r\n", "+RESET\r\n"
+	p := testkit.NewProxy(t, s.Addr())
+	p.Replies(func(to io.Writer, from io.Reader) {
+		mu.Lock()
+		conns = append(conns, from.(io.Writer))
+		mu.Unlock()
+		for buf := make([]byte, 64<<10); ; {
+			n, err := from.Read(buf)
+			if err != nil {
+				return
+			}
+			if _, err := to.Write(bytes.ReplaceAll(buf[:n], []byte(done), nil)); err != nil {
+				return
+			}
+		}
+	})
+	for _, format := range []KeyFormat{OurKeys, ReferenceKeys} {
+		write("app:first")
+		s.CLI("--user", "app", "--pass", "first", "--no-auth-warning", "FLUSHALL")
+		b := run(t, Config{URL: p.Addr(), AuthFile: file, KeyFormat: format, OpTimeout: slow, DialTimeout: slow}, true)
+		first := one(b, 1)
+		for i := range uint64(5) {
+			if i == 2 { // the next one is good for new connections
+				s.CLI("--user", "app", "--pass", "first", "--no-auth-warning", "ACL", "SETUSER", "app", ">second")
+				write("app:second")
+			}
+			mu.Lock()
+			for _, c := range conns {
+				_, _ = io.WriteString(c, reset) // some are closed
+			}
+			mu.Unlock()
+			op := one(b, 1)
+			if op.Err != nil || first.Err != nil || op.Decision.Left != first.Decision.Left-i-1 {
+				t.Errorf("format %d, call %d: %v, %d left; the first one had %d, %v", format, i, op.Err, op.Decision.Left, first.Decision.Left, first.Err)
+			}
+		}
+	}
+}
+
+// TestAge: connections are renewed before what they authenticated with ends, and not all at once.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for within, c := range map[[2]time.Duration]Config{
+		{8 * time.Minute, 12 * time.Minute}:                  {},
+		{10*time.Minute + 30*time.Second, 810 * time.Second}: {AuthMaxAge: 15 * time.Minute},
+		{700 * time.Millisecond, 900 * time.Millisecond}:     {AuthMaxAge: time.Second},
+	} {
+		seen := map[time.Duration]bool{}
+		for range 100 {
+			age := c.age()
+			if seen[age] = true; age < within[0] || age > within[1] {
+				t.Errorf("%v: renewed after %v, want %v", c.AuthMaxAge, age, within)
+			}
+		}
+		if len(seen) < 50 {
+			t.Errorf("%v: only %d different ages of 100", c.AuthMaxAge, len(seen))
+		}
+	}
+}
