@@ -27,8 +27,9 @@ type Source struct {
 
 // Options say how sources are read. The zero value reads them as envoyproxy/ratelimit does.
 type Options struct {
-	MergeDomains bool // several sources may have descriptors of the same domain
-	Strict       bool // treat warnings as errors
+	MergeDomains bool     // several sources may have descriptors of the same domain
+	Strict       bool     // treat warnings as errors
+	Overlay      []Source // what is laid over the rules, in YAML; see config/overlay.yaml
 
 	// CalendarMonths makes fixed windows of months that are aligned to the clock follow the calendar of UTC, including
 	// those of limits that requests bring along. A rule that has a calendar key is not affected.
@@ -44,6 +45,8 @@ type Set struct {
 	domains []*Domain // in the order of the files
 	byName  map[string]*Domain
 	rules   []*Rule
+
+	overlaid []Overlaid
 }
 
 // Domain is one domain of a [Set].
@@ -66,6 +69,7 @@ type Rule struct {
 	Path       string // domain, keys and values as written in the file, joined as the reference joins them: shop.user_u1.path
 	File       string
 	Line       int        // of the descriptor; 0 if the source has no lines
+	Overlay    string     // the place of what an overlay laid over it; empty if none did
 	RateLimits RateLimits // one for rate_limit, several for rate_limits
 	Unlimited  bool       // RateLimits then has one element, which carries the name and replaces
 	Shadow     bool
@@ -92,6 +96,14 @@ func (r *Rule) Place() string {
 		return r.File
 	}
 	return r.File + ":" + strconv.Itoa(r.Line)
+}
+
+// Origin is Place, and the place of what an overlay laid over the rule.
+func (r *Rule) Origin() string {
+	if r.Overlay == "" {
+		return r.Place()
+	}
+	return r.Place() + ", changed by " + r.Overlay
 }
 
 // Override is a limit that a request carries.

@@ -77,9 +77,9 @@ func (d *Domain) outcome(n *node, entries []Entry) string {
 	}
 	r := n.rule
 	if r.Unlimited {
-		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Place(), r.RateLimits.At(0).names())
+		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Origin(), r.RateLimits.At(0).names())
 	}
-	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Place(), r.text(RateLimit.InFull))
+	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Origin(), r.text(RateLimit.InFull))
 	m := Match{Rule: r, node: n}
 	if m.shares(entries) {
 		text += "; all values of the wildcard share one counter"

@@ -78,11 +78,25 @@ func sources(files []txtar.File) (out []descriptors.Source) {
 	return out
 }
 
+// overlaid returns options with those of the files that are below overlay/ as the overlay, and the others.
+func overlaid(o descriptors.Options, files []txtar.File) (descriptors.Options, []txtar.File) {
+	var rules []txtar.File
+	for _, f := range files {
+		if strings.HasPrefix(f.Name, "overlay/") {
+			o.Overlay = append(o.Overlay, sources([]txtar.File{f})...)
+		} else {
+			rules = append(rules, f)
+		}
+	}
+	return o, rules
+}
+
 // TestLoad loads files and tells every problem, and what the rules are where there is a set.
 func TestLoad(t *testing.T) { golden(t, "load", answerLoad) }
 
 func answerLoad(a *txtar.Archive) (string, error) {
-	set, problems, err := descriptors.Load(sources(a.Files), options(a.Comment))
+	o, rules := overlaid(options(a.Comment), a.Files)
+	set, problems, err := descriptors.Load(sources(rules), o)
 	if problems.Failed() != (err != nil) || (set == nil) != (err != nil) {
 		return "", fmt.Errorf("set %v, error %w and problems do not go together: %q", set, err, []descriptors.Problem(problems))
 	}
@@ -105,9 +119,15 @@ func answerLoad(a *txtar.Archive) (string, error) {
 				fmt.Fprintf(&b, "\t%d: name %q, replaces %q\n", i, item.Name, item.Replaces)
 			}
 		}
+		if r.Overlay != "" {
+			fmt.Fprintf(&b, "\tchanged by %s\n", r.Overlay)
+		}
 		if r.Metadata != nil {
 			fmt.Fprintf(&b, "\tmetadata: %v\n", r.Metadata)
 		}
+	}
+	for _, o := range set.Overlaid() {
+		fmt.Fprintf(&b, "%s lays over %s: %s\n", o.Place, o.Path, o.Keys)
 	}
 	return b.String(), nil
 }

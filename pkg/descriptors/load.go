@@ -14,11 +14,13 @@ import (
 func Load(sources []Source, o Options) (*Set, Problems, error) {
 	c := compiler{set: &Set{byName: map[string]*Domain{}}, options: o, zones: zones{}}
 	g := newGrammar()
-	reports := make([]*report, len(sources))
+	over := newOverlay(o.Overlay, o.Strict, g)
+	reports := make([]*report, len(sources), len(sources)+len(o.Overlay))
 	for i, s := range sources {
 		c.set.files = append(c.set.files, s.Name)
-		r := reader{report: report{file: s.Name, strict: o.Strict}, grammar: g}
+		r := reader{report: report{file: s.Name, strict: o.Strict, overlays: over.files}, grammar: g}
 		raw := r.source(&s)
+		over.lay(&raw, &r)
 		reports[i], c.report = &r.report, &r.report
 		c.misread = r.failures > 0
 		c.incomplete = c.incomplete || c.misread
@@ -28,10 +30,11 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	}
 	c.unknownReplaced()
 	var all Problems
-	for _, r := range reports {
+	for _, r := range append(reports, over.reports...) {
 		r.sort()
 		all = append(all, r.problems...)
 	}
+	all = append(all, over.unmet()...)
 	if all.Failed() {
 		return nil, all, all
 	}
@@ -66,6 +69,9 @@ func (c *compiler) file(f *rawFile) {
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
+	if f.overlay != nil {
+		c.set.overlaid = append(c.set.overlaid, Overlaid{c.domain.Name, f.overlay.place, f.overlay.text})
+	}
 	c.blanks(f.domain, kwDomain, f.domain.s)
 	limited := c.limited
 	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
@@ -129,7 +135,7 @@ func (c *compiler) settings(f *rawFile) {
 }
 
 func (c *compiler) where(at mark) string {
-	return at.in(c.report.file)
+	return at.in(c.report.fileOf(at))
 }
 
 // scope is where compiled descriptors go.
@@ -213,6 +219,10 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 	r := &Rule{
 		Index: len(c.set.rules), Path: path, File: c.report.file, Line: d.at.number(),
 		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
+	}
+	if d.overlay != nil {
+		r.Overlay = d.overlay.place
+		c.set.overlaid = append(c.set.overlaid, Overlaid{r.Path, r.Overlay, d.overlay.text})
 	}
 	policy := d.policy
 	if d.limit != nil {

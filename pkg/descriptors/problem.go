@@ -69,7 +69,7 @@ func (p Problems) Failed() bool {
 }
 
 // mark is a position in a source. The zero mark means that the thing is absent, and a negative line that it is present
-// in a source without lines.
+// in a source without lines. The column of what an overlay says holds the number of its file too; see overlayShift.
 type mark struct{ line, column int32 }
 
 func (m mark) present() bool { return m.line != 0 }
@@ -82,13 +82,17 @@ func (m mark) in(file string) string {
 	if m.line <= 0 {
 		return file
 	}
-	return fmt.Sprintf("%s:%d:%d", file, m.line, m.column)
+	return fmt.Sprintf("%s:%d:%d", file, m.line, m.col())
 }
+
+// col returns the column, from 1, or 0 if there are none.
+func (m mark) col() int { return int(m.column & (1<<overlayShift - 1)) }
 
 // report collects the problems of one source.
 type report struct {
 	file     string
 	strict   bool
+	overlays []string // the files of the overlay
 	problems Problems
 	failures int // how many of them are errors whatever strict is
 }
@@ -104,15 +108,29 @@ func (r *report) warn(at mark, path, format string, args ...any) {
 
 func (r *report) add(at mark, path, text string, warning bool) {
 	r.problems = append(r.problems, Problem{
-		File: r.file, Line: at.number(), Column: int(at.column),
+		File: r.fileOf(at), Line: at.number(), Column: at.col(),
 		Path: path, Text: text, Warning: warning,
 	})
 }
 
-// sort orders the problems of a source by line and column; those at one position stay in the order in which they were
+// fileOf returns the name of the source that says what is at a mark.
+func (r *report) fileOf(at mark) string {
+	if i := int(at.column >> overlayShift); i > 0 && i <= len(r.overlays) {
+		return r.overlays[i-1]
+	}
+	return r.file
+}
+
+// sort orders the problems of a source by line and column, those of an overlay last; those at one position stay in the order in which they were
 // found.
 func (r *report) sort() {
+	foreign := func(p Problem) int {
+		if p.File == r.file {
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(r.problems, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		return cmp.Or(cmp.Compare(foreign(a), foreign(b)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
 }

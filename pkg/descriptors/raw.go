@@ -31,6 +31,7 @@ type rawFile struct {
 	domain, charge text
 	override       flag
 	descriptors    []rawDescriptor
+	overlay        *pattern // that was laid over its keys; nil if none was
 }
 
 type rawDescriptor struct {
@@ -46,6 +47,8 @@ type rawDescriptor struct {
 	shadow, quota, detailed, valueToMetric, share flag
 	metadata                                      map[string]any
 	metadataAt                                    mark
+
+	overlay *pattern // that was laid over it; nil if none was
 }
 
 // rawLimit is rate_limit, or an item of rate_limits.
@@ -75,6 +78,12 @@ type rawPenalty struct {
 // file reads the root of a source.
 func (r *reader) file(n *yaml.Node) (f rawFile) {
 	r.trail = []step{{key: peek(n, kwDomain)}}
+	r.root(n, &f)
+	return f
+}
+
+// root reads the keys of a map into f.
+func (r *reader) root(n *yaml.Node, f *rawFile) {
 	r.mapping(n, inRoot, func(k string, v *yaml.Node) {
 		switch k {
 		case kwDomain:
@@ -87,7 +96,6 @@ func (r *reader) file(n *yaml.Node) (f rawFile) {
 			f.descriptors = r.descriptors(v)
 		}
 	})
-	return f
 }
 
 // descriptors reads a list of descriptors.

@@ -71,9 +71,20 @@ func (r *reader) path() string {
 
 // read parses a source and reads its first document. If it reports an error the result is incomplete.
 func (r *reader) read(data []byte) rawFile {
+	root := r.document(data)
+	if root == nil {
+		return rawFile{}
+	}
+	f := r.file(root)
+	r.unread = r.spent // the rest is missing, which would look like errors
+	return f
+}
+
+// document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
+func (r *reader) document(data []byte) *yaml.Node {
 	if !r.readable(data) || !r.surveyed(data) {
 		r.unread = true
-		return rawFile{}
+		return nil
 	}
 	r.visits = freeVisits + 2*len(data)
 	r.open = map[*yaml.Node]struct{}{}
@@ -84,24 +95,22 @@ func (r *reader) read(data []byte) rawFile {
 			r.unread = true
 			r.syntax(data, err)
 		}
-		return rawFile{}
+		return nil
 	}
 	var second yaml.Node
 	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
 		r.warn(at(&second), "", "a second document has no effect: only the first one of a file is read")
 	}
 	if len(doc.Content) == 0 || r.isNull(doc.Content[0]) {
-		return rawFile{}
+		return nil
 	}
 	root := doc.Content[0]
 	if target(root).Kind != yaml.MappingNode {
 		r.fail(at(root), "", "error loading config file: cannot unmarshal %s: want a map with domain and descriptors", describe(root))
 		r.unread = true
-		return rawFile{}
+		return nil
 	}
-	f := r.file(root)
-	r.unread = r.spent // the rest is missing, which would look like errors
-	return f
+	return root
 }
 
 // readable rejects what is not YAML text of a size fit for memory.
