@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +22,8 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
 and every warning with file, line and column. Each DIR is a set of rules of its own; it may
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. The exit code is 1 where there is an error, and 0 with warnings alone.
+cannot serve is an error. With --overlay it also prints what the overlay changes; without a DIR, it
+checks the overlay alone. The exit code is 1 where there is an error, and 0 with warnings alone.
 
 With --output the problems are printed for machines, and the summaries go to stderr: json is an
 array of objects with file, line, column, path, severity and message; github is workflow commands,
@@ -31,8 +33,9 @@ With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merg
 or started under that name, it prints what that program prints.`,
 		Example: `  ratelimitd check config/example
   ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
+  ratelimitd check --overlay overlay.yaml config/example
   ratelimitd check --output sarif config/example > ratelimitd.sarif`,
-		Args: unless(checkFlags(), needs("DIR")),
+		Args: unless(append(checkFlags(), "overlay"), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
 	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
@@ -49,6 +52,9 @@ or started under that name, it prints what that program prints.`,
 		if given(cmd, checkFlags()) {
 			return p.configCheck(&flags, dir)
 		}
+		if len(dirs) == 0 && flags.overlay == "" {
+			return needs("DIR")(cmd, dirs)
+		}
 		return p.check(&flags, form, dirs)
 	}
 	return cmd
@@ -64,9 +70,18 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		all  descriptors.Problems
 		errs []error
 	)
+	if len(dirs) == 0 {
+		dirs = []string{""} // of the overlay alone
+	}
 	for _, dir := range dirs {
 		set, files, problems := flags.load(dir)
 		summary, err := summarize(dir, set, files, problems)
+		switch {
+		case dir == "":
+			summary, err = overlayAlone(flags.overlay, problems)
+		case err == nil:
+			summary = overlaid(set) + summary
+		}
 		errs = append(errs, err)
 		if form != "text" { // which has each summary behind its problems
 			all = append(all, problems...)
@@ -88,12 +103,7 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 
 // summarize returns a line that says what is in dir; if the rules have an error, the error says so.
 func summarize(dir string, set *descriptors.Set, files []descriptors.Source, problems descriptors.Problems) (string, error) {
-	warnings := 0
-	for _, problem := range problems {
-		if problem.Warning {
-			warnings++
-		}
-	}
+	warnings := countWarnings(problems)
 	if set == nil {
 		return "", fmt.Errorf("%s: %s in %s", dir, descriptors.CountText(len(problems)-warnings, "error"), descriptors.CountText(len(files), "file"))
 	}
@@ -102,4 +112,31 @@ func summarize(dir string, set *descriptors.Set, files []descriptors.Source, pro
 		rules++
 	}
 	return fmt.Sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
+}
+
+// overlaid returns a line for each rule and each domain that an overlay changes.
+func overlaid(set *descriptors.Set) string {
+	var b strings.Builder
+	for _, o := range set.Overlaid() {
+		fmt.Fprintf(&b, "%s: changes %s: %s\n", o.Place, o.Path, o.Keys)
+	}
+	return b.String()
+}
+
+// overlayAlone returns a line that says what is wrong with an overlay, of which nothing is known but the overlay itself.
+func overlayAlone(path string, problems descriptors.Problems) (string, error) {
+	warnings := countWarnings(problems)
+	if problems.Failed() {
+		return "", fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-warnings, "error"))
+	}
+	return fmt.Sprintf("%s: ok, an overlay, %s\n", path, descriptors.CountText(warnings, "warning")), nil
+}
+
+func countWarnings(problems descriptors.Problems) (n int) {
+	for _, problem := range problems {
+		if problem.Warning {
+			n++
+		}
+	}
+	return n
 }

@@ -251,8 +251,12 @@ func (p *program) eachCounter(ctx context.Context, c *client, args []string,
 
 // rulePlace returns where a rule is defined: a file and line, or a resource.
 func rulePlace(r *adminv1.Rule) string {
-	if r.GetLine() == 0 {
-		return r.GetFile()
+	place := r.GetFile()
+	if r.GetLine() != 0 {
+		place = fmt.Sprintf("%s:%d", place, r.GetLine())
 	}
-	return fmt.Sprintf("%s:%d", r.GetFile(), r.GetLine())
+	if r.GetOverlay() != "" {
+		place += ", changed by " + r.GetOverlay()
+	}
+	return place
 }

@@ -16,18 +16,21 @@ import (
 type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
+	overlay string // file or directory; none if empty
+
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
 }
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
+	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX")
 	f.store, f.check = s, server.Unsupported(&s)
 	flags := cmd.Flags()
 	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
 	flags.BoolVar(&f.strict, "strict", s.Rules.Strict, "warnings are errors ($RULES_STRICT)")
+	flags.StringVar(&f.overlay, "overlay", s.Rules.Overlay, "file or directory of what is laid over the rules ($RULES_OVERLAY)")
 	flags.BoolVar(&f.months, "calendar-months", s.Decide.CalendarMonths, "months are those of the calendar, in UTC ($USE_CALENDAR_MONTH_RATE_LIMIT)")
 	flags.BoolVar(&f.ignoreDotFiles, "ignore-dotfiles", s.Rules.IgnoreDotFiles, "ignore files whose names begin with a dot ($RUNTIME_IGNOREDOTFILES)")
 	return err
@@ -41,8 +44,20 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
 		read = func() ([]descriptors.Source, descriptors.Problems) { return file.ReadFile(path) }
 	}
-	sources, unreadable := read()
-	set, problems, err := descriptors.Load(sources, descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months})
+	var (
+		sources    []descriptors.Source
+		unreadable descriptors.Problems
+	)
+	if path != "" { // or else there is only an overlay
+		sources, unreadable = read()
+	}
+	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months}
+	if f.overlay != "" {
+		var unread descriptors.Problems
+		o.Overlay, unread = file.Read(file.Layout{Root: f.overlay, IgnoreDotFiles: f.ignoreDotFiles, What: "overlay"})
+		unreadable = append(unreadable, unread...)
+	}
+	set, problems, err := descriptors.Load(sources, o)
 	problems = append(unreadable, problems...)
 	if err == nil && set != nil && f.check != nil {
 		problems = append(problems, f.check(set)...)

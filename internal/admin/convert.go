@@ -143,6 +143,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
 		Lease:       r.Lease,
 		HeadersOff:  r.HeadersOff,
+		Overlay:     valid(r.Overlay),
 	}
 	if !r.Unlimited {
 		for _, l := range r.RateLimits.All() {

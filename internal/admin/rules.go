@@ -36,7 +36,7 @@ func WriteRules(w io.Writer, s *descriptors.Set) error {
 // no place for: where the rule is defined, and whether it is unlimited.
 func WriteRulesVerbose(w io.Writer, s *descriptors.Set) error {
 	return writeRules(w, s, func(lines []byte, r *descriptors.Rule) []byte {
-		lines = append(append(lines, "# "...), r.Place()...)
+		lines = append(append(lines, "# "...), r.Origin()...)
 		if r.Unlimited {
 			lines = append(lines, ", unlimited"...)
 		}

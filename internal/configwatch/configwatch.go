@@ -33,6 +33,7 @@ const (
 type Config struct {
 	Options descriptors.Options
 	Empty   bool                                        // an update without sources is a set without rules rather than an error
+	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
 	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set; nil checks nothing
 	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted; may be nil
 	Refused func(reason error)                          // called with the reason for each update that is not; may be nil
@@ -47,6 +48,9 @@ type Watch struct {
 	mu      sync.Mutex // one update at a time
 	set     *descriptors.Set
 	updates int
+	newest  given // whatever became of it; like used, kept only if there is an overlay
+	used    given // what set comes from
+	given   int   // how many inputs there were
 
 	accepted atomic.Pointer[Outcome] // of the update that set comes from
 	rejected atomic.Pointer[Outcome] // of the last one that was refused
@@ -80,15 +84,30 @@ func (w *Watch) Rules() *descriptors.Set {
 func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Problems) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	set, problems, err := w.tryLoad(sources, unreadable)
+	w.given++
+	w.newest.rules = input{w.given, sources, unreadable}
+	defer w.forget()
+	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
+}
+
+// update replaces the rules by what is given or, if that is refused while there is an overlay and a set, by what else is.
+func (w *Watch) update(g, other given) error {
+	set, problems, err := w.tryLoad(g)
+	if err != nil && w.config.Overlay && w.set != nil && !g.same(other) {
+		if set, problems, err = w.tryLoad(other); err == nil {
+			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was refused: the last good one is used in its place")
+		}
+		g = other
+	}
 	w.updates++
-	o := &Outcome{Number: w.updates, At: time.Now(), Version: version(sources), Problems: problems, Err: err}
+	o := &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err != nil {
 		w.rejected.Store(o)
 		w.refuse(err, problems)
 		return err
 	}
 	old := w.set
+	w.used = g
 	o.Since = o.At
 	if old != nil {
 		o.Changes = set.Diff(old)
@@ -105,7 +124,7 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 }
 
 // tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another reason to refuse the set.
-func (w *Watch) tryLoad(sources []descriptors.Source, unreadable descriptors.Problems) (
+func (w *Watch) tryLoad(g given) (
 	set *descriptors.Set, problems descriptors.Problems, err error,
 ) {
 	defer func() {
@@ -113,15 +132,17 @@ func (w *Watch) tryLoad(sources []descriptors.Source, unreadable descriptors.Pro
 			set, err = nil, fmt.Errorf("loading the rules: a bug in the loader: %v\n%s", p, debug.Stack())
 		}
 	}()
-	set, problems, err = w.load(sources, w.config.Options)
-	problems = slices.Concat(unreadable, problems)
+	o := w.config.Options
+	o.Overlay = g.overlay.sources
+	set, problems, err = w.load(g.rules.sources, o)
+	problems = slices.Concat(g.rules.unreadable, g.overlay.unreadable, problems)
 	if err == nil && set != nil {
 		problems = append(problems, w.config.Check(set)...)
 	}
 	switch {
 	case problems.Failed():
 		return nil, problems, problems
-	case len(sources) == 0 && !w.config.Empty:
+	case len(g.rules.sources) == 0 && !w.config.Empty:
 		return nil, problems, ErrNoSources
 	}
 	return set, problems, err
@@ -174,6 +195,7 @@ func (w *Watch) announce(old, set *descriptors.Set, changes []string) {
 	for range set.Rules() {
 		rules++
 	}
+	w.announceOverlay(set)
 	if old == nil {
 		w.log.Warn("rules loaded", "rules", rules, "files", len(set.Files()))
 		return

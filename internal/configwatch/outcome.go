@@ -41,8 +41,12 @@ func (w *Watch) Last() *Outcome {
 func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problems) *Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	set, problems, err := w.tryLoad(sources, unreadable)
-	o := &Outcome{At: time.Now(), Version: version(sources), Problems: problems, Err: err}
+	return w.try(given{rules: input{0, sources, unreadable}, overlay: w.newest.overlay})
+}
+
+func (w *Watch) try(g given) *Outcome {
+	set, problems, err := w.tryLoad(g)
+	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err == nil && w.set != nil {
 		o.Changes = set.Diff(w.set)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -76,6 +77,7 @@ type Server struct {
 	shutdown  *shutdown
 	watcher   rulesSource
 	loads     *configwatch.Watch // what watcher updates
+	overlay   *file.Watcher      // nil without RULES_OVERLAY
 	service   *rls.Service
 	garbage   garbage
 	certs     *certs.Server // nil without TLS
@@ -226,6 +228,9 @@ func (v *Server) group() *task.Group {
 	}
 	if v.sink != nil {
 		g.Add(v.sink) // stops after the others, so that it sends what they counted last
+	}
+	if v.overlay != nil {
+		g.Add(v.overlay)
 	}
 	g.Add(v.watcher, logShedding(v.log, v.shed))
 	if v.top != nil {

@@ -26,6 +26,47 @@ type rulesSource interface {
 
 // takeRules returns the source of rules that CONFIG_TYPE asks for, configured by c.
 func (v *Server) takeRules(c configwatch.Config) {
+	c.Overlay = v.settings.Rules.Overlay != ""
+	v.takeFrom(c)
+	if c.Overlay {
+		l := file.Layout{Root: v.settings.Rules.Overlay, IgnoreDotFiles: v.settings.Rules.IgnoreDotFiles, What: "overlay"}
+		v.overlay = file.New(v.log, file.Config{Layout: l}, v.loads.Overlay())
+		v.watcher = &overlaid{v.watcher, v.overlay}
+	}
+}
+
+// overlaid is a source of rules over which an overlay is laid. It begins once that has been read.
+type overlaid struct {
+	rulesSource
+
+	overlay *file.Watcher
+}
+
+// Run implements [task.Task].
+func (o *overlaid) Run(ctx context.Context) error {
+	select {
+	case <-o.overlay.First():
+		return o.rulesSource.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Reload has both read again.
+func (o *overlaid) Reload() {
+	o.overlay.Reload()
+	o.rulesSource.Reload()
+}
+
+// ReloadNow has both read again, one after the other.
+func (o *overlaid) ReloadNow(ctx context.Context) error {
+	if err := o.overlay.ReloadNow(ctx); err != nil {
+		return err
+	}
+	return o.rulesSource.ReloadNow(ctx)
+}
+
+func (v *Server) takeFrom(c configwatch.Config) {
 	if !v.overXDS() {
 		v.loads = configwatch.New(v.log, c)
 		v.watcher = file.New(v.log, file.Config{Layout: layout(&v.settings)}, v.loads)

@@ -55,6 +55,7 @@ type Settings struct {
 		WatchRoot      bool
 		MergeDomains   bool
 		Strict         bool
+		Overlay        string
 		ForceStart     bool
 		HealthyWithOne bool
 	}

@@ -201,6 +201,9 @@ func (r *Rule) AppendConfig(dst []byte) []byte {
 				dst = fmt.Appendf(dst, ", %s: %s", kv.key, kv.value)
 			}
 		}
+		if r.Overlay != "" {
+			dst = fmt.Appendf(dst, ", overlay: %s", r.Overlay)
+		}
 		dst = append(dst, '\n')
 	}
 	return dst

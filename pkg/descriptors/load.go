@@ -34,7 +34,9 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 		r.sort()
 		all = append(all, r.problems...)
 	}
-	all = append(all, over.unmet()...)
+	if len(sources) > 0 {
+		all = append(all, over.unmet()...)
+	}
 	if all.Failed() {
 		return nil, all, all
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 const (
@@ -30,11 +31,17 @@ type Config struct {
 	Rescan time.Duration // how often everything is scanned; 0 means 10 s
 }
 
+// Target is what files are handed to: a [configwatch.Watch], or the [configwatch.Overlay] of one.
+type Target interface {
+	Update(sources []descriptors.Source, unreadable descriptors.Problems) error
+	Try(sources []descriptors.Source, unreadable descriptors.Problems) *configwatch.Outcome
+}
+
 // Watcher watches a directory. It is a task.
 type Watcher struct {
 	log    *slog.Logger
 	config Config
-	rules  *configwatch.Watch
+	rules  Target
 	force  chan struct{}
 	now    chan chan<- struct{} // from those who wait for a reload
 	first  chan struct{}
@@ -50,7 +57,7 @@ type Watcher struct {
 type names []string
 
 // New returns a Watcher that updates rules.
-func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Watcher {
+func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
 	}
@@ -58,7 +65,7 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Watcher {
 }
 
 // String names the task.
-func (w *Watcher) String() string { return "rules in " + w.config.Layout.Dir() }
+func (w *Watcher) String() string { return w.config.Layout.what() + " in " + w.config.Layout.Dir() }
 
 // First is closed once the directory has been read for the first time, whatever the outcome.
 func (w *Watcher) First() <-chan struct{} { return w.first }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -33,7 +34,11 @@ type Layout struct {
 	// and a dot, such as config.yaml for the application directory config. Otherwise only the former is read.
 	WatchRoot      bool
 	IgnoreDotFiles bool // ignore names that begin with a dot
+
+	What string // what the files hold, for messages; empty means rules
 }
+
+func (l Layout) what() string { return cmp.Or(l.What, "rules") }
 
 // Dir returns the directory in which files are looked for.
 func (l Layout) Dir() string {
@@ -110,7 +115,7 @@ func scan(l Layout) *snapshot {
 		s.problem(dir, "%s", reason(err))
 	}
 	if len(s.sources) == 0 && len(s.problems) == 0 {
-		s.problem(dir, "no rules here: %s", l.expects())
+		s.problem(dir, "no %s here: %s", l.what(), l.expects())
 	}
 	return s
 }
@@ -167,6 +172,12 @@ func (s *snapshot) visit(l Layout, t tree, d fs.DirEntry, err error) error {
 		return nil
 	case d.Type()&fs.ModeSymlink != 0 && s.follow(t):
 		return nil
+	}
+	if rel == "." { // Root is a file: links to it may be swapped anywhere beside it
+		s.links = append(s.links, t.path)
+		if dir, err := filepath.EvalSymlinks(filepath.Dir(t.dir)); err == nil {
+			s.dirs = append(s.dirs, dir)
+		}
 	}
 	return s.add(t.name(), t.path)
 }

@@ -111,6 +111,7 @@ type outcome struct {
 	known   bool
 	digest  [sha256.Size]byte
 	refusal string // empty if the set was accepted
+	laid    int    // how many times an overlay had been given
 }
 
 // apply compiles what is held, unless it has just done so with the same contents, and returns why it is refused, or
@@ -120,8 +121,8 @@ func (c *Client) apply() (refusal string) {
 	begin := time.Now()
 	all := c.held.sorted()
 	c.held.list = nil
-	next := outcome{known: true, digest: digest(all)}
-	again := c.last.known && c.last.digest == next.digest
+	next := outcome{known: true, digest: digest(all), laid: c.rules.Laid()}
+	again := c.last.known && c.last.digest == next.digest && (c.last.refusal == "" || c.last.laid == next.laid)
 	if again {
 		next.refusal = c.last.refusal
 	} else {

@@ -3967,7 +3967,9 @@ type Rule struct {
 	// The rule's metadata; unset where it has none.
 	Metadata *structpb.Struct `protobuf:"bytes,12,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// Whether callers are not told its numbers, neither by headers nor by their status.
-	HeadersOff    bool `protobuf:"varint,30,opt,name=headers_off,json=headersOff,proto3" json:"headers_off,omitempty"`
+	HeadersOff bool `protobuf:"varint,30,opt,name=headers_off,json=headersOff,proto3" json:"headers_off,omitempty"`
+	// The file and line of what an overlay (RULES_OVERLAY) laid over the rule; empty where none did.
+	Overlay       string `protobuf:"bytes,20,opt,name=overlay,proto3" json:"overlay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4091,6 +4093,13 @@ func (x *Rule) GetHeadersOff() bool {
 		return x.HeadersOff
 	}
 	return false
+}
+
+func (x *Rule) GetOverlay() string {
+	if x != nil {
+		return x.Overlay
+	}
+	return ""
 }
 
 // Limit is one limit of a rule, as written in the file.
@@ -5952,7 +5961,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"resetAfter\x12-\n" +
 	"\x04wait\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04wait\x123\n" +
-	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\"\xd4\x03\n" +
+	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\"\xee\x03\n" +
 	"\x04Rule\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
@@ -5971,7 +5980,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05lease\x18\v \x01(\x05R\x05lease\x123\n" +
 	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\x12\x1f\n" +
 	"\vheaders_off\x18\x1e \x01(\bR\n" +
-	"headersOff\"\x82\x05\n" +
+	"headersOff\x12\x18\n" +
+	"\aoverlay\x18\x14 \x01(\tR\aoverlay\"\x82\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
