@@ -240,6 +240,12 @@ func TestOutcomes(t *testing.T) {
 		}
 		_ = f.Update(sources, nil) // the outcome has its error
 		o := f.Last()
+		if before == nil { // all is new, which an outcome that is kept need not say
+			if len(tried.Changes) != 2 {
+				t.Errorf("the first rules change %q", tried.Changes)
+			}
+			tried.Changes = nil
+		}
 		if d := cmp.Diff(tried.Changes, o.Changes); d != "" || tried.Version != o.Version || len(tried.Problems) != len(o.Problems) || (tried.Err == nil) != (o.Err == nil) {
 			t.Errorf("%s: tried %+v, done %+v", limit, tried, o)
 		}

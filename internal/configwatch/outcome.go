@@ -16,7 +16,7 @@ type Outcome struct {
 	At       time.Time            // when that was decided
 	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  []string             // what differs from the set before, in words; nil if there was none, or if it was refused
+	Changes  []string             // what differs from the set before, in words; nil for the first set, but for that of Try, and if it was refused
 	Problems descriptors.Problems // with warnings
 	Err      error                // why it was refused; nil if it was not
 }
@@ -47,7 +47,7 @@ func (w *Watch) Try(sources []descriptors.Source, unreadable descriptors.Problem
 func (w *Watch) try(g given) *Outcome {
 	set, problems, err := w.tryLoad(g)
 	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
-	if err == nil && w.set != nil {
+	if err == nil {
 		o.Changes = set.Diff(w.set)
 	}
 	return o

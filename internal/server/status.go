@@ -99,7 +99,7 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 		}
 		return v.reloaded(o), nil
 	}
-	before := v.loads.Last()
+	before, none := v.loads.Last(), v.limiter.Rules() == nil
 	if err := v.watcher.ReloadNow(ctx); err != nil {
 		return admin.Reloaded{}, fmt.Errorf("%w: %w", admin.ErrNoRulesCame, err)
 	}
@@ -107,7 +107,11 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 	if o == before || o == nil { // what came was not even looked at, as with XDS_KEEP_ON_EMPTY
 		o = new(configwatch.Outcome)
 	}
-	return v.reloaded(o), nil
+	r := v.reloaded(o)
+	if set := v.limiter.Rules(); none && set != nil && !r.Refused { // an outcome says nothing of the first rules
+		r.Changes = set.Diff(nil)
+	}
+	return r, nil
 }
 
 func (v *Server) reloaded(o *configwatch.Outcome) admin.Reloaded {
