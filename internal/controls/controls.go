@@ -41,8 +41,9 @@ type noteStore interface {
 	// Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
 	// [backend.ErrNotesFull] where there would be more than most.
 	Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error)
-	// PutBack stores notes again that the store has lost, unless it has later ones.
-	PutBack(ctx context.Context, notes []backend.Note) error
+	// PutBack stores notes again that the store has lost, unless it has later ones or they were taken away and forgotten. From then
+	// on what is not later than horizon, and not there, was taken away.
+	PutBack(ctx context.Context, notes []backend.Note, horizon int64) error
 }
 
 // toldStore keeps what operators did.
@@ -78,7 +79,10 @@ type Controls struct {
 	early  chan struct{} // has an element when the next end may be earlier than Run thinks
 
 	asking  chan struct{}   // has an element while nobody asks the store; who has taken it may use what follows
-	version backend.Version // of what is known
+	version backend.Version // of what is known, or was read so far
+	reading *reading        // while all is read again; otherwise nil
+	horizon int64           // what is not later than this, and not known, was lifted
+	atOnce  int             // how many notes are written back in one call
 	beaten  time.Time
 	unheard error     // why the store was not told last that this process is there, though it can be read
 	failing time.Time // since when the store fails; zero if it does not
@@ -87,7 +91,8 @@ type Controls struct {
 	latest  int64     // when the latest of that was done
 
 	mu    sync.Mutex
-	known map[string]known // by ID; with those that were lifted and would not have ended yet
+	known map[string]known // by ID; with those of the store that were lifted and would not have ended yet
+	stale bool             // the table is older than what is known
 
 	told   []told // what operators did, here or elsewhere, in no particular order
 	untold int    // how many of them, the last ones, the store has not got yet
@@ -107,6 +112,7 @@ func New(c Config) *Controls {
 	}
 	v := &Controls{
 		config: c, log: c.Log, first: make(chan struct{}), early: make(chan struct{}, 1), asking: make(chan struct{}, 1), known: make(map[string]known),
+		atOnce: putBackAtOnce,
 	}
 	v.asking <- struct{}{}
 	return v
@@ -279,8 +285,10 @@ func (c *Controls) put(ctx context.Context, notes []backend.Note) error {
 	}
 	c.mu.Lock()
 	for i := range notes {
-		if notes[i].At = at[i]; c.config.Store == nil {
-			notes[i].At = max(time.Now().UnixMicro(), c.known[notes[i].ID].At+1)
+		notes[i].At = at[i]
+		if c.config.Store == nil && notes[i].Gone { // nobody puts it back
+			delete(c.known, notes[i].ID)
+			continue
 		}
 		c.learn(&notes[i])
 	}
@@ -336,6 +344,7 @@ func (c *Controls) build(now time.Time) {
 	all := c.live(now)
 	slices.SortFunc(all, compare)
 	c.table.Store(newTable(all))
+	c.stale = false
 }
 
 // expire forgets what has ended, and returns when the next one ends, if there is one.

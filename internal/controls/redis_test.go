@@ -1,14 +1,19 @@
 package controls
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -129,8 +134,13 @@ func TestRedis(t *testing.T) {
 	// What no script wrote in the place of one is none, hides no others, and is written over.
 	for i, text := range []string{"garbage", "1 2 3", "1 x 0 " + a.ID + " {}", "9 99999999999999 0 other {"} {
 		score := db.CLI("ZSCORE", "test:rl:{notes}:id", a.ID)
-		db.CLI("ZREMRANGEBYSCORE", "test:rl:{notes}:text", score, score)
-		db.CLI("ZADD", "test:rl:{notes}:text", score, text)
+		if _, err := db.Client().TxPipelined(t.Context(), func(p goredis.Pipeliner) error { // or others would find one missing
+			p.ZRemRangeByScore(t.Context(), "test:rl:{notes}:text", score, score)
+			p.Do(t.Context(), "ZADD", "test:rl:{notes}:text", score, text)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
 		late := replica(t, redis.Config{URL: db.Addr()})
 		if found(late.Table(), "shop", "b=1") == "" {
 			t.Errorf("with %q in Redis a new replica knows no controls", text)
@@ -188,6 +198,97 @@ func TestLaterWins(t *testing.T) {
 		testkit.Eventually(t, "the later control wins", func() bool {
 			all := c.List(t.Context())
 			return len(all) == 1 && all[0].Until.Equal(later.Until)
+		})
+	}
+}
+
+// many puts n blocks in force at once, and returns their IDs.
+func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids []string) {
+	t.Helper()
+	var notes []backend.Note
+	for i := range n {
+		w := parse(fmt.Sprintf("block shop %s=%d", key, i))
+		w.ID, w.Since, w.Until = w.identify(), time.Now(), time.Now().Add(span)
+		note, err := w.note()
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes, ids = append(notes, note), append(ids, w.ID)
+	}
+	if err := c.ask(t.Context(), func(ctx context.Context) error { return c.put(ctx, notes) }); err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+func lift(t *testing.T, c *Controls, ids ...string) {
+	t.Helper()
+	if _, err := c.Lift(t.Context(), ids, false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// count returns how many elements one of the keys of controls has.
+func count(t *testing.T, db *redistest.Server, key string) int {
+	t.Helper()
+	n, err := strconv.Atoi(db.CLI("ZCARD", "test:rl:{notes}"+key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestForgotten: of what was lifted or has ended no more is kept than 1,000 each, in Redis and in replicas; and a replica that was
+// away so long does not bring back what was lifted, even where Redis has lost everything meanwhile.
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("lost ", lost), func(t *testing.T) {
+			t.Parallel()
+			db := redistest.Start(t)
+			proxies := []*testkit.Proxy{testkit.NewProxy(t, db.Addr()), testkit.NewProxy(t, db.Addr())}
+			away := func(i int) { proxies[i].Target("127.0.0.1:1"); proxies[i].Cut() }
+			near, far := replica(t, redis.Config{URL: proxies[0].Addr()}), replica(t, redis.Config{URL: proxies[1].Addr()})
+			all := []*Controls{near, far}
+			kept := set(t, near, "block shop kept=1", time.Hour)
+			lifted := set(t, near, "block shop lifted=1", time.Hour)
+			obey(t, all, "lifted=1", "block")
+			away(1)
+			lift(t, near, lifted.ID)
+			for i := range 12 { // half of them end at once, and half are lifted
+				many(t, near, fmt.Sprint("ends", i), 100, time.Millisecond)
+				lift(t, near, many(t, near, fmt.Sprint("gone", i), 100, time.Hour)...)
+			}
+			testkit.Eventually(t, "what has ended is swept", func() bool {
+				set(t, near, "block shop kept=2", time.Hour)
+				return count(t, db, ":end") <= 1002
+			})
+			for key, most := range map[string]int{":gone": 1000, ":text": 2002, ":id": 2002} {
+				if n := count(t, db, key); n > most {
+					t.Errorf("%s has %d elements, want at most %d", key, n, most)
+				}
+			}
+			testkit.Eventually(t, "the replica forgets too", func() bool {
+				near.mu.Lock()
+				defer near.mu.Unlock()
+				return len(near.known) <= 1003
+			})
+			if lost { // and who was away is the first to come back
+				away(0)
+				db.CLI("FLUSHALL")
+				proxies[1].Target(db.Addr())
+				testkit.Eventually(t, "what was lifted is in Redis again", func() bool { return db.CLI("ZSCORE", "test:rl:{notes}:id", lifted.ID) != "" })
+				proxies[0].Target(db.Addr())
+			}
+			proxies[1].Target(db.Addr())
+			obey(t, all, "lifted=1", "")
+			late := replica(t, redis.Config{URL: db.Addr()})
+			for _, c := range append(all, late) {
+				testkit.Eventually(t, "the others stay in force", func() bool { return len(c.List(t.Context())) == 2 })
+				obey(t, []*Controls{c}, "kept=1", "block")
+			}
+			lift(t, far, kept.ID)
+			obey(t, append(all, late), "kept=1", "")
 		})
 	}
 }

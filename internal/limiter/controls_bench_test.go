@@ -17,10 +17,10 @@ import (
 type given []backend.Note
 
 func (g given) Poll(context.Context, backend.Version, bool) (backend.Notes, error) {
-	return backend.Notes{Version: backend.Version{Epoch: "e", Revision: 1}, Changed: g, Held: len(g)}, nil
+	return backend.Notes{Version: backend.Version{Epoch: "e", Revision: 1}, Changed: g}, nil
 }
 func (given) Put(context.Context, []backend.Note, int) ([]int64, error) { panic("nothing is set") }
-func (given) PutBack(context.Context, []backend.Note) error             { panic("nothing is lost") }
+func (given) PutBack(context.Context, []backend.Note, int64) error      { panic("nothing is lost") }
 func (given) Tell(context.Context, []backend.Told, int) error           { panic("nothing is done") }
 func (given) Told(context.Context, int64) ([][]byte, error)             { return nil, nil }
 func (given) Replicas(context.Context) ([]string, error)                { return nil, nil }

@@ -16,10 +16,15 @@ type Note struct {
 }
 
 // Version is what a replica knows of the notes in a store. The zero value knows nothing.
+//
+// A store forgets those that were taken away, the first ones first. Who has read up to Floor has read of all that were
+// forgotten; others may hold what was taken away. What is not later than Horizon, and not in the store, was taken away.
 type Version struct {
 	Run      string // the process that was asked, if it tells
 	Epoch    string // changes when the store has lost what it had
 	Revision int64  // rises with each note
+	Floor    int64  // the revision of the last note that was forgotten
+	Horizon  int64  // the latest time of a note that was forgotten
 }
 
 // Notes is what is new in a store.
@@ -27,7 +32,7 @@ type Notes struct {
 	Version Version
 	Changed []Note // in the order in which they came, without those that a later one took the place of
 	More    bool   // there are further ones: ask again
-	Held    int    // how many the store has, those included that ended within the last hour
+	Lost    bool   // the store lacks some that it had
 }
 
 // ErrNotesFull is returned where there are as many notes as there may be.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,7 +17,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// notesAtOnce is how many notes are read in one call.
+// notesAtOnce is how many notes are read in one call at most.
 const notesAtOnce = 200
 
 // Notes are short texts that all replicas share, beside the counters of the main deployment. They go over a connection of
@@ -27,6 +28,7 @@ type Notes struct {
 	script  *script
 	keys    [7]string
 	name    string // of this process
+	atOnce  int    // how many notes are read in one call: fewer after an error, since the link may be slow
 	link    *link  // nil if there is no connection
 	renewed int64  // of the node, when link was opened
 }
@@ -40,7 +42,7 @@ func (b *Backend) Notes() (*Notes, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Notes{pool: b.main, script: s, name: rand.Text()[:12]}
+	n := &Notes{pool: b.main, script: s, name: rand.Text()[:12], atOnce: notesAtOnce}
 	if host, err := os.Hostname(); err == nil {
 		n.name = host + "/" + n.name
 	}
@@ -58,26 +60,30 @@ func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (bac
 	} else if same, ok := n.same(ctx, since); ok {
 		return same, nil
 	}
-	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(notesAtOnce), name)
+	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(n.atOnce), name)
 	if err != nil {
+		n.atOnce = max(1, n.atOnce/4)
 		return backend.Notes{}, err
 	}
+	n.atOnce = min(notesAtOnce, 2*n.atOnce)
 	var out backend.Notes
 	fields, ok := reply.Val().([]any)
-	if !ok || len(fields) != 5 {
+	if !ok || len(fields) != 7 {
 		return out, errNotesReply
 	}
-	epoch, _ := fields[0].(string)
-	text, _ := fields[1].(string)
-	more, _ := fields[2].(int64)
-	held, _ := fields[3].(int64)
-	texts, ok := fields[4].([]any)
-	revision, err := strconv.ParseInt(text, 10, 64)
+	var head [4]string // of the version
+	for i := range head {
+		head[i], _ = fields[i].(string)
+	}
+	version, err := parseVersion(head)
+	more, _ := fields[4].(int64)
+	lost, _ := fields[5].(int64)
+	texts, ok := fields[6].([]any)
 	if err != nil || !ok {
 		return out, errNotesReply
 	}
-	out.Version = backend.Version{Run: n.link.server.run, Epoch: epoch, Revision: revision}
-	out.More, out.Held = more == 1, int(held)
+	out.Version, out.More, out.Lost = version, more == 1, lost == 1
+	out.Version.Run = n.link.server.run
 	for _, t := range texts {
 		text, _ := t.(string)
 		if note, err := parseNote([]byte(text)); err == nil { // what no script wrote must not hide the others
@@ -95,10 +101,6 @@ func (n *Notes) same(ctx context.Context, since backend.Version) (same backend.N
 	if _, e := n.connect(ctx); e != nil || since.Run != n.link.server.run {
 		return same, false
 	}
-	want := ""
-	if since.Epoch != "" {
-		want = since.Epoch + " " + strconv.FormatInt(since.Revision, 10)
-	}
 	ctx, cancel := context.WithTimeout(ctx, n.pool.opTimeout())
 	defer cancel()
 	known, held := newCommand("get", n.keys[0]), newCommand("zcard", n.keys[2]) //nolint:contextcheck // go-redis stores the context, but does not use it
@@ -107,10 +109,31 @@ func (n *Notes) same(ctx context.Context, since backend.Version) (same backend.N
 		return same, false
 	}
 	many, isNumber := held.Val().(int64)
-	if text, _ := known.Val().(string); known.Err() != nil && !errors.Is(known.Err(), redis.Nil) || !isNumber || text != want {
+	if known.Err() != nil && !errors.Is(known.Err(), redis.Nil) || !isNumber {
 		return same, false
 	}
-	return backend.Notes{Version: since, Held: int(many)}, true
+	text, _ := known.Val().(string)
+	if text == "" {
+		return backend.Notes{Version: since}, many == 0 && since.Epoch == ""
+	}
+	fields := strings.Fields(text)
+	if len(fields) != 5 || fields[4] != strconv.FormatInt(many, 10) {
+		return same, false
+	}
+	version, err := parseVersion([4]string(fields[:4]))
+	version.Run = since.Run
+	return backend.Notes{Version: version}, err == nil && version == since
+}
+
+// parseVersion reads epoch, revision, floor and horizon.
+func parseVersion(head [4]string) (v backend.Version, err error) {
+	v.Epoch = head[0]
+	for i, n := range []*int64{&v.Revision, &v.Floor, &v.Horizon} {
+		if *n, err = strconv.ParseInt(head[1+i], 10, 64); err != nil {
+			return v, errNotesReply
+		}
+	}
+	return v, nil
 }
 
 var errNotesReply = errors.New("redis: a reply of notes.lua is not understood")
@@ -132,17 +155,17 @@ func parseNote(text []byte) (backend.Note, error) {
 // Put stores notes, each later than the one that it takes the place of, and returns when they were made. It returns
 // [backend.ErrNotesFull] where there would be more than most. After another error they may have been stored.
 func (n *Notes) Put(ctx context.Context, notes []backend.Note, most int) (at []int64, err error) {
-	return n.put(ctx, notes, most, "0")
+	return n.put(ctx, notes, []any{"put", rand.Text(), strconv.Itoa(most), "0", "0"})
 }
 
-// PutBack stores notes again that Redis has lost, unless it has later ones.
-func (n *Notes) PutBack(ctx context.Context, notes []backend.Note) error {
-	_, err := n.put(ctx, notes, 0, "1")
+// PutBack stores notes again that Redis has lost, unless it has later ones or they were taken away and forgotten. From then on
+// what is not later than horizon, and not there, was taken away.
+func (n *Notes) PutBack(ctx context.Context, notes []backend.Note, horizon int64) error {
+	_, err := n.put(ctx, notes, []any{"put", rand.Text(), "0", "1", strconv.FormatInt(horizon, 10)})
 	return err
 }
 
-func (n *Notes) put(ctx context.Context, notes []backend.Note, most int, back string) (at []int64, err error) {
-	args := []any{"put", rand.Text(), strconv.Itoa(most), back}
+func (n *Notes) put(ctx context.Context, notes []backend.Note, args []any) (at []int64, err error) {
 	for i := range notes {
 		note := &notes[i]
 		gone := "0"

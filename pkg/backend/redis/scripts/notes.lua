@@ -1,21 +1,24 @@
 -- Notes that replicas share: short texts with an end, of which a later one takes the place of the one with the same ID. They
 -- are in sorted sets, so that what changed since a revision is one range.
--- The end of a note is in ms since the epoch. One that was taken away stays as a note without text, until it would have ended,
--- so that nobody who was away puts it back.
+-- The end of a note is in ms since the epoch. One that was taken away stays as a note without text, so that nobody who was away
+-- puts it back; but the last 1,000 of these alone. How late the others were is the horizon: a note that is not later, and not
+-- here, was taken away, and is not put back. Notes that have ended stay for a day, the last 1,000 of them.
 --
--- KEYS[1]  epoch and revision, as text: the revision rises with each note, the epoch is new when everything is
+-- KEYS[1]  as text: epoch, which is new when everything is; revision, which rises with each note; floor, the last revision of a
+--          note that was taken away and forgotten; horizon, the latest time of these (µs); how many notes there are
 -- KEYS[2]  ID → revision
 -- KEYS[3]  text → revision; a text is: time of the note (µs), its end, 1 if it was taken away or 0, its ID, what it says
--- KEYS[4]  ID → end, of those in force
--- KEYS[5]  ID → end, of those that were taken away
+-- KEYS[4]  ID → end, of those that were not taken away
+-- KEYS[5]  ID → revision, of those that were taken away
 -- KEYS[6]  name of a replica → when it was last here (ms)
 -- KEYS[7]  what operators did, as text → when (µs); the last ones
 --
 -- ARGV[1]  what to do
 --   poll   ARGV[2..5]: epoch and revision that are known, the most texts to return, name of a replica that is here or ''
---          result: epoch, revision of the last text returned, or of all, 1 if there are more, how many are held, texts
---   put    ARGV[2..4]: epoch if there is none yet, the most notes in force, 1 if notes are put back or 0; then for each note:
---          ID, end, 1 if it is taken away or 0, time it was made if it is put back, what it says
+--          result: epoch, revision of the last text returned, or of all, floor, horizon, 1 if there are more, 1 if some were
+--          lost, texts
+--   put    ARGV[2..5]: epoch if there is none yet, the most notes in force, 1 if notes are put back or 0, a horizon to put back
+--          or 0; then for each note: ID, end, 1 if it is taken away or 0, time it was made if it is put back, what it says
 --          result: time of each note; or 'full', and nothing is changed. A note that is put back changes nothing where
 --          there is a later one, and is kept even if there are too many.
 --   here   result: names of the replicas that were here in the last 5 s
@@ -27,8 +30,8 @@ local now = time[1] * 1000000 + time[2]
 local function text(n) return string.format('%.0f', n) end
 local function ms(n) return text(math.floor(n / 1000)) end
 
-local epoch, revision = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)$')
-revision = tonumber(revision or 0)
+local epoch, revision, floor, horizon, count = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+) (%d+) (%d+) (%d+)$')
+revision, floor, horizon, count = tonumber(revision or 0), tonumber(floor or 0), tonumber(horizon or 0), tonumber(count or 0)
 
 if ARGV[1] == 'poll' then
   local most, name = tonumber(ARGV[4]), ARGV[5]
@@ -45,7 +48,7 @@ if ARGV[1] == 'poll' then
       more, revision = 1, tonumber(found[#found])
     end
   end
-  return {epoch or '', text(revision), more, redis.call('ZCARD', KEYS[3]), out}
+  return {epoch or '', text(revision), text(floor), text(horizon), more, redis.call('ZCARD', KEYS[3]) == count and 0 or 1, out}
 end
 
 if ARGV[1] == 'here' then
@@ -80,43 +83,63 @@ local function forget(id)
   redis.call('ZREM', KEYS[5], id)
 end
 
+-- made_at returns when the note of a revision was made, or −1 if there is none that can be read.
+local function made_at(at)
+  return tonumber(string.match(redis.call('ZRANGEBYSCORE', KEYS[3], at, at)[1] or '', '^%d+') or -1)
+end
+
 -- If keys were evicted one by one, everything begins anew, and replicas put back what they know.
 local held = redis.call('ZCARD', KEYS[2])
-if not epoch or held ~= redis.call('ZCARD', KEYS[3]) or held ~= redis.call('ZCARD', KEYS[4]) + redis.call('ZCARD', KEYS[5]) then
+if not epoch or held ~= count or held ~= redis.call('ZCARD', KEYS[3]) or held ~= redis.call('ZCARD', KEYS[4]) + redis.call('ZCARD', KEYS[5]) then
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-  epoch, revision = ARGV[2], 0
+  epoch, revision, floor, horizon = ARGV[2], 0, 0, 0
 end
 
--- What ended more than a day ago, by this clock, is swept, a few at a time.
-for k = 4, 5 do
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[k], '-inf', ms(now - 86400000000), 'LIMIT', '0', '100')) do forget(id) end
-end
-
-local most, back = tonumber(ARGV[3]), ARGV[4] == '1'
+local most, back, raised = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5])
 if not back then
   local new = 0
-  for i = 5, #ARGV, 5 do
-    if ARGV[i + 2] == '0' and not redis.call('ZSCORE', KEYS[4], ARGV[i]) then new = new + 1 end
+  for i = 6, #ARGV, 5 do
+    local ends = ARGV[i + 2] == '0' and redis.call('ZSCORE', KEYS[4], ARGV[i])
+    if ARGV[i + 2] == '0' and (not ends or tonumber(ends) * 1000 <= now) then new = new + 1 end
   end
-  if new > 0 and #redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. ms(now), '+inf') + new > most then return 'full' end
+  if new > most or new > 0 and redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. ms(now), '+inf', 'LIMIT', text(most - new), '1')[1] then
+    return 'full'
+  end
+end
+
+-- Of what has ended the last 1,000 stay, for a day by this clock, since by other clocks it may not have ended. The rest is swept,
+-- a few at a time.
+local ended = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ms(now), 'WITHSCORES', 'LIMIT', '0', '1200')
+local more = #ended / 2 - 1000
+for i = 1, math.min(#ended / 2, 200) do
+  if i <= more or ended[2 * i] * 1000 < now - 86400000000 then forget(ended[2 * i - 1]) end
 end
 
 local times = {}
-for i = 5, #ARGV, 5 do
+for i = 6, #ARGV, 5 do
   local id, ends, gone, made, says = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
-  local at, before = redis.call('ZSCORE', KEYS[2], id), -1
-  if at then
-    before = tonumber(string.match(redis.call('ZRANGEBYSCORE', KEYS[3], at, at)[1] or '', '^%d+') or -1)
-  end
-  if back then made = tonumber(made) else made = math.max(now, before + 1) end
-  if made > before then
+  local at = redis.call('ZSCORE', KEYS[2], id)
+  local before = at and made_at(at) or -1
+  if back then made = tonumber(made) else made = math.max(now, before + 1, horizon + 1) end
+  if made > before and not (back and not at and made <= horizon) then
     forget(id)
     revision = revision + 1
     redis.call('ZADD', KEYS[2], text(revision), id)
     redis.call('ZADD', KEYS[3], text(revision), table.concat({text(made), ends, gone, id, says}, ' '))
-    redis.call('ZADD', KEYS[gone == '1' and 5 or 4], ends, id)
+    if gone == '1' then redis.call('ZADD', KEYS[5], text(revision), id) else redis.call('ZADD', KEYS[4], ends, id) end
   end
   times[#times + 1] = text(made)
 end
-redis.call('SET', KEYS[1], epoch .. ' ' .. text(revision))
+if back then horizon = math.max(horizon, raised) end
+
+-- Of those that were taken away the last 1,000 stay.
+local over = redis.call('ZCARD', KEYS[5]) - 1000
+if over > 0 then
+  local first = redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', '+inf', 'WITHSCORES', 'LIMIT', '0', text(over))
+  for i = 1, #first, 2 do
+    floor, horizon = math.max(floor, tonumber(first[i + 1])), math.max(horizon, made_at(first[i + 1]))
+    forget(first[i])
+  end
+end
+redis.call('SET', KEYS[1], table.concat({epoch, text(revision), text(floor), text(horizon), text(redis.call('ZCARD', KEYS[3]))}, ' '))
 return times
