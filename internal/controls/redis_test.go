@@ -215,9 +215,11 @@ func many(t *testing.T, c *Controls, key string, n int, span time.Duration) (ids
 		}
 		notes, ids = append(notes, note), append(ids, w.ID)
 	}
-	if err := c.ask(t.Context(), func(ctx context.Context) error { return c.put(ctx, notes) }); err != nil {
-		t.Fatal(err)
-	}
+	var err error
+	testkit.Eventually(t, "they are put in force", func() bool { // again if Redis took too long
+		err = c.ask(t.Context(), func(ctx context.Context) error { return c.put(ctx, notes) })
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
 	return ids
 }
 

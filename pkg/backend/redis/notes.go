@@ -29,6 +29,7 @@ type Notes struct {
 	keys    [7]string
 	name    string // of this process
 	atOnce  int    // how many notes are read in one call: fewer after an error, since the link may be slow
+	more    bool   // there were more than the last call read
 	link    *link  // nil if there is no connection
 	renewed int64  // of the node, when link was opened
 }
@@ -57,11 +58,13 @@ func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (bac
 	name := ""
 	if beat {
 		name = n.name
-	} else if same, ok := n.same(ctx, since); ok {
-		return same, nil
+	} else if !n.more {
+		if same, ok := n.same(ctx, since); ok {
+			return same, nil
+		}
 	}
 	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(n.atOnce), name)
-	if err != nil {
+	if n.more = false; err != nil {
 		n.atOnce = max(1, n.atOnce/4)
 		return backend.Notes{}, err
 	}
@@ -83,7 +86,7 @@ func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (bac
 		return out, errNotesReply
 	}
 	out.Version, out.More, out.Lost = version, more == 1, lost == 1
-	out.Version.Run = n.link.server.run
+	out.Version.Run, n.more = n.link.server.run, out.More
 	for _, t := range texts {
 		text, _ := t.(string)
 		if note, err := parseNote([]byte(text)); err == nil { // what no script wrote must not hide the others
