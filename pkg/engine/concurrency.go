@@ -3,11 +3,16 @@ package engine
 // Concurrency counts slots held at the same time: a cost of n takes n slots, giving back n releases them, and a slot
 // that nobody releases is free again after the window. Slots with an owner belong to that owner alone: a take with cost
 // n means that the owner holds at least n slots, and renews all of its slots.
+//
+// Slots have a clock of their own, which does not go back: it is ahead of the caller's by State.full, and where that one
+// went back, it goes on from the last time that the state knows of, which is State.at. So slots are held for as long as
+// they were to be held then, and moving them takes no walk through them.
 
 // slotsView is the state of a concurrency limit as seen at a given time.
 type slotsView struct {
 	*slots
 
+	now  Micros // by the clock of the slots
 	dead uint64 // slots that have ended, which come first
 	held uint64 // slots that have not
 	mine index  // the caller's group, if it has one that has not ended
@@ -16,33 +21,18 @@ type slotsView struct {
 
 func (l *Limit) viewSlots(s *State, a *ask) slotsView {
 	if a.now >= s.expires {
-		return slotsView{}
+		return slotsView{now: a.now}
 	}
-	v := slotsView{slots: &s.more.slots}
-	if s.at > a.now {
-		v.slots = v.arrived(a.now)
-	}
-	v.dead = v.over(a.now)
+	v := slotsView{slots: &s.more.slots, now: max(a.now+s.full, s.at)}
+	v.dead = v.over(v.now)
 	v.held = v.all() - v.dead
 	if a.owner == "" {
 		return v
 	}
-	if mine := v.find(a.owner, 0, 0); mine > 0 && v.at(mine).end > a.now {
+	if mine := v.find(a.owner, 0, 0); mine > 0 && v.at(mine).end > v.now {
 		v.mine, v.own = mine, uint64(v.at(mine).n)
 	}
 	return v
-}
-
-// arrived returns a copy in which slots that were taken in the future, before the clock went back, are as if they had
-// been taken now, without those that have ended then.
-func (s *slots) arrived(now Micros) *slots {
-	return s.clone(func(g *group) bool {
-		if g.taken > now {
-			g.end -= g.taken - now
-			g.taken = now
-		}
-		return g.end > now
-	})
 }
 
 // left returns how many slots the caller may hold in all, including those it holds already.
@@ -61,7 +51,7 @@ func (v *slotsView) room(l *Limit, a *ask) uint64 {
 // whole returns when the last slot is free.
 func (v *slotsView) whole() Micros {
 	if v.held == 0 {
-		return 0
+		return v.now
 	}
 	return v.last()
 }
@@ -84,21 +74,19 @@ func (v *slotsView) freed(n uint64) Micros {
 	return v.at(i).end
 }
 
-// settleSlots drops from s what has ended, and moves what is from the future to now.
+// settleSlots drops from s what has ended, and takes note of how far the clock went back.
 func (l *Limit) settleSlots(s *State, a *ask) {
 	v := l.viewSlots(s, a)
 	if v.held == 0 {
 		*s = State{}
 		return
 	}
-	s.n, s.expires = v.held, v.whole()
-	if s.at > a.now {
-		s.more.slots, s.at = *v.slots, a.now
-		return
-	}
-	for i := v.first(byEnd); v.at(i).end <= a.now; i = v.first(byEnd) {
+	for i := v.first(byEnd); v.at(i).end <= v.now; i = v.first(byEnd) {
+		s.at = max(s.at, v.at(i).end)
 		v.remove(i)
 	}
+	s.n, s.full = v.held, v.now-a.now
+	s.expires = v.last() - s.full
 }
 
 // hold gives the caller n more slots that end at the given time and, if it is an owner, renews those that it has. It
@@ -109,17 +97,17 @@ func (v *slotsView) hold(s *State, a *ask, n uint64, end Micros) {
 	}
 	q := &s.more.slots
 	s.n += n
-	s.at = max(s.at, a.now)
+	s.at = v.now
 	if v.mine > 0 {
 		end = max(end, q.at(v.mine).end)
-		q.renew(v.mine, a.now, end)
+		q.renew(v.mine, v.now, end)
 		q.resize(v.mine, v.own+n)
-	} else if same := q.find(a.owner, end, a.now); same > 0 && a.owner == "" {
+	} else if same := q.find(a.owner, end, v.now); same > 0 && a.owner == "" {
 		q.resize(same, uint64(q.at(same).n)+n)
 	} else {
-		q.add(group{taken: a.now, end: end, n: uint16(n), owner: a.owner})
+		q.add(group{taken: v.now, end: end, n: uint16(n), owner: a.owner})
 	}
-	s.expires = max(s.expires, end)
+	s.expires = max(s.expires, end-s.full)
 }
 
 func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
@@ -135,15 +123,15 @@ func (l *Limit) takeSlots(s *State, a *ask, d *Decision) (refuses bool) {
 			n = left(a.cost, v.own)
 			d.Renewed = a.cost - n
 		}
-		v.hold(s, a, n, a.now+l.Window)
+		v.hold(s, a, n, v.now+l.Window)
 		v = l.viewSlots(s, a)
 	}
-	d.ResetAfter = until(v.whole(), a.now)
+	d.ResetAfter = until(v.whole(), v.now)
 	switch {
 	case refuses && a.cost > l.Hits:
 		d.RetryAfter = d.ResetAfter
 	case refuses:
-		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), a.now)
+		d.RetryAfter = until(v.freed(left(v.held-v.own+a.cost, l.Hits)), v.now)
 	}
 	return refuses
 }
@@ -155,7 +143,7 @@ func (l *Limit) giveSlots(s *State, a *ask, n uint64) Decision {
 		release(s, a.owner, n)
 	}
 	v := l.viewSlots(s, a)
-	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), a.now)}
+	return Decision{Left: v.left(l), ResetAfter: until(v.whole(), v.now)}
 }
 
 // release removes up to n slots of an owner or, without one, of those without an owner that end first.
@@ -186,5 +174,5 @@ func release(s *State, owner string, n uint64) {
 		*s = State{}
 		return
 	}
-	s.expires = q.last()
+	s.expires = q.last() - s.full
 }

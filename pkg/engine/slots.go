@@ -103,18 +103,14 @@ func (s *slots) remove(i index) {
 	s.free = i
 	s.count--
 	if len(s.nodes) > 64 && len(s.nodes) > 8*int(s.count) {
-		*s = *s.clone(func(*group) bool { return true })
+		*s = *s.clone()
 	}
 }
 
-// clone returns a copy without the groups for which keep, which may change them, returns false.
-func (s *slots) clone(keep func(*group) bool) *slots {
+// clone returns a copy that has no free nodes.
+func (s *slots) clone() *slots {
 	c := &slots{nodes: make([]group, 0, s.count)}
-	s.each(s.roots[byEnd], func(g group) {
-		if keep(&g) {
-			c.add(g)
-		}
-	})
+	s.each(s.roots[byEnd], c.add)
 	return c
 }
 

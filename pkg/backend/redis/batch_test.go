@@ -177,7 +177,7 @@ func TestBatchIsShort(t *testing.T) {
 		mode backend.Mode
 		keys int
 		want int64
-	}{{backend.Take, 1, 100}, {backend.Take, 100, few}, {backend.Reset, 100, 1}} {
+	}{{backend.Take, 1, 100}, {backend.Take, 100, few}, {backend.Reset, 100, few}} {
 		var longest atomic.Int64
 		observe := func(r remote.Batch) {
 			for n := longest.Load(); int64(r.Ops) > n && !longest.CompareAndSwap(n, int64(r.Ops)); n = longest.Load() {

@@ -200,7 +200,6 @@ const (
 	perRun       = 200 // hits to a µs
 	perSlot      = 30
 	gatedTimes   = 4 // a take behind a penalty looks up to three times before it spends
-	resetTimes   = 8 // a reset frees all that a counter consists of, which of 10,000 holders are 10,000 fields
 )
 
 // weight returns what op costs Redis, in µs.
@@ -211,9 +210,6 @@ func weight(op *backend.Op) int {
 	}
 	if op.Penalty != nil {
 		weight *= gatedTimes
-	}
-	if op.Mode == backend.Reset {
-		weight *= resetTimes
 	}
 	return weight
 }

@@ -5,9 +5,9 @@
 
 -- What follows the key, for commands that change nothing with it.
 local rest = {
-  DECRBY = {'x'}, DEL = {}, GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
+  DECRBY = {'x'}, GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
   LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'}, MGET = {}, PEXPIRE = {'x'},
-  SET = {'x', 'y'}, SETRANGE = {'x', 'y'},
+  SET = {'x', 'y'}, SETRANGE = {'x', 'y'}, UNLINK = {},
 }
 -- The same for commands that are called only if the key holds a text or is out of reach, because they would create it.
 local creates = {RPUSH = {'x'}}
@@ -36,6 +36,6 @@ for i = 2, #ARGV do
     allowed(name, key, unpack(creates[name]))
   end
 end
-if made.ok then redis.pcall('DEL', key) end
+if made.ok then redis.pcall('UNLINK', key) end
 if keys then denied[#denied + 1] = '~' end
 return denied

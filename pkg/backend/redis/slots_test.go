@@ -3,12 +3,12 @@ package redis
 import (
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -84,11 +84,13 @@ func TestManySlots(t *testing.T) {
 func TestF28_SlotsCostLittle(t *testing.T) {
 	const most, calls = 10_000, 100
 	s := redistest.Start(t)
-	p := newPlain(t, s, nil)
+	now := engine.Micros(1_800_000_000_000_000)
+	p := newPlain(t, s, func() engine.Micros { return now })
 	limits := engine.Limits{{Algorithm: engine.Concurrency, Hits: most, Window: 60 * minute}}
 	play := func(op backend.Op, owner func(i int) string, keys, n int) {
 		t.Helper()
 		for from := 0; from < n; from += calls {
+			now++
 			ops := make([]backend.Op, min(calls, n-from))
 			for i := range ops {
 				ops[i] = op
@@ -134,40 +136,48 @@ func TestF28_SlotsCostLittle(t *testing.T) {
 	none := least(flush, func(int) { play(cost(backend.Take, 1), ann, calls, calls) })
 	for _, owner := range []func(int) string{holder, nobody} {
 		flush()
-		empty := usedMemory(t, p)
+		empty := p.info(t, "memory", "used_memory")
 		play(cost(backend.Take, 1), owner, 1, most)
-		if used := usedMemory(t, p) - empty; used > 200*most {
+		if used := p.info(t, "memory", "used_memory") - empty; used > 200*most {
 			t.Errorf("%d holders take %d bytes each", most, used/most)
 		}
 		for _, of := range []struct {
 			name string
 			op   backend.Op
 			who  func(int) string
+			back engine.Micros
 		}{
-			{"a look", cost(backend.Look, 1), other},
-			{"a renewal", cost(backend.Take, 1), owner},
-			{"a refusal", cost(backend.Take, 1), other},
-			{"a refusal of half", cost(backend.Take, most/2), other},
-			{"a refusal of all", cost(backend.Take, most), other},
-			{"a release", cost(backend.Give, 1), owner},
-			{"a take", cost(backend.Take, 1), other},
-			{"a release by nobody", cost(backend.Give, 1), nobody},
+			{"a look", cost(backend.Look, 1), other, 0},
+			{"a renewal", cost(backend.Take, 1), owner, 0},
+			{"a refusal", cost(backend.Take, 1), other, 0},
+			{"a refusal of half", cost(backend.Take, most/2), other, 0},
+			{"a refusal of all", cost(backend.Take, most), other, 0},
+			{"a look after the clock went back", cost(backend.Look, 1), other, second},
+			{"a refusal after the clock went back", cost(backend.Take, 1), other, second},
+			{"a renewal after the clock went back", cost(backend.Take, 1), owner, second},
+			{"a release", cost(backend.Give, 1), owner, 0},
+			{"a take", cost(backend.Take, 1), other, 0},
+			{"a release by nobody", cost(backend.Give, 1), nobody, 0},
 		} {
-			if took := least(func() {}, func(run int) {
+			if took := least(func() { now -= of.back }, func(run int) {
 				play(of.op, func(i int) string { return of.who(i + run*calls) }, 1, calls)
 			}); took > 10*none {
 				t.Errorf("%s costs %v with %d holders, and a take %v with none", of.name, took/calls, most, none/calls)
 			}
 		}
+		freed := p.info(t, "memory", "lazyfreed_objects")
+		play(cost(backend.Reset, 0), nobody, 1, 1)
+		testkit.Eventually(t, "Redis frees what a reset removed aside from its calls", func() bool {
+			return p.info(t, "memory", "lazyfreed_objects") > freed
+		})
 	}
 }
 
-// usedMemory returns the memory that Redis uses for all that it holds.
-func usedMemory(t *testing.T, p *plain) (bytes int64) {
+// info returns a number that Redis says of itself.
+func (p *plain) info(t *testing.T, section, name string) (n int64) {
 	t.Helper()
-	_, rest, _ := strings.Cut(p.client.Info(t.Context(), "memory").Val(), "used_memory:")
-	if _, err := fmt.Sscan(rest, &bytes); err != nil {
+	if _, err := fmt.Sscan(infoField(p.client.Info(t.Context(), section).Val(), name), &n); err != nil {
 		t.Fatal(err)
 	}
-	return bytes
+	return n
 }

@@ -34,7 +34,7 @@ func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	case engine.TokenBucket, engine.LeakyBucket:
 		c.bucket = c.bucket.at(l, now, c.seen())
 	case engine.Concurrency:
-		c.slots = c.slots.at(now)
+		c.slots = c.slots.asOf(now)
 	}
 	return &c
 }
@@ -128,11 +128,10 @@ func (c *counter) fits(l *engine.Limit, cost uint64, owner string) bool {
 		return l.Hits > 0 && c.bucket.fits(l, cost)
 	case engine.Concurrency:
 	}
-	others := c.slots.others(owner)
-	if own := uint64(len(c.slots)) - others; l.Hits > 0 && cost <= own {
+	if l.Hits > 0 && cost <= c.slots.own(owner) {
 		return true // it needs no further slots
 	}
-	return others+cost <= l.Hits
+	return c.slots.others(owner)+cost <= l.Hits
 }
 
 // capacity returns the largest cost that can ever be admitted.

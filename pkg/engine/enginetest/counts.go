@@ -170,25 +170,38 @@ type slot struct {
 	owner      string
 }
 
-// slots are the slots in use.
-type slots []slot
+// slots are the slots in use, as of the last time that is known to have come: of a take, or at which one of them ended.
+type slots struct {
+	all []slot
+	at  engine.Micros
+}
 
-func (s slots) at(now engine.Micros) slots {
-	var live slots
-	for _, x := range s {
-		if future := x.taken - now; future > 0 {
-			x.taken, x.end = now, x.end-future
-		}
+// asOf returns s as it is now. Where the clock went back, all moves with it.
+func (s slots) asOf(now engine.Micros) slots {
+	moved := max(0, s.at-now)
+	after := slots{at: s.at - moved}
+	for _, x := range s.all {
+		x.taken, x.end = x.taken-moved, x.end-moved
 		if now < x.end {
-			live = append(live, x)
+			after.all = append(after.all, x)
+		} else {
+			after.at = max(after.at, x.end)
 		}
 	}
-	return live
+	return after.orNone()
+}
+
+// orNone returns s, or nothing if no slot is in use.
+func (s slots) orNone() slots {
+	if len(s.all) == 0 {
+		return slots{}
+	}
+	return s
 }
 
 func (s slots) whole() engine.Micros {
 	end := engine.Micros(0)
-	for _, x := range s {
+	for _, x := range s.all {
 		end = max(end, x.end)
 	}
 	return end
@@ -196,7 +209,7 @@ func (s slots) whole() engine.Micros {
 
 // others returns how many slots are held by others than owner; if owner is empty, all of them are.
 func (s slots) others(owner string) (n uint64) {
-	for _, x := range s {
+	for _, x := range s.all {
 		if owner == "" || x.owner != owner {
 			n++
 		}
@@ -204,31 +217,35 @@ func (s slots) others(owner string) (n uint64) {
 	return n
 }
 
+// own returns how many slots are held by owner.
+func (s slots) own(owner string) uint64 { return uint64(len(s.all)) - s.others(owner) }
+
 // take takes n slots. If there is an owner, it holds at least n slots afterwards, and none of its slots ends before end.
 func (s slots) take(n uint64, owner string, now, end engine.Micros) (after slots, renewed uint64) {
-	own := uint64(len(s)) - s.others(owner)
-	after = slices.Clone(s)
-	for i := range after {
-		if owner != "" && after[i].owner == owner {
-			end = max(end, after[i].end) // they all end at the same time
-			after[i].taken, after[i].end = now, end
+	own := s.own(owner)
+	after = slots{all: slices.Clone(s.all), at: now}
+	for i := range after.all {
+		if x := &after.all[i]; owner != "" && x.owner == owner {
+			end = max(end, x.end) // they all end at the same time
+			x.taken, x.end = now, end
 		}
 	}
 	for range minus(n, own) {
-		after = append(after, slot{now, end, owner})
+		after.all = append(after.all, slot{now, end, owner})
 	}
 	return after, min(n, own)
 }
 
 // give releases n slots of an owner, or n without an owner, beginning with those that end first.
 func (s slots) give(n uint64, owner string) slots {
-	s = slices.Clone(s)
-	slices.SortStableFunc(s, func(a, b slot) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.taken, b.taken)) })
-	return slices.DeleteFunc(s, func(x slot) bool {
+	all := slices.Clone(s.all)
+	slices.SortStableFunc(all, func(a, b slot) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.taken, b.taken)) })
+	s.all = slices.DeleteFunc(all, func(x slot) bool {
 		if x.owner != owner || n == 0 {
 			return false
 		}
 		n--
 		return true
 	})
+	return s.orNone()
 }

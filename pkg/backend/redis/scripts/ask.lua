@@ -33,7 +33,7 @@ local function whole(x, most) return x % 1 == 0 and x >= 0 and x <= most end
 
 -- forget makes Redis forget a state that counts as absent, if anything may be written.
 local function forget(key)
-  if a.write or a.mode > 3 then redis.call('DEL', key) end
+  if a.write or a.mode > 3 then redis.call('UNLINK', key) end
 end
 
 -- fit returns how many of the wanted takes fit into left hits.

@@ -61,7 +61,7 @@ while pos <= length do
           answer(false, done)
         end
       else
-        if state == spent then redis.call('DEL', key) elseif used then redis.call('DECRBY', key, by) end
+        if state == spent then redis.call('UNLINK', key) elseif used then redis.call('DECRBY', key, by) end
         one(cost, count, key, 0, hits, window, 0, counts)
       end
     end

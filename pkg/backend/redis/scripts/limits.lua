@@ -52,7 +52,7 @@ local function give()
 end
 
 local function reset()
-  for i = 1, #limits do redis.call('DEL', limits[i].key) end
+  for i = 1, #limits do redis.call('UNLINK', limits[i].key) end
   local d = give()
   d[1] = 1
   return d

@@ -91,7 +91,7 @@ end
 -- If keys were evicted one by one, everything begins anew, and replicas put back what they know.
 local held = redis.call('ZCARD', KEYS[2])
 if not epoch or held ~= count or held ~= redis.call('ZCARD', KEYS[3]) or held ~= redis.call('ZCARD', KEYS[4]) + redis.call('ZCARD', KEYS[5]) then
-  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+  redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
   epoch, revision, floor, horizon = ARGV[2], 0, 0, 0
 end
 

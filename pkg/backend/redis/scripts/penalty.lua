@@ -96,7 +96,7 @@ end
 local function reset_gated()
   local runs = left()
   if a.mode == 5 and runs > 0 then return refuse(give(), runs) end
-  redis.call('DEL', gate.key)
+  redis.call('UNLINK', gate.key)
   return reset()
 end
 

@@ -166,7 +166,7 @@ families[2] = function()
       _, _, sum = run(l, past - 1)
       redis.call('LTRIM', l.key, '0', str(past - 1))
     else
-      redis.call('DEL', l.key)
+      redis.call('UNLINK', l.key)
     end
     v.at, v.n = v.tick, v.sum - sum
     write_last(l, v, false)
@@ -177,7 +177,7 @@ families[2] = function()
   local function settle(l, v)
     if not v.any then return end
     if now >= v.gone then
-      redis.call('DEL', l.key)
+      redis.call('UNLINK', l.key)
       v.any, v.at, v.n, v.sum, v.before, v.base = false, -1, 0, 0, 0, 0
       v.longest, v.most = l.window, l.hits
       return
@@ -195,7 +195,7 @@ families[2] = function()
 
   -- start_over makes one run of what counts, as if all of it had been spent now, so that sums stay exact.
   local function start_over(l, v)
-    redis.call('DEL', l.key)
+    redis.call('UNLINK', l.key)
     v.at, v.n, v.sum, v.before, v.base, v.first, v.any, l.sum = v.tick, v.used, v.used, 0, 0, 0, false, MOST
     if v.used > 0 then write_last(l, v, false) end
   end
@@ -237,7 +237,7 @@ families[2] = function()
   -- remove removes the oldest hits of those that count.
   local function remove(l, v, hits)
     if hits == v.sum - v.base or redis.call('LLEN', l.key) > WALK then
-      redis.call('DEL', l.key)
+      redis.call('UNLINK', l.key)
       return
     end
     local low = find(l, v.first, function(_, _, sum) return sum - v.before > hits end)
@@ -256,7 +256,7 @@ families[2] = function()
     local state = redis.call('LINDEX', l.key, '0')
     local at, _, sum = run(l, 0)
     if sum == 0 then
-      redis.call('DEL', l.key)
+      redis.call('UNLINK', l.key)
       return
     end
     redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - v.before - hits, sum) .. string.sub(state, 25))
