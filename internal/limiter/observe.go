@@ -35,7 +35,7 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		watched = l.config.Watch.Watched()
 	)
 	if drawn {
-		weight, every = l.config.Top.Draw(&p.sampler, r.most())
+		weight, every = l.config.Top.Draw(&p.sampler, r.most(), len(r.Descriptors))
 	}
 	if weight == 0 && !watched {
 		return

@@ -113,9 +113,9 @@ func (s *Sampler) Passes(hits uint64) bool {
 	return true
 }
 
-// Draw decides about a request for hits that Passes did not skip. What is drawn must be multiplied by weight, and stands for one
-// in every hits; if weight is 0 the request is not looked at after all.
-func (t *Top) Draw(s *Sampler, hits uint64) (weight float64, every uint32) {
+// Draw decides about a request for hits that Passes did not skip, and that has so many descriptors. What is drawn must be
+// multiplied by weight, and stands for one in every hits; if weight is 0 the request is not looked at after all.
+func (t *Top) Draw(s *Sampler, hits uint64, descriptors int) (weight float64, every uint32) {
 	if s.every == 0 {
 		if s.draw(t.every.Load()); s.Passes(hits) {
 			return 0, 0
@@ -125,7 +125,7 @@ func (t *Top) Draw(s *Sampler, hits uint64) (weight float64, every uint32) {
 	if every > 1 {
 		weight = -1 / math.Expm1(float64(hits)*math.Log1p(-1/float64(every)))
 	}
-	s.draw(t.paced())
+	s.draw(t.paced(descriptors))
 	return weight, every
 }
 
@@ -137,12 +137,12 @@ func (s *Sampler) draw(every uint32) {
 	}
 }
 
-// paced notes that a request is looked at, and returns of how many hits one is to be looked at from now on.
-func (t *Top) paced() uint32 {
+// paced notes that n descriptors are looked at, and returns of how many hits one is to be looked at from now on.
+func (t *Top) paced(n int) uint32 {
 	now := time.Now()
 	t.pace.Lock()
 	defer t.pace.Unlock()
-	t.pace.drawn++
+	t.pace.drawn += n
 	every := float64(t.every.Load())
 	switch since := now.Sub(t.pace.since); {
 	case since >= time.Second:

@@ -36,7 +36,7 @@ func (s *stream) ask(rule, user string, hits, refused uint64) {
 	if s.sampler.Passes(hits) {
 		return
 	}
-	weight, every := s.Draw(&s.sampler, hits)
+	weight, every := s.Draw(&s.sampler, hits, 1)
 	if weight == 0 {
 		return
 	}
@@ -203,6 +203,28 @@ func checkZipf(t *testing.T, a top.Answer, by top.Ranking, truth []float64) {
 			t.Errorf("customer-%d is missing with %v hits, and at most %v may", k, truth[k], a.Missing[by])
 		}
 	}
+}
+
+// TestWideRequests: what is looked at is bounded by descriptors, of which a request may have many.
+func TestWideRequests(t *testing.T) {
+	const wide, rate, seconds = 96, 2000, 20
+	synctest.Test(t, func(t *testing.T) {
+		s, looked := newStream(), 0
+		for second := range seconds {
+			for range rate {
+				time.Sleep(time.Second / rate)
+				if s.sampler.Passes(1) {
+					continue
+				}
+				if weight, _ := s.Draw(&s.sampler, 1, wide); weight > 0 && second >= seconds/2 { // then the pace is found
+					looked += wide
+				}
+			}
+		}
+		if got := looked / (seconds / 2); got < 500 || got > 2000 {
+			t.Errorf("%d descriptors are looked at in a second, want about 1000", got)
+		}
+	})
 }
 
 // Whatever is asked for, it fits in 10 MB: here many rules, each with descriptors that never come again, are long, and
