@@ -60,10 +60,10 @@ func (l *Limiter) HoldN(ctx context.Context, holder string, n int) (*Slot, error
 		return nil, err
 	case !r.OK:
 		return nil, fmt.Errorf("client: no slot is free: %w", ErrOverLimit)
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && r.Limited:
 		return nil, errors.Join(ctx.Err(), s.limiter.GiveBack(context.WithoutCancel(ctx), n))
-	case !r.Limited: // no rule applies, or nobody answered
-		return s, nil
+	case !r.Limited: // no rule applies, or nobody answered: giving back could free somebody else's slot
+		return s, ctx.Err()
 	}
 	s.mu.Lock() // the timer may be quick
 	defer s.mu.Unlock()

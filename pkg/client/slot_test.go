@@ -7,6 +7,11 @@ import (
 	"testing"
 	"time"
 
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
@@ -150,5 +155,31 @@ func TestHoldAbandoned(t *testing.T) {
 	}
 	if r, err := l.Peek(t.Context()); err != nil || r.Remaining != 2 {
 		t.Errorf("slots are left behind: %+v, %v", r, err)
+	}
+}
+
+// TestHoldUnanswered: a caller that leaves while nobody answers gives nothing back, since that would free somebody else's slot.
+func TestHoldUnanswered(t *testing.T) {
+	t.Parallel()
+	desk := client.Pairs("desk", "unanswered")
+	held := shared(t).Limiter(desk)
+	mine := hold(t, held, "")
+	ctx, cancel := context.WithCancel(t.Context())
+	away := grpc.WithUnaryInterceptor(func(ctx context.Context, method string, q, a any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		if ctx.Err() == nil && !q.(*rls.RateLimitRequest).GetDescriptors()[0].GetIsNegativeHits() {
+			cancel()
+			return status.Error(codes.Unavailable, "no server is there")
+		}
+		return next(ctx, method, q, a, conn, o...)
+	})
+	c := connect(t, addr, client.Config{FailOpen: true, Dial: []grpc.DialOption{away}})
+	if _, err := c.Limiter(desk).Hold(ctx, ""); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that has left: %v", err)
+	}
+	if r, err := held.Peek(t.Context()); err != nil || r.Remaining != 1 {
+		t.Errorf("a slot of somebody else is free: %+v, %v", r, err)
+	}
+	if err := mine.Release(); err != nil {
+		t.Error(err)
 	}
 }
