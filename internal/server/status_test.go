@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -82,4 +84,26 @@ func TestDrain(t *testing.T) {
 			t.Errorf("undo=%t while it stops: %v, healthy %t", undo, err, h.OK())
 		}
 	}
+}
+
+// onDemand is where rules come from when they are asked for, and not before.
+type onDemand struct {
+	rulesSource
+
+	load func() error
+}
+
+func (o onDemand) ReloadNow(context.Context) error { return o.load() }
+
+// TestReloadFirst: a server that had no rules says that all of its first ones are new.
+func TestReloadFirst(t *testing.T) {
+	v := inProcess(t)
+	rules := []descriptors.Source{{Name: "a.yaml", Data: []byte("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n")}}
+	v.watcher = onDemand{v.watcher, func() error { return v.loads.Update(rules, nil) }}
+	for _, want := range []int{2, 0} {
+		if r, err := v.ReloadRules(t.Context(), false); err != nil || len(r.Changes) != want || r.Refused {
+			t.Errorf("%+v, %v; want %d changes", r, err, want)
+		}
+	}
+	testkit.Run(t, v.Run)() // which closes what is open
 }
