@@ -59,42 +59,46 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 		return nil, err
 	}
 	turns := make(chan struct{}, maxHTTP)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = r.WithContext(peer.NewContext(r.Context(), peerOf(r)))
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// Who is not let in takes nobody's turn, and nothing that they send is read.
-		if _, denied := v.access.allow(gatewayed(r), false); denied != nil {
-			w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
-			r.Body = http.NoBody
-			mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), deniedKey{}, denied)))
-			return
-		}
-		if err := readBody(w, r); err != nil {
-			_, m := runtime.MarshalerForRequest(mux, r)
-			failed(r.Context(), mux, m, w, r, err)
-			return
-		}
-		if r.URL.Path == watchPath {
-			watched(mux, w, r)
-			return
-		}
-		select {
-		case turns <- struct{}{}:
-			defer func() { <-turns }()
-			mux.ServeHTTP(w, r)
-		default:
-			http.Error(w, "too many calls of the admin API at once; try again later", http.StatusServiceUnavailable)
-		}
-	}), nil
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, turns, w, r) }), nil
+}
+
+// serveHTTP has mux answer r, when there is a turn for it.
+func (s *Service) serveHTTP(mux *runtime.ServeMux, turns chan struct{}, w http.ResponseWriter, r *http.Request) {
+	ctx := peer.NewContext(r.Context(), peerOf(r))
+	r = r.WithContext(ctx)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	// Who is not let in takes nobody's turn, and nothing that they send is read.
+	if _, denied := s.access.allow(gatewayed(ctx, r), false); denied != nil {
+		w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
+		r.Body = http.NoBody
+		mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, deniedKey{}, denied)))
+		return
+	}
+	if err := readBody(w, r); err != nil {
+		_, m := runtime.MarshalerForRequest(mux, r)
+		failed(ctx, mux, m, w, r, err)
+		return
+	}
+	if r.URL.Path == watchPath {
+		watched(mux, w, r)
+		return
+	}
+	select {
+	case turns <- struct{}{}:
+		defer func() { <-turns }()
+		mux.ServeHTTP(w, r)
+	default:
+		http.Error(w, "too many calls of the admin API at once; try again later", http.StatusServiceUnavailable)
+	}
 }
 
 // deniedKey is the key of a context for the error of a caller who was not let in.
 type deniedKey struct{}
 
-// gatewayed returns the context that the called side sees of a request, as far as it says who calls.
-func gatewayed(r *http.Request) context.Context {
-	return metadata.NewIncomingContext(r.Context(), metadata.MD{"authorization": r.Header.Values("Authorization")})
+// gatewayed returns ctx, of a request, as the called side sees it, as far as it says who calls.
+func gatewayed(ctx context.Context, r *http.Request) context.Context {
+	return metadata.NewIncomingContext(ctx, metadata.MD{"authorization": r.Header.Values("Authorization")})
 }
 
 // readBody reads the body of r, before anything waits for it, and checks what the gateway would not look at.
