@@ -10,7 +10,7 @@ import (
 // TestOutputEverywhere: each command that prints an answer can print it as JSON.
 func TestOutputEverywhere(t *testing.T) {
 	t.Parallel()
-	silent := map[string]bool{"serve": true, "help": true, "completion": true, "bash": true, "fish": true, "powershell": true, "zsh": true}
+	silent := map[string]bool{"serve": true, "help": true, "completion": true, "manpages": true, "bash": true, "fish": true, "powershell": true, "zsh": true}
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
 		if c.Runnable() && !c.Hidden && !silent[c.Name()] && c.HasParent() && c.Flags().Lookup("output") == nil {
