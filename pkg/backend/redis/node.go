@@ -16,6 +16,7 @@ const (
 	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
 	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
 	maxWriters  = 2                      // of a node
+	lateAfter   = time.Millisecond       // how old a batch has to be for a smaller one to follow it
 	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
 
@@ -43,6 +44,9 @@ type node struct {
 	mu      sync.Mutex
 	wake    sync.Cond
 	queue   queue
+	cutAt   time.Time   // when a writer last took from it
+	look    *time.Timer // has a writer look whether what waits is due
+	looks   bool        // it runs
 	ticks   int
 	stopped bool
 }
@@ -50,6 +54,8 @@ type node struct {
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
 	n.wake.L = &n.mu
+	n.look = time.AfterFunc(time.Hour, n.lookAgain)
+	n.look.Stop()
 	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
 		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
 	})
@@ -89,9 +95,39 @@ func (n *node) push(it *item, index int) *remote.Error {
 		return n.breaker.Mute()
 	}
 	n.queue.push(it, index)
+	due := n.due()
 	n.mu.Unlock()
-	n.wake.Signal()
+	if due {
+		n.wake.Signal()
+	}
 	return nil
+}
+
+// due reports whether a writer is to send what waits. While the other one waits for an answer it is to have as much to send
+// as that one had, or the answer to be late: two batches of the same size cost everybody less than a large one and whatever
+// has come since. If not, it sees to it that somebody asks again. n.mu must be held.
+func (n *node) due() bool {
+	queued, sent := n.queue.length.Load(), n.sent.Load()
+	if queued == 0 || queued >= sent {
+		return queued > 0
+	}
+	left := lateAfter - time.Since(n.cutAt)
+	if left > 0 && !n.looks {
+		n.looks = true
+		n.look.Reset(left)
+	}
+	return left <= 0
+}
+
+// lookAgain wakes a writer if what waits is due now.
+func (n *node) lookAgain() {
+	n.mu.Lock()
+	n.looks = false
+	due := n.due()
+	n.mu.Unlock()
+	if due {
+		n.wake.Signal()
+	}
 }
 
 // wait returns how long the last of ops new operations of a call of the given flow would probably wait for its answer,
@@ -121,16 +157,16 @@ func (n *node) drop(it *item) bool {
 	return true
 }
 
-// await waits until something is queued, in which case work is true, there has been a tick since the one in *tick, or
-// the writers are stopped. It updates *tick.
+// await waits until something is due, in which case work is true, there has been a tick since the one in *tick, or the
+// writers are stopped. It updates *tick.
 func (n *node) await(tick *int) (work, stopped bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for n.queue.length.Load() == 0 && n.ticks == *tick && !n.stopped {
+	for !n.due() && n.ticks == *tick && !n.stopped {
 		n.wake.Wait()
 	}
 	*tick = n.ticks
-	return n.queue.length.Load() > 0, n.stopped
+	return n.due(), n.stopped
 }
 
 // tick has idle writers check their connections.
@@ -184,9 +220,11 @@ func (n *node) cut(items []*item) []*item {
 	defer n.mu.Unlock()
 	before := n.queue.length.Load()
 	items = n.queue.cut(items, maxCommands, maxWeight)
-	left := n.queue.length.Load()
-	n.sent.Add(before - left)
-	if left > 0 {
+	if taken := before - n.queue.length.Load(); taken > 0 {
+		n.sent.Add(taken)
+		n.cutAt = time.Now()
+	}
+	if n.due() {
 		n.wake.Signal() // for the other writer
 	}
 	return items

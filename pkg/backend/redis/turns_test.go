@@ -7,10 +7,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // TestWaits: what waits for a node makes new operations wait, once it is known how long one takes.
@@ -41,6 +44,53 @@ func TestWaits(t *testing.T) {
 	wg.Wait()
 	if got := b.Waits()[s.Addr()]; got != 0 {
 		t.Errorf("with nothing ahead operations wait for %v", got)
+	}
+}
+
+// TestEvenBatches: while one writer waits for an answer the other one sends once as much waits as the first has sent, or once
+// the answer is late.
+func TestEvenBatches(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name         string
+		sent, queued int
+		age, want    time.Duration
+	}{
+		{"nothing is under way", 0, 1, 0, 0},
+		{"as much is", 3, 3, 0, 0},
+		{"more is", 3, 2, 0, lateAfter},
+		{"more is, of some time ago", 3, 1, lateAfter / 4, lateAfter - lateAfter/4},
+		{"more is, and late", 3, 1, lateAfter, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := (&pool{config: &Config{}, observer: &remote.Observer{}}).newNode("", nil)
+				push := func(ops int) {
+					for i := range ops {
+						if e := n.push(&item{}, i); e != nil {
+							t.Error(e)
+						}
+					}
+				}
+				push(c.sent)
+				n.cut(nil)
+				time.Sleep(c.age)
+				begin := time.Now()
+				var waited time.Duration
+				go func() {
+					if work, _ := n.await(new(int)); work {
+						waited = time.Since(begin)
+					}
+				}()
+				synctest.Wait()
+				push(c.queued)
+				time.Sleep(time.Second)
+				if synctest.Wait(); waited != c.want {
+					t.Errorf("%d operations were sent after %v, want %v", c.queued, waited, c.want)
+				}
+				_ = n.cut(nil)
+			})
+		})
 	}
 }
 
