@@ -27,8 +27,8 @@ The states of its limits and of its penalty lie under this name with a short suf
 descriptor that is not limited has none, which is an error. CACHE_KEY_PREFIX is put before it; with
 REDIS_KEY_FORMAT=reference it is the name that envoyproxy/ratelimit has for the present window.
 With BACKEND_TYPE=memcache it is the whole name in the present window, and with
-MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. --output json prints an object for each
-descriptor, on one line.
+MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. CACHE_KEY_SECRET_FILE, if the servers
+have it, must be theirs. --output json prints an object for each descriptor, on one line.
 
 ` + descriptorHelp + `
 ` + optionHelp,
@@ -74,7 +74,7 @@ func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string
 		return match.Rule.RateLimits.Limits()[0]
 	}
 	op := backend.Op{
-		Key:    descriptors.Hash(match.AppendName(nil, domain, keys, own)),
+		Key:    f.secret.Hash(match.AppendName(f.secret.Begin(nil), domain, keys, own)),
 		Name:   match.AppendReferenceName(nil, domain, keys, own),
 		Limits: engine.Limits{limit()},
 	}

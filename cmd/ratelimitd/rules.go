@@ -20,12 +20,14 @@ type ruleFlags struct {
 
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
+
+	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
 }
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
 	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
-		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX")
+		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
 	f.store, f.check = s, server.Unsupported(&s)
 	flags := cmd.Flags()
 	flags.BoolVar(&f.merge, "merge", s.Rules.MergeDomains, "several files may hold descriptors of one domain ($MERGE_DOMAIN_CONFIG)")
@@ -98,6 +100,9 @@ func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*
 		}
 		wanted, err := parseDescriptors(args[1:])
 		if err != nil {
+			return err
+		}
+		if flags.secret, err = server.CounterSecret(&flags.store); err != nil {
 			return err
 		}
 		domain, err := flags.domain(p, dir, args[0])

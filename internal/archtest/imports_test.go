@@ -69,6 +69,7 @@ var allowed = map[string]row{
 	"internal/stats/statsd":               {ours: []string{"internal/stats", "internal/throttle"}, third: []string{"golang.org/x/sys/unix"}},
 	"internal/settings":                   {},
 	"internal/task":                       {},
+	"internal/secret":                     {},
 	"internal/throttle":                   {},
 	"internal/archtest":                   {},
 	"internal/imagetest":                  {},
@@ -80,7 +81,7 @@ var allowed = map[string]row{
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/controls", "internal/limiter", "internal/overload", "internal/rls", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"internal/controls", "internal/limiter", "internal/overload", "internal/rls", "internal/secret", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},

@@ -92,7 +92,8 @@ type snapshot struct {
 	rules   []rule                          // by Rule.Index
 	domains map[*descriptors.Domain]*domain // of the set
 
-	referenceNames bool // operations carry the reference's names
+	secret         *descriptors.Secret // of the keys of counters; may be nil
+	referenceNames bool                // operations carry the reference's names
 	onFailure      descriptors.OnFailure
 }
 

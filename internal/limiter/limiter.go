@@ -29,6 +29,8 @@ type Config struct {
 	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 means 1,000
 	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend the name that envoyproxy/ratelimit gives each counter
 
+	Secret *descriptors.Secret // makes the keys of counters, and of holders of slots; nil makes plain hashes
+
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
 	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
@@ -66,7 +68,7 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
 	compiled := l.counts.snapshot(s)
-	compiled.referenceNames, compiled.onFailure = l.config.ReferenceNames, l.config.OnFailure
+	compiled.referenceNames, compiled.onFailure, compiled.secret = l.config.ReferenceNames, l.config.OnFailure, l.config.Secret
 	l.rules.Store(compiled)
 }
 

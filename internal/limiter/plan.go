@@ -186,8 +186,8 @@ func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i 
 	}
 	var key backend.Key
 	if !p.late || t.policy(s.onFailure) == descriptors.FailLocal { // others need no counter now
-		p.text = t.match.AppendName(p.text[:0], d, desc.Entries, t.override)
-		key = descriptors.Hash(p.text)
+		p.text = t.match.AppendName(s.secret.Begin(p.text[:0]), d, desc.Entries, t.override)
+		key = s.secret.Hash(p.text)
 	}
 	t.op = len(p.ops)
 	p.owners = append(p.owners, i)
@@ -205,7 +205,7 @@ func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i 
 	op := &p.ops[t.op]
 	op.Penalty, op.Lease = rule.Penalty, backend.Lease(rule.Lease)
 	if holder, ok := t.match.Holder(desc.Entries); ok {
-		op.Take.Owner = owner(holder)
+		op.Take.Owner = s.owner(p, holder)
 	}
 }
 
@@ -233,6 +233,17 @@ const maxText = 64 << 10
 
 // maxOwner is the length of the longest holder's name that is used as it is.
 const maxOwner = 64
+
+// owner returns the engine's name for a holder, from which nobody learns who that is where there is a secret. What is hashed begins
+// with a zero, which keeps it apart from names of counters: these begin with the length of a domain.
+func (s *snapshot) owner(p *Scratch, holder []byte) string {
+	if s.secret == nil {
+		return owner(holder)
+	}
+	p.text = append(append(s.secret.Begin(p.text[:0]), 0), holder...)
+	key := s.secret.Hash(p.text)
+	return string(key[:])
+}
 
 // owner returns the engine's name for a holder. A long name is replaced by its hash, because a counter may have
 // thousands of holders and clients choose the lengths of their names; the hash is marked and too long to equal a short

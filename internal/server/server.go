@@ -111,6 +111,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.controls = controls.New(v.store.controls(&s, log))
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Controls:        v.controls,
+		Secret:          v.store.secret,
 		Gate:            v.gate,
 		OnFailure:       defaultOnFailure(&s),
 		Local:           v.store.local,

@@ -27,6 +27,8 @@ type store struct {
 	notes controls.Store  // where replicas share controls; nil if there is no such place
 	what  string          // for people
 
+	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+
 	observer *storeObserver                  // of the store; nil if it is this process
 	waits    func() map[string]time.Duration // of its nodes; nil if there are none
 	cached   func() nearcache.Stats          // of the near cache; nil if there is none
@@ -70,6 +72,14 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 	}
 	if v.local == nil {
 		v.local = newMemory(s, r)
+	}
+	keys, err := secretKeys(s)
+	if err != nil {
+		return nil, err
+	}
+	v.secret = counterSecret(keys)
+	if n, ok := v.notes.(markedStore); ok {
+		v.notes = newSealedStore(n, keys, log, h)
 	}
 	return v, nil
 }

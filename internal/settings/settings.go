@@ -85,6 +85,7 @@ type Settings struct {
 		LocalCache    int // 0 is off
 		OnFailure     string
 		KeyPrefix     string
+		KeySecretFile string
 		JitterSeconds int
 		Assumed       bool // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
 	}
@@ -368,7 +369,7 @@ func relations(given, values map[string]string) []error {
 		}
 	}
 	problems = append(problems, checkSinks(given, values)...)
-	return problems
+	return append(problems, checkSecret(given, values)...)
 }
 
 // checkTLS returns what is missing for TLS on the gRPC listener.

@@ -1,6 +1,9 @@
 package settings
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // The backends that variables belong to.
 const (
@@ -33,6 +36,7 @@ func backends(s *Settings) []variable {
 		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
 		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
 		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
+		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which nobody can tell from a store whom its counters, controls and audit are about; not with `reference` as the format of keys (ours)"},
 	}
 }
 
@@ -105,6 +109,16 @@ func memcacheRows(s *Settings) []variable {
 // of reports whether v is used with the given backend.
 func (v *variable) of(backend string) bool {
 	return v.backend == "" || v.backend == backend || v.backend == shared && backend != memory
+}
+
+// checkSecret returns why the names of counters cannot be keyed.
+func checkSecret(given, values map[string]string) []error {
+	format := map[string]string{redis: "REDIS_KEY_FORMAT", memcache: "MEMCACHE_KEY_FORMAT"}[values["BACKEND_TYPE"]]
+	if given["CACHE_KEY_SECRET_FILE"] == "" || given[format] == "" {
+		return nil
+	}
+	return []error{fmt.Errorf("CACHE_KEY_SECRET_FILE is set, and %s=reference keeps counters under names that show the values of requests: "+
+		"unset CACHE_KEY_SECRET_FILE until all servers are ratelimitd, and then %s", format, format)}
 }
 
 // checkMemcache returns what is wrong with the variables that say where memcached is.

@@ -103,10 +103,14 @@ func BenchmarkName(b *testing.B) {
 	d := shapeOf(b, shapes()["values"], 10)
 	e := shapeEntries("values")
 	m := d.Match(e)
-	buf := make([]byte, 0, 256)
-	b.ReportAllocs()
-	for b.Loop() {
-		descriptors.Hash(m.AppendName(buf, d, e, false))
+	for name, secret := range map[string]*descriptors.Secret{"plain": nil, "secret": descriptors.NewSecret([]byte("key"))} {
+		b.Run(name, func(b *testing.B) {
+			buf := make([]byte, 0, 256)
+			b.ReportAllocs()
+			for b.Loop() {
+				secret.Hash(m.AppendName(secret.Begin(buf), d, e, false))
+			}
+		})
 	}
 }
 

@@ -79,6 +79,46 @@ func Hash(name []byte) [16]byte {
 	return [16]byte(sum[:16])
 }
 
+// Secret makes keys of names that only those can make who have it: the first half of an HMAC-SHA-256. A nil Secret makes those of
+// [Hash].
+type Secret struct{ inner, outer [sha256.BlockSize]byte }
+
+// NewSecret returns the Secret of a key.
+func NewSecret(key []byte) *Secret {
+	s := new(Secret)
+	if len(key) > sha256.BlockSize {
+		sum := sha256.Sum256(key)
+		key = sum[:]
+	}
+	copy(s.inner[:], key)
+	s.outer = s.inner
+	for i := range s.inner {
+		s.inner[i] ^= 0x36
+		s.outer[i] ^= 0x5c
+	}
+	return s
+}
+
+// Begin appends to dst what has to stand before a name that is given to Hash, so that it is hashed in one go.
+func (s *Secret) Begin(dst []byte) []byte {
+	if s == nil {
+		return dst
+	}
+	return append(dst, s.inner[:]...)
+}
+
+// Hash returns the key of a name that was appended to what Begin had.
+func (s *Secret) Hash(begun []byte) [16]byte {
+	if s == nil {
+		return Hash(begun)
+	}
+	inner := sha256.Sum256(begun)
+	var whole [sha256.BlockSize + sha256.Size]byte
+	copy(whole[:], s.outer[:])
+	copy(whole[sha256.BlockSize:], inner[:])
+	return Hash(whole[:])
+}
+
 // Identity returns a string that distinguishes the rule from every other one, and is the same in every Set that has the
 // rule. Path alone is ambiguous, because it joins with dots, which domains and keys may contain; here it is preceded by
 // the lengths of its parts.

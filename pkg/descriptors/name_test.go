@@ -2,6 +2,8 @@ package descriptors_test
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"strings"
@@ -129,6 +131,25 @@ func TestG11_LongValues(t *testing.T) {
 	}
 }
 
+// A Secret makes what crypto/hmac does; without one keys are what they were.
+func TestSecret(t *testing.T) {
+	t.Parallel()
+	none := (*descriptors.Secret)(nil)
+	for _, key := range []string{"", "key", strings.Repeat("k", 64), strings.Repeat("k", 65)} {
+		for _, name := range []string{"", "name", strings.Repeat("n", 1000)} {
+			h := hmac.New(sha256.New, []byte(key))
+			h.Write([]byte(name))
+			s := descriptors.NewSecret([]byte(key))
+			if got, want := s.Hash(append(s.Begin(nil), name...)), [16]byte(h.Sum(nil)); got != want {
+				t.Errorf("%.10q of %.10q: %x, want %x", name, key, got, want)
+			}
+			if got, want := none.Hash(append(none.Begin(nil), name...)), descriptors.Hash([]byte(name)); got != want {
+				t.Errorf("%.10q without a secret: %x, want %x", name, got, want)
+			}
+		}
+	}
+}
+
 func TestNamesDoNotAllocate(t *testing.T) {
 	set := mustLoad(t, []byte(`
 domain: shop
@@ -141,13 +162,13 @@ descriptors:
   descriptors: [{key: session, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: concurrency, holder: session}}]
 `))
 	d := set.Domain([]byte("shop"))
-	buf := make([]byte, 0, 1<<17)
+	buf, secret := make([]byte, 0, 1<<17), descriptors.NewSecret([]byte("key"))
 	for _, e := range [][]descriptors.Entry{
 		entries("files", "f/1"), entries("user", strings.Repeat("u", 60<<10)), entries("tenant", "t", "session", "s"), entries("none", "x"),
 	} {
 		allocs := testing.AllocsPerRun(100, func() {
 			m := set.Domain([]byte("shop")).Match(e)
-			descriptors.Hash(m.AppendName(buf, d, e, false))
+			secret.Hash(m.AppendName(secret.Begin(buf), d, e, false))
 			m.AppendMetricKey(buf, d, e)
 			m.Holder(e)
 			d.AppendOverrideMetricKey(buf, e)

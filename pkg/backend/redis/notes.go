@@ -53,6 +53,9 @@ func (b *Backend) Notes() (*Notes, error) {
 	return n, nil
 }
 
+// Mark adds a text to the name of this process among the replicas. It must be called before all other methods.
+func (n *Notes) Mark(text string) { n.name += text }
+
 // Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
 func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error) {
 	name := ""

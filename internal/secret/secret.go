@@ -1,0 +1,201 @@
+// Package secret makes of one file, which all replicas have, what keeps those who read a store from learning whom it is about:
+// the key of the names of counters, and a seal for texts that are kept beside them.
+package secret
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// Bounds of a secret, in bytes.
+const (
+	minSecret = 32
+	maxFile   = 16 << 10
+)
+
+// Keys are what is made of a file. They are safe for concurrent use.
+type Keys struct {
+	// Counters is the key of the names of counters.
+	Counters []byte
+	// Mark is the same for all who have the same secret, and tells nothing else about it.
+	Mark string
+
+	seals []*seal // that of the current secret, and of the previous one, if there is one
+}
+
+// seal is what is made of one secret for texts.
+type seal struct {
+	mark  string
+	box   cipher.AEAD
+	nonce []byte // key that makes nonces
+	name  []byte // key that makes names
+}
+
+// Read reads a file that has a secret, or two, in lines of current: SECRET and previous: SECRET. White space around them, empty
+// lines, and lines that begin with # are no part of them. Errors do not repeat it.
+func Read(file string) (*Keys, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("%s holds more than %d bytes", file, maxFile)
+	}
+	current, previous, err := parse(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return New(current, previous)
+}
+
+// labelled is a line of a file with two secrets.
+var labelled = regexp.MustCompile(`^(current|previous):[ \t]+(\S+)$`)
+
+func parse(text string) (current, previous string, err error) {
+	number, plain := 0, 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		to, value := &current, line
+		if m := labelled.FindStringSubmatch(line); m == nil {
+			plain++
+		} else if value = m[2]; m[1] == "previous" {
+			to = &previous
+		}
+		switch {
+		case *to != "" || plain > 0 && previous != "":
+			return "", "", fmt.Errorf("line %d: the file must have one secret, or one line current: SECRET and one line previous: SECRET", number)
+		case len(value) < minSecret:
+			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as what openssl rand -base64 32 prints", number, len(value), minSecret)
+		}
+		*to = value
+	}
+	switch {
+	case current == "" && previous != "":
+		return "", "", errors.New("there is a previous secret and no current one: write the current one as current: SECRET")
+	case current == "":
+		return "", "", errors.New("the file is empty; write a secret into it, such as what openssl rand -base64 32 prints")
+	case current == previous:
+		return "", "", errors.New("the previous secret is the current one: leave the previous one out")
+	}
+	return current, previous, nil
+}
+
+// New returns the keys of a secret, and with another one that was in use before, which is not empty, reads what was sealed with
+// that.
+func New(current, previous string) (*Keys, error) {
+	now, err := newSeal(current)
+	if err != nil {
+		return nil, err
+	}
+	counters, err := derive(current, "counters")
+	if err != nil {
+		return nil, err
+	}
+	k := &Keys{Counters: counters, Mark: now.mark, seals: []*seal{now}}
+	if previous != "" {
+		before, err := newSeal(previous)
+		if err != nil {
+			return nil, err
+		}
+		k.seals = append(k.seals, before)
+	}
+	return k, nil
+}
+
+// derive returns the key of a secret for one purpose.
+func derive(secret, purpose string) ([]byte, error) {
+	return hkdf.Key(sha256.New, []byte(secret), nil, "ratelimitd "+purpose, 32)
+}
+
+func newSeal(secret string) (*seal, error) {
+	var keys [4][]byte
+	for i, purpose := range []string{"mark", "texts", "nonces", "names"} {
+		var err error
+		if keys[i], err = derive(secret, purpose); err != nil {
+			return nil, err
+		}
+	}
+	block, err := aes.NewCipher(keys[1])
+	if err != nil {
+		return nil, err
+	}
+	box, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, err
+	}
+	return &seal{mark: hex.EncodeToString(keys[0][:4]), box: box, nonce: keys[2], name: keys[3]}, nil
+}
+
+// prefix begins what is sealed: no text that is kept in clear begins so.
+const prefix = "sealed:"
+
+// Sealed reports whether a text is sealed, with whatever secret.
+func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
+
+// Seal returns a text in a form that only those can read, or make, who have the secret. It is printable, and the same each time, so
+// that a text that is kept twice is there once. about is not in it, and must be the same when it is opened.
+func (k *Keys) Seal(text []byte, about string) []byte {
+	s := k.seals[0]
+	nonce := s.mac(s.nonce, about, text)[:s.box.NonceSize()]
+	whole := s.box.Seal(nonce, nonce, text, []byte(about))
+	return base64.RawStdEncoding.AppendEncode([]byte(prefix+s.mark+":"), whole)
+}
+
+// Errors of [Keys.Open].
+var (
+	ErrOther   = errors.New("it was sealed with another secret")
+	ErrSpoiled = errors.New("it is not what was sealed")
+)
+
+// Open returns what [Keys.Seal] was given. Its errors are [ErrOther] and [ErrSpoiled].
+func (k *Keys) Open(sealed []byte, about string) ([]byte, error) {
+	mark, body, _ := bytes.Cut(bytes.TrimPrefix(sealed, []byte(prefix)), []byte(":"))
+	for _, s := range k.seals {
+		if s.mark != string(mark) {
+			continue
+		}
+		whole, err := base64.RawStdEncoding.AppendDecode(nil, body)
+		if size := s.box.NonceSize(); err == nil && len(whole) > size {
+			if text, err := s.box.Open(nil, whole[:size], whole[size:], []byte(about)); err == nil {
+				return text, nil
+			}
+		}
+		return nil, ErrSpoiled
+	}
+	return nil, ErrOther
+}
+
+// Name returns a name for something whose own name would tell about it: 16 hexadecimal digits, of the current secret.
+func (k *Keys) Name(of string) string {
+	s := k.seals[0]
+	return hex.EncodeToString(s.mac(s.name, of, nil)[:8])
+}
+
+// mac is an HMAC of two texts.
+func (s *seal) mac(key []byte, about string, text []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	_, _ = fmt.Fprintf(h, "%d:%s", len(about), about) // a hash takes everything
+	h.Write(text)
+	return h.Sum(nil)
+}

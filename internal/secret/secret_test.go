@@ -1,0 +1,93 @@
+package secret
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const (
+	one = "correct horse battery staple, 1st"
+	two = "correct horse battery staple, 2nd"
+)
+
+func TestRead(t *testing.T) {
+	t.Parallel()
+	one, two := strings.ReplaceAll(one, " ", "-"), strings.ReplaceAll(two, " ", "-")
+	for text, want := range map[string]string{
+		one: "", "\n# ours\n" + one + "\n\n": "", "current: " + one + "\nprevious:\t" + two: "", "previous: " + two + "\ncurrent: " + one: "",
+		"":                                       "the file is empty",
+		"short":                                  "line 1: the secret has 5 bytes: it must have at least 32",
+		one + "\n" + two:                         "line 2: the file must have one secret, or one line current:",
+		"previous: " + two:                       "no current one",
+		"previous: " + two + "\n" + one:          "line 2: the file must have one secret",
+		"current: " + one + "\nprevious: " + one: "leave the previous one out",
+		strings.Repeat("x", maxFile+1):           "more than 16384 bytes",
+	} {
+		file := filepath.Join(t.TempDir(), "secret")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := Read(file)
+		if want == "" {
+			if err != nil || len(keys.Counters) != 32 || len(keys.Mark) != 8 {
+				t.Errorf("%q: %+v, %v", text, keys, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) || len(text) > 5 && strings.Contains(err.Error(), text) {
+			t.Errorf("%.50q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func keys(t *testing.T, current, previous string) *Keys {
+	t.Helper()
+	k, err := New(current, previous)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// What is sealed is read by those who have the secret, as the current or the previous one, and by nobody else.
+func TestSeal(t *testing.T) {
+	t.Parallel()
+	first, second, both := keys(t, one, ""), keys(t, two, ""), keys(t, two, one)
+	text := []byte(`{"user": "ann@example.org"}`)
+	sealed := first.Seal(text, "about")
+	if !Sealed(sealed) || Sealed(text) || bytes.Contains(sealed, []byte("ann")) || !bytes.Equal(sealed, first.Seal(text, "about")) {
+		t.Errorf("sealed: %s", sealed)
+	}
+	for _, k := range []*Keys{first, both} {
+		if got, err := k.Open(sealed, "about"); err != nil || !bytes.Equal(got, text) {
+			t.Errorf("opened: %q, %v", got, err)
+		}
+	}
+	if _, err := second.Open(sealed, "about"); !errors.Is(err, ErrOther) {
+		t.Errorf("opened with another secret: %v", err)
+	}
+	if _, err := first.Open(sealed, "other"); !errors.Is(err, ErrSpoiled) {
+		t.Errorf("opened as about something else: %v", err)
+	}
+	for i := range len(sealed) {
+		spoiled := bytes.Clone(sealed)
+		if spoiled[i] ^= 1; Sealed(spoiled) {
+			if got, err := first.Open(spoiled, "about"); err == nil && !bytes.Equal(got, text) {
+				t.Errorf("byte %d spoiled: %q", i, got)
+			}
+		}
+		if got, err := first.Open(sealed[:i], "about"); err == nil {
+			t.Errorf("cut at %d: %q", i, got)
+		}
+	}
+	if first.Mark == second.Mark || second.Mark != both.Mark || bytes.Equal(first.Counters, second.Counters) || !bytes.Equal(second.Counters, both.Counters) {
+		t.Error("the keys do not follow the current secret")
+	}
+	if n := first.Name("x"); len(n) != 16 || n == first.Name("y") || n == second.Name("x") || n != first.Name("x") {
+		t.Errorf("name %q", n)
+	}
+}
