@@ -54,6 +54,8 @@ type Who struct {
 	Name   string // of the token or the certificate
 	From   string // the address
 	Masked bool   // whether values of end users have to be hidden
+
+	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
 }
 
 // errNoToken is the text for a call that shows nothing.
@@ -98,6 +100,7 @@ const local = "this machine"
 func (a *Access) identified(c Caller, change bool) (Who, error) {
 	token, hasToken := bearer(c.Authorization)
 	name, full, isNamed := a.certificate(c.TLS)
+	var shown Token
 	switch {
 	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
 		return Who{}, status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
@@ -106,7 +109,8 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 		name, full, isNamed = "", false, false
 		crowded := a.Guard.crowded(c.From)
 		if !crowded || len(token) >= longToken {
-			name, full, isNamed = a.token(token)
+			shown, full, isNamed = a.token(token)
+			name = shown.Name
 		}
 		switch {
 		case isNamed:
@@ -121,25 +125,27 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	case !isNamed:
 		return Who{}, status.Error(codes.Unauthenticated, errNoToken)
 	}
-	who := Who{Name: name, Masked: !full && !a.ReadSeesValues}
+	who := Who{Name: name, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
 	if change && !full {
 		return who, status.Error(codes.PermissionDenied, "you may look, and not change anything: that needs a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
 	}
 	return who, nil
 }
 
-// token returns whose token text is, and whether it is good for everything.
-func (a *Access) token(text string) (name string, full, ok bool) {
+// token returns the token that text is, which has a name, and whether it is good for changes.
+func (a *Access) token(text string) (found Token, full, ok bool) {
 	all, read := a.tokens("ADMIN_TOKEN_FILE", a.TokenFile), a.tokens("ADMIN_READ_TOKEN_FILE", a.ReadTokenFile)
 	t, full := match(all, text)
 	r, reads := match(read, text)
 	switch {
 	case full:
-		return cmp.Or(t.Name, "token"), true, true
+		t.Name = cmp.Or(t.Name, "token")
+		return t, true, true
 	case reads:
-		return cmp.Or(r.Name, "read token"), false, true
+		r.Name = cmp.Or(r.Name, "read token")
+		return r, false, true
 	}
-	return "", false, false
+	return Token{}, false, false
 }
 
 // tokens returns those of a file, or none if it cannot be used.
@@ -188,8 +194,12 @@ func (a *Access) log() *slog.Logger {
 // AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
 // status to answer with, and why.
 func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
-	_, err := a.Allow(Caller{remote(r), r.Header.Values("Authorization"), r.TLS}, true)
-	if err == nil {
+	who, err := a.Allow(Caller{remote(r), r.Header.Values("Authorization"), r.TLS}, true)
+	switch {
+	case err == nil && who.Limited():
+		a.Guard.refused()
+		return http.StatusForbidden, "your token is good for " + who.domainText() + ", and this shows the whole server: it needs a token without domains"
+	case err == nil:
 		return http.StatusOK, ""
 	}
 	return runtime.HTTPStatusFromCode(status.Code(err)), status.Convert(err).Message()

@@ -133,8 +133,11 @@ func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 }
 
 // look answers q, which changes nothing, with f if the caller may look, and turns errors into statuses.
-func look[Q, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
+func look[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	who, err := s.access.allow(ctx, false)
+	if err == nil {
+		err = s.within(&who, q)
+	}
 	if err != nil {
 		var none A
 		return none, err

@@ -36,6 +36,7 @@ type server struct {
 	adminv1.AdminServiceClient
 
 	limiter *limiter.Limiter
+	service *admin.Service
 	now     atomic.Int64 // in µs
 	log     testkit.Buffer
 }
@@ -72,7 +73,8 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 		c.Access.Listener = ln.Addr()
 	}
 	g := grpc.NewServer()
-	admin.New(s.limiter, c).Register(g)
+	s.service = admin.New(s.limiter, c)
+	s.service.Register(g)
 	testkit.Run(t, func(context.Context) error { return g.Serve(ln) })
 	target := ln.Addr().String()
 	if ln.Addr().Network() == "unix" {

@@ -121,6 +121,9 @@ func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1
 	}
 	size = min(size, mostControls)
 	all, complete := s.controls.Told(ctx)
+	if who := whoOf(ctx); who.Limited() {
+		all = slices.DeleteFunc(all, func(a controls.Act) bool { return !who.Sees(string(a.Domain)) })
+	}
 	if d := q.GetDomain(); d != "" {
 		all = slices.DeleteFunc(all, func(a controls.Act) bool { return string(a.Domain) != d })
 	}

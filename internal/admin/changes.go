@@ -41,9 +41,9 @@ type (
 )
 
 // whoOf returns who made the call of ctx, which was let in.
-func whoOf(ctx context.Context) Who {
+func whoOf(ctx context.Context) *Who {
 	who, _ := ctx.Value(whoKey{}).(Who)
-	return who
+	return &who
 }
 
 // actOf returns what is to be told of the call of ctx, which changes something; methods fill it in.
@@ -126,7 +126,7 @@ func (c *changes) stranger() bool {
 	return c.strangers <= mostStrangers
 }
 
-// request is one that changes something, unless it is a dry run.
+// request is what a method takes.
 type request interface {
 	proto.Message
 }
@@ -141,6 +141,9 @@ func dry(q request) bool {
 func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	var none A
 	who, denied := s.access.allow(ctx, true)
+	if denied == nil {
+		denied = s.within(&who, q)
+	}
 	id, given, invalid := idOf(ctx)
 	a := &controls.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
 	describe(a, q)

@@ -148,6 +148,15 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 		return nil, invalidf("the reason has %d bytes: it may have at most %d", len(q.GetReason()), controls.MaxReason)
 	}
 	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	if whoOf(ctx).Limited() {
+		wanted, err := s.controls.Lift(ctx, ids, true)
+		if err == nil {
+			err = whoOf(ctx).liftable(wanted)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	lifted, err := s.controls.Lift(ctx, ids, q.GetDryRun())
 	if err != nil {
 		return nil, err
@@ -160,6 +169,8 @@ func (s *Service) lift(ctx context.Context, q *adminv1.LiftRequest) (*adminv1.Li
 	actOf(ctx).Before = strings.Join(before, "; ")
 	if c := lifted[0]; len(lifted) == 1 { // then it is known what it is about
 		describeControl(actOf(ctx), c)
+	} else if !slices.ContainsFunc(lifted, func(o *controls.Control) bool { return o.Domain != c.Domain }) {
+		actOf(ctx).Domain = []byte(c.Domain)
 	}
 	return a, nil
 }
@@ -181,7 +192,7 @@ func (s *Service) listControls(ctx context.Context, q *adminv1.ListControlsReque
 		}
 		from = int(n)
 	}
-	all := s.controls.List(ctx)
+	all := whoOf(ctx).controls(s.controls.List(ctx))
 	if d := q.GetDomain(); d != "" {
 		all = slices.DeleteFunc(all, func(c *controls.Control) bool { return c.Domain != d })
 	}

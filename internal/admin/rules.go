@@ -100,7 +100,7 @@ func appendJSON(b *bytes.Buffer, r *descriptors.Rule) error {
 }
 
 // listRules returns the page of rules that q asks for.
-func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
+func (s *Service) listRules(ctx context.Context, q *adminv1.ListRulesRequest) (*adminv1.ListRulesResponse, error) {
 	set, tally := s.limiter.Tallies()
 	if set == nil {
 		return nil, limiter.ErrNoRules
@@ -116,7 +116,7 @@ func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*ad
 	if err != nil {
 		return nil, err
 	}
-	answer, rules, err := page(set, q.GetPathPrefix(), most, after)
+	answer, rules, err := page(set, whoOf(ctx), q.GetPathPrefix(), most, after)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func (s *Service) listRules(_ context.Context, q *adminv1.ListRulesRequest) (*ad
 }
 
 // page collects rules of s from the one behind after on.
-func page(s *descriptors.Set, prefix string, most int, after *pageToken) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
+func page(s *descriptors.Set, who *Who, prefix string, most int, after *pageToken) (answer *adminv1.ListRulesResponse, rules []*descriptors.Rule, err error) {
 	answer = &adminv1.ListRulesResponse{}
 	size := 0
 	for r := range s.Rules() {
@@ -142,7 +142,7 @@ func page(s *descriptors.Set, prefix string, most int, after *pageToken) (answer
 			}
 			after = nil
 			continue
-		case !strings.HasPrefix(r.Path, prefix):
+		case !strings.HasPrefix(r.Path, prefix), !who.Sees(r.DomainName()):
 			continue
 		}
 		if len(answer.Rules) == most || size > maxPageBytes {

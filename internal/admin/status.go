@@ -46,7 +46,7 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 	if err != nil {
 		return nil, err
 	}
-	now := p.Status()
+	now, who := p.Status(), whoOf(ctx)
 	a := &adminv1.StatusResponse{
 		Version:    valid(now.Version),
 		GoVersion:  runtime.Version(),
@@ -54,19 +54,20 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 		Uptime:     durationpb.New(time.Since(now.Started)),
 		Healthy:    now.Healthy,
 		Drained:    unlessNever(now.Drained),
-		Rules:      s.rulesMessage(&now.Rules),
+		Rules:      s.rulesMessage(&now.Rules, who),
 		Store:      storeMessage(&now.Store),
 		Load:       loadMessage(&now.Load),
 		Reach:      s.reach(ctx),
-		Controls:   uint32(len(s.controls.Known())),
+		Controls:   uint32(len(who.controls(s.controls.Known()))),
 		Components: componentMessages(now.Components),
 	}
 	for _, why := range now.NotReady {
 		a.NotReady = append(a.NotReady, valid(why))
 	}
 	if r := now.Refused; r != nil {
+		problems := who.problems(r.Problems)
 		a.RefusedRules = &adminv1.RefusedRules{
-			Time: timestamppb.New(r.At), Version: r.Version, Problems: problemMessages(r.Problems), Total: uint32(len(r.Problems)), IsOver: r.Over,
+			Time: timestamppb.New(r.At), Version: r.Version, Problems: problemMessages(problems), Total: uint32(len(problems)), IsOver: r.Over,
 		}
 	}
 	if n := now.Near; n != nil {
@@ -78,6 +79,7 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 	if s.config.Watch != nil {
 		a.Watchers = uint32(s.config.Watch.Count())
 	}
+	who.status(a)
 	return a, nil
 }
 
@@ -100,7 +102,7 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 	}
 	a := &adminv1.ReloadRulesResponse{
 		Refused: r.Refused, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
-		TotalChanges: uint32(len(r.Changes)), Rules: s.rulesMessage(&r.Rules),
+		TotalChanges: uint32(len(r.Changes)), Rules: s.rulesMessage(&r.Rules, whoOf(ctx)),
 	}
 	for _, line := range r.Changes[:min(len(r.Changes), mostShown)] {
 		a.Changes = append(a.Changes, valid(line))
@@ -128,7 +130,7 @@ func (s *Service) drain(ctx context.Context, q *adminv1.DrainRequest) (*adminv1.
 // versionOf says which rules are in use.
 func versionOf(p Process) string { return "rules " + p.Status().Rules.Version }
 
-func (s *Service) rulesMessage(r *Rules) *adminv1.RulesStatus {
+func (s *Service) rulesMessage(r *Rules, who *Who) *adminv1.RulesStatus {
 	m := &adminv1.RulesStatus{
 		Source: valid(r.Source), Version: r.Version, Loaded: unlessNever(r.Loaded), Behind: unlessNever(r.Behind), Missing: valid(r.Missing),
 	}
@@ -136,11 +138,15 @@ func (s *Service) rulesMessage(r *Rules) *adminv1.RulesStatus {
 		m.Age = durationpb.New(time.Since(r.Loaded))
 	}
 	if set := s.limiter.Rules(); set != nil {
-		for range set.Rules() {
-			m.Rules++
+		for r := range set.Rules() {
+			if who.Sees(r.DomainName()) {
+				m.Rules++
+			}
 		}
-		for range set.Domains() {
-			m.Domains++
+		for d := range set.Domains() {
+			if who.Sees(d.Name) {
+				m.Domains++
+			}
 		}
 	}
 	return m

@@ -22,6 +22,8 @@ const (
 type Token struct {
 	Name string // of whoever has it; empty if the file is nothing but a token
 	Text string
+
+	Domains []string // that it is good for; nil if it is good for all
 }
 
 var (
@@ -35,7 +37,8 @@ var (
 // byteOrderMark is what editors of Windows put before a text in UTF-8.
 const byteOrderMark = "\uFEFF"
 
-// ReadTokens reads a file that has one token, or lines of name: token. White space around them, empty lines, lines that begin
+// ReadTokens reads a file that has one token, or lines of name: token, or of name[domains=a,b]: token for those that are good for
+// these domains alone. White space around them, empty lines, lines that begin
 // with # and a byte order mark are no part of them. A file without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
 	f, err := os.Open(file)
@@ -70,9 +73,13 @@ func parseTokens(text string) (all []Token, err error) {
 			continue
 		}
 		several++
+		line, good, err := domains(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
 		t := Token{Text: line}
 		if m := named.FindStringSubmatch(line); m != nil {
-			t = Token{Name: m[1], Text: m[2]}
+			t = Token{Name: m[1], Text: m[2], Domains: good}
 		}
 		switch {
 		case t.Name == "" && misnamed.MatchString(line):

@@ -45,8 +45,9 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 	if err != nil {
 		return nil, err
 	}
+	who := whoOf(ctx)
 	query := top.Query{Rule: q.GetRule(), Most: most, Matches: func(r *top.Row) bool {
-		return (q.GetDomain() == "" || q.GetDomain() == r.Domain) && hasEntries(r.Entries, q.GetEntries())
+		return who.Sees(r.Domain) && (q.GetDomain() == "" || q.GetDomain() == r.Domain) && hasEntries(r.Entries, q.GetEntries())
 	}}
 	if ranking == adminv1.Ranking_RANKING_REFUSED {
 		query.By = top.Refused
@@ -54,7 +55,11 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 	if window == adminv1.Window_WINDOW_HOUR {
 		query.Window = top.Hour
 	}
-	return topMessage(s.config.Top.Top(query), masks), nil
+	m := topMessage(s.config.Top.Top(query), masks)
+	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
+		m.Hits, m.Refused = 0, 0
+	}
+	return m, nil
 }
 
 // subject is what Top and Watch are asked about.
@@ -89,8 +94,11 @@ func (s *Service) subject(ctx context.Context, q subject) (*mask, error) {
 	if domain != "" && !strings.HasPrefix(rule, domain+".") {
 		return nil, invalidf("the rule %s is not in the domain %s: leave one of them out", valid(rule), valid(domain))
 	}
-	example := ""
+	example, who := "", whoOf(ctx)
 	for r := range set.Rules() {
+		if !who.Sees(r.DomainName()) {
+			continue
+		}
 		if r.Path == rule {
 			return masks, nil
 		}

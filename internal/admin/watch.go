@@ -26,6 +26,9 @@ const (
 func (s *Service) Watch(q *adminv1.WatchRequest, stream adminv1.AdminService_WatchServer) error {
 	ctx := stream.Context()
 	who, err := s.access.allow(ctx, false)
+	if err == nil {
+		err = s.within(&who, q)
+	}
 	if err != nil {
 		return err
 	}
@@ -45,6 +48,7 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 		return err
 	}
 	options, err := watchOptions(q)
+	options.Filter.Domains = whoOf(ctx).Domains
 	if err != nil {
 		return err
 	}

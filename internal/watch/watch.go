@@ -101,6 +101,7 @@ type Entry struct{ Key, Value string }
 // Filter says which decisions are wanted; the zero value stands for all.
 type Filter struct {
 	Domain, Rule string        // if not empty
+	Domains      []string      // one of these; nil stands for all
 	Entries      []EntryFilter // the descriptor must have all of them
 	Outcomes     []Outcome     // one of these
 }
@@ -231,6 +232,9 @@ func (w *Watcher) wants(d *Decision, now time.Time) bool {
 }
 
 func (f *Filter) meets(d *Decision) bool {
+	if f.Domains != nil && !slices.Contains(f.Domains, string(d.Domain)) {
+		return false
+	}
 	if f.Domain != "" && f.Domain != string(d.Domain) || f.Rule != "" && f.Rule != d.Rule {
 		return false
 	}

@@ -2981,6 +2981,7 @@ type TopResponse struct {
 	// Until when.
 	To *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
 	// The hits of all descriptors of the rule, or of all rules; they are as exact as sampled_one_in allows.
+	// Of all rules it is 0, as is refused, to callers whose token is good for some domains alone.
 	Hits uint64 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
 	// How many of them were refused.
 	Refused uint64 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
