@@ -72,6 +72,9 @@ func (c *Controls) sync(ctx context.Context) error {
 	}
 	defer c.rebuild()
 	for began := time.Now(); ; {
+		if c.reading != nil && c.version.Revision == 0 {
+			clear(c.reading.has) // what was written back in vain until now may be gone again
+		}
 		n, err := c.pull(ctx, c.version)
 		switch {
 		case err != nil:
@@ -148,10 +151,10 @@ func (c *Controls) lost(n *backend.Notes) bool {
 	switch {
 	case since.Revision == 0 && c.reading != nil:
 		return false
-	case since.Revision == 0: // then only what was put there since can be known
+	case since.Revision == 0: // then nothing was read since what is known was written back
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return n.Lost || n.Version.Epoch == "" && len(c.known) > 0
+		return n.Lost || len(c.known) > 0
 	case n.Version.Floor != since.Floor && since.Revision < n.Version.Floor: // what was lifted may have been forgotten unread
 		return true
 	}
