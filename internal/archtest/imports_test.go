@@ -49,7 +49,7 @@ var allowed = map[string]row{
 	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},
 	"pkg/backend/redis/redistest":         {ours: []string{"internal/certs/certstest", "internal/testkit"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/client":                          {third: []string{grpc, protobuf, envoy}},
-	"internal/limiter":                    {ours: []string{"internal/controls", "internal/overload", "internal/stats", "internal/top", "internal/watch", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
+	"internal/limiter":                    {ours: []string{"internal/controls", "internal/stats", "internal/top", "internal/watch", "pkg/backend", "pkg/descriptors", "pkg/engine"}},
 	"internal/top":                        {ours: []string{"pkg/descriptors"}},
 	"internal/watch":                      {ours: []string{"pkg/descriptors"}},
 	"internal/overload":                   {},

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
@@ -32,7 +31,6 @@ type Config struct {
 	Secret *descriptors.Secret // makes the keys of counters, and of holders of slots; nil makes plain hashes
 
 	OnFailure descriptors.OnFailure // DEFAULT_ON_FAILURE, for rules without on_failure; FailDefault means FailError
-	Gate      *overload.Gate        // says for which requests there is no time; nil means there always is
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
 	Top      *top.Top           // counts descriptors; nil counts none
@@ -83,7 +81,7 @@ func (l *Limiter) Rules() *descriptors.Set {
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
-	p.parts = p.parts[:0]
+	p.parts, p.shed = p.parts[:0], false
 	v, err := l.decide(ctx, r, p)
 	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
 		l.observe(ctx, r, p, drawn, err)
@@ -106,11 +104,10 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		return &p.verdict, nil
 	}
 	p.counts = s.domains[d]
-	p.shed = false
 	if p.steered.blocked {
 		return l.refuse(hurry(ctx, r), s, d, r, p), nil
 	}
-	if p.late = l.late(ctx, d, r); p.late {
+	if p.late = r.Late; p.late {
 		l.counts.shed(p, shedByProcess)
 		if !l.fallsBack(d) {
 			l.counts.backendErrors.Add(1)

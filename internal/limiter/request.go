@@ -36,7 +36,8 @@ type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
 	Hits        uint32        // hits_addend of the request; 0 means 1
-	Waited      time.Duration // since the headers of the call were read; 0 if that is not known
+	Late        bool          // there is no time for it: policies decide it
+	Answer      time.Duration // how long its answer will wait in this process
 	Read        time.Time     // when its message had been read; zero if that is not known
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -15,18 +14,6 @@ import (
 // ErrOverload is the error of a request that was shed: there was no time to ask the store about it, and a policy is to
 // fail. It wraps ErrBackend.
 var ErrOverload = fmt.Errorf("%w: too many requests at once, so this one was not sent", ErrBackend)
-
-// late reports whether this process has no time for r, so that policies decide it.
-func (l *Limiter) late(ctx context.Context, d *descriptors.Domain, r *Request) bool {
-	if l.config.Gate == nil || r.Waited < overload.Unloaded {
-		return false
-	}
-	left := l.config.Gate.Patience() - r.Waited
-	if deadline, ok := ctx.Deadline(); ok {
-		left = time.Until(deadline)
-	}
-	return l.config.Gate.Late(overload.Request{Domain: d.ID, Descriptors: len(r.Descriptors), Waited: r.Waited, Left: left})
-}
 
 // fallsBack reports whether a request for d may be decided by a policy other than to fail.
 func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
@@ -39,6 +26,9 @@ func shed(ops []backend.Op) {
 		ops[i].Err = backend.ErrShed
 	}
 }
+
+// Shed reports whether the request that p was last used for was shed.
+func (p *Scratch) Shed() bool { return p.shed }
 
 // Shed is how many requests have been shed.
 type Shed struct {
@@ -101,22 +91,21 @@ func storeError(err error) error {
 	return fmt.Errorf("%w: %w", ErrBackend, err)
 }
 
-// hurried is the context of a request that has waited in this process.
+// hurried is the context of a request whose answer will wait in this process.
 type hurried struct {
 	context.Context //nolint:containedctx // it is one
 
 	deadline time.Time
 }
 
-// hurry returns ctx with a deadline that leaves time for what is still to come if r has waited for a time that counts:
-// it probably waited as long before its headers were read, and its answer will wait as long. A third of its time is left to
-// the store in any case: a request that the gate lets in although it waited for long must not fail for want of a deadline.
+// hurry returns ctx with a deadline that leaves time for that. A third of its time is left to the store in any case: a request
+// that is let in must not fail for want of a deadline.
 func hurry(ctx context.Context, r *Request) context.Context {
 	deadline, ok := ctx.Deadline()
-	if !ok || r.Waited < overload.Unloaded {
+	if !ok || r.Answer == 0 {
 		return ctx
 	}
-	return hurried{ctx, deadline.Add(-min(2*r.Waited, time.Until(deadline)*2/3))}
+	return hurried{ctx, deadline.Add(-min(r.Answer, time.Until(deadline)*2/3))}
 }
 
 // Deadline implements context.Context.

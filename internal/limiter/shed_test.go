@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -40,7 +39,7 @@ func TestShed(t *testing.T) {
 			asked := 0
 			full := &calls{Backend: still(), before: func() { asked++ }, err: backend.ErrShed}
 			r := stats.New()
-			l := limiter.New(full, r, limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10}), Local: memory.New(memory.Config{})})
+			l := limiter.New(full, r, limiter.Config{Local: memory.New(memory.Config{})})
 			load(t, l, policies)
 			var scratch limiter.Scratch
 			decide := func(what string) (*limiter.Verdict, error) {
@@ -48,7 +47,7 @@ func TestShed(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
 				if reason == "process" {
-					q.Waited = time.Hour // leaves no time
+					q.Late = true
 				}
 				return l.Decide(ctx, q, &scratch)
 			}
@@ -111,13 +110,13 @@ func TestShedOnce(t *testing.T) {
 }
 
 // TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait, but a third of
-// what is left in any case: a domain that takes less than its share is let in with no more than that.
+// what is left in any case.
 func TestHurried(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ left, waited, want time.Duration }{
+	for _, c := range []struct{ left, answer, want time.Duration }{
 		{time.Hour, 0, time.Hour},
-		{time.Hour, 10 * time.Minute, 40 * time.Minute},
-		{13 * time.Minute, 7 * time.Minute, 13 * time.Minute / 3},
+		{time.Hour, 10 * time.Minute, 50 * time.Minute},
+		{13 * time.Minute, 10 * time.Minute, 13 * time.Minute / 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var given time.Duration
@@ -125,18 +124,18 @@ func TestHurried(t *testing.T) {
 				deadline, _ := ctx.Deadline()
 				given = time.Until(deadline)
 			}}
-			l := limiter.New(seen, stats.New(), limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10})})
+			l := limiter.New(seen, stats.New(), limiter.Config{})
 			load(t, l, plainRules)
 			ctx, cancel := context.WithTimeout(t.Context(), c.left)
 			defer cancel()
 			q := request("shop", "user=a")
-			q.Waited = c.waited
+			q.Answer = c.answer
 			var scratch limiter.Scratch
 			if _, err := l.Decide(ctx, q, &scratch); err != nil {
 				t.Fatal(err)
 			}
 			if given.Round(time.Second) != c.want.Round(time.Second) {
-				t.Errorf("after %v, with %v left, the store has %v, want %v", c.waited, c.left, given, c.want)
+				t.Errorf("where answers wait for %v, and %v are left, the store has %v, want %v", c.answer, c.left, given, c.want)
 			}
 		})
 	}
@@ -181,7 +180,7 @@ func TestShedSeriesAreBounded(t *testing.T) {
 		t.Fatal(err, problems)
 	}
 	r := stats.New()
-	l := limiter.New(still(), r, limiter.Config{Gate: overload.New(overload.Config{MaxCalls: 10})})
+	l := limiter.New(still(), r, limiter.Config{})
 	l.SetRules(set)
 	series := func() (n, sum int) {
 		w := httptest.NewRecorder()
@@ -207,7 +206,7 @@ func TestShedSeriesAreBounded(t *testing.T) {
 	for range 2 {
 		for i := range domains {
 			q := request(fmt.Sprintf("d%04d", i), "a=1")
-			q.Waited = time.Hour
+			q.Late = true
 			if _, err := l.Decide(ctx, q, &scratch); !errors.Is(err, limiter.ErrOverload) {
 				t.Fatalf("domain %d: %v", i, err)
 			}

@@ -1,10 +1,10 @@
 // Package overload decides for which requests this process has no time, so that those it works on are answered in time.
 //
-// How long a call waits is measured, not guessed from how many there are: it is the time from when its headers were read
-// until its handler has its message. A busy process lets a call wait about as long before its headers are read, where
-// nobody can see it, when the store has answered, and before its own answer is written. From this follows what a call
-// still needs. One that has less is decided by the policies of its rules at once, which costs a fraction of the work, and
-// leaves the time to the others.
+// Where a process has more to do than it can, everything waits: bytes in sockets, calls for a processor, answers for being
+// written. Most of that is out of sight, and goes in the order in which it came, so that all of it comes too late together.
+// So once calls wait, they do so in one [line]: it lets no more of them go on than are answered soon, the newest first, and
+// has policies decide those for which there is no time. Between two turns of the line everything that has arrived is read
+// (see [poller]), which keeps short what is out of sight, and shows how long it is.
 package overload
 
 import (
@@ -12,16 +12,18 @@ import (
 	"time"
 )
 
-// Unloaded is a wait below which nothing is shed, and nothing needs to be known of a request.
+// Unloaded is a wait below which nothing needs to be known of a call.
 const Unloaded = time.Millisecond
 
 const (
-	margin  = 2 * time.Millisecond // what a call needs however short its waits are
-	waits   = 3                    // how many more waits a call needs time for
-	fewest  = 1                    // the same, for a domain that takes less than its share
-	least   = 64                   // the lowest limit of calls in progress
-	settle  = 5 * time.Millisecond // how long a lower limit has to show an effect before it is lowered again
-	forgets = 64                   // how many calls the moving average of waits is made of
+	least   = 16                     // the lowest limit of calls in progress
+	settle  = 5 * time.Millisecond   // how long a limit has to show an effect before it is changed again
+	healed  = time.Second            // without too many calls, until the limit is what it was
+	epoch   = 100 * time.Millisecond // for which clients are counted
+	longest = 5 * time.Millisecond   // between two turns of the line, if there is time to read what is too much
+	// So many times what it has waited is time enough for a call, if nobody waits for a turn: turns cost something too.
+	patience = 16
+	forgets  = 64 // how many calls the moving average of waits is made of
 )
 
 // Config is the configuration of a [Gate].
@@ -37,85 +39,175 @@ type Gate struct {
 
 	calls  atomic.Int64 // in progress
 	limit  atomic.Int64 // of calls in progress, at present
+	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
+	raised atomic.Int64 // when it was last raised because nobody waited
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
 	shares shares
+	line   line
+
+	// Clients that met the limit, counted anew in each epoch.
+	epoch   atomic.Int64
+	clients [2]atomic.Int64 // in this one, and in the one before
+}
+
+// Client is a connection. The zero value is ready for use.
+type Client struct {
+	calls  atomic.Int64  // in progress that came while the limit was lowered
+	epoch  atomic.Int64  // in which it was last counted
+	domain atomic.Uint32 // of its last call
+	mixed  atomic.Int64  // when that last changed, in nanoseconds since the gate began; 0 if it never did
+}
+
+// Call is one that has been read.
+type Call struct {
+	Domain   uint32        // a hash of its name
+	Size     int           // of its message
+	Waited   time.Duration // since its headers were read
+	Deadline time.Time     // when its caller gives up
+	Client   *Client       // with which it has entered
 }
 
 // New returns a Gate.
 func New(c Config) *Gate {
 	g := &Gate{config: c, begun: time.Now()}
 	g.limit.Store(int64(c.MaxCalls))
+	g.line.init(g)
 	return g
 }
 
 // Patience returns how long a call without a deadline may take.
 func (g *Gate) Patience() time.Duration { return g.config.Patience }
 
-// Full reports whether a call whose headers have been read must be refused without reading its message. That is an error,
-// whatever the policies of its rules say, and so the limit falls only when answers of any kind would come too late.
-func (g *Gate) Full() bool { return g.calls.Load() >= g.limit.Load() }
+// Limited reports whether fewer calls than usual may be in progress. Then the gate wants to know the client of each.
+func (g *Gate) Limited() bool { return g.limit.Load() < int64(g.config.MaxCalls) }
 
-// Enter must be called when the headers of a call have been read, and Leave when it ends.
-func (g *Gate) Enter() { g.calls.Add(1) }
+// Full reports whether a call of c, which may be nil, must be refused without reading its message. That is an error,
+// whatever the policies of its rules say. Beyond the limit a client is let in that has less than an equal share of it, and
+// one that asks for several domains, as long as there is time to read whose calls they are.
+func (g *Gate) Full(c *Client) bool {
+	calls, limit := g.calls.Load(), g.limit.Load()
+	switch {
+	case calls < limit:
+		return false
+	case c == nil || calls >= int64(g.config.MaxCalls):
+		return true
+	default:
+		return (c.calls.Load()+1)*g.asking(c) > limit && !g.mixed(c)
+	}
+}
+
+// asking returns how many clients, with c, have met the limit of late.
+func (g *Gate) asking(c *Client) int64 {
+	now := g.now()/int64(epoch) + 1
+	if before := g.epoch.Load(); before != now && g.epoch.CompareAndSwap(before, now) {
+		last := g.clients[0].Swap(0)
+		if before != now-1 {
+			last = 0
+		}
+		g.clients[1].Store(last)
+	}
+	if before := c.epoch.Load(); before != now && c.epoch.CompareAndSwap(before, now) {
+		g.clients[0].Add(1)
+	}
+	return max(g.clients[0].Load(), g.clients[1].Load())
+}
+
+// mixed reports whether calls of c have to be read to know whose they are, and there is time for that.
+func (g *Gate) mixed(c *Client) bool {
+	last := c.mixed.Load()
+	return last > 0 && g.now()-last < int64(healed) && g.line.pace.Load() < int64(longest)
+}
+
+// Enter must be called when the headers of a call have been read, and Leave when it ends, each with the same client; nil
+// will do while the gate is not limited.
+func (g *Gate) Enter(c *Client) {
+	g.calls.Add(1)
+	if c != nil {
+		c.calls.Add(1)
+	}
+}
 
 // Leave must be called when a call that has entered ends.
-func (g *Gate) Leave() { g.calls.Add(-1) }
+func (g *Gate) Leave(c *Client) {
+	g.calls.Add(-1)
+	if c != nil {
+		c.calls.Add(-1)
+	}
+}
 
-// Hopeless reports whether a call that has waited for so long, and has so much time left, will not be answered in time
-// whatever is done for it: its answer will wait as long again.
-func (g *Gate) Hopeless(waited, left time.Duration) bool {
-	if waited < Unloaded || left >= waited+margin {
+// Free reports whether a call that has waited for so long goes on at once.
+func (g *Gate) Free(waited time.Duration) bool { return waited < Unloaded && !g.line.open.Load() }
+
+// Wait waits for the turn of a call. Done must be called once the call has been decided.
+func (g *Gate) Wait(c Call) Turn {
+	g.note(c.Waited)
+	if g.excess(&c) {
+		return Turn{Verdict: Lost}
+	}
+	if !g.line.open.Load() && time.Until(c.Deadline) > patience*c.Waited {
+		return Turn{}
+	}
+	return g.line.wait(c)
+}
+
+// excess reports whether a call is beyond the limit, and was read only to know whose it is.
+func (g *Gate) excess(c *Call) bool {
+	if c.Client == nil {
 		return false
 	}
-	now := time.Since(g.begun)
-	g.note(now, waited)
-	g.lower(now) // shedding one by one does not suffice
-	return true
+	if c.Client.domain.Swap(c.Domain) != c.Domain {
+		c.Client.mixed.Store(g.now())
+	}
+	return g.Limited() && g.calls.Load() > g.limit.Load() && g.mixed(c.Client) && !g.shares.under(c.Domain)
 }
 
-// Request is what a Gate has to know of a request.
-type Request struct {
-	Domain      uint32 // a hash of its name
-	Descriptors int
-	Waited      time.Duration // since the headers of its call were read
-	Left        time.Duration // until its caller gives up
+// Done must be called when a call has been decided; shed says that the store had no time for it.
+func (g *Gate) Done(t Turn, shed bool) {
+	if t.counted {
+		g.line.done(t, shed, time.Now())
+	}
 }
 
-// Late reports whether there is no time for r.
-func (g *Gate) Late(r Request) bool {
-	if r.Waited < Unloaded {
-		return false
-	}
-	now := time.Since(g.begun)
-	g.note(now, r.Waited)
-	switch {
-	case r.Left >= waits*r.Waited+margin:
-		if n := g.limit.Load(); n < int64(g.config.MaxCalls) && g.calls.Load() > n/2 {
-			g.limit.Add(1)
-		}
-	case r.Left >= fewest*r.Waited+margin && g.shares.under(r.Domain):
-	default:
-		return true
-	}
-	g.shares.add(now, r.Domain, r.Descriptors)
-	return false
-}
+// now returns the time since g began.
+func (g *Gate) now() int64 { return int64(time.Since(g.begun)) }
 
 // note adds a wait to the moving average.
-func (g *Gate) note(now, waited time.Duration) {
-	g.last.Store(int64(now))
+func (g *Gate) note(waited time.Duration) {
+	g.last.Store(g.now())
 	old := g.wait.Load()
 	g.wait.Store(old + (int64(waited)-old)/forgets)
 }
 
-// lower lowers the limit of calls in progress.
-func (g *Gate) lower(now time.Duration) {
-	last := g.cut.Load()
-	if int64(now)-last > int64(settle) && g.cut.CompareAndSwap(last, int64(now)) {
-		g.limit.Store(max(least, min(g.limit.Load(), g.calls.Load())*7/8))
+// lower lowers the limit of calls in progress, because too many are read for which there is no time. As many as may go on
+// are let in, in any case.
+func (g *Gate) lower(now time.Time, room int) {
+	at := int64(now.Sub(g.begun))
+	if cut := g.cut.Load(); at-cut > int64(settle) && g.cut.CompareAndSwap(cut, at) {
+		g.limit.Store(max(least, int64(room), min(g.limit.Load(), g.calls.Load())*7/8))
+		g.turns.Store(0)
 	}
+}
+
+// raise raises it: slowly while calls go on, and faster when nobody waits any more.
+func (g *Gate) raise(now time.Time, turns int, over bool) {
+	limit, most := g.limit.Load(), int64(g.config.MaxCalls)
+	if limit == most {
+		return
+	}
+	at, cut := int64(now.Sub(g.begun)), g.cut.Load()
+	switch {
+	case over && at-cut > int64(healed):
+		limit = most
+	case over && at-max(cut, g.raised.Load()) > int64(settle):
+		g.raised.Store(at)
+		limit += max(1, limit/8)
+	case g.turns.Add(int64(turns)) >= limit/4 && g.calls.Load() > limit/2:
+		g.turns.Store(0)
+		limit++
+	}
+	g.limit.Store(min(limit, most))
 }
 
 // Stats is what a Gate does at present.
@@ -128,7 +220,7 @@ type Stats struct {
 // Stats returns what g does at present.
 func (g *Gate) Stats() Stats {
 	s := Stats{Calls: g.calls.Load(), Limit: g.limit.Load()}
-	if time.Since(g.begun)-time.Duration(g.last.Load()) < period {
+	if g.now()-g.last.Load() < int64(period) {
 		s.Wait = time.Duration(g.wait.Load())
 	}
 	return s

@@ -1,116 +1,253 @@
-package overload_test
+package overload
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
 const ms = time.Millisecond
 
-func TestLate(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name         string
-		waited, left time.Duration
-		want         bool
-	}{
-		{"unloaded", ms / 2, 0, false},
-		{"early", 2 * ms, 18 * ms, false},
-		{"three more waits and the way back", 4 * ms, 14 * ms, false},
-		{"less than that", 4*ms + 1, 14 * ms, true},
-		{"much time", 50 * ms, 950 * ms, false},
-	} {
-		g := overload.New(overload.Config{MaxCalls: 10})
-		for range 10 { // so that it has had its share
-			g.Late(overload.Request{Domain: 1, Descriptors: 1, Waited: ms, Left: 19 * ms})
-		}
-		if got := g.Late(overload.Request{Domain: 1, Descriptors: 1, Waited: c.waited, Left: c.left}); got != c.want {
-			t.Errorf("%s: late is %v after %v with %v left, want %v", c.name, got, c.waited, c.left, c.want)
-		}
-	}
-}
-
-// TestShare: a domain that takes less than its share is let in for longer than one that takes more.
-func TestShare(t *testing.T) {
+// TestWait: whoever waits while nobody else does goes on, and when nobody waits any more nobody has to.
+func TestWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		g := overload.New(overload.Config{MaxCalls: 10})
-		request := func(domain uint32, waited time.Duration) bool {
-			return !g.Late(overload.Request{Domain: domain, Descriptors: 16, Waited: waited, Left: 20*ms - waited})
+		g := New(Config{MaxCalls: 10})
+		if !g.Free(Unloaded-1) || g.Free(Unloaded) {
+			t.Error("a call is free by how long it has waited")
 		}
 		for range 100 {
-			for range 10 {
-				request(1, 4*ms)
+			turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(18 * ms)})
+			if turn.Verdict != Go {
+				t.Fatalf("a call that waits alone has the turn %+v", turn)
 			}
-			if !request(1, 4*ms) || !request(2, 4*ms) {
-				t.Fatal("a request with time enough was shed")
+			g.Done(turn, false)
+			synctest.Wait()
+			if !g.Free(0) {
+				t.Fatal("calls have to wait although nobody does")
 			}
-			time.Sleep(ms)
 		}
-		if request(1, 7*ms) {
-			t.Error("the domain that takes ten times its share was let in although calls wait for long")
+		if turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(33 * ms)}); turn != (Turn{}) {
+			t.Errorf("a call with much time has the turn %+v", turn)
 		}
-		if !request(2, 7*ms) {
-			t.Error("the domain that takes less than its share was shed with the other")
-		}
-		if request(2, 11*ms) {
-			t.Error("a request that cannot be answered in time was let in")
+		if s := g.Stats(); s.Wait < ms || s.Wait > 2*ms {
+			t.Errorf("%+v, want a wait of nearly 2 ms", s)
 		}
 		time.Sleep(time.Second)
-		if !request(1, 4*ms) || request(1, 7*ms) {
-			t.Error("a domain that is alone has a share that it stays below")
-		}
-	})
-}
-
-// TestLimit: where even answers of policies come too late fewer calls are let in, and more again when there is time.
-func TestLimit(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		g := overload.New(overload.Config{MaxCalls: 1000})
-		for range 800 {
-			g.Enter()
-		}
-		if g.Full() {
-			t.Fatal("full with 800 of 1000 calls")
-		}
-		for range 200 {
-			time.Sleep(ms)
-			if !g.Hopeless(15*ms, 5*ms) {
-				t.Fatal("an answer that comes too late was not found to be hopeless")
-			}
-		}
-		if s := g.Stats(); s.Limit != 64 || !g.Full() || s.Wait < 10*ms {
-			t.Errorf("after 200 ms of overload: %+v, want a limit of 64, and a wait of about 15 ms", s)
-		}
-		for range 1000 {
-			g.Late(overload.Request{Domain: 1, Descriptors: 1, Waited: 2 * ms, Left: 18 * ms})
-		}
-		if s := g.Stats(); s.Limit != 1000 {
-			t.Errorf("after 1000 calls with time enough: %+v, want the limit to be 1000 again", s)
-		}
-		for range 800 {
-			g.Leave()
-		}
-		time.Sleep(time.Second)
-		if s := g.Stats(); s != (overload.Stats{Limit: 1000}) {
+		if s := g.Stats(); s != (Stats{Limit: 10}) {
 			t.Errorf("at rest: %+v, want no calls and no wait", s)
 		}
 	})
 }
 
-func TestHopeless(t *testing.T) {
+// TestWaitForRoom: calls for which there is no room go on when others are done, and some when nobody is for a while.
+func TestWaitForRoom(t *testing.T) {
 	t.Parallel()
-	g := overload.New(overload.Config{MaxCalls: 10})
-	for _, c := range []struct {
-		waited, left time.Duration
-		want         bool
-	}{{ms / 2, 0, false}, {9 * ms, 11 * ms, false}, {9 * ms, 11*ms - 1, true}} {
-		if got := g.Hopeless(c.waited, c.left); got != c.want {
-			t.Errorf("hopeless after %v with %v left is %v", c.waited, c.left, got)
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		begun := time.Now()
+		turns := make(chan Turn, 3*first)
+		for range 3 * first {
+			go func() { turns <- g.Wait(Call{Waited: time.Second, Deadline: begun.Add(time.Second)}) }()
 		}
+		synctest.Wait()
+		if len(turns) != first {
+			t.Fatalf("%d calls go on at once, want %d", len(turns), first)
+		}
+		g.Done(<-turns, false)
+		synctest.Wait()
+		if len(turns) != first {
+			t.Errorf("%d calls go on when one is done, want %d", len(turns)+1, first+1)
+		}
+		time.Sleep(10*nap + nap/2) // in which nobody is done
+		synctest.Wait()
+		if want := first + 10*fewest; len(turns) != want {
+			t.Errorf("%d calls go on when the store takes long, want %d", len(turns), want)
+		}
+		time.Sleep(time.Second)
+		for range 3*first - 1 {
+			<-turns
+		}
+	})
+}
+
+// crowded returns a gate whose limit of calls in progress is 20, of 1000, with as many in progress of a client.
+func crowded(t *testing.T) (g *Gate, greedy *Client) {
+	t.Helper()
+	g, greedy = New(Config{MaxCalls: 1000}), new(Client)
+	for range 20 {
+		g.Enter(greedy)
 	}
+	g.limit.Store(20)
+	if !g.Full(greedy) || !g.Full(nil) || !g.Limited() {
+		t.Fatalf("not full: %+v", g.Stats())
+	}
+	return g, greedy
+}
+
+// TestClients: beyond the limit a client is let in that has less than its share, or whose calls may be of any domain.
+func TestClients(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g, greedy := crowded(t)
+		modest := new(Client)
+		for n := range 10 {
+			if g.Full(modest) {
+				t.Fatalf("one of two clients may have no more than %d of 20", n)
+			}
+			g.Enter(modest)
+			if !g.Full(greedy) {
+				t.Fatal("the client that has all is let in")
+			}
+		}
+		if !g.Full(modest) {
+			t.Error("a client may have more than its share")
+		}
+		for range 10 {
+			g.Leave(modest)
+		}
+		time.Sleep(3 * epoch)
+		if g.Full(modest) {
+			t.Error("a client that is alone may not have what there is")
+		}
+
+		g.shares.add(time.Since(g.begun), 1, 1000)
+		g.Enter(greedy)
+		call := func(domain uint32) Verdict {
+			g.limit.Store(20)
+			turn := g.Wait(Call{Domain: domain, Deadline: time.Now().Add(20 * ms), Client: greedy})
+			g.Done(turn, false)
+			synctest.Wait()
+			g.limit.Store(20)
+			return turn.Verdict
+		}
+		call(1)
+		call(2)
+		if g.Full(greedy) {
+			t.Error("calls are refused unread though they may be of a domain that asks for little")
+		}
+		if v := call(1); v != Lost {
+			t.Errorf("the verdict on a call of the domain that asks for most is %d", v)
+		}
+		if v := call(2); v != Go {
+			t.Errorf("the verdict on a call of the domain that asks for little is %d", v)
+		}
+		g.line.pace.Store(int64(longest))
+		if !g.Full(greedy) {
+			t.Error("calls are read to be refused though there is no time for that")
+		}
+		g.line.pace.Store(0)
+		time.Sleep(2 * healed)
+		if !g.Full(greedy) {
+			t.Error("a client that has asked for nothing for a while may be anybody")
+		}
+	})
+}
+
+// TestLimit: where there are many more calls for policies than others, fewer are let in; and more again when there are not.
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		l := &g.line
+		l.room = 0
+		for range 800 {
+			g.Enter(nil)
+		}
+		late := func(lap time.Duration) {
+			for range 200 {
+				enter(l, Call{Deadline: time.Now().Add(3 * ms)})
+			}
+			l.turns(time.Now(), lap, 0)
+			time.Sleep(2 * settle)
+		}
+		for range 50 {
+			late(0)
+		}
+		if s := g.Stats(); s.Limit != 1000 {
+			t.Fatalf("with time for everybody the limit is %d", s.Limit)
+		}
+		late(ms)
+		if s := g.Stats(); s.Limit != 700 {
+			t.Errorf("after too many calls for policies: %+v, want a limit of 700", s)
+		}
+		for range 100 {
+			late(ms)
+		}
+		if s := g.Stats(); s.Limit != least || !g.Full(nil) {
+			t.Errorf("after 100 times as many: %+v, want a limit of %d", s, least)
+		}
+		l.turns(time.Now(), ms, 0) // nobody waits
+		if s := g.Stats(); s.Limit != least+2 {
+			t.Errorf("when nobody waits the limit is %d, want %d", s.Limit, least+2)
+		}
+		time.Sleep(healed)
+		l.turns(time.Now(), ms, 0)
+		if s := g.Stats(); s.Limit != 1000 {
+			t.Errorf("a second later the limit is %d, want 1000", s.Limit)
+		}
+	})
+}
+
+// TestShares: a domain has its share of what was done of late, and it is forgotten.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	var s shares
+	now := time.Duration(0)
+	for range 300 {
+		s.add(now, 1, 16)
+		s.add(now, 2, 1)
+		now += ms
+	}
+	if s.under(1) || !s.under(2) || !s.under(3) {
+		t.Error("want 1 above its share, and 2 and 3 below")
+	}
+	now += time.Second
+	s.add(now, 2, 1)
+	if !s.under(1) || s.under(2) {
+		t.Error("a second later, want 1 below its share, and 2 above")
+	}
+}
+
+// TestPass: what has arrived on a connection is read between two turns, though this process is never idle meanwhile.
+func TestPass(t *testing.T) { //nolint:paralleltest // the number of processors is everybody's
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	p := newPoller()
+	if p == nil {
+		t.Fatal("there is no pipe")
+	}
+	connection := newPoller() // stands for one: it is read by a goroutine of its own
+	read := make(chan struct{}, 1)
+	go func() {
+		var b [1]byte
+		for {
+			if _, err := connection.r.Read(b[:]); err != nil {
+				close(read)
+				return
+			}
+			read <- struct{}{}
+		}
+	}()
+	slow := 0
+	for range 1000 {
+		runtime.Gosched() // it waits to read
+		if _, err := connection.w.Write([]byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		p.pass()
+		p.pass() // when this returns, whoever could run after the first has run
+		if len(read) == 0 {
+			slow++
+		}
+		<-read
+	}
+	if slow > 10 { // the runtime has done something else
+		t.Errorf("%d of 1000 bytes had not been read when all that had arrived should have been", slow)
+	}
+	if err := connection.w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-read
+	(*poller)(nil).pass() // where there are no pipes, turns go on all the same
 }

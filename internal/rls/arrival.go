@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -17,6 +18,7 @@ type arrival struct {
 	context.Context //nolint:containedctx // it is one
 
 	gate    *overload.Gate
+	client  *overload.Client // nil if there is no need to know it
 	waiting *waiting
 	at      time.Time
 	counted atomic.Bool // by gate
@@ -39,7 +41,11 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx)
 	}
-	if s.config.Gate.Full() {
+	var client *overload.Client
+	if s.config.Gate.Limited() {
+		client = clientOf(ctx)
+	}
+	if s.config.Gate.Full(client) {
 		s.config.Hooks.Shed()
 		return nil, errOverload
 	}
@@ -50,7 +56,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 	if !room {
 		return nil, errWaiting
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, waiting: &s.waiting, at: time.Now(), shard: shard}
+	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, at: time.Now(), shard: shard}
 	a.waits.Store(true)
 	a.count()
 	return a, nil
@@ -59,14 +65,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 // count has the gate count the call, unless it does so already.
 func (a *arrival) count() {
 	if !a.counted.Swap(true) {
-		a.gate.Enter()
+		a.gate.Enter(a.client)
 	}
 }
 
 // leaveGate ends that.
 func (a *arrival) leaveGate() {
 	if a.counted.Swap(false) {
-		a.gate.Leave()
+		a.gate.Leave(a.client)
 	}
 }
 
@@ -124,4 +130,14 @@ func (a *arrival) Err() error {
 		a.leave()
 	}
 	return err
+}
+
+// clientOf returns the connection that a call came on, or nil if its listener is not a [Bounded].
+func clientOf(ctx context.Context) *overload.Client {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.LocalAddr.(localAddr); ok {
+			return a.client
+		}
+	}
+	return nil
 }

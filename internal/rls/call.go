@@ -4,6 +4,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -16,6 +17,7 @@ const pooledEntries = 1024
 type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer
+	turn    overload.Turn
 	request limiter.Request
 	scratch limiter.Scratch
 	entries []descriptors.Entry // backs the entries of all descriptors
@@ -30,7 +32,7 @@ func (c *call) reset() bool {
 	clear(c.request.Descriptors)
 	c.entries = c.entries[:0]
 	c.request = limiter.Request{Descriptors: c.request.Descriptors[:0]}
-	c.message = nil
+	c.message, c.turn = nil, overload.Turn{}
 	if c.buffer != nil {
 		c.buffer.Free()
 		c.buffer = nil

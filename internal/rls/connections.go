@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
 // MaxConnections is how many connections a listener may have, unless [Connections] says otherwise.
@@ -64,6 +66,14 @@ type boundedConn struct {
 	index   int    // among those of its address
 	gone    bool   // no longer counted
 	last    atomic.Int64
+	client  overload.Client
+}
+
+// localAddr is an address of this side of a connection by which the connection is known: grpc tells calls nothing else of it.
+type localAddr struct {
+	net.Addr
+
+	client *overload.Client
 }
 
 // Bound bounds the connections of l.
@@ -253,6 +263,9 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// LocalAddr implements net.Conn.
+func (c *boundedConn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), &c.client} }
 
 // Close implements net.Conn.
 func (c *boundedConn) Close() error {

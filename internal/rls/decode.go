@@ -247,3 +247,21 @@ func (r *reader) fail(err error) {
 		r.err = err
 	}
 }
+
+// domainOf returns a hash of the domain of a message if that comes first, as it usually does, and 0 otherwise.
+func domainOf(message []byte) uint32 {
+	number, kind, n := protowire.ConsumeTag(message)
+	if n < 0 || number != requestDomain || kind != protowire.BytesType {
+		return 0
+	}
+	domain, n := protowire.ConsumeBytes(message[n:])
+	if n < 0 {
+		return 0
+	}
+	const offset, prime = 2166136261, 16777619 // FNV-1a
+	h := uint32(offset)
+	for _, b := range domain {
+		h = (h ^ uint32(b)) * prime
+	}
+	return h
+}

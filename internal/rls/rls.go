@@ -120,7 +120,7 @@ func New(d Decider, c Config) *Service {
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	c.Hooks = c.Hooks.withDefaults()
 	if c.Gate == nil {
-		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt})
+		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt, Patience: time.Hour})
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -208,15 +208,25 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
 
 // respond answers the call of which a has the message.
 func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) error {
-	ctx, waited := stream.Context(), now.Sub(a.at)
-	if deadline, ok := ctx.Deadline(); ok && s.config.Gate.Hopeless(waited, deadline.Sub(now)) {
+	ctx := stream.Context()
+	turn := s.turn(ctx, a, now)
+	if turn.Verdict == overload.Lost {
 		a.drop()
 		s.config.Hooks.Shed()
 		return errOverload
 	}
+	if turn != (overload.Turn{}) {
+		now = time.Now()
+		if err := ctx.Err(); err != nil { // nobody waits for it any more
+			a.drop()
+			s.config.Gate.Done(turn, false)
+			return s.status(ctx, err)
+		}
+	}
 	c := s.calls.Get().(*call)
 	c.hold(a.message)
-	c.request.Waited = waited
+	c.turn = turn
+	c.request.Late, c.request.Answer = turn.Verdict == overload.Late, turn.Answer
 	answer, err := s.answer(ctx, c, now)
 	if err == nil {
 		return stream.SendMsg(answer)
@@ -227,15 +237,33 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 	return s.status(ctx, err)
 }
 
+// turn waits for the turn of the call of which a has the message.
+func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.Turn {
+	waited := now.Sub(a.at)
+	if s.config.Gate.Free(waited) {
+		return overload.Turn{}
+	}
+	message := a.message.ReadOnlyData()
+	c := overload.Call{Domain: domainOf(message), Size: len(message), Waited: waited, Client: a.client}
+	var found bool
+	if c.Deadline, found = ctx.Deadline(); !found {
+		c.Deadline = a.at.Add(s.config.Gate.Patience())
+	}
+	return s.config.Gate.Wait(c)
+}
+
 // answer decides the message that c holds and encodes the verdict. It releases c, except after a panic: c may then
 // still be in use, and is left to the garbage collector. The error must go through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer, err error) {
+	turn, shed := c.turn, false
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			a, err = nil, s.recovered(ctx, methodName, p)
 		}
+		s.config.Gate.Done(turn, shed)
 	}()
 	v, err := s.decide(ctx, c, now)
+	shed = c.scratch.Shed()
 	if err == nil {
 		if v.Over {
 			s.config.Hooks.Refused(&c.request, v)

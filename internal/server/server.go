@@ -112,7 +112,6 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Controls:        v.controls,
 		Secret:          v.store.secret,
-		Gate:            v.gate,
 		OnFailure:       defaultOnFailure(&s),
 		Local:           v.store.local,
 		Shadow:          s.Decide.Shadow,

@@ -113,9 +113,9 @@ func (s *Sampler) Passes(hits uint64) bool {
 	return true
 }
 
-// Draw decides about a request for hits that Passes did not skip, and that has so many descriptors. What is drawn must be
+// Draw decides about a request for hits that Passes did not skip, and that is so many descriptors wide. What is drawn must be
 // multiplied by weight, and stands for one in every hits; if weight is 0 the request is not looked at after all.
-func (t *Top) Draw(s *Sampler, hits uint64, descriptors int) (weight float64, every uint32) {
+func (t *Top) Draw(s *Sampler, hits uint64, wide int) (weight float64, every uint32) {
 	if s.every == 0 {
 		if s.draw(t.every.Load()); s.Passes(hits) {
 			return 0, 0
@@ -125,7 +125,7 @@ func (t *Top) Draw(s *Sampler, hits uint64, descriptors int) (weight float64, ev
 	if every > 1 {
 		weight = -1 / math.Expm1(float64(hits)*math.Log1p(-1/float64(every)))
 	}
-	s.draw(t.paced(descriptors))
+	s.draw(t.paced(wide))
 	return weight, every
 }
 

@@ -1,0 +1,248 @@
+package overload
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
+	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
+	recent    = time.Second           // what the least of that is taken from, once or twice
+	first     = 64                    // the room to begin with
+	fewest    = 4                     // the least room
+	most      = 4096                  // the most room
+	averages  = 8                     // turns, and four times as many calls, of which moving averages are made
+	slack     = Unloaded / 2          // between two turns, if there is time for everybody
+	nap       = time.Millisecond      // when there is no room for those that wait
+	mostBytes = 64 << 20              // of messages that wait
+)
+
+// A call that policies decide has been read and has to be answered, which takes a quarter to a half of the time of a
+// decision. With more of them than these, little else would be done, so then fewer calls are read.
+const (
+	policies = 2
+	perCalls = 3
+	debt     = 128 * perCalls // how far policies may be ahead for a moment
+)
+
+// line is where calls wait for their turn once this process is busy. As long as anybody waits, everybody does.
+type line struct {
+	gate   *Gate
+	poller *poller
+	kick   chan struct{} // there is room again
+	open   atomic.Bool   // somebody waits
+	pace   atomic.Int64  // what lap is, for those without the lock
+	places sync.Pool     // of *place
+
+	mu      sync.Mutex
+	calls   []*place // in the order in which they came
+	bytes   int      // of their messages
+	working int      // calls that go on
+	room    int      // how many may
+	soon    int      // how many of them were answered soon since room was last raised
+	cut     time.Time
+	owed    int              // what is owed to calls that go on (if negative) or to policies
+	lap     time.Duration    // between two turns, on average
+	took    time.Duration    // from a call's turn to its answer, on average
+	patient time.Duration    // how long callers wait, on average
+	floor   [2]time.Duration // the least that a call took, now and before
+	floored time.Time        // when that was last begun anew
+	napping bool
+}
+
+// place is that of a call in a line.
+type place struct {
+	Call
+
+	turn chan Turn
+}
+
+// Verdict says what is to become of a call.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Go   Verdict = iota // decide it
+	Late                // have policies decide it
+	Lost                // refuse it: there is not even time for that
+)
+
+// Turn is what became of a call that waited; the zero value is that of one that need not.
+type Turn struct {
+	Verdict Verdict
+	Answer  time.Duration // how long its answer will wait in this process
+
+	counted bool
+	at      time.Time
+}
+
+func (l *line) init(g *Gate) {
+	l.gate, l.poller, l.room, l.kick = g, newPoller(), first, make(chan struct{}, 1)
+	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
+}
+
+// wait waits for the turn of a call.
+func (l *line) wait(c Call) Turn {
+	p := l.places.Get().(*place)
+	p.Call = c
+	l.mu.Lock()
+	if l.bytes > mostBytes {
+		l.mu.Unlock()
+		l.places.Put(p)
+		return Turn{Verdict: Late, Answer: time.Duration(l.pace.Load())}
+	}
+	l.calls = append(l.calls, p)
+	l.bytes += c.Size
+	l.patient += (time.Until(c.Deadline) + c.Waited - l.patient) / (4 * averages)
+	if !l.open.Load() {
+		l.open.Store(true)
+		go l.run()
+	}
+	l.mu.Unlock()
+	t := <-p.turn
+	p.Call = Call{}
+	l.places.Put(p)
+	return t
+}
+
+// run has everything read that has arrived, and gives turns, until nobody waits any more.
+func (l *line) run() {
+	timer := time.NewTimer(nap)
+	defer timer.Stop()
+	spare := 0
+	for last := time.Now(); ; {
+		l.poller.pass()
+		now := time.Now()
+		more, full := l.turns(now, now.Sub(last), spare)
+		if !more {
+			return
+		}
+		if last, spare = now, 0; full {
+			timer.Reset(nap)
+			select {
+			case <-l.kick:
+			case <-timer.C:
+				spare = fewest // this process has nothing to do: it is the store that takes long
+			}
+			last = time.Now()
+		}
+	}
+}
+
+// turns gives turns to those whose it is, and to as many as are to spare beyond the room. If not more, nobody waited; if full,
+// nobody had a turn, for want of room.
+func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lap += (lap - l.lap) / averages
+	l.pace.Store(int64(l.lap))
+	if len(l.calls) == 0 {
+		l.open.Store(false)
+		l.gate.raise(now, 0, true)
+		return false, false
+	}
+	shed := l.shed(now, lap < slack)
+	went := l.proceed(now, max(l.room, l.working+spare))
+	l.gate.raise(now, went, false)
+	l.napping = shed+went == 0
+	return true, l.napping
+}
+
+// give gives a call its turn. It is to be taken out of the line.
+func (l *line) give(p *place, t Turn) {
+	l.bytes -= p.Size
+	p.turn <- t
+}
+
+// shed has policies decide those for which there is no time, and refuses those for which there is not even time for that. It
+// returns how many there were. If they are too many for what else is done, and nobody is idle, fewer are to be read.
+func (l *line) shed(now time.Time, idle bool) (turns int) {
+	decide, policy := margin+l.lap+5*min(l.took, l.brisk())/4, margin/2+l.lap
+	kept := l.calls[:0]
+	for _, p := range l.calls {
+		// Nobody knows how long it waited before its headers were read, but it was not longer than between two turns.
+		switch left := p.Deadline.Sub(now) - l.lap; {
+		case left < policy:
+			l.give(p, Turn{Verdict: Lost})
+		case left < decide:
+			l.give(p, Turn{Verdict: Late, Answer: l.lap})
+		default:
+			kept = append(kept, p)
+			continue
+		}
+		turns++
+	}
+	clear(l.calls[len(kept):])
+	l.calls = kept
+	if l.owed -= perCalls * turns; idle {
+		l.owed = max(l.owed, 0)
+	}
+	if l.owed < -debt {
+		l.owed = -debt / 2
+		l.gate.lower(now, l.room)
+	}
+	return turns
+}
+
+// proceed has as many go on as there is room for: those of domains that take less than their share first, and of them the
+// newest, which have the most time. It returns how many they are.
+func (l *line) proceed(now time.Time, room int) (turns int) {
+	for _, under := range []bool{true, false} {
+		for i := len(l.calls) - 1; i >= 0 && l.working < room; i-- {
+			p := l.calls[i]
+			if p == nil || under && !l.gate.shares.under(p.Domain) {
+				continue
+			}
+			l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
+			l.calls[i] = nil
+			l.working++
+			turns++
+			l.give(p, Turn{Verdict: Go, Answer: l.lap, counted: true, at: now})
+		}
+	}
+	l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
+	l.owed = min(l.owed+policies*turns, debt)
+	return turns
+}
+
+// brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but
+// those that come next wait meanwhile, and take as long themselves.
+func (l *line) brisk() time.Duration { return min(max(l.patient*3/10, Unloaded), brisk) }
+
+// done notes that a call has been decided, or that the store had no time for it, and changes the room by how long that took.
+// A store that takes long by itself is no reason to ask it less.
+func (l *line) done(t Turn, shed bool, now time.Time) {
+	took := now.Sub(t.at)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.working--
+	if !shed {
+		l.took += (took - l.took) / (4 * averages)
+		if now.Sub(l.floored) > recent {
+			l.floor[0], l.floor[1], l.floored = took, l.floor[0], now
+		}
+		l.floor[0] = min(l.floor[0], took)
+	}
+	least := l.floor[0]
+	if l.floor[1] > 0 {
+		least = min(least, l.floor[1])
+	}
+	switch {
+	case !shed && l.took <= max(l.brisk(), 2*least):
+		if l.soon++; l.soon >= l.room && len(l.calls) > 0 {
+			l.room, l.soon = min(l.room+1+l.room/16, most), 0
+		}
+	case now.Sub(l.cut) > max(settle, took):
+		l.room, l.soon, l.cut = max(fewest, l.room*7/8), 0, now
+	}
+	if l.napping && l.working < l.room {
+		l.napping = false
+		select {
+		case l.kick <- struct{}{}:
+		default:
+		}
+	}
+}

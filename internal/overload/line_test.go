@@ -1,0 +1,149 @@
+package overload
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// enter has a call wait in l, of which the test gives the turns.
+func enter(l *line, c Call) *place {
+	p := &place{Call: c, turn: make(chan Turn, 1)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open.Store(true)
+	l.calls = append(l.calls, p)
+	l.bytes += c.Size
+	return p
+}
+
+// verdict says what became of p: '-' if it still waits.
+func verdict(p *place) byte {
+	select {
+	case turn := <-p.turn:
+		return "glx"[turn.Verdict]
+	default:
+		return '-'
+	}
+}
+
+func verdicts(places []*place) (all string) {
+	for _, p := range places {
+		all += string(verdict(p))
+	}
+	return all
+}
+
+// TestNewestFirst: those go on for which there is room, the newest first, and those of domains that have had less than their
+// share before.
+func TestNewestFirst(t *testing.T) {
+	t.Parallel()
+	g := New(Config{MaxCalls: 1000})
+	l, now := &g.line, time.Now()
+	l.room = 4
+	g.shares.add(0, 1, 1000)
+	var all []*place
+	for _, domain := range []uint32{1, 1, 2, 1, 1, 1, 1, 2, 1} {
+		all = append(all, enter(l, Call{Domain: domain, Deadline: now.Add(20 * ms)}))
+	}
+	l.turns(now, 0, 0)
+	if got := verdicts(all); got != "--g---ggg" {
+		t.Errorf("of domains 112111121 with room for 4: %s", got)
+	}
+	if more, full := l.turns(now, 0, 0); !more || !full {
+		t.Errorf("without room: more is %v and full %v", more, full)
+	}
+	l.room = 100
+	l.turns(now, 0, 0)
+	if got := verdicts(all); got != "gg-ggg---" {
+		t.Errorf("with room for all: %s", got)
+	}
+	if more, _ := l.turns(now, 0, 0); more || !g.Free(0) {
+		t.Error("the line is open though nobody waits")
+	}
+}
+
+// TestTimeLeft: whether there is time for a call depends on how long it takes to read what arrives, of late, and to answer.
+func TestTimeLeft(t *testing.T) {
+	t.Parallel()
+	type busy struct{ lap, took time.Duration }
+	got := map[busy]string{}
+	for _, b := range []busy{{0, 0}, {ms, 0}, {2 * ms, 4 * ms}, {2 * ms, time.Second}} {
+		g := New(Config{MaxCalls: 1000})
+		l, now := &g.line, time.Now()
+		l.room, l.lap, l.took, l.patient = 1000, b.lap, b.took, 20*ms
+		var all []*place
+		for left := range 15 {
+			all = append(all, enter(l, Call{Deadline: now.Add(time.Duration(left) * ms)}))
+		}
+		l.turns(now, b.lap, 0)
+		got[b] = verdicts(all)
+	}
+	want := map[busy]string{
+		{0, 0}:                "xlggggggggggggg", // 2 ms for the answer on its way
+		{ms, 0}:               "xxxlggggggggggg",
+		{2 * ms, 4 * ms}:      "xxxxxllllllgggg",
+		{2 * ms, time.Second}: "xxxxxlllllllllg", // at most what calls are allowed to take
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("verdicts by milliseconds left (-want +got):\n%s", d)
+	}
+}
+
+// TestRoom: there is more room while calls are answered soon, and less when they are not, or the store has no time for them; but
+// not because the store takes long by itself.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		l := &g.line
+		l.patient = 20 * ms
+		waits := enter(l, Call{Deadline: time.Now().Add(time.Hour)})
+		rounds := func(n int, took time.Duration, shed bool) int {
+			for range n {
+				begun := time.Now()
+				time.Sleep(took)
+				for range 50 {
+					l.working++
+					l.done(Turn{Verdict: Go, counted: true, at: begun}, shed, time.Now())
+				}
+			}
+			return l.room
+		}
+		if room := rounds(20, 3*ms, false); room <= first {
+			t.Errorf("with answers after 3 ms there is room for %d", room)
+		}
+		if room := rounds(200, 9*ms, false); room != fewest {
+			t.Errorf("with answers after 9 ms there is room for %d, want %d", room, fewest)
+		}
+		if room := rounds(200, 8*ms, false); room <= first {
+			t.Errorf("when no answer has come sooner for two seconds there is room for %d", room)
+		}
+		before := l.room
+		if room := rounds(60, ms, true); room >= before/2 {
+			t.Errorf("when the store sheds there is room for %d, and for %d before", room, before)
+		}
+		if verdict(waits) != '-' {
+			t.Error("somebody has given a turn")
+		}
+	})
+}
+
+// TestBytes: there is a bound on the messages of those that wait.
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	g := New(Config{MaxCalls: 1000})
+	l, now := &g.line, time.Now()
+	l.room = 0
+	enter(l, Call{Deadline: now.Add(time.Hour), Size: mostBytes + 1})
+	if turn := l.wait(Call{Deadline: now.Add(time.Hour)}); turn.Verdict != Late {
+		t.Errorf("with too many bytes a call has the turn %+v", turn)
+	}
+	l.room = 1
+	l.turns(now, 0, 0)
+	if l.bytes != 0 {
+		t.Errorf("%d bytes are left when nobody waits", l.bytes)
+	}
+}

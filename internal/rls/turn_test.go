@@ -1,0 +1,120 @@
+package rls
+
+import (
+	"context"
+	"crypto/tls"
+	"sync"
+	"testing"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// crowdedGate returns a gate at which so much waits for a second or so that policies decide what else comes.
+func crowdedGate(t *testing.T) *overload.Gate {
+	t.Helper()
+	const many, huge = 4000, 65 << 20
+	g := overload.New(overload.Config{MaxCalls: 2 * many, Patience: time.Minute})
+	turns := make(chan overload.Turn, 2*many)
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	wait := func(calls int, domain uint32, size int) {
+		c := overload.Call{Domain: domain, Size: size, Waited: time.Minute, Deadline: time.Now().Add(time.Minute)}
+		for range calls {
+			wg.Go(func() { turns <- g.Wait(c) })
+		}
+	}
+	wait(1, 1, 1000) // the domain has had its share
+	testkit.Eventually(t, "a call goes on", func() bool { return len(turns) > 0 })
+	wait(many, 2, 0) // so these come first
+	testkit.Eventually(t, "others wait", func() bool { return !g.Free(0) && len(turns) >= 64 })
+	wait(1, 1, huge)
+	testkit.Eventually(t, "too much waits", func() bool {
+		return g.Wait(overload.Call{Deadline: time.Now().Add(time.Minute)}).Verdict == overload.Late
+	})
+	return g
+}
+
+// TestLateCallsAreDecidedByPolicy: a call that waits for its turn in vain is decided by policies while its caller still waits,
+// and refused where nobody does any more.
+func TestLateCallsAreDecidedByPolicy(t *testing.T) {
+	late := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+		if !r.Late {
+			t.Error("a call for which there is no room was decided")
+		}
+		return allow(ctx, r, v)
+	})
+	address := serve(t, NewServer(New(late, Config{Gate: crowdedGate(t)}), ServerConfig{}))
+	c := ratelimitv3.NewRateLimitServiceClient(dial(t, address))
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		if _, err := c.ShouldRateLimit(ctx, request("d", "k=v")); err != nil {
+			t.Error(err)
+		}
+		cancel()
+	}
+}
+
+// TestClientOf: calls know their connection, in plain text and over TLS, and the address of this side is still what it was.
+func TestClientOf(t *testing.T) {
+	config, pool := serverTLS(t)
+	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
+	for name, c := range map[string]struct {
+		server ServerConfig
+		dial   []grpc.DialOption
+	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			clients := map[*overload.Client]int{}
+			seen := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+				mu.Lock()
+				defer mu.Unlock()
+				clients[clientOf(ctx)]++
+				return allow(ctx, r, v)
+			})
+			l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			bounded := Bound(l, Connections{})
+			serveOn(t, NewServer(New(seen, Config{}), c.server), bounded)
+			for range 2 {
+				client := ratelimitv3.NewRateLimitServiceClient(dial(t, l.Addr().String(), c.dial...))
+				for range 3 {
+					if _, err := client.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if len(clients) != 2 || clients[nil] > 0 {
+				t.Errorf("calls of each client: %v, want two with three each", clients)
+			}
+			for client := range clients {
+				if a := (localAddr{l.Addr(), client}); a.String() != l.Addr().String() || a.Network() != "tcp" {
+					t.Errorf("the address of this side is %v", a)
+				}
+			}
+		})
+	}
+}
+
+func TestDomainOf(t *testing.T) {
+	t.Parallel()
+	one, other := domainOf(marshal(t, request("one", "k=v"))), domainOf(marshal(t, request("other", "k=v")))
+	if one == 0 || one == other || one != domainOf(marshal(t, request("one", "k=w"))) {
+		t.Errorf("the domains have the numbers %d and %d", one, other)
+	}
+	for _, bad := range []string{"", "\x0a", "\x0a\xff", "\x12\x00\x0a\x01a", "\xff\xff"} {
+		if n := domainOf([]byte(bad)); n != 0 {
+			t.Errorf("%q has the domain %d", bad, n)
+		}
+	}
+}
