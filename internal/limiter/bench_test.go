@@ -37,10 +37,29 @@ descriptors:
       rate_limit: {unit: hour, requests_per_unit: 4000000000}
 `
 
+const groupRules = `
+domain: groups
+quota_group_by: [method, user]
+descriptors:
+- key: user
+  quota_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 4000000000}
+- key: bucket
+  quota_mode: true
+  rate_limit: {unit: hour, requests_per_unit: 4000000000}
+- key: path
+  descriptors:
+  - key: method
+    descriptors:
+    - key: user
+      quota_mode: true
+      rate_limit: {unit: hour, requests_per_unit: 0}
+`
+
 func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 	tb.Helper()
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), c)
-	load(tb, l, rules)
+	load(tb, l, rules, groupRules)
 	return l
 }
 
@@ -69,6 +88,8 @@ func hot() map[string]*limiter.Request {
 	replaced.Descriptors = append(replaced.Descriptors, one("replacing=x").Descriptors...)
 	three := one("user=u1")
 	three.Descriptors = append(three.Descriptors, one("bucket=b1").Descriptors[0], one("path=/a,method=GET,user=u1").Descriptors[0])
+	groups := three.Descriptors
+	groups = append(groups[:3:3], one("user=u2").Descriptors[0])
 	stranger := one("user=u1")
 	stranger.Domain = []byte("nowhere")
 	return map[string]*limiter.Request{
@@ -78,6 +99,7 @@ func hot() map[string]*limiter.Request {
 		"override":        override,
 		"replaces":        replaced,
 		"three":           three,
+		"groups":          {Domain: []byte("groups"), Descriptors: groups},
 		"unknown_domain":  stranger,
 		"unmatched":       one("other=1"),
 	}

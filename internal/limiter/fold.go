@@ -27,8 +27,11 @@ func (p *Scratch) refused(t *part) bool {
 // over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
 // take part.
 func (l *Limiter) over(p *Scratch) bool {
-	if p.steered.blocked {
+	switch {
+	case p.steered.blocked:
 		return true
+	case len(p.groups) > 0:
+		return l.groupsOver(p)
 	}
 	quota, quotaOver := 0, 0
 	for i := range p.parts {
@@ -57,6 +60,7 @@ func (v *Verdict) unmatched(n int) {
 	v.Over, v.Header = false, -1
 	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
 	clear(v.Statuses)
+	v.GroupBy, v.Groups = nil, v.Groups[:0]
 }
 
 // fold turns the backend's decisions into the verdict.
@@ -68,6 +72,7 @@ func (l *Limiter) fold(p *Scratch) {
 	}
 	v.Over = l.over(p) && !l.config.Shadow || p.steered.blocked
 	v.Header = l.header(p)
+	l.quotaGroups(p)
 }
 
 // status fills in s, the answer to the i-th part.

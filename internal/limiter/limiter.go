@@ -81,7 +81,7 @@ func (l *Limiter) Rules() *descriptors.Set {
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
-	p.parts, p.shed = p.parts[:0], false
+	p.parts, p.groups, p.shed = p.parts[:0], p.groups[:0], false
 	v, err := l.decide(ctx, r, p)
 	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
 		l.observe(ctx, r, p, drawn, err)

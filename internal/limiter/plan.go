@@ -23,6 +23,9 @@ type Scratch struct {
 	shed    bool // the request is counted as shed
 	counts  *domain
 	steered steered
+	groups  []int // for each part, the first of its quota group, or anyGroup; empty where there are no groups
+	groupBy []string
+	sums    []uint64 // hashes of the values that make the groups
 
 	parts  []part
 	ops    []backend.Op           // one for each part with limits, in order
@@ -89,6 +92,7 @@ func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 	if s.referenceNames {
 		p.nameOps(d, r)
 	}
+	p.group(d, r)
 }
 
 // find fills in the i-th part: what its descriptor matches, and the limits that apply.

@@ -250,6 +250,9 @@ func (s *script) decide(words []string, body string) string {
 		for i := range v.Statuses {
 			fmt.Fprintf(&b, "  %d: %s\n", i, statusText(&v.Statuses[i]))
 		}
+		for _, g := range v.Groups {
+			fmt.Fprintf(&b, "  group of %d: %s remaining %d\n", g.First, code(g.Over), g.Remaining)
+		}
 	}
 	return b.String()
 }

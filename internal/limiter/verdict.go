@@ -19,6 +19,7 @@ type Status struct {
 	Override  bool                    // RateLimit came with the request: of Rule only the path may be reported
 	Unlimited bool
 	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
+	Group     int  // in quota mode, where there are groups: the index of its own in Verdict.Groups, or AnyGroup
 	Unasked   bool // nothing was spent, because another descriptor of the request is blocked
 	Remaining uint32
 	Decision  engine.Decision
@@ -67,6 +68,9 @@ type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
 	Statuses []Status // one for each descriptor, in order
 	Header   int      // index of the status that response headers describe, which is none that is untold; −1 if there is none
+
+	GroupBy []string     // the keys by whose values descriptors in quota mode form groups; empty unless the domain has quota_group_by
+	Groups  []QuotaGroup // of them, in the order of the request
 }
 
 // Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe

@@ -143,6 +143,43 @@ descriptors:
 	}
 }
 
+// TestQuotaGroupsMetadata shows what routing can read of groups, with RESPONSE_DYNAMIC_METADATA alone.
+func TestQuotaGroupsMetadata(t *testing.T) {
+	w := start(t, `
+domain: ai
+quota_group_by: [model]
+descriptors:
+  - {key: model, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 9}}
+  - key: tenant
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 5, name: budget}
+    descriptors:
+      - {key: model, value: big, quota_mode: true, rate_limit: {unit: minute, requests_per_unit: 1, name: big}}
+`, Config{DynamicMetadata: true})
+	r := request("ai", "model=big", "tenant=t,model=big", "model=small", "tenant=t")
+	var got any
+	for range 2 {
+		got = w.ask(r).GetDynamicMetadata().AsMap()["quota_groups"]
+	}
+	want := []any{
+		map[string]any{"entries": []any{"model=big"}, "over": true, "exceeded": []any{"big"}, "remaining": 0.0},
+		map[string]any{"entries": []any{"model=small"}, "over": false, "exceeded": []any{}, "remaining": 3.0},
+	}
+	if diff := cmp.Diff(any(want), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for range 4 { // the tenant's budget belongs to all groups
+		got = w.ask(r).GetDynamicMetadata().AsMap()["quota_groups"]
+	}
+	small := map[string]any{"entries": []any{"model=small"}, "over": true, "exceeded": []any{"budget"}, "remaining": 0.0}
+	if diff := cmp.Diff(any(small), got.([]any)[1]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := w.ask(request("ai", "model=other")).GetDynamicMetadata().AsMap()["quota_groups"]; len(got.([]any)) != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
 // TestRuleMetadata compares with recorded answers of the reference.
 func TestRuleMetadata(t *testing.T) {
 	w := start(t, `

@@ -111,8 +111,12 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 
 // retrySeconds returns after how many seconds, at least 1, a refused request would pass: when the last of the limits
 // that refused it would admit it. Limits in quota mode refuse only together, so if only such limits refused, the first
-// to admit decides. It is 0 if callers may not be told of any of them.
+// to admit decides; where they form groups, the first group of which all admit. It is 0 if callers may not be told of any
+// of them.
 func retrySeconds(v *limiter.Verdict) int64 {
+	if len(v.Groups) > 0 {
+		return retryGroups(v)
+	}
 	var last, firstQuota int64
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
@@ -127,4 +131,26 @@ func retrySeconds(v *limiter.Verdict) int64 {
 		}
 	}
 	return cmp.Or(last, firstQuota)
+}
+
+// retryGroups is retrySeconds where limits in quota mode form groups.
+func retryGroups(v *limiter.Verdict) int64 {
+	var all, first int64                 // of what belongs to all groups, or to none; and of the first group
+	last := make([]int64, len(v.Groups)) // of each group
+	for i := range v.Statuses {
+		st := &v.Statuses[i]
+		switch {
+		case !st.Over || st.Untold():
+		case !st.Quota || st.Group == limiter.AnyGroup:
+			all = max(all, st.ResetSeconds())
+		default:
+			last[st.Group] = max(last[st.Group], st.ResetSeconds())
+		}
+	}
+	for _, n := range last {
+		if first == 0 || n > 0 && n < first {
+			first = n
+		}
+	}
+	return max(all, first)
 }

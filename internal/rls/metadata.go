@@ -30,9 +30,16 @@ const truncated = "truncated"
 // add, there is only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
 	texts := textsOf(r)
-	cut := shorten(texts, maxAnswer-metadataFrame-len(b))
+	room := maxAnswer - metadataFrame - len(b)
+	if len(v.Groups) > 0 { // which say entries again
+		room /= 2
+	}
+	cut := shorten(texts, room)
 	all := map[string]*structpb.Value{"domain": structpb.NewStringValue(texts[0])}
 	texts = texts[1:]
+	if len(v.Groups) > 0 {
+		all["quota_groups"] = quotaGroups(r, v, texts)
+	}
 	list := make([]*structpb.Value, len(r.Descriptors))
 	for i := range r.Descriptors {
 		d := &r.Descriptors[i]
@@ -158,6 +165,46 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 	fields["retry_after_ms"] = milliseconds(st.Decision.RetryAfter)
 	fields["reset_after_ms"] = milliseconds(st.Decision.ResetAfter)
 	fields["wait_ms"] = milliseconds(st.Decision.Wait)
+}
+
+// quotaGroups returns, for each group, the entries that make it, whether it is over, which limits are, and what is left.
+// Texts are those of the entries of r.
+func quotaGroups(r *limiter.Request, v *limiter.Verdict, texts []string) *structpb.Value {
+	groups := make([]*structpb.Value, 0, len(v.Groups))
+	begin := 0 // in texts, of the entries of the i-th descriptor
+	for i := range r.Descriptors {
+		entries := r.Descriptors[i].Entries
+		if g := slices.IndexFunc(v.Groups, func(g limiter.QuotaGroup) bool { return g.First == i }); g >= 0 {
+			groups = append(groups, quotaGroup(v, g, groupTexts(v.GroupBy, entries, texts[begin:])))
+		}
+		begin += len(entries)
+	}
+	return structpb.NewListValue(&structpb.ListValue{Values: groups})
+}
+
+// groupTexts returns the texts of the first entry with each key.
+func groupTexts(keys []string, entries []descriptors.Entry, texts []string) (list []*structpb.Value) {
+	for _, key := range keys {
+		if i := slices.IndexFunc(entries, func(e descriptors.Entry) bool { return string(e.Key) == key }); i >= 0 {
+			list = append(list, structpb.NewStringValue(texts[i]))
+		}
+	}
+	return list
+}
+
+func quotaGroup(v *limiter.Verdict, g int, entries []*structpb.Value) *structpb.Value {
+	var exceeded []*structpb.Value
+	for i := range v.Statuses {
+		if st := &v.Statuses[i]; st.Over && st.Quota && (st.Group == g || st.Group == limiter.AnyGroup) {
+			exceeded = append(exceeded, structpb.NewStringValue(valid(st.RuleName())))
+		}
+	}
+	return structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+		"entries":   structpb.NewListValue(&structpb.ListValue{Values: entries}),
+		"over":      structpb.NewBoolValue(v.Groups[g].Over),
+		"exceeded":  structpb.NewListValue(&structpb.ListValue{Values: exceeded}),
+		"remaining": structpb.NewNumberValue(float64(v.Groups[g].Remaining)),
+	}})
 }
 
 func milliseconds(d time.Duration) *structpb.Value {

@@ -56,6 +56,7 @@ type Settings struct {
 		MergeDomains   bool
 		Strict         bool
 		Overlay        string
+		QuotaGroupBy   []string
 		ForceStart     bool
 		HealthyWithOne bool
 	}

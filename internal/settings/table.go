@@ -144,6 +144,7 @@ func rules(s *Settings) []variable {
 func deciding(s *Settings) []variable {
 	return []variable{
 		{"SHADOW_MODE", "false", boolean, &s.Decide.Shadow, "", "decide and count, but let every request pass"},
+		{"QUOTA_GROUP_BY", "", names, &s.Rules.QuotaGroupBy, "", "keys of entries, such as `model`: descriptors in quota mode with equal values of them form a group, which is over as soon as one of its limits is, and a request is refused once all its groups are; for domains that have no `quota_group_by` (ours)"},
 		{"QUOTA_MODE", "false", boolean, &s.Decide.Quota, "", "every rule is in quota mode: a request is refused only if all of its rules are over their limits"},
 		{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", boolean, &s.Decide.StopWhenOver, "", "a request with a descriptor over its limit spends nothing on the others"},
 		{"NEAR_LIMIT_RATIO", "0.8", ratio, &s.Decide.NearLimitRatio, "", "fraction of a limit beyond which hits count as near it"},

@@ -31,6 +31,9 @@ type Options struct {
 	Strict       bool     // treat warnings as errors
 	Overlay      []Source // what is laid over the rules, in YAML; see config/overlay.yaml
 
+	// QuotaGroupBy is the quota_group_by of domains that do not have the key.
+	QuotaGroupBy []string
+
 	// CalendarMonths makes fixed windows of months that are aligned to the clock follow the calendar of UTC, including
 	// those of limits that requests bring along. A rule that has a calendar key is not affected.
 	CalendarMonths bool
@@ -52,10 +55,11 @@ type Set struct {
 // Domain is one domain of a [Set].
 type Domain struct {
 	Name           string
-	ID             uint32 // a hash of Name
-	ChargeTogether bool   // charge: together
-	AllowOverride  bool   // allow_limit_override
-	FallsBack      bool   // a rule has on_failure: allow, deny or local
+	ID             uint32   // a hash of Name
+	ChargeTogether bool     // charge: together
+	AllowOverride  bool     // allow_limit_override
+	QuotaGroupBy   []string // quota_group_by, or that of the Options
+	FallsBack      bool     // a rule has on_failure: allow, deny or local
 
 	root     level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil

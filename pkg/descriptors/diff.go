@@ -2,6 +2,7 @@ package descriptors
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -17,7 +18,7 @@ func (s *Set) Diff(old *Set) []string {
 	}
 	for _, d := range old.domains {
 		if s.byName[d.Name] == nil {
-			lines = append(lines, (&Domain{Name: d.Name, AllowOverride: d.AllowOverride, ChargeTogether: d.ChargeTogether}).diff(d)...)
+			lines = append(lines, (&Domain{Name: d.Name, AllowOverride: d.AllowOverride, ChargeTogether: d.ChargeTogether, QuotaGroupBy: d.QuotaGroupBy}).diff(d)...)
 			lines = append(lines, d.Name+": domain removed")
 		}
 	}
@@ -35,8 +36,13 @@ func (d *Domain) diff(old *Domain) (lines []string) {
 	if d.AllowOverride != old.AllowOverride {
 		lines = append(lines, fmt.Sprintf("%s: allow_limit_override %t→%t", d.Name, old.AllowOverride, d.AllowOverride))
 	}
+	if !slices.Equal(d.QuotaGroupBy, old.QuotaGroupBy) {
+		lines = append(lines, fmt.Sprintf("%s: quota_group_by %s→%s", d.Name, groupText(old.QuotaGroupBy), groupText(d.QuotaGroupBy)))
+	}
 	return append(lines, d.root.diff(&old.root, d.Name)...)
 }
+
+func groupText(keys []string) string { return "[" + strings.Join(keys, ", ") + "]" }
 
 func chargeText(together bool) string {
 	if together {

@@ -64,6 +64,9 @@ func options(comment []byte) (o descriptors.Options) {
 			o.MergeDomains = strings.Contains(words, "merge")
 			o.CalendarMonths = strings.Contains(words, "months")
 			o.Strict = strings.Contains(words, "strict")
+			if strings.Contains(words, "groups") {
+				o.QuotaGroupBy = []string{"model"}
+			}
 		}
 	}
 	return o
@@ -110,6 +113,9 @@ func answerLoad(a *txtar.Archive) (string, error) {
 	for d := range set.Domains() {
 		if d.ChargeTogether || !d.AllowOverride {
 			fmt.Fprintf(&b, "domain %s: charge together %t, allow override %t\n", d.Name, d.ChargeTogether, d.AllowOverride)
+		}
+		if len(d.QuotaGroupBy) > 0 {
+			fmt.Fprintf(&b, "domain %s: quota groups by %q\n", d.Name, d.QuotaGroupBy)
 		}
 	}
 	for r := range set.Rules() {

@@ -32,6 +32,7 @@ const (
 const (
 	kwCharge             = "charge"
 	kwAllowLimitOverride = "allow_limit_override"
+	kwQuotaGroupBy       = "quota_group_by"
 	kwRateLimits         = "rate_limits"
 	kwAlgorithm          = "algorithm"
 	kwUnitMultiplier     = "unit_multiplier"
@@ -90,6 +91,7 @@ func keywords() []keyword {
 		{name: kwMetadata, where: inDescriptor, ofReference: true},
 		{name: kwCharge, where: inRoot},
 		{name: kwAllowLimitOverride, where: inRoot},
+		{name: kwQuotaGroupBy, where: inRoot},
 		{name: kwRateLimits, where: inDescriptor},
 	}
 	for k := range OwnKeys() {

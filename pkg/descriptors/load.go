@@ -62,7 +62,7 @@ type compiler struct {
 
 // domainSettings records where the settings that all files of a domain have to agree on were found.
 type domainSettings struct {
-	charge, override string // the place, for messages; empty if no file has the key
+	charge, override, groupBy string // the place, for messages; empty if no file has the key
 }
 
 func (c *compiler) file(f *rawFile) {
@@ -71,6 +71,7 @@ func (c *compiler) file(f *rawFile) {
 	}
 	c.domain = c.enterDomain(f)
 	c.settings(f)
+	c.quotaGroups(f)
 	if f.overlay != nil {
 		c.set.overlaid = append(c.set.overlaid, Overlaid{c.domain.Name, f.overlay.place, f.overlay.text})
 	}
@@ -101,7 +102,7 @@ func (c *compiler) enterDomain(f *rawFile) *Domain {
 	case earlier != nil:
 		c.fail(f.domain.at, name, "duplicate domain '%s' in config file: %s has it already, and MERGE_DOMAIN_CONFIG is not true", name, c.set.files[earlier.file])
 	}
-	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, file: len(c.set.files) - 1}
+	d := &Domain{Name: name, ID: crc32.ChecksumIEEE([]byte(name)), AllowOverride: true, QuotaGroupBy: c.options.QuotaGroupBy, file: len(c.set.files) - 1}
 	if c.options.CalendarMonths {
 		d.months = c.zones.zone("UTC")
 	}
@@ -133,6 +134,35 @@ func (c *compiler) settings(f *rawFile) {
 		} else {
 			d.AllowOverride, d.settings.override = f.override.on, c.where(f.override.at)
 		}
+	}
+}
+
+// quotaGroups checks quota_group_by.
+func (c *compiler) quotaGroups(f *rawFile) {
+	d := c.domain
+	if !f.groupByAt.present() {
+		return
+	}
+	keys := make([]string, 0, len(f.groupBy))
+	before := c.failures
+	for _, k := range f.groupBy {
+		switch {
+		case k.broken:
+		case k.s == "":
+			c.fail(k.at, d.Name, "quota_group_by has an empty key: want the key of an entry, such as model")
+		case slices.Contains(keys, k.s):
+			c.fail(k.at, d.Name, "quota_group_by has '%s' twice", shorten(k.s))
+		}
+		keys = append(keys, k.s)
+	}
+	switch {
+	case len(keys) > MaxQuotaKeys:
+		c.fail(f.groupByAt, d.Name, "quota_group_by has %d keys: want at most %d", len(keys), MaxQuotaKeys)
+	case d.settings.groupBy != "" && !slices.Equal(keys, d.QuotaGroupBy):
+		c.fail(f.groupByAt, d.Name, "quota_group_by differs from what the domain has at %s: want the same in all its files", d.settings.groupBy)
+	}
+	if c.failures == before {
+		d.QuotaGroupBy, d.settings.groupBy = keys, c.where(f.groupByAt)
 	}
 }
 

@@ -30,6 +30,8 @@ type number struct {
 type rawFile struct {
 	domain, charge text
 	override       flag
+	groupBy        []text // quota_group_by
+	groupByAt      mark
 	descriptors    []rawDescriptor
 	overlay        *pattern // that was laid over its keys; nil if none was
 }
@@ -92,6 +94,8 @@ func (r *reader) root(n *yaml.Node, f *rawFile) {
 			f.charge = r.text(k, v)
 		case kwAllowLimitOverride:
 			f.override = r.flag(k, v)
+		case kwQuotaGroupBy:
+			f.groupBy, f.groupByAt = r.texts(k, v)
 		case kwDescriptors:
 			f.descriptors = r.descriptors(v)
 		}

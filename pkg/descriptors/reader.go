@@ -20,6 +20,8 @@ const (
 	MaxFileSize = 10 << 20 // bytes of a source
 	MaxDepth    = 64       // levels of descriptors
 
+	MaxQuotaKeys = 8 // of quota_group_by
+
 	maxLine          = 512 << 10 // bytes of a line
 	maxItems         = 16        // of rate_limits
 	maxIgnoredDepth  = 64        // of keys that have no effect

@@ -7,6 +7,7 @@ type Tree struct {
 	Domain             string
 	Charge             string
 	AllowLimitOverride *bool
+	QuotaGroupBy       []string // none is an absent key
 	Descriptors        []TreeNode
 }
 
@@ -60,6 +61,9 @@ func (r *reader) tree(t *Tree) rawFile {
 		domain:      text{s: t.Domain, at: somewhere()},
 		charge:      given(t.Charge),
 		descriptors: r.treeNodes(t.Descriptors),
+	}
+	for _, key := range t.QuotaGroupBy {
+		f.groupBy, f.groupByAt = append(f.groupBy, text{s: key, at: somewhere()}), somewhere()
 	}
 	if t.AllowLimitOverride != nil {
 		f.override = flag{on: *t.AllowLimitOverride, at: somewhere()}

@@ -66,6 +66,26 @@ func (r *reader) text(k string, n *yaml.Node) text {
 	return out
 }
 
+// texts reads a list of texts; null is absent.
+func (r *reader) texts(k string, n *yaml.Node) (out []text, where mark) {
+	if r.isNull(n) {
+		return nil, mark{}
+	}
+	if target(n).Kind != yaml.SequenceNode {
+		r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want a list of texts", describe(n), k)
+		return nil, mark{}
+	}
+	m, ok := r.enter(n)
+	if !ok {
+		return nil, mark{}
+	}
+	defer r.leave(n)
+	for _, item := range m.Content {
+		out = append(out, r.text(k, item))
+	}
+	return out, at(n)
+}
+
 // flag reads true or false; null is false.
 func (r *reader) flag(k string, n *yaml.Node) flag {
 	out := flag{at: at(n)}

@@ -21,6 +21,7 @@ func convert(m *configv1.RateLimitConfig, ours bool) *descriptors.Tree {
 		Domain:             m.GetDomain(),
 		Charge:             m.GetCharge(),
 		AllowLimitOverride: m.AllowLimitOverride,
+		QuotaGroupBy:       m.GetQuotaGroupBy(),
 		Descriptors:        convertNodes(m.GetDescriptors(), own),
 	}
 }

@@ -117,8 +117,10 @@ type RateLimitConfig struct {
 	Charge string `protobuf:"bytes,1000,opt,name=charge,proto3" json:"charge,omitempty"`
 	// Whether requests may bring limits of their own; true where it is not set.
 	AllowLimitOverride *bool `protobuf:"varint,1001,opt,name=allow_limit_override,json=allowLimitOverride,proto3,oneof" json:"allow_limit_override,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// The keys of the entries by whose values descriptors in quota mode form groups.
+	QuotaGroupBy  []string `protobuf:"bytes,1002,rep,name=quota_group_by,json=quotaGroupBy,proto3" json:"quota_group_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RateLimitConfig) Reset() {
@@ -184,6 +186,13 @@ func (x *RateLimitConfig) GetAllowLimitOverride() bool {
 		return *x.AllowLimitOverride
 	}
 	return false
+}
+
+func (x *RateLimitConfig) GetQuotaGroupBy() []string {
+	if x != nil {
+		return x.QuotaGroupBy
+	}
+	return nil
 }
 
 // RateLimitDescriptor is a node of the tree of rules.
@@ -716,13 +725,14 @@ var File_ratelimitd_config_v1_config_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\n" +
-	"!ratelimitd/config/v1/config.proto\x12\x14ratelimitd.config.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xf4\x01\n" +
+	"!ratelimitd/config/v1/config.proto\x12\x14ratelimitd.config.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x9b\x02\n" +
 	"\x0fRateLimitConfig\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06domain\x18\x02 \x01(\tR\x06domain\x12K\n" +
 	"\vdescriptors\x18\x03 \x03(\v2).ratelimitd.config.v1.RateLimitDescriptorR\vdescriptors\x12\x17\n" +
 	"\x06charge\x18\xe8\a \x01(\tR\x06charge\x126\n" +
-	"\x14allow_limit_override\x18\xe9\a \x01(\bH\x00R\x12allowLimitOverride\x88\x01\x01B\x17\n" +
+	"\x14allow_limit_override\x18\xe9\a \x01(\bH\x00R\x12allowLimitOverride\x88\x01\x01\x12%\n" +
+	"\x0equota_group_by\x18\xea\a \x03(\tR\fquotaGroupByB\x17\n" +
 	"\x15_allow_limit_override\"\xaf\x05\n" +
 	"\x13RateLimitDescriptor\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
