@@ -259,7 +259,11 @@ func (g *glob) vagueness() int {
 // matching appends the patterns that a domain or a descriptor of rules fits, the most specific first.
 func (l *patterns) matching(to []*pattern, s step) []*pattern {
 	same := l.exact[s]
-	if same != nil {
+	switch {
+	case same == nil:
+	case same.deep:
+		same = nil
+	default:
 		to = append(to, same)
 	}
 	for _, p := range l.wild {
