@@ -29,6 +29,12 @@ var advised = regexp.MustCompile("`([A-Z][A-Z_]+)(?:=|: )\"?([^`\"]+)\"?`")
 func TestAdvice(t *testing.T) {
 	t.Parallel()
 	for example, with := range map[string]func(t *testing.T, more map[string]string){
+		"ai-gateway": func(t *testing.T, more map[string]string) {
+			t.Helper()
+			env := map[string]string{"CONFIG_GRPC_XDS_SERVER_URL": aiGateway(t, "envoy-ai-gateway-ratelimit")}
+			maps.Copy(env, more)
+			readManifests(t, "ai-gateway/ratelimitd.yaml").start(t, env)
+		},
 		"compose":       func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "compose", more) },
 		"envoy":         func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy", more) },
 		"envoy-gateway": startGateway,
@@ -49,7 +55,7 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 	for example, variable := range map[string]string{
-		"istio": "REDIS_KEY_FORMAT", "envoy-gateway": "XDS_KEEP_ON_EMPTY", "envoy": "DECISION_METADATA",
+		"ai-gateway": "QUOTA_GROUP_BY", "istio": "REDIS_KEY_FORMAT", "envoy-gateway": "XDS_KEEP_ON_EMPTY", "envoy": "DECISION_METADATA",
 	} {
 		if !strings.Contains(strings.Join(advised.FindAllString(read(t, example+"/README.md"), -1), " "), variable) {
 			t.Errorf("the README of %s advises no value for %s, which this test looks for", example, variable)
@@ -57,34 +63,19 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// startGateway runs the server with the variables of envoy-gateway.yaml, over rules with the limits of policy.yaml, and
-// with the certificates that Envoy Gateway mounts at /certs.
+// startGateway runs the server with the variables of envoy-gateway.yaml, over the rules that Envoy Gateway makes of
+// policy.yaml, with overlay.yaml mounted, and with the certificates that Envoy Gateway mounts at /certs.
 func startGateway(t *testing.T, more map[string]string) {
 	t.Helper()
-	var policy struct {
-		Spec struct {
-			RateLimit struct {
-				Global struct {
-					Rules []struct {
-						Limit struct {
-							Requests int
-							Unit     string
-						}
-					}
-				}
-			} `yaml:"rateLimit"`
-		}
-	}
-	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/policy.yaml")), &policy); err != nil {
-		t.Fatal(err)
-	}
-	var rules strings.Builder
-	rules.WriteString("domain: shop\ndescriptors:\n")
-	for i, r := range policy.Spec.RateLimit.Global.Rules {
-		fmt.Fprintf(&rules, "  - {key: rule%d, rate_limit: {unit: %s, requests_per_unit: %d}}\n", i, r.Limit.Unit, r.Limit.Requests)
-	}
+	startGatewayOf(t, "envoy-gateway.yaml", more)
+}
+
+// startGatewayOf is startGateway with the variables of another file.
+func startGatewayOf(t *testing.T, file string, more map[string]string) *server {
+	t.Helper()
 	root := t.TempDir()
-	mountConfigMap(t, filepath.Join(root, "config"), files{"shop.yaml": rules.String()})
+	mountConfigMap(t, filepath.Join(root, "config"), files{"shop.yaml": read(t, "envoy-gateway/sent/shop.yaml")})
+	mountConfigMap(t, filepath.Join(root, "etc/ratelimitd/overlay"), overlayOfGateway(t))
 	ca := certstest.NewCA(t, "envoy-gateway")
 	cert := ca.Issue(t, x509.Certificate{DNSNames: []string{"envoy-ratelimit"}})
 	mountConfigMap(t, filepath.Join(root, "certs"), files{"ca.crt": string(ca.PEM), "tls.crt": string(cert.Cert), "tls.key": string(cert.Key)})
@@ -93,23 +84,23 @@ func startGateway(t *testing.T, more map[string]string) {
 		"RUNTIME_ROOT": root, "RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true",
 		"GRPC_SERVER_USE_TLS": "true", "GRPC_SERVER_TLS_CERT": "/certs/tls.crt", "GRPC_SERVER_TLS_KEY": "/certs/tls.key",
 	}
-	for _, v := range gatewayVariables(t) {
+	for _, v := range gatewayVariables(t, file) {
 		env[v.Name] = v.Value
 	}
 	maps.Copy(env, more)
 	for name, value := range env {
-		if strings.HasPrefix(value, "/certs/") {
+		if strings.HasPrefix(value, "/certs/") || strings.HasPrefix(value, "/etc/") {
 			env[name] = filepath.Join(root, value)
 		}
 	}
-	startSecured(t, "ratelimit", env, clientOf(t, ca, "envoy-ratelimit"))
+	return startSecured(t, "ratelimit", env, clientOf(t, ca, "envoy-ratelimit"))
 }
 
-// gatewayVariables returns the variables that envoy-gateway.yaml adds to the Deployment.
-func gatewayVariables(t *testing.T) []struct{ Name, Value string } {
+// gatewayVariables returns the variables that a configuration of Envoy Gateway adds to the Deployment.
+func gatewayVariables(t *testing.T, file string) []struct{ Name, Value string } {
 	t.Helper()
 	var config struct{ Data map[string]string }
-	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/envoy-gateway.yaml")), &config); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, "envoy-gateway/"+file)), &config); err != nil {
 		t.Fatal(err)
 	}
 	var gateway struct {
@@ -128,7 +119,7 @@ func gatewayVariables(t *testing.T) []struct{ Name, Value string } {
 	}
 	env := gateway.Provider.Kubernetes.RateLimitDeployment.Container.Env
 	if len(env) == 0 {
-		t.Fatal("envoy-gateway.yaml sets no variables")
+		t.Fatalf("%s sets no variables", file)
 	}
 	return env
 }

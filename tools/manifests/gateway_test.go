@@ -3,6 +3,7 @@ package manifests_test
 import (
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -29,7 +30,13 @@ func strict[T any](t *testing.T, text string) *T {
 // gateway returns the configuration in envoy-gateway.yaml, with Envoy Gateway's own defaults filled in.
 func gateway(t *testing.T) *egv1a1.EnvoyGateway {
 	t.Helper()
-	config := strict[corev1.ConfigMap](t, read(t, "envoy-gateway/envoy-gateway.yaml"))
+	return gatewayOf(t, "envoy-gateway.yaml")
+}
+
+// gatewayOf returns the configuration in another file.
+func gatewayOf(t *testing.T, file string) *egv1a1.EnvoyGateway {
+	t.Helper()
+	config := strict[corev1.ConfigMap](t, read(t, "envoy-gateway/"+file))
 	if config.Name != "envoy-gateway-config" || config.Namespace != "envoy-gateway-system" {
 		t.Errorf("Envoy Gateway does not read a ConfigMap %s/%s", config.Namespace, config.Name)
 	}
@@ -55,6 +62,28 @@ func TestEnvoyGateway(t *testing.T) {
 		t.Error("no autoscaler, or no disruption budget")
 	}
 	checkVariables(t, c.Env)
+}
+
+// TestEnvoyGatewayOverlay: the Deployment mounts the ConfigMap of the overlay where the server looks for it, and is otherwise the
+// same as without.
+func TestEnvoyGatewayOverlay(t *testing.T) {
+	t.Parallel()
+	g := gatewayOf(t, "with-overlay.yaml")
+	d := g.Provider.Kubernetes.RateLimitDeployment
+	checkVariables(t, d.Container.Env)
+	overlay := strict[corev1.ConfigMap](t, read(t, "envoy-gateway/overlay.yaml"))
+	mount, volume := d.Container.VolumeMounts[0], d.Pod.Volumes[0]
+	if overlay.Namespace != "envoy-gateway-system" || volume.ConfigMap.Name != overlay.Name || mount.Name != volume.Name || mount.SubPath != "" {
+		t.Errorf("the ConfigMap %s/%s, volume %+v, mount %+v", overlay.Namespace, overlay.Name, volume, mount)
+	}
+	if !slices.ContainsFunc(d.Container.Env, func(v corev1.EnvVar) bool { return v.Name == "RULES_OVERLAY" && v.Value == mount.MountPath }) {
+		t.Errorf("RULES_OVERLAY is not %s", mount.MountPath)
+	}
+	plain := gateway(t)
+	d.Container.VolumeMounts, d.Pod.Volumes, d.Container.Env = nil, nil, plain.Provider.Kubernetes.RateLimitDeployment.Container.Env
+	if !reflect.DeepEqual(plain, g) {
+		t.Errorf("beside the overlay %+v is not %+v", g, plain)
+	}
 }
 
 // TestDeployment: the server supports everything that Envoy Gateway sets, mounts and probes in the Deployment that it
