@@ -29,7 +29,7 @@ type Source struct {
 type Options struct {
 	MergeDomains bool     // several sources may have descriptors of the same domain
 	Strict       bool     // treat warnings as errors
-	Overlay      []Source // what is laid over the rules, in YAML; see config/overlay.yaml
+	Overlay      []Source // what is laid over the rules: YAML of the same keys, see docs/operations.md
 
 	// QuotaGroupBy is the quota_group_by of domains that do not have the key.
 	QuotaGroupBy []string
