@@ -102,7 +102,7 @@ func (o *overlay) put(p *pattern, d *rawDescriptor, r *reader) {
 			d.limits[i].policy = had
 		}
 		o.hand.pairs(n, inLimit, func(k keyword, v pair) {
-			if k.where&inDescriptor != 0 {
+			if k.where&inItem == 0 { // it is of the descriptor
 				d.policy = o.hand.policy(d.policy, k.name, v.value)
 			}
 		})
