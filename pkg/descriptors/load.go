@@ -167,7 +167,7 @@ func (c *compiler) quotaGroups(f *rawFile) {
 }
 
 func (c *compiler) where(at mark) string {
-	return at.in(c.report.fileOf(at))
+	return at.in(c.fileOf(at))
 }
 
 // scope is where compiled descriptors go.

@@ -69,7 +69,7 @@ func matches(pattern, path [][2]string) bool {
 
 // before compares how specific two patterns are that fit a path.
 func before(a, b, path [][2]string) int {
-	rank := func(pattern [2]string, at [2]string) []int {
+	rank := func(pattern, at [2]string) []int {
 		vague := func(s string) int {
 			if strings.Contains(s, "*") {
 				return math.MaxInt32 - len(s) + strings.Count(s, "*")
