@@ -37,10 +37,11 @@ type Mode uint8
 
 // What an op does to its counter.
 const (
-	Take  Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
-	Look              // return what a take of the same cost would, and write nothing at all
-	Give              // give hits back
-	Reset             // forget everything
+	Take   Mode = iota // spend hits; for a cost of 0 only ask, as engine.Limits.Take does
+	Look               // return what a take of the same cost would, and write nothing at all
+	Give               // give hits back
+	Reset              // forget everything
+	Settle             // end the reservation that the take names; Op.Reserve is not nil
 )
 
 // Flow is whom an op is for, such as a domain. Where ops wait for a store, flows take turns.
@@ -67,6 +68,7 @@ type Op struct {
 	Mode    Mode
 	Take    engine.Take
 	Penalty *engine.Penalty // nil if there is none
+	Reserve *engine.Reserve // nil without reservations; else there is one limit and no penalty
 	Lease   Lease
 	Flow    Flow
 	Force   bool // for Reset: also while a penalty runs

@@ -25,6 +25,7 @@ const (
 //	leaky_bucket               n + part/us: hits queued as of at; full: when the last of their turns is over
 //	concurrency                n: slots in all of more.slots; at: when the newest was taken
 //	a penalty's gate           at: its end; n: how long it lasts
+//	reservations               n: hits of all in more.held
 type Family uint8
 
 // The families.
@@ -47,16 +48,17 @@ type algorithm struct {
 	remembered bool   // a refusal holds until the time that it gives, so it may be remembered
 	queued     bool   // who is admitted has to wait for a turn
 	held       bool   // hits are held, and may have a holder
+	reserved   bool   // hits may be reserved, and settled later
 }
 
 // algorithms has a row for each algorithm.
 //
 //nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
 var algorithms = [...]algorithm{
-	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, refused: true, leased: true, remembered: true},
-	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true},
+	FixedWindow:   {name: "fixed_window", letter: 'f', family: FamilyWindow, perWindow: true, mostHits: maxNumber, refused: true, leased: true, remembered: true, reserved: true},
+	SlidingWindow: {name: "sliding_window", letter: 'w', family: FamilyRuns, perWindow: true, mostHits: maxNumber, remembered: true, reserved: true},
 	SlidingLog:    {name: "sliding_log", letter: 's', family: FamilyRuns, mostHits: maxStamps, remembered: true},
-	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true},
+	TokenBucket:   {name: "token_bucket", letter: 'b', family: FamilyBucket, mostHits: maxNumber, leased: true, remembered: true, reserved: true},
 	LeakyBucket:   {name: "leaky_bucket", letter: 'q', family: FamilyBucket, mostHits: maxNumber, remembered: true, queued: true},
 	Concurrency:   {name: "concurrency", letter: 'c', family: FamilySlots, mostHits: maxStamps, held: true},
 }

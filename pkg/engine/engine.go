@@ -7,7 +7,7 @@
 //
 // A caller keeps one [State] for each [Limit] of a counter, passes them to [Limits.Take], [Limits.Look], [Limits.Give]
 // or [Limits.Reset] together with the time, and stores them again afterwards. A [Penalty] is a gate in front of the
-// counter and wraps the same four calls.
+// counter and wraps the same four calls; a [Reserve] stands beside it, and adds one that settles reservations.
 package engine
 
 import "time"
@@ -74,6 +74,8 @@ type Take struct {
 	Extra  uint64 // further requests, of Cost hits each, to admit in advance; refused ones never count
 	Owner  string // who takes or releases slots of a concurrency limit with holders; otherwise empty
 	Window int64  // for Give: the start of the window the hits were spent in, in µs; 0 means the current one
+
+	Reservation ReservationID // to take or to settle, beside a [Reserve]; otherwise zero
 }
 
 // Decision is the answer to a [Take].
@@ -87,4 +89,10 @@ type Decision struct {
 	Wait       time.Duration // until the first admitted request's turn, in the leaky bucket with the longest queue
 	Window     int64         // start of the fixed window the hits were spent in, in µs, the latest one for a list; 0 if there is none
 	Penalty    time.Duration // time left of a running penalty, else 0
+
+	// Beside a [Reserve].
+	Reserved    uint64             // hits of open reservations, after the call
+	Difference  int64              // of a settlement: hits charged beyond the reservation or, if negative, given back
+	Expired     uint32             // reservations that the call ended because they had expired
+	Reservation ReservationOutcome // of the one that the take names
 }

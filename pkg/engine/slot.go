@@ -9,6 +9,12 @@ type Slot uint64
 // GateSlot names the state of a penalty beside those of the limits.
 const GateSlot Slot = 1<<64 - 1
 
+// reserveSlot marks the state of open reservations, beside that of the limit that they are of.
+const reserveSlot Slot = 1 << 63
+
+// Reserved names the state of open reservations of the limit whose state s names.
+func (s Slot) Reserved() Slot { return s | reserveSlot }
+
 // The layout of a Slot: the window's length is in the low 49 bits, the precision and the algorithm are above it. A
 // fixed window has no precision; one that follows a calendar has the number of its kind in place of the precision, and
 // its zone's number in place of the length.
@@ -36,6 +42,9 @@ func (l Limit) Slot() Slot {
 func (s Slot) String() string {
 	if s == GateSlot {
 		return "p"
+	}
+	if s&reserveSlot != 0 {
+		return (s &^ reserveSlot).String() + "r"
 	}
 	buf := append(make([]byte, 0, 24), Algorithm(s>>slotAlgorithm).row().letter)
 	if kind, ok := s.calendar(); ok {

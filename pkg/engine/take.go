@@ -21,6 +21,7 @@ type State struct {
 type more struct {
 	runs  queue[run]
 	slots slots
+	held  []held
 }
 
 // Empty reports whether s is the state of a key not seen before, so that there is nothing to store.
@@ -31,12 +32,12 @@ func (s *State) Empty() bool { return s.expires == 0 }
 func (s *State) Expires() Micros { return s.expires }
 
 // Weight returns how many keys s counts as against a cap on keys: 1, or more for a state that holds many stamps or
-// groups of slots (one per 16).
+// groups of slots (one per 16), or open reservations (one per 4).
 func (s *State) Weight() int {
 	if s.more == nil {
 		return 1
 	}
-	return max(1, (s.more.runs.len()+int(s.more.slots.count)+15)/16)
+	return max(1, (s.more.runs.len()+int(s.more.slots.count)+4*len(s.more.held)+15)/16)
 }
 
 // latest is the last time that is handled, in the year 2112. Later times are clamped to it, so that a time 100 years

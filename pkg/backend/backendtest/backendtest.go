@@ -60,6 +60,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Traces", func(t *testing.T) { testTraces(t, h) })
 	t.Run("Contract", func(t *testing.T) { testContract(t, h) })
 	t.Run("Random", func(t *testing.T) { testRandom(t, h) })
+	t.Run("Reservations", func(t *testing.T) { testReservations(t, h) })
 	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, h) })
 	t.Run("Isolation", func(t *testing.T) { testIsolation(t, h) })
 }
@@ -162,7 +163,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 			t.Fatalf("op %d of %d at %d µs: %s: decision (-engine's +got):\n%s", i, len(ops), p.now, describe(op), diff)
 		}
 		p.compared++
-		if p.twins == nil {
+		if p.twins == nil || op.Reserve != nil { // no twin knows of reservations
 			continue
 		}
 		if diff := cmp.Diff(p.twins.apply(op, p.now), op.Decision); diff != "" {
@@ -198,6 +199,6 @@ func describe(op *backend.Op) string {
 	if op.Penalty != nil {
 		penalty = fmt.Sprintf("%+v", *op.Penalty)
 	}
-	mode := [...]string{"take", "look", "give", "reset"}[op.Mode]
-	return fmt.Sprintf("key %x, limits %+v, penalty %s: %s %+v, force %t", op.Key, op.Limits, penalty, mode, op.Take, op.Force)
+	mode := [...]string{"take", "look", "give", "reset", "settle"}[op.Mode]
+	return fmt.Sprintf("key %x, limits %+v, penalty %s, reserve %+v: %s %+v, force %t", op.Key, op.Limits, penalty, op.Reserve, mode, op.Take, op.Force)
 }

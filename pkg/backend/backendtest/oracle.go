@@ -39,6 +39,9 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 	if op.Penalty != nil {
 		return gated(op, o.state(op.Key, engine.GateSlot), states, now)
 	}
+	if op.Reserve != nil {
+		return reserving(op, o.state(op.Key, op.Limits[0].Slot().Reserved()), states, now)
+	}
 	switch op.Mode {
 	case backend.Take:
 		return op.Limits.Take(states, now, op.Take)
@@ -48,6 +51,7 @@ func (o *oracle) apply(op *backend.Op, now engine.Micros) engine.Decision {
 		return op.Limits.Give(states, now, op.Take)
 	case backend.Reset:
 		return op.Limits.Reset(states, now)
+	case backend.Settle:
 	}
 	return poison()
 }
@@ -76,6 +80,23 @@ func gated(op *backend.Op, gate *engine.State, states []*engine.State, now engin
 		return op.Penalty.Give(gate, op.Limits, states, now, op.Take)
 	case backend.Reset:
 		return op.Penalty.Reset(gate, op.Limits, states, now, op.Force)
+	case backend.Settle:
+	}
+	return poison()
+}
+
+func reserving(op *backend.Op, open *engine.State, states []*engine.State, now engine.Micros) engine.Decision {
+	switch op.Mode {
+	case backend.Take:
+		return op.Reserve.Take(open, op.Limits, states, now, op.Take)
+	case backend.Look:
+		return op.Reserve.Look(open, op.Limits, states, now, op.Take)
+	case backend.Give:
+		return op.Reserve.Give(open, op.Limits, states, now, op.Take)
+	case backend.Reset:
+		return op.Reserve.Reset(open, op.Limits, states, now)
+	case backend.Settle:
+		return op.Reserve.Settle(open, op.Limits, states, now, op.Take)
 	}
 	return poison()
 }
@@ -109,6 +130,7 @@ func (m twins) apply(op *backend.Op, now engine.Micros) engine.Decision {
 		return twin.Give(op.Limits, op.Penalty, now, op.Take)
 	case backend.Reset:
 		return twin.Reset(op.Limits, op.Penalty, now, op.Force)
+	case backend.Settle:
 	}
 	return poison()
 }

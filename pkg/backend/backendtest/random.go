@@ -35,7 +35,7 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 			g.limits, g.penalties = g.limits[:1], g.penalties[:1]
 		}
 		twinned := 0
-		if rapid.IntRange(0, 4).Draw(t, "with the twin") == 0 { // which is slow
+		if g.reserves == nil && rapid.IntRange(0, 4).Draw(t, "with the twin") == 0 { // which is slow, and knows of no reservations
 			twinned = 20
 		}
 		for i := range h.Calls {
@@ -55,6 +55,7 @@ func checkRandom(t *testing.T, s *subject, h Harness, draw func(*rapid.T) rules)
 type rules struct {
 	limits    []engine.Limits
 	penalties []*engine.Penalty
+	reserves  []*engine.Reserve // nil without
 }
 
 // rulesOf draws rules with one limit of the given algorithm each, and one rule with a limit of any algorithm.
@@ -174,7 +175,10 @@ func (g *sequence) draw(t *rapid.T) backend.Op {
 	case backend.Reset:
 		op.Take = engine.Take{}
 		op.Force = rapid.Bool().Draw(t, "force")
-	case backend.Take, backend.Look:
+	case backend.Take, backend.Look, backend.Settle:
+	}
+	if g.reserves != nil {
+		g.reserve(t, &op)
 	}
 	return op
 }

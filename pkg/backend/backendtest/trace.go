@@ -23,6 +23,7 @@ type trace struct {
 	key     backend.Key
 	limits  engine.Limits
 	penalty *engine.Penalty
+	reserve *engine.Reserve
 	owner   string
 }
 
@@ -105,7 +106,7 @@ func (c *trace) resets(force bool) engine.Decision {
 // do plays one op on the counter.
 func (c *trace) do(op backend.Op) engine.Decision {
 	c.Helper()
-	op.Key, op.Limits, op.Penalty = c.key, c.limits, c.penalty
+	op.Key, op.Limits, op.Penalty, op.Reserve = c.key, c.limits, c.penalty, c.reserve
 	ops := []backend.Op{op}
 	c.p.apply(c, ops...)
 	return ops[0].Decision

@@ -60,7 +60,7 @@ func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 		if it.take.Window == 0 || it.take.Window >= d.Window {
 			it.hits = engine.Times(it.take.Cost, it.take.Count)
 		}
-	case backend.Look, backend.Reset:
+	case backend.Look, backend.Reset, backend.Settle:
 	}
 }
 
@@ -127,6 +127,7 @@ func (it *item) found(count uint64) {
 		it.result = l.Give(s, it.now, engine.Take{Count: it.take.Count})
 	case backend.Reset:
 		it.result = l.Reset(s, it.now)
+	case backend.Settle: // rules with reservations are refused
 	}
 }
 

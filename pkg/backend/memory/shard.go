@@ -39,17 +39,20 @@ func (sh *shard) apply(hash uint32, op *backend.Op, now engine.Micros) (grown in
 	for i := range cells {
 		states = append(states, cells[i].state)
 	}
-	n := len(op.Limits)
-	if op.Penalty == nil {
-		op.Decision = decide(op, states, now)
-	} else {
+	switch n := len(op.Limits); {
+	case op.Penalty != nil:
 		op.Decision = decideGated(op, states[n], states[:n], now)
+	case op.Reserve != nil:
+		op.Decision = decideReserving(op, states[n], states[:n], now)
+	default:
+		op.Decision = decide(op, states, now)
 	}
 	op.Err = nil
 	return sh.store(cells, hash, &op.Key)
 }
 
-// load finds the states of op: those of its limits, in order, then that of its penalty, if there is one.
+// load finds the states of op: those of its limits, in order, then that of its penalty or of its reservations, if there
+// are any.
 func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
 	if need := len(op.Limits) + 1; cap(sh.fresh) < need {
 		sh.fresh = make([]engine.State, 0, need)
@@ -60,6 +63,8 @@ func (sh *shard) load(cells []cell, hash uint32, op *backend.Op) []cell {
 	}
 	if op.Penalty != nil {
 		cells = append(cells, sh.cell(hash, &op.Key, engine.GateSlot))
+	} else if op.Reserve != nil {
+		cells = append(cells, sh.cell(hash, &op.Key, op.Limits[0].Slot().Reserved()))
 	}
 	return cells
 }
@@ -116,7 +121,7 @@ func decide(op *backend.Op, s []*engine.State, now engine.Micros) engine.Decisio
 		return op.Limits.Give(s, now, op.Take)
 	case backend.Reset:
 		return op.Limits.Reset(s, now)
-	case backend.Take:
+	case backend.Take, backend.Settle:
 	}
 	return op.Limits.Take(s, now, op.Take)
 }
@@ -131,7 +136,24 @@ func decideGated(op *backend.Op, gate *engine.State, s []*engine.State, now engi
 		return p.Give(gate, op.Limits, s, now, op.Take)
 	case backend.Reset:
 		return p.Reset(gate, op.Limits, s, now, op.Force)
-	case backend.Take:
+	case backend.Take, backend.Settle:
 	}
 	return p.Take(gate, op.Limits, s, now, op.Take)
+}
+
+// decideReserving runs op on the states of its reservations and its limit.
+func decideReserving(op *backend.Op, open *engine.State, s []*engine.State, now engine.Micros) engine.Decision {
+	r := op.Reserve
+	switch op.Mode {
+	case backend.Look:
+		return r.Look(open, op.Limits, s, now, op.Take)
+	case backend.Give:
+		return r.Give(open, op.Limits, s, now, op.Take)
+	case backend.Reset:
+		return r.Reset(open, op.Limits, s, now)
+	case backend.Settle:
+		return r.Settle(open, op.Limits, s, now, op.Take)
+	case backend.Take:
+	}
+	return r.Take(open, op.Limits, s, now, op.Take)
 }

@@ -100,7 +100,7 @@ func (ls *leases) shard(hash uint64) *leaseShard { return &ls.shards[hash&uint64
 // leasable returns how many hits of op's counter may be leased at most; 0 means none. Counters under
 // envoyproxy/ratelimit's names are never leased: they are shared with its servers, and have no scripts.
 func leasable(op *backend.Op) uint64 {
-	if len(op.Limits) != 1 || op.Penalty != nil || op.Lease < 0 || op.Take.Owner != "" || len(op.Name) > 0 {
+	if len(op.Limits) != 1 || op.Penalty != nil || op.Reserve != nil || op.Lease < 0 || op.Take.Owner != "" || len(op.Name) > 0 {
 		return 0
 	}
 	l := &op.Limits[0]
@@ -153,7 +153,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 		ls.forget(sh, op.Key, p.hash)
 		p.resetsLease = true
 		return askStore
-	case backend.Give:
+	case backend.Give, backend.Settle:
 		if e, ok := sh.known.Peek(op.Key); ok {
 			p.addLease(e)
 		}

@@ -162,11 +162,17 @@ func (r *refusals) shard(hash uint64) *refusalShard { return &r.shards[hash&uint
 
 func (r *refusals) epoch(hash uint64) *epoch { return &r.epochs[hash>>32%epochs] }
 
+// asks reports whether op is a take or a look that a refusal may answer. Whatever is asked beside reservations may end
+// some that have expired, and so lift a refusal.
+func asks(op *backend.Op) bool {
+	return (op.Mode == backend.Take || op.Mode == backend.Look) && op.Reserve == nil
+}
+
 // answer decides op from what is remembered, or notes in p that the store is asked, or what to wait for. ops are the
 // ops of the call; if nil, op may not wait.
 func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
 	e := r.epoch(p.hash)
-	if op.Mode != backend.Take && op.Mode != backend.Look {
+	if !asks(op) {
 		p.endsRefusal = true
 		e.next()
 		return askStore
@@ -210,7 +216,7 @@ func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
 	if p.endsRefusal {
 		e.next()
 	}
-	if op.Mode == backend.Take || op.Mode == backend.Look {
+	if asks(op) {
 		e.answered()
 	}
 	if p.endsRefusal {

@@ -16,6 +16,7 @@ import (
 const (
 	answerDecision = -1
 	answerError    = -2
+	answerHeld     = -3 // a decision beside reservations
 )
 
 // The fields of a decision in a reply, each a double.
@@ -30,6 +31,13 @@ const (
 	fieldStrictest
 	fieldPenalty
 	fields
+
+	fieldReserved = iota - 1
+	fieldExpired
+	fieldOutcome
+	fieldGiven
+	fieldCharged
+	fieldsHeld
 )
 
 // answers are what the script replied.
@@ -117,7 +125,9 @@ func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error
 	case !ok:
 		return nil, errShort
 	case f == answerDecision:
-		return nil, r.decision(op)
+		return nil, r.decision(op, fields)
+	case f == answerHeld && op.Reserve != nil:
+		return nil, r.decision(op, fieldsHeld)
 	case f == answerError:
 		if len(r.errors) == 0 {
 			return nil, errFew
@@ -135,9 +145,9 @@ func (r *answers) decide(op *backend.Op, now uint64, node string) (*remote.Error
 }
 
 // decision fills in op.Decision from one that the script has made.
-func (r *answers) decision(op *backend.Op) error {
-	var n [fields]uint64
-	for i := range n {
+func (r *answers) decision(op *backend.Op, many int) error {
+	var n [fieldsHeld]uint64
+	for i := range n[:many] {
 		f, ok := r.float()
 		if !ok {
 			return errShort
@@ -161,14 +171,24 @@ func (r *answers) decision(op *backend.Op) error {
 		Window:     int64(n[fieldWindow]),
 		Penalty:    time.Duration(n[fieldPenalty]) * time.Microsecond,
 	}
-	if op.Mode == backend.Give {
-		op.Decision.Admitted = op.Take.Count
+	switch d := &op.Decision; op.Mode {
+	case backend.Give:
+		d.Admitted = op.Take.Count
+	case backend.Settle:
+		d.Admitted = 1
+	case backend.Take, backend.Look, backend.Reset:
+	}
+	if many == fieldsHeld {
+		d := &op.Decision
+		d.Reserved, d.Expired = n[fieldReserved], uint32(n[fieldExpired])
+		d.Reservation = engine.ReservationOutcome(n[fieldOutcome])
+		d.Difference = int64(n[fieldCharged]) - int64(n[fieldGiven])
 	}
 	return nil
 }
 
 // check returns an error if the numbers cannot be a decision on op.
-func check(op *backend.Op, n *[fields]uint64) error {
+func check(op *backend.Op, n *[fieldsHeld]uint64) error {
 	if n[fieldStrictest] >= uint64(len(op.Limits)) {
 		return fmt.Errorf("a script replied that limit %d of %d is the strictest", n[fieldStrictest], len(op.Limits))
 	}
@@ -178,9 +198,12 @@ func check(op *backend.Op, n *[fields]uint64) error {
 	}
 	most := op.Take.Count + min(op.Take.Extra, math.MaxUint64-op.Take.Count)
 	switch op.Mode {
-	case backend.Give, backend.Reset:
+	case backend.Give, backend.Reset, backend.Settle:
 		most = 1
 	case backend.Take, backend.Look:
+	}
+	if n[fieldOutcome] > uint64(engine.ReservationUnknown) {
+		return fmt.Errorf("a script replied that the outcome of a reservation is %d", n[fieldOutcome])
 	}
 	if n[fieldAdmitted] > most {
 		return fmt.Errorf("a script replied that %d of %d were admitted", n[fieldAdmitted], most)

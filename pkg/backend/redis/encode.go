@@ -173,21 +173,26 @@ func (s *scriptCodec) begin(cs *calls) *call {
 // keys adds the keys of op.
 func (s *scriptCodec) keys(c *call, op *backend.Op) {
 	for i := range op.Limits {
-		c.addKey(s, op, op.Limits[i].Slot())
+		c.addKey(s, op, op.Limits[i].Slot().String())
 	}
 	if op.Penalty != nil {
-		c.addKey(s, op, engine.GateSlot)
+		c.addKey(s, op, engine.GateSlot.String())
+	}
+	if op.Reserve != nil {
+		slot := op.Limits[0].Slot().Reserved().String()
+		c.addKey(s, op, slot)
+		c.addKey(s, op, slot+"s")
 	}
 }
 
-func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot) {
+func (c *call) addKey(s *scriptCodec, op *backend.Op, suffix string) {
 	if n := len(c.keys); n < cap(c.keys) {
 		c.keys = c.keys[:n+1]
 	} else {
 		c.keys = append(c.keys, packed{})
 	}
 	k := &c.keys[len(c.keys)-1]
-	k.b = append(s.base(k.b[:0], op), slot.String()...)
+	k.b = append(s.base(k.b[:0], op), suffix...)
 }
 
 // finish makes the command of c.
@@ -255,12 +260,15 @@ const (
 	modeGive
 	modeReset
 	modeForce // reset even while a penalty runs
+	modeSettle
 )
 
 func modeOf(op *backend.Op) mode {
 	switch op.Mode {
 	case backend.Give:
 		return modeGive
+	case backend.Settle:
+		return modeSettle
 	case backend.Reset:
 		if op.Force {
 			return modeForce
@@ -279,12 +287,26 @@ func modeOf(op *backend.Op) mode {
 	return modeProbe
 }
 
+// beside says what stands beside the limits of op.
+func beside(op *backend.Op) byte {
+	switch {
+	case op.Penalty != nil:
+		return 1
+	case op.Reserve != nil:
+		return 2
+	}
+	return 0
+}
+
 // other appends op as penalty.lua describes it.
 func (s *scriptCodec) other(p *packed, op *backend.Op) {
 	t, m := &op.Take, modeOf(op)
 	count := min(t.Count, engine.MaxHits)
 	want := count + min(t.Extra, engine.MaxHits-count)
-	if m == modeTake && op.Penalty != nil {
+	if m == modeTake && op.Reserve != nil && t.Reservation != (engine.ReservationID{}) {
+		count = min(count, 1)
+	}
+	if m == modeTake && (op.Penalty != nil || op.Reserve != nil) {
 		want = count
 	}
 	switch m {
@@ -298,13 +320,19 @@ func (s *scriptCodec) other(p *packed, op *backend.Op) {
 		p.num(0)
 	case modeReset, modeForce:
 		p.num(0, 0, 0)
+	case modeSettle:
+		p.num(min(t.Cost, engine.MaxHits), 0, 0)
 	}
-	p.b = append(p.b, byte(m), byte(len(op.Limits)))
-	p.flag(op.Penalty != nil)
+	p.b = append(p.b, byte(m), byte(len(op.Limits)), beside(op))
 	p.flag(t.Owner != "")
 	if x := op.Penalty; x != nil {
 		p.num(uint64(x.For), uint64(x.Max), uint64(x.Escalate))
 		p.flag(x.On == engine.OnReached)
+	} else if r := op.Reserve; r != nil {
+		p.num(uint64(r.TTL), uint64(op.Limits[0].Keeps()))
+		p.flag(r.Return)
+		p.flag(t.Reservation != engine.ReservationID{})
+		p.b = append(p.b, t.Reservation[:]...)
 	}
 	for i := range op.Limits {
 		p.limit(&op.Limits[i], s)

@@ -107,7 +107,7 @@ type shared struct {
 func sharedOf(op *backend.Op) shared {
 	other := shared{kind: kindOther}
 	t := &op.Take
-	if op.Mode != backend.Take || len(op.Limits) != 1 || op.Penalty != nil || t.Extra != 0 ||
+	if op.Mode != backend.Take || len(op.Limits) != 1 || op.Penalty != nil || op.Reserve != nil || t.Extra != 0 ||
 		t.Cost == 0 || t.Count == 0 || t.Cost > math.MaxInt32 || t.Count > math.MaxInt32/t.Cost {
 		return other
 	}
@@ -199,7 +199,8 @@ const (
 	weightSlots  = 30
 	perRun       = 200 // hits to a µs
 	perSlot      = 30
-	gatedTimes   = 4 // a take behind a penalty looks up to three times before it spends
+	gatedTimes   = 4   // a take behind a penalty looks up to three times before it spends
+	weightHeld   = 100 // a call ends up to twenty reservations, and removes ten thousand
 )
 
 // weight returns what op costs Redis, in µs.
@@ -210,6 +211,9 @@ func weight(op *backend.Op) int {
 	}
 	if op.Penalty != nil {
 		weight *= gatedTimes
+	}
+	if op.Reserve != nil {
+		weight += weightHeld
 	}
 	return weight
 }

@@ -182,6 +182,7 @@ func (r *referenceCodec) decide(c *call, u *unit) error {
 		d.Admitted = op.Take.Count
 	case backend.Reset:
 		d.Admitted = 1
+	case backend.Settle: // rules with reservations are refused
 	case backend.Take, backend.Look:
 		cost := max(op.Take.Cost, 1)
 		d.Admitted = min(op.Take.Count, d.Left/cost)

@@ -14,7 +14,7 @@ import (
 var files embed.FS
 
 // scriptFiles are the files of the script, in order.
-const scriptFiles = "head ask muldiv fixed bucket runs blocks slots limits penalty batch"
+const scriptFiles = "head ask muldiv fixed bucket runs blocks slots limits reserve penalty batch"
 
 // script is a script as Redis gets it.
 type script struct {

@@ -231,7 +231,7 @@ func (w *waiter) release(n int32) {
 // sameTake reports whether two takes or looks on one key may become one command. Those of lists may not: which limit is
 // the strictest, and so what is reported, may change with each take.
 func sameTake(a, b *backend.Op) bool {
-	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil ||
+	if a.Mode != b.Mode || a.Take.Cost != b.Take.Cost || a.Penalty != nil || b.Penalty != nil || a.Reserve != nil || b.Reserve != nil ||
 		a.Take.Owner != "" || b.Take.Owner != "" || a.Take.Extra != 0 || b.Take.Extra != 0 || len(a.Limits) != 1 || len(b.Limits) != 1 {
 		return false
 	}
@@ -244,7 +244,7 @@ func sameTake(a, b *backend.Op) bool {
 		if a.Take.Count != b.Take.Count {
 			return false
 		}
-	case backend.Give, backend.Reset:
+	case backend.Give, backend.Reset, backend.Settle:
 		return false
 	}
 	return !a.Limits[0].Algorithm.Queues() && a.Limits[0].Equal(b.Limits[0])

@@ -8,7 +8,8 @@
 -- cost    hits that each request spends, at least 1; in mode 4, the hits to give back
 -- count   requests waiting for an answer; in mode 4, the start of the window to which hits are given back, or 0
 -- want    count, plus the requests to admit in advance
--- mode    0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force
+-- mode    0 take, 1 take for a cost of 0, 2 look, 3 look for a cost of 0, 4 give back, 5 reset, 6 reset by force,
+--         7 settle a reservation
 --
 -- probe is true if the cost was 0, write if something may be spent, starts if a bucket that does not start full begins to
 -- fill when it is asked for the first time; most is how many requests the other limits of a list admit, listed is true if

@@ -4,7 +4,7 @@
 -- nothing else of their own. What the loops for these two kinds cannot decide they leave to decide_one.
 --
 -- An answer is a double: from 0 on what a common take found, as described below; −1 if a decision follows, 9 doubles; −2
--- if the operation failed.
+-- if the operation failed; −3 if a decision beside reservations follows, 14 doubles.
 local read, decide, decide_one
 local out, size, errors, readonly = {}, 0, nil, nil
 local call, unpacked = redis.pcall, struct.unpack
@@ -12,9 +12,10 @@ local call, unpacked = redis.pcall, struct.unpack
 local function answer(ok, d)
   size = size + 1
   if ok then
-    out[size] = -1
-    for field = 1, 9 do out[size + field] = d[field] end
-    size = size + 9
+    local fields = d[14] and 14 or 9
+    out[size] = fields == 9 and -1 or -3
+    for field = 1, fields do out[size + field] = d[field] end
+    size = size + fields
   else
     out[size] = -2
     errors = errors or {}

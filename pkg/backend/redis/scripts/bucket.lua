@@ -236,5 +236,16 @@ families[1] = function()
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}
   end
 
-  return {format = '<ddddddddBB', limit = limit, view = view, room = room, take = take, give = give}
+  -- hold keeps hits that are reserved from coming back with time.
+  local function hold(l, reserved)
+    if l.leaky or l.den == 0 then return end
+    local v = view(l)
+    reserved = math.min(reserved, l.burst)
+    if v.n >= reserved then return end
+    v.n, v.part = reserved, 0
+    v.stop = back(l, v, v.n, v.part)
+    write(l, v)
+  end
+
+  return {format = '<ddddddddBB', limit = limit, view = view, room = room, take = take, give = give, hold = hold}
 end

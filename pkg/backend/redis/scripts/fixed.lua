@@ -110,7 +110,7 @@ local function fixed(format, calendar)
     return decision(l, v, 0, left(l, v))
   end
 
-  return {format = format, limit = limit, view = view, room = room, take = take, give = give}
+  return {format = format, limit = limit, view = view, room = room, take = take, give = give, windows = true}
 end
 families[0] = function() return fixed('<ddBB', false) end
 families[4] = function() return fixed('<ddBBdddddd', true) end

@@ -119,23 +119,27 @@ end
 -- decide decides the operation that was read, and returns its decision.
 local function decide()
   if penalty then return decide_gated() end
+  if reserve then return decide_reserving() end
   if a.mode < 4 then return take() end
   if a.mode == 4 then return give() end
   return reset()
 end
 
 -- read reads the operation at pos, whose first key is KEYS[k], and returns the first key after it. An operation is: cost,
--- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty, 1 with an owner; the penalty, if there is
--- one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
+-- count, want; and, as bytes, mode, how many limits it has, 1 with a penalty or 2 with reservations, 1 with an owner; the
+-- penalty or what reserve.lua describes, if there is one; for each limit a byte for its family and the limit, as described in the family's file; and 16 bytes that identify
 -- the owner, if there is one.
 local function read(k)
   local cost, count, want, mode, n, gated, owned, kind
   cost, count, want, mode, n, gated, owned, pos = struct.unpack('<dddBBBB', asked, pos)
   set(cost, count, want, mode)
-  penalty, limits, family = nil, {}, {}
+  penalty, reserve, limits, family = nil, nil, {}, {}
   if gated == 1 then
     penalty = {key = KEYS[k + n]}
     penalty.lasts, penalty.max, penalty.escalate, penalty.reached, pos = struct.unpack('<dddB', asked, pos)
+  elseif gated == 2 then
+    reserve = {hash = KEYS[k + n], set = KEYS[k + n + 1]}
+    reserve.ttl, reserve.keeps, reserve.back, reserve.named, reserve.name, pos = struct.unpack('<ddBBc12', asked, pos)
   end
   for i = 1, n do
     kind, pos = struct.unpack('B', asked, pos)
@@ -154,7 +158,7 @@ end
 -- decide_one is decide for a take of one limit, given its family and what describes it.
 local function decide_one(cost, count, key, kind, ...)
   set(cost, count, count, 0)
-  penalty, family = nil, {family_of(kind)}
+  penalty, reserve, family = nil, nil, {family_of(kind)}
   limits = {family[1].limit(key, ...)}
   return decide()
 end

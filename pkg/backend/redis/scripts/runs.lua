@@ -33,13 +33,18 @@ families[2] = function()
     return 0, 0, 0
   end
 
-  -- tick returns the tick that contains now. Whole windows are counted separately, so that the remainder rarely needs
-  -- muldiv's slow path.
-  local function tick(l)
-    if l.precision == 0 then return now end
-    local over = now % l.window
-    return (now - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
+  -- tick_at returns the tick that contains a time. Whole windows are counted separately, so that the remainder rarely
+  -- needs muldiv's slow path.
+  local function tick_at(l, t)
+    if l.precision == 0 then return t end
+    local over = t % l.window
+    return (t - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
   end
+
+  local function tick(l) return tick_at(l, now) end
+
+  -- counts reports whether hits that were spent at a time still count.
+  local function counts(l, at) return tick(l) - tick_at(l, at) < l.span end
 
   -- gone returns the time from which on the hits of a tick do not count.
   local function gone(l, at)
@@ -272,5 +277,5 @@ families[2] = function()
     return {0, left(l, v), reset_in(l, v), 0, 0, 0, 0, 0, 0}
   end
 
-  return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give}
+  return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give, counts = counts}
 end

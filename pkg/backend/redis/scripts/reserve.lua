@@ -1,0 +1,158 @@
+
+-- A limit with reservations, whose hits are spent at once and settled later; mirrors pkg/engine/reserve.go.
+--
+-- state  a hash, and a sorted set of the names of open reservations by when they expire. The hash has under each name,
+--        packed, its hits and when they were spent (the start of the window, if there are windows); and under '', packed,
+--        the sum of these hits and from when on all of it is irrelevant
+-- reserve  ttl: how long a reservation lasts; keeps: for how long after that it is kept, to be ended; back: 1 if what is not
+--          settled is given back; named: 1 if the operation names a reservation; and its name, 12 bytes
+--
+-- A decision has five fields more: the hits of open reservations, how many have expired, what became of the one that is
+-- named (0 to 4, as in Go), and the hits given back and charged by its settlement.
+local MOST_RESERVED, EXPIRE_AT_ONCE = 10000, 20
+local reserve
+
+local function str(n) return string.format('%.0f', n) end
+
+local function forget_reserved()
+  redis.call('DEL', reserve.hash, reserve.set)
+  reserve.sum, reserve.gone = 0, 0
+end
+
+-- record returns the hits of a packed record, and when they were spent: 0 if no script wrote it.
+local function record(text)
+  if not text or #text ~= 16 then return 0, 0 end
+  local hits, at = struct.unpack('<dd', text)
+  if whole(hits, MAX) and whole(at, MAX) then return hits, at end
+  return 0, 0
+end
+
+-- write_reserved writes what is under ''; with a longer life, if it has become longer.
+local function write_reserved(longer)
+  redis.call('HSET', reserve.hash, '', struct.pack('<dd', reserve.sum, reserve.gone))
+  if longer then
+    local keep = ttl(reserve.gone)
+    redis.call('PEXPIRE', reserve.hash, keep)
+    redis.call('PEXPIRE', reserve.set, keep)
+  end
+end
+
+-- remove removes reservations that have so many hits.
+local function remove(names, hits)
+  redis.call('ZREM', reserve.set, unpack(names))
+  if redis.call('ZCARD', reserve.set) == 0 then return forget_reserved() end
+  redis.call('HDEL', reserve.hash, unpack(names))
+  reserve.sum = math.max(0, reserve.sum - hits)
+  write_reserved(false)
+end
+
+-- give_back gives hits back that were spent at a time, if they still count.
+local function give_back(hits, at)
+  local l, f = limits[1], family[1]
+  if f.counts and not f.counts(l, at) then return end
+  set(hits, at, 0, 4)
+  f.give(l, f.view(l))
+end
+
+-- expire ends what has expired, and returns how many reservations that were.
+local function expire()
+  local names = redis.call('ZRANGEBYSCORE', reserve.set, '-inf', str(now), 'LIMIT', '0', str(EXPIRE_AT_ONCE))
+  if #names == 0 then return 0 end
+  local texts, sum = redis.call('HMGET', reserve.hash, unpack(names)), 0
+  for i = 1, #names do
+    local hits, at = record(texts[i])
+    sum = sum + hits
+    if reserve.back == 1 then give_back(hits, at) end
+  end
+  remove(names, sum)
+  return #names
+end
+
+-- begin reads the state and ends what has expired.
+local function begin()
+  reserve.sum, reserve.gone = 0, 0
+  local state = redis.call('HMGET', reserve.hash, '')[1]
+  if not state then return 0 end
+  reserve.sum, reserve.gone = record(state)
+  if now >= reserve.gone then
+    forget_reserved()
+    return 0
+  end
+  set(0, 0, 0, 4)
+  if family[1].hold then family[1].hold(limits[1], reserve.sum) end
+  return expire()
+end
+
+-- add keeps the record of a reservation, unless there are too many, or one of that name. It returns what became of it.
+local function add(hits, at)
+  if redis.call('ZCARD', reserve.set) >= MOST_RESERVED or redis.call('ZSCORE', reserve.set, reserve.name) then return 2 end
+  local expires = now + reserve.ttl
+  redis.call('ZADD', reserve.set, str(expires), reserve.name)
+  redis.call('HSET', reserve.hash, reserve.name, struct.pack('<dd', hits, at))
+  reserve.sum = reserve.sum + hits
+  local longer = expires + reserve.keeps > reserve.gone
+  reserve.gone = math.max(reserve.gone, expires + reserve.keeps)
+  write_reserved(longer)
+  return 1
+end
+
+-- charge spends hits whether they fit or not.
+local function charge(hits)
+  local l = limits[1]
+  l.counts = true
+  if l.most then l.most = 2 * l.burst end
+  set(hits, 1, 1, 0)
+  take()
+end
+
+-- settle ends the reservation that is named, whose true cost is given. It returns a decision, what became of it, and the
+-- hits given back and charged.
+local function settle(cost)
+  local expires = tonumber(redis.call('ZSCORE', reserve.set, reserve.name) or nil)
+  local outcome, given, charged, window = 4, 0, 0, nil
+  if expires then
+    local hits, at = record(redis.call('HMGET', reserve.hash, reserve.name)[1])
+    if expires <= now then
+      if reserve.back == 1 then give_back(hits, at) end
+    else
+      outcome, given, charged = 3, math.max(0, hits - cost), math.max(0, cost - hits)
+      if given > 0 then
+        give_back(given, at)
+        if family[1].windows then window = at end
+      elseif charged > 0 then
+        charge(charged)
+      end
+    end
+    remove({reserve.name}, hits)
+  end
+  set(0, 0, 0, 4)
+  local d = give()
+  d[5] = window or d[5]
+  return d, outcome, given, charged
+end
+
+local function decide_reserving()
+  local cost, count, want, mode = a.cost, a.count, a.want, a.mode
+  if mode == 5 or mode == 6 then
+    forget_reserved()
+    local d = reset()
+    for field = 10, 14 do d[field] = 0 end
+    return d
+  end
+  local expired = begin()
+  local d, outcome, given, charged = nil, 0, 0, 0
+  if mode == 7 then
+    d, outcome, given, charged = settle(cost)
+  else
+    set(cost, count, want, mode)
+    if mode == 4 then
+      d = give()
+    else
+      a.listed = reserve.named == 1 and mode < 2 -- so that refused hits do not count
+      d = take()
+      if a.listed and mode == 0 and d[1] > 0 then outcome = add(cost, family[1].windows and d[5] or now) end
+    end
+  end
+  d[10], d[11], d[12], d[13], d[14] = reserve.sum, expired, outcome, given, charged
+  return d
+end

@@ -1,0 +1,280 @@
+package engine
+
+import "slices"
+
+// Reserve says how a counter takes reservations. It stands beside the counter, with a state of its own, the open
+// reservations, and does not depend on how the counter counts.
+//
+// A reservation is spent like any hits, as long as they fit: those of one that is refused never count. Its record stays
+// until its true cost is known, and then the difference is given back, or charged: a charge counts whether it fits or
+// not. What is given back belongs to the window in which it was spent, and does nothing once that is over; a charge
+// belongs to the window in which it comes. A bucket does not get back with time what is reserved: its own refill begins
+// when the reservation ends, so that what is given back has not come back already.
+//
+// All calls, looks included, first end what has expired.
+type Reserve struct {
+	TTL    Micros // after which a reservation ends by itself, at least 1
+	Return bool   // its hits are then given back; otherwise they stay spent
+}
+
+// ReservationID names a reservation. The zero ReservationID names none.
+type ReservationID [12]byte
+
+// Bounds of reservations.
+const (
+	MaxReservations = 10_000 // open ones of a counter
+	expireAtOnce    = 20     // are ended by one call
+)
+
+// ReservationOutcome is what became of the reservation that a call names.
+type ReservationOutcome uint8
+
+// The outcomes.
+const (
+	ReservationNone    ReservationOutcome = iota // there is none: the call names none, or its hits were refused
+	ReservationOpen                              // it is open
+	ReservationFull                              // its hits are spent, but no record is kept: there are too many, or one of that name
+	ReservationSettled                           // it is settled
+	ReservationUnknown                           // no reservation of that name is open; nothing has changed
+)
+
+// held is the record of an open reservation.
+type held struct {
+	id      ReservationID
+	hits    uint64
+	at      Micros // the start of the fixed window it was spent in; for other algorithms, when it was spent
+	expires Micros
+}
+
+// before orders records by when they expire.
+func (h *held) before(other *held) int {
+	switch {
+	case h.expires != other.expires:
+		return int(max(-1, min(1, h.expires-other.expires)))
+	}
+	return slices.Compare(h.id[:], other.id[:])
+}
+
+// Validate returns nil if r is valid, or else a [*FieldError].
+func (r *Reserve) Validate() error {
+	if r.TTL < 1 || r.TTL > maxWindow {
+		return wrong("ttl", "is %d µs; a reservation lasts from 1 µs to 2^48 µs (8.9 years)", r.TTL)
+	}
+	return nil
+}
+
+// Unreserved returns what forbids reservations of l: rate_limits, the key of a parameter, or the name of the algorithm.
+// It returns "" if nothing does.
+func (l *Limit) Unreserved() string {
+	switch a := l.Algorithm.row(); {
+	case l.Listed:
+		return "rate_limits"
+	case !a.reserved:
+		return a.name
+	case l.Debt > 0:
+		return "debt"
+	case l.startsLow():
+		return "initial"
+	}
+	return ""
+}
+
+// Keeps returns for how long after the end of the last reservation of l its record is kept, so that it can still be
+// ended: until what it gives back means nothing any more.
+func (l *Limit) Keeps() Micros {
+	keep := 2 * l.Window
+	if l.Algorithm == TokenBucket && l.Hits > 0 {
+		r := l.rate()
+		keep = max(keep, r.up(amount{n: 2 * l.Burst}))
+	}
+	return min(keep, maxWindow)
+}
+
+// reserving is a call under way.
+type reserving struct {
+	*Reserve
+
+	limit   *Limit
+	counter *State
+	open    *State // n: hits of all in more.held, which are in the order in which they expire
+	now     Micros
+	expired uint32
+}
+
+// begin ends what has expired. l must be one limit.
+func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving {
+	c := reserving{Reserve: r, limit: &l[0], counter: s[0], open: open, now: inRange(now)}
+	if c.now >= open.expires {
+		*open = State{}
+		return c
+	}
+	c.limit.hold(c.counter, c.now, open.n)
+	all := open.more.held
+	for c.expired < expireAtOnce && int(c.expired) < len(all) && all[c.expired].expires <= c.now {
+		c.end(&all[c.expired])
+		c.expired++
+	}
+	c.remove(0, int(c.expired))
+	return c
+}
+
+// end gives back the hits of a record that has expired, if they are not to stay spent.
+func (c *reserving) end(h *held) {
+	if c.Return {
+		c.giveBack(h.hits, h.at)
+	}
+}
+
+// remove removes the records from the i-th up to, but not including, the j-th.
+func (c *reserving) remove(i, j int) {
+	for _, h := range c.open.more.held[i:j] {
+		c.open.n -= h.hits
+	}
+	if c.open.more.held = slices.Delete(c.open.more.held, i, j); len(c.open.more.held) == 0 {
+		*c.open = State{}
+	}
+}
+
+// find returns the index of a record, or −1.
+func (c *reserving) find(id ReservationID) int {
+	if c.open.Empty() {
+		return -1
+	}
+	return slices.IndexFunc(c.open.more.held, func(h held) bool { return h.id == id })
+}
+
+// add keeps a record, unless there are too many, or one of that name.
+func (c *reserving) add(h held) ReservationOutcome {
+	if c.open.more == nil {
+		c.open.more = new(more)
+	}
+	all := c.open.more.held
+	if len(all) >= MaxReservations || c.find(h.id) >= 0 {
+		return ReservationFull
+	}
+	i, _ := slices.BinarySearchFunc(all, &h, func(a held, b *held) int { return a.before(b) })
+	c.open.more.held = slices.Insert(all, i, h)
+	c.open.n += h.hits
+	c.open.expires = max(c.open.expires, h.expires+c.limit.Keeps())
+	return ReservationOpen
+}
+
+// report adds to d what every call says.
+func (c *reserving) report(d Decision) Decision {
+	d.Reserved, d.Expired = c.open.n, c.expired
+	return d
+}
+
+// giveBack gives hits back that were spent at a time, if they still count.
+func (c *reserving) giveBack(hits uint64, at Micros) {
+	l := c.limit
+	if l.Algorithm.row().family == FamilyRuns && l.tick(c.now)-l.tick(at) >= l.span() {
+		return
+	}
+	var a ask
+	a.set(c.now, &Take{}, true)
+	l.give(c.counter, &a, hits, at)
+}
+
+// Take is [Limits.Take] of a single limit beside reservations, whose own state is open. It ignores t.Extra. If t names a
+// reservation it is a single take, whose hits do not count if they are refused, and leaves a record if they are
+// admitted.
+func (r *Reserve) Take(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+	c := r.begin(open, l, s, now)
+	t.Extra = 0
+	if t.Reservation == (ReservationID{}) {
+		return c.report(l.Take(s, now, t))
+	}
+	t.Count = min(t.Count, 1)
+	var a ask
+	var d Decision
+	a.set(now, &t, true)
+	a.listed = true
+	c.limit.take(c.counter, &a, &d)
+	if a.write && d.Admitted > 0 {
+		h := held{id: t.Reservation, hits: a.cost, at: c.now, expires: c.now + r.TTL}
+		if c.limit.Algorithm == FixedWindow {
+			h.at = Micros(d.Window)
+		}
+		d.Reservation = c.add(h)
+	}
+	return c.report(d)
+}
+
+// Look is [Limits.Look] beside reservations.
+func (r *Reserve) Look(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+	c := r.begin(open, l, s, now)
+	return c.report(l.Look(s, now, t))
+}
+
+// Give is [Limits.Give] beside reservations. It does not change them.
+func (r *Reserve) Give(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+	c := r.begin(open, l, s, now)
+	return c.report(l.Give(s, now, t))
+}
+
+// Reset is [Limits.Reset], which forgets the reservations too: those who settle them find none.
+func (r *Reserve) Reset(open *State, l Limits, s []*State, now Micros) Decision {
+	*open = State{}
+	return l.Reset(s, now)
+}
+
+// Settle ends the reservation that t names, whose true cost is t.Cost: what it was larger by is given back, to the
+// window it was spent in, and what it was smaller by is charged. It is always admitted. The decision's Left is what is
+// left afterwards, and its Window that of the difference, if there is a window. Where no such reservation is open,
+// because it was settled before, has expired, or is another counter's, nothing changes.
+func (r *Reserve) Settle(open *State, l Limits, s []*State, now Micros, t Take) Decision {
+	c := r.begin(open, l, s, now)
+	outcome, window, difference := ReservationUnknown, Micros(0), int64(0)
+	if i := c.find(t.Reservation); i >= 0 {
+		h := open.more.held[i]
+		if h.expires <= c.now { // more have expired than one call ends
+			c.end(&h)
+		} else {
+			outcome = ReservationSettled
+			difference = int64(min(t.Cost, MaxHits)) - int64(h.hits)
+			window = c.settle(&h, difference)
+		}
+		c.remove(i, i+1)
+	}
+	d := l.Give(s, now, Take{})
+	d.Admitted, d.Reservation, d.Difference = 1, outcome, difference
+	if window != 0 {
+		d.Window = int64(window)
+	}
+	return c.report(d)
+}
+
+// settle gives the difference back, or charges it. It returns the window that hits were given back to.
+func (c *reserving) settle(h *held, difference int64) (window Micros) {
+	switch {
+	case difference < 0:
+		c.giveBack(uint64(-difference), h.at)
+		if c.limit.Algorithm == FixedWindow {
+			return h.at
+		}
+	case difference > 0:
+		var a ask
+		var d Decision
+		charged := *c.limit
+		charged.CountRefused = true
+		a.set(c.now, &Take{Cost: uint64(difference), Count: 1}, true)
+		charged.take(c.counter, &a, &d)
+	}
+	return 0
+}
+
+// hold keeps what is reserved of a bucket from coming back with time.
+func (l *Limit) hold(s *State, now Micros, reserved uint64) {
+	if l.Algorithm != TokenBucket || l.Hits == 0 {
+		return
+	}
+	var v bucketView
+	v.set(l, s, now)
+	reserved = min(reserved, l.Burst) // a larger limit may have reserved more
+	if v.spent.n >= reserved {
+		return
+	}
+	v.spent = amount{n: reserved}
+	v.write(l, s)
+}
