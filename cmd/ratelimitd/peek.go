@@ -79,6 +79,9 @@ func counterText(c *adminv1.Counter, holder string) string {
 				left += fmt.Sprintf(" for %s, including its own", holder)
 			}
 		}
+		if reserved := c.GetReserved(); reserved > 0 && left != "" {
+			left += fmt.Sprintf(", %d reserved", reserved)
+		}
 		fmt.Fprintf(&b, "  limit %s%s\n", l.GetText(), left)
 	}
 	for _, t := range []struct {

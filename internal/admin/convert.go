@@ -119,6 +119,7 @@ func counterMessage(name string, limits *descriptors.RateLimits, d *engine.Decis
 		ResetAfter: unlessZero(d.ResetAfter),
 		Wait:       unlessZero(d.Wait),
 		Penalty:    unlessZero(d.Penalty),
+		Reserved:   d.Reserved,
 	}
 	for _, l := range limits.All() {
 		m.Limits = append(m.Limits, limitMessage(l))
@@ -140,6 +141,7 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		QuotaMode:   r.Quota,
 		Holder:      valid(r.Holder),
 		Penalty:     penaltyMessage(r.Penalty),
+		Reserve:     reserveMessage(r.Reserve),
 		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
 		Lease:       r.Lease,
 		HeadersOff:  r.HeadersOff,
@@ -208,6 +210,13 @@ func setParameters(m protoreflect.Message, l *engine.Limit) {
 // of them, such as a default.
 func enumValue(numbers map[string]int32, prefix string, v fmt.Stringer) int32 {
 	return numbers[prefix+"_"+strings.ToUpper(v.String())]
+}
+
+func reserveMessage(r *descriptors.Reserve) *adminv1.Reserve {
+	if r == nil {
+		return nil
+	}
+	return &adminv1.Reserve{Ttl: span(r.TTL), Estimate: r.Estimate, Returns: r.Return, Entry: valid(r.Entry)}
 }
 
 func penaltyMessage(p *engine.Penalty) *adminv1.Penalty {

@@ -155,6 +155,9 @@ func (r *Rule) keys() (out []keyValue) {
 	if r.Penalty != nil {
 		add(kwPenalty, penaltyText(r.Penalty))
 	}
+	if r.Reserve != nil {
+		add(kwReserve, r.Reserve.text())
+	}
 	if r.OnFailure != FailDefault {
 		add(kwOnFailure, r.OnFailure.String())
 	}

@@ -61,6 +61,9 @@ type Domain struct {
 	QuotaGroupBy   []string // quota_group_by, or that of the Options
 	FallsBack      bool     // a rule has on_failure: allow, deny or local
 
+	// ReserveEntries are the keys of the entries by which requests settle reservations.
+	ReserveEntries []string
+
 	root     level
 	months   *engine.Zone // UTC if Options.CalendarMonths is set, else nil
 	settings domainSettings
@@ -80,6 +83,7 @@ type Rule struct {
 	Quota      bool
 	Holder     string // key of the entry that names the holder of a concurrency limit's slots, or empty
 	Penalty    *engine.Penalty
+	Reserve    *Reserve // nil if there is none
 	OnFailure  OnFailure
 	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
 	HeadersOff bool           // headers: off; callers are not told its numbers

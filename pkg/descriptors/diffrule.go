@@ -13,8 +13,9 @@ func (r *Rule) same(was *Rule) bool {
 		return a.Limit.Equal(b.Limit) && a.RequestsPerUnit == b.RequestsPerUnit && a.Unit == b.Unit &&
 			a.Multiplier == b.Multiplier && a.Name == b.Name && slices.Equal(a.Replaces, b.Replaces)
 	}
+	sameReserve := r.Reserve == was.Reserve || r.Reserve != nil && was.Reserve != nil && *r.Reserve == *was.Reserve
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
-	return slices.EqualFunc(r.RateLimits.list, was.RateLimits.list, sameItem) && samePenalty && r.Unlimited == was.Unlimited &&
+	return slices.EqualFunc(r.RateLimits.list, was.RateLimits.list, sameItem) && samePenalty && sameReserve && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
 		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && reflect.DeepEqual(r.Metadata, was.Metadata)
 }

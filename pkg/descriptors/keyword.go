@@ -45,10 +45,15 @@ const (
 	kwOn                 = "on"
 	kwEscalate           = "escalate"
 	kwMax                = "max"
+	kwReserve            = "reserve"
+	kwTTL                = "ttl"
+	kwEstimate           = "estimate"
+	kwOnExpiry           = "on_expiry"
+	kwEntry              = "entry"
 )
 
 // place is one of the maps of the grammar, or a set of several.
-type place uint8
+type place uint16
 
 // The maps of the grammar.
 const (
@@ -58,6 +63,7 @@ const (
 	inItem             // an element of rate_limits
 	inReplaces         // an element of replaces
 	inPenalty          // penalty
+	inReserve          // reserve
 	inIgnored          // inside a key that has no effect
 )
 
@@ -107,6 +113,11 @@ func keywords() []keyword {
 		{name: kwOn, where: inPenalty},
 		{name: kwEscalate, where: inPenalty},
 		{name: kwMax, where: inPenalty},
+		{name: kwReserve, where: inLimit},
+		{name: kwTTL, where: inReserve},
+		{name: kwEstimate, where: inReserve},
+		{name: kwOnExpiry, where: inReserve},
+		{name: kwEntry, where: inReserve},
 	}...)
 	for i := range table {
 		table[i].index = i
@@ -171,7 +182,7 @@ func (p place) accepted() string {
 // String returns what messages call the place.
 func (p place) String() string {
 	var names []string
-	for i, name := range []string{"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "a place without effect"} {
+	for i, name := range []string{"the top level", "a descriptor", "rate_limit", "an item of rate_limits", "an item of replaces", "penalty", "reserve", "a place without effect"} {
 		if p&(1<<i) != 0 {
 			names = append(names, name)
 		}

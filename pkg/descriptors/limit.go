@@ -46,6 +46,7 @@ func (p *rawPolicy) written() (out []written) {
 		{kwHolder, p.holder.at},
 		{kwLease, p.lease.at},
 		{kwHeaders, p.headers.at},
+		{kwReserve, p.reserveAt},
 	} {
 		if w.at.present() {
 			out = append(out, w)

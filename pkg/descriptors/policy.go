@@ -77,6 +77,9 @@ func (c *compiler) policy(p *rawPolicy, r *Rule, n *node) {
 	if p.penaltyAt.present() {
 		c.penalty(p, r)
 	}
+	if p.reserveAt.present() {
+		c.reserve(p, r, n)
+	}
 	c.lease(p.lease, r)
 	c.headers(p.headers, r)
 }
@@ -217,6 +220,8 @@ func (r *Rule) unleased() string {
 	switch {
 	case r.Penalty != nil:
 		return "with a penalty"
+	case r.Reserve != nil:
+		return "with reserve"
 	case len(limits) > 1:
 		return "with rate_limits"
 	case len(limits) == 0:

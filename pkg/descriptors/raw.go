@@ -70,11 +70,18 @@ type rawPolicy struct {
 	onFailure, holder, lease, headers text
 	penaltyAt                         mark
 	penalty                           rawPenalty
+	reserveAt                         mark
+	reserve                           rawReserve
 }
 
 type rawPenalty struct {
 	duration, on, max text
 	escalate          number
+}
+
+type rawReserve struct {
+	ttl, onExpiry, entry text
+	estimate             number
 }
 
 // file reads the root of a source.
@@ -227,7 +234,7 @@ func (r *reader) limit(n *yaml.Node, where place, l *rawLimit) {
 			l.name = r.text(k, v)
 		case kwReplaces:
 			l.replaces = r.replaces(v)
-		case kwOnFailure, kwPenalty, kwHolder, kwLease, kwHeaders:
+		case kwOnFailure, kwPenalty, kwHolder, kwLease, kwHeaders, kwReserve:
 			l.policy = r.policy(l.policy, k, v)
 		default:
 			r.own(l, k, v)
@@ -311,8 +318,29 @@ func (r *reader) policy(p *rawPolicy, k string, v *yaml.Node) *rawPolicy {
 			p.penaltyAt = at(v)
 			r.penalty(v, &p.penalty)
 		}
+	case kwReserve:
+		p.reserveAt, p.reserve = mark{}, rawReserve{}
+		if !r.isNull(v) && r.isMapping(k, v) {
+			p.reserveAt = at(v)
+			r.reserve(v, &p.reserve)
+		}
 	}
 	return p
+}
+
+func (r *reader) reserve(n *yaml.Node, s *rawReserve) {
+	r.mapping(n, inReserve, func(k string, v *yaml.Node) {
+		switch k {
+		case kwTTL:
+			s.ttl = r.text(k, v)
+		case kwEstimate:
+			s.estimate = r.number(k, v)
+		case kwOnExpiry:
+			s.onExpiry = r.text(k, v)
+		case kwEntry:
+			s.entry = r.text(k, v)
+		}
+	})
 }
 
 func (r *reader) penalty(n *yaml.Node, p *rawPenalty) {

@@ -281,7 +281,7 @@ func (s *survey) key(name []byte, at mark) {
 // nests reports whether the value of a key is a map or list that belongs to rules.
 func (k *keyword) nests() bool {
 	switch k.name {
-	case kwDescriptors, kwRateLimit, kwRateLimits, kwReplaces, kwPenalty:
+	case kwDescriptors, kwRateLimit, kwRateLimits, kwReplaces, kwPenalty, kwReserve:
 		return true
 	}
 	return false

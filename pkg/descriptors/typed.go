@@ -43,6 +43,13 @@ type TreeLimit struct {
 type TreePolicy struct {
 	OnFailure, Holder, Lease, Headers string
 	Penalty                           *TreePenalty
+	Reserve                           *TreeReserve // inside rate_limit
+}
+
+// TreeReserve is the reserve of a limit of a [Tree].
+type TreeReserve struct {
+	TTL, OnExpiry, Entry string
+	Estimate             *uint32
 }
 
 // TreePenalty is a penalty of a [Tree].
@@ -150,6 +157,10 @@ func (p *TreePolicy) raw() *rawPolicy {
 	if q := p.Penalty; q != nil {
 		out.penaltyAt = somewhere()
 		out.penalty = rawPenalty{duration: given(q.For), on: given(q.On), max: given(q.Max), escalate: counted(q.Escalate)}
+	}
+	if q := p.Reserve; q != nil {
+		out.reserveAt = somewhere()
+		out.reserve = rawReserve{ttl: given(q.TTL), onExpiry: given(q.OnExpiry), entry: given(q.Entry), estimate: counted(q.Estimate)}
 	}
 	if len(out.written()) == 0 {
 		return nil

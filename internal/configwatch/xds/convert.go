@@ -63,6 +63,9 @@ func convertLimit(m *configv1.RateLimitPolicy, own []protoreflect.FieldDescripto
 		Policy:          convertPolicy(m),
 		Own:             convertOwn(m.ProtoReflect(), own),
 	}
+	if r := m.GetReserve(); r != nil {
+		l.Policy.Reserve = &descriptors.TreeReserve{TTL: r.GetTtl(), OnExpiry: r.GetOnExpiry(), Entry: r.GetEntry(), Estimate: r.Estimate}
+	}
 	for _, r := range m.GetReplaces() {
 		l.Replaces = append(l.Replaces, r.GetName())
 	}

@@ -3842,7 +3842,10 @@ type Counter struct {
 	// Until their turn would come in a leaky bucket; unset elsewhere, and where it would come at once.
 	Wait *durationpb.Duration `protobuf:"bytes,8,opt,name=wait,proto3" json:"wait,omitempty"`
 	// How long a penalty still runs; unset where none does.
-	Penalty       *durationpb.Duration `protobuf:"bytes,9,opt,name=penalty,proto3" json:"penalty,omitempty"`
+	Penalty *durationpb.Duration `protobuf:"bytes,9,opt,name=penalty,proto3" json:"penalty,omitempty"`
+	// How many of the hits that are not left are reserved, by requests that have not said yet what they cost; 0 where hits
+	// cannot be reserved.
+	Reserved      uint64 `protobuf:"varint,10,opt,name=reserved,proto3" json:"reserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3940,6 +3943,13 @@ func (x *Counter) GetPenalty() *durationpb.Duration {
 	return nil
 }
 
+func (x *Counter) GetReserved() uint64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
 // Rule is the limit, or the list of limits, of one node in the tree of rules.
 type Rule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3970,7 +3980,9 @@ type Rule struct {
 	// Whether callers are not told its numbers, neither by headers nor by their status.
 	HeadersOff bool `protobuf:"varint,30,opt,name=headers_off,json=headersOff,proto3" json:"headers_off,omitempty"`
 	// The file and line of what an overlay (RULES_OVERLAY) laid over the rule; empty where none did.
-	Overlay       string `protobuf:"bytes,20,opt,name=overlay,proto3" json:"overlay,omitempty"`
+	Overlay string `protobuf:"bytes,20,opt,name=overlay,proto3" json:"overlay,omitempty"`
+	// How requests reserve hits; unset where they do not.
+	Reserve       *Reserve `protobuf:"bytes,13,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4101,6 +4113,13 @@ func (x *Rule) GetOverlay() string {
 		return x.Overlay
 	}
 	return ""
+}
+
+func (x *Rule) GetReserve() *Reserve {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
 }
 
 // Limit is one limit of a rule, as written in the file.
@@ -4293,6 +4312,79 @@ func (x *Limit) GetText() string {
 	return ""
 }
 
+// Reserve is how requests reserve hits, to settle them once their cost is known.
+type Reserve struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long a reservation stays open.
+	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// How many hits a request reserves that does not say.
+	Estimate uint64 `protobuf:"varint,2,opt,name=estimate,proto3" json:"estimate,omitempty"`
+	// Whether hits that nobody settles are given back, rather than kept as spent.
+	Returns bool `protobuf:"varint,3,opt,name=returns,proto3" json:"returns,omitempty"`
+	// The key of the entry by which a request settles a reservation.
+	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reserve) Reset() {
+	*x = Reserve{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reserve) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reserve) ProtoMessage() {}
+
+func (x *Reserve) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
+func (*Reserve) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Reserve) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *Reserve) GetEstimate() uint64 {
+	if x != nil {
+		return x.Estimate
+	}
+	return 0
+}
+
+func (x *Reserve) GetReturns() bool {
+	if x != nil {
+		return x.Returns
+	}
+	return false
+}
+
+func (x *Reserve) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
 // Penalty refuses everything for a while once a limit is exceeded or reached.
 type Penalty struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4310,7 +4402,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4414,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4427,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -4386,7 +4478,7 @@ type RuleState struct {
 
 func (x *RuleState) Reset() {
 	*x = RuleState{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4490,7 @@ func (x *RuleState) String() string {
 func (*RuleState) ProtoMessage() {}
 
 func (x *RuleState) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4503,7 @@ func (x *RuleState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
 func (*RuleState) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RuleState) GetDomain() string {
@@ -4458,7 +4550,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4470,7 +4562,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4483,7 +4575,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 // StatusResponse says how the server is.
@@ -4529,7 +4621,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +4633,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +4646,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -4693,7 +4785,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4705,7 +4797,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4718,7 +4810,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Component) GetName() string {
@@ -4774,7 +4866,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +4878,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +4891,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -4877,7 +4969,7 @@ type RefusedRules struct {
 
 func (x *RefusedRules) Reset() {
 	*x = RefusedRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +4981,7 @@ func (x *RefusedRules) String() string {
 func (*RefusedRules) ProtoMessage() {}
 
 func (x *RefusedRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +4994,7 @@ func (x *RefusedRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
 func (*RefusedRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
@@ -4961,7 +5053,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5065,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5078,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -5048,7 +5140,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5152,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5165,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -5121,7 +5213,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5133,7 +5225,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5146,7 +5238,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StoreNode) GetName() string {
@@ -5196,7 +5288,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5208,7 +5300,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5221,7 +5313,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -5276,7 +5368,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5288,7 +5380,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5393,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -5353,7 +5445,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5365,7 +5457,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5378,7 +5470,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -5436,7 +5528,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5448,7 +5540,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5461,7 +5553,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -5499,7 +5591,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5511,7 +5603,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5524,7 +5616,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReloadRulesResponse) GetRefused() bool {
@@ -5584,7 +5676,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5596,7 +5688,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5609,7 +5701,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -5648,7 +5740,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5660,7 +5752,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5673,7 +5765,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -5950,7 +6042,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bOverride\x12*\n" +
 	"\x11requests_per_unit\x18\x01 \x01(\rR\x0frequestsPerUnit\x12-\n" +
 	"\x04unit\x18\x02 \x01(\x0e2\x19.ratelimitd.admin.v1.UnitR\x04unit\x12'\n" +
-	"\x0funit_multiplier\x18\x03 \x01(\rR\x0eunitMultiplier\"\xf7\x02\n" +
+	"\x0funit_multiplier\x18\x03 \x01(\rR\x0eunitMultiplier\"\x93\x03\n" +
 	"\aCounter\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x06limits\x18\x02 \x03(\v2\x1a.ratelimitd.admin.v1.LimitR\x06limits\x12\x1c\n" +
@@ -5962,7 +6054,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\vreset_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"resetAfter\x12-\n" +
 	"\x04wait\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04wait\x123\n" +
-	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\"\xee\x03\n" +
+	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\x12\x1a\n" +
+	"\breserved\x18\n" +
+	" \x01(\x04R\breserved\"\xa6\x04\n" +
 	"\x04Rule\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
@@ -5982,7 +6076,8 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\x12\x1f\n" +
 	"\vheaders_off\x18\x1e \x01(\bR\n" +
 	"headersOff\x12\x18\n" +
-	"\aoverlay\x18\x14 \x01(\tR\aoverlay\"\x82\x05\n" +
+	"\aoverlay\x18\x14 \x01(\tR\aoverlay\x126\n" +
+	"\areserve\x18\r \x01(\v2\x1c.ratelimitd.admin.v1.ReserveR\areserve\"\x82\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
@@ -6003,7 +6098,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\btimezone\x18\x10 \x01(\tR\btimezone\x12\x12\n" +
 	"\x04text\x18\x11 \x01(\tR\x04textB\n" +
 	"\n" +
-	"\b_initial\"\xad\x01\n" +
+	"\b_initial\"\x82\x01\n" +
+	"\aReserve\x12+\n" +
+	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
+	"\bestimate\x18\x02 \x01(\x04R\bestimate\x12\x18\n" +
+	"\areturns\x18\x03 \x01(\bR\areturns\x12\x14\n" +
+	"\x05entry\x18\x04 \x01(\tR\x05entry\"\xad\x01\n" +
 	"\aPenalty\x12+\n" +
 	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\x12,\n" +
 	"\x02on\x18\x02 \x01(\x0e2\x1c.ratelimitd.admin.v1.TriggerR\x02on\x12\x1a\n" +
@@ -6222,7 +6322,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -6276,31 +6376,32 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*Counter)(nil),               // 49: ratelimitd.admin.v1.Counter
 	(*Rule)(nil),                  // 50: ratelimitd.admin.v1.Rule
 	(*Limit)(nil),                 // 51: ratelimitd.admin.v1.Limit
-	(*Penalty)(nil),               // 52: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 53: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 54: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 55: ratelimitd.admin.v1.StatusResponse
-	(*Component)(nil),             // 56: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 57: ratelimitd.admin.v1.RulesStatus
-	(*RefusedRules)(nil),          // 58: ratelimitd.admin.v1.RefusedRules
-	(*RulesProblem)(nil),          // 59: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 60: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 61: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 62: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 63: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 64: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 65: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 66: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 67: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 68: ratelimitd.admin.v1.DrainResponse
-	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 71: google.protobuf.Struct
+	(*Reserve)(nil),               // 52: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 53: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 54: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 55: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 56: ratelimitd.admin.v1.StatusResponse
+	(*Component)(nil),             // 57: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 58: ratelimitd.admin.v1.RulesStatus
+	(*RefusedRules)(nil),          // 59: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 60: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 61: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 62: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 63: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 64: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 65: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 66: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 67: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 68: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 69: ratelimitd.admin.v1.DrainResponse
+	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 71: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 72: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	50,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	53,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	69,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	54,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	70,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
 	46,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	16,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	17,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
@@ -6318,20 +6419,20 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
 	47,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
 	48,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	69,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	69,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	70,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	70,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
 	47,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	71,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	22,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	23,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	47,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	71,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	22,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	23,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	47,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	70,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	71,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
 	48,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	22,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	22,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
@@ -6347,108 +6448,110 @@ var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
 	49,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	23,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	38,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	69,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	70,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
 	47,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	42,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 52: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 53: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
 	41,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	69,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	69,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	70,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	70,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
 	47,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
 	42,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 59: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
 	45,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	69,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	70,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	47,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 63: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 64: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 65: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	70,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	70,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	71,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	71,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
 	47,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
 	48,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 70: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
 	51,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	70,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	70,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	70,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	70,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	71,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	71,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	71,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	71,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
 	51,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	52,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	53,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 78: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	71,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	6,   // 80: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 81: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	70,  // 82: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	70,  // 83: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 84: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	70,  // 85: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 86: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	70,  // 87: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	42,  // 88: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	69,  // 89: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	70,  // 90: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	56,  // 91: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	69,  // 92: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	57,  // 93: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	58,  // 94: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	60,  // 95: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	62,  // 96: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	63,  // 97: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	64,  // 98: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	23,  // 99: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	10,  // 100: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	69,  // 101: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	69,  // 102: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	70,  // 103: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	69,  // 104: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	69,  // 105: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	59,  // 106: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	61,  // 107: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	11,  // 108: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	70,  // 109: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	70,  // 110: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	59,  // 111: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	57,  // 112: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	69,  // 113: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	12,  // 114: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	14,  // 115: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	18,  // 116: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	20,  // 117: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	24,  // 118: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	26,  // 119: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	28,  // 120: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	30,  // 121: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	32,  // 122: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	34,  // 123: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	36,  // 124: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	39,  // 125: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	43,  // 126: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	54,  // 127: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	65,  // 128: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	67,  // 129: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	13,  // 130: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	15,  // 131: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	19,  // 132: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	21,  // 133: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	25,  // 134: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	27,  // 135: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	29,  // 136: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	31,  // 137: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	33,  // 138: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	35,  // 139: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	37,  // 140: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	40,  // 141: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	44,  // 142: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	55,  // 143: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	66,  // 144: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	68,  // 145: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	130, // [130:146] is the sub-list for method output_type
-	114, // [114:130] is the sub-list for method input_type
-	114, // [114:114] is the sub-list for extension type_name
-	114, // [114:114] is the sub-list for extension extendee
-	0,   // [0:114] is the sub-list for field type_name
+	72,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	52,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	6,   // 81: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 82: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	71,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	71,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 85: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	71,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	71,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 88: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	71,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	42,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	70,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	71,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	57,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	70,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	58,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	59,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	61,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	63,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	64,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	65,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	23,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	10,  // 102: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	70,  // 103: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	70,  // 104: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	71,  // 105: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	70,  // 106: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	70,  // 107: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	60,  // 108: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	62,  // 109: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	11,  // 110: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	71,  // 111: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	71,  // 112: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	60,  // 113: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	58,  // 114: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	70,  // 115: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	12,  // 116: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	14,  // 117: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	18,  // 118: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	20,  // 119: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	24,  // 120: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	26,  // 121: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	28,  // 122: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	30,  // 123: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	32,  // 124: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	34,  // 125: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	36,  // 126: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	39,  // 127: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	43,  // 128: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	55,  // 129: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	66,  // 130: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	68,  // 131: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	13,  // 132: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	15,  // 133: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	19,  // 134: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	21,  // 135: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	25,  // 136: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	27,  // 137: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	29,  // 138: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	31,  // 139: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	33,  // 140: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	35,  // 141: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	37,  // 142: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	40,  // 143: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	44,  // 144: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	56,  // 145: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	67,  // 146: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	69,  // 147: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	132, // [132:148] is the sub-list for method output_type
+	116, // [116:132] is the sub-list for method input_type
+	116, // [116:116] is the sub-list for extension type_name
+	116, // [116:116] is the sub-list for extension extendee
+	0,   // [0:116] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -6465,7 +6568,7 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -420,7 +420,9 @@ type RateLimitPolicy struct {
 	// Whose calendar, such as Europe/Berlin.
 	Timezone string `protobuf:"bytes,1014,opt,name=timezone,proto3" json:"timezone,omitempty"`
 	// Whether callers are told the numbers of this rule, inside rate_limit: on or off.
-	Headers       string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	Headers string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	// How requests reserve hits, to settle them once their cost is known.
+	Reserve       *Reserve `protobuf:"bytes,1015,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -602,6 +604,13 @@ func (x *RateLimitPolicy) GetHeaders() string {
 	return ""
 }
 
+func (x *RateLimitPolicy) GetReserve() *Reserve {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
 // RateLimitReplace names a limit that another one takes the place of.
 type RateLimitReplace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -721,6 +730,79 @@ func (x *Penalty) GetMax() string {
 	return ""
 }
 
+// Reserve is how requests reserve hits, to settle them once their cost is known.
+type Reserve struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long a reservation stays open, such as 10m.
+	Ttl string `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// How many hits a request reserves that does not say. Required.
+	Estimate *uint32 `protobuf:"varint,2,opt,name=estimate,proto3,oneof" json:"estimate,omitempty"`
+	// What becomes of hits that nobody settles: keep or return.
+	OnExpiry string `protobuf:"bytes,3,opt,name=on_expiry,json=onExpiry,proto3" json:"on_expiry,omitempty"`
+	// The key of the entry by which a request settles a reservation.
+	Entry         string `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reserve) Reset() {
+	*x = Reserve{}
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reserve) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reserve) ProtoMessage() {}
+
+func (x *Reserve) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
+func (*Reserve) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Reserve) GetTtl() string {
+	if x != nil {
+		return x.Ttl
+	}
+	return ""
+}
+
+func (x *Reserve) GetEstimate() uint32 {
+	if x != nil && x.Estimate != nil {
+		return *x.Estimate
+	}
+	return 0
+}
+
+func (x *Reserve) GetOnExpiry() string {
+	if x != nil {
+		return x.OnExpiry
+	}
+	return ""
+}
+
+func (x *Reserve) GetEntry() string {
+	if x != nil {
+		return x.Entry
+	}
+	return ""
+}
+
 var File_ratelimitd_config_v1_config_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
@@ -755,7 +837,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\apenalty\x18\xec\a \x01(\v2\x1d.ratelimitd.config.v1.PenaltyR\apenalty\x12\x17\n" +
 	"\x06holder\x18\xed\a \x01(\tR\x06holder\x12\x15\n" +
 	"\x05lease\x18\xee\a \x01(\tR\x05lease\x12\x19\n" +
-	"\aheaders\x18\x86\b \x01(\tR\aheaders\"\xe0\x06\n" +
+	"\aheaders\x18\x86\b \x01(\tR\aheaders\"\x9a\a\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -778,7 +860,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x05lease\x18\xf4\a \x01(\tR\x05lease\x12 \n" +
 	"\bcalendar\x18\xf5\a \x01(\bH\x06R\bcalendar\x88\x01\x01\x12\x1b\n" +
 	"\btimezone\x18\xf6\a \x01(\tR\btimezone\x12\x19\n" +
-	"\aheaders\x18\x86\b \x01(\tR\aheadersB\x12\n" +
+	"\aheaders\x18\x86\b \x01(\tR\aheaders\x128\n" +
+	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserveB\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
 	"\n" +
@@ -795,7 +878,13 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x02on\x18\x02 \x01(\tR\x02on\x12\x1f\n" +
 	"\bescalate\x18\x03 \x01(\rH\x00R\bescalate\x88\x01\x01\x12\x10\n" +
 	"\x03max\x18\x04 \x01(\tR\x03maxB\v\n" +
-	"\t_escalate*\xea\x01\n" +
+	"\t_escalate\"|\n" +
+	"\aReserve\x12\x10\n" +
+	"\x03ttl\x18\x01 \x01(\tR\x03ttl\x12\x1f\n" +
+	"\bestimate\x18\x02 \x01(\rH\x00R\bestimate\x88\x01\x01\x12\x1b\n" +
+	"\ton_expiry\x18\x03 \x01(\tR\bonExpiry\x12\x14\n" +
+	"\x05entry\x18\x04 \x01(\tR\x05entryB\v\n" +
+	"\t_estimate*\xea\x01\n" +
 	"\rRateLimitUnit\x12\x1f\n" +
 	"\x1bRATE_LIMIT_UNIT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16RATE_LIMIT_UNIT_SECOND\x10\x01\x12\x1a\n" +
@@ -819,7 +908,7 @@ func file_ratelimitd_config_v1_config_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_config_v1_config_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(RateLimitUnit)(0),          // 0: ratelimitd.config.v1.RateLimitUnit
 	(*RateLimitConfig)(nil),     // 1: ratelimitd.config.v1.RateLimitConfig
@@ -827,23 +916,25 @@ var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(*RateLimitPolicy)(nil),     // 3: ratelimitd.config.v1.RateLimitPolicy
 	(*RateLimitReplace)(nil),    // 4: ratelimitd.config.v1.RateLimitReplace
 	(*Penalty)(nil),             // 5: ratelimitd.config.v1.Penalty
-	(*structpb.Struct)(nil),     // 6: google.protobuf.Struct
+	(*Reserve)(nil),             // 6: ratelimitd.config.v1.Reserve
+	(*structpb.Struct)(nil),     // 7: google.protobuf.Struct
 }
 var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
-	2, // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	3, // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
-	2, // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	6, // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
-	3, // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
-	5, // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
-	0, // 6: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
-	4, // 7: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
-	5, // 8: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	2,  // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
+	3,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	2,  // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
+	7,  // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
+	3,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	5,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
+	0,  // 6: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
+	4,  // 7: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
+	5,  // 8: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
+	6,  // 9: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_config_v1_config_proto_init() }
@@ -854,13 +945,14 @@ func file_ratelimitd_config_v1_config_proto_init() {
 	file_ratelimitd_config_v1_config_proto_msgTypes[0].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[2].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[4].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_config_v1_config_proto_rawDesc), len(file_ratelimitd_config_v1_config_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,96 @@
+package descriptors
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Reserve says that requests reserve hits before they know their cost, and settle it later.
+type Reserve struct {
+	engine.Reserve
+
+	Estimate uint64 // what a request reserves that does not say how much
+	Entry    string // key of the entry by which a request settles a reservation
+}
+
+// What reserve means without its keys.
+const (
+	usualTTL   = "10m"
+	usualEntry = "reservation"
+
+	expiryKeep   = "keep"
+	expiryReturn = "return"
+)
+
+// reserve checks the key reserve of r, whose node is n.
+func (c *compiler) reserve(p *rawPolicy, r *Rule, n *node) {
+	raw, before := &p.reserve, len(c.problems)
+	if !raw.ttl.at.present() {
+		raw.ttl = text{s: usualTTL, at: p.reserveAt}
+	}
+	out := Reserve{Reserve: engine.Reserve{TTL: c.duration(kwTTL, raw.ttl, r.Path)}, Estimate: raw.estimate.n, Entry: usualEntry}
+	if raw.entry.at.present() && !raw.entry.broken {
+		out.Entry = raw.entry.s
+	}
+	if t := raw.onExpiry; t.at.present() && !t.broken {
+		if out.Return = t.s == expiryReturn; !out.Return && t.s != expiryKeep {
+			c.fail(t.at, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", shorten(t.s))
+		}
+	}
+	c.reserveEntry(raw.entry, out.Entry, r, n)
+	if limits := r.RateLimits.Limits(); len(limits) > 0 {
+		c.reservable(p, r, &limits[0])
+	}
+	if len(c.problems) == before {
+		r.Reserve = &out
+		if !slices.Contains(c.domain.ReserveEntries, out.Entry) {
+			c.domain.ReserveEntries = append(c.domain.ReserveEntries, out.Entry)
+		}
+	}
+}
+
+// reserveEntry checks the key of the entry that settles: it is taken out of a descriptor before rules are looked up.
+func (c *compiler) reserveEntry(t text, entry string, r *Rule, n *node) {
+	if entry == "" {
+		c.fail(t.at, r.Path, "an empty entry of a reserve: want the key of the entry that settles, such as %s", usualEntry)
+	}
+	for _, above := range n.path() {
+		if above.key == entry {
+			c.fail(t.or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", shorten(entry))
+			return
+		}
+	}
+}
+
+// reservable checks that hits of the limit can be reserved, and as many as the estimate.
+func (c *compiler) reservable(p *rawPolicy, r *Rule, l *engine.Limit) {
+	switch why := l.Unreserved(); {
+	case why == l.Algorithm.String():
+		c.fail(p.reserveAt, r.Path, "reserve does not apply to %s: it belongs to fixed_window, sliding_window and token_bucket", why)
+	case why != "":
+		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with %s: remove one of them", why)
+	case r.Penalty != nil:
+		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
+	case !p.reserve.estimate.at.present():
+		c.fail(p.reserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
+	case p.reserve.estimate.n == 0:
+		c.fail(p.reserve.estimate.at, r.Path, "estimate 0 of a reserve: want 1 or more")
+	case l.Hits > 0 && p.reserve.estimate.n > l.MaxCost():
+		c.fail(p.reserve.estimate.at, r.Path, "estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.reserve.estimate.n, l.MaxCost())
+	}
+}
+
+// text returns r in words.
+func (r *Reserve) text() string {
+	kept := "kept"
+	if r.Return {
+		kept = "returned"
+	}
+	text := fmt.Sprintf("%d unless the request says otherwise, %s if not settled within %s", r.Estimate, kept, spanText(r.TTL))
+	if r.Entry != usualEntry {
+		text += ", by entry " + printable([]byte(r.Entry))
+	}
+	return text
+}
