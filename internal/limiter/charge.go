@@ -184,6 +184,9 @@ func (l *Limiter) giveBack(ctx context.Context, p *Scratch) {
 func giveBackOf(took *backend.Op) backend.Op {
 	op := *took
 	op.Mode = backend.Give
+	if took.Decision.Reservation == engine.ReservationOpen {
+		op.Mode, op.Take.Cost = backend.Settle, 0
+	}
 	op.Take.Window = took.Decision.Window
 	op.Take.Cost -= min(took.Decision.Renewed, op.Take.Cost) // a holder keeps what it held before
 	op.Decision, op.Err, op.Remembered = engine.Decision{}, nil, false

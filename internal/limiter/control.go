@@ -87,7 +87,7 @@ func (p *Scratch) effective(d *descriptors.Domain, desc *Descriptor, found []*co
 
 // blocks reports whether a descriptor is refused. Giving back never is.
 func blocks(found []*controls.Control, d *Descriptor) bool {
-	return len(found) > 0 && found[0].Kind == controls.Block && !d.Negative
+	return len(found) > 0 && found[0].Kind == controls.Block && !d.gives()
 }
 
 // control lets what was found for the i-th descriptor decide on its part.
@@ -99,13 +99,13 @@ func (p *Scratch) control(desc *Descriptor, i int) {
 	switch k := found[0].Kind; {
 	case k == controls.Limit:
 		p.relimit(found, t)
-	case p.steered.only || k == controls.Block && desc.Negative:
+	case p.steered.only || k == controls.Block && desc.gives():
 	case k == controls.Block:
 		t.control, t.blocked, t.override, t.unlimited = found[0], true, false, false
 		t.limits = p.none(t)
 	case k == controls.Allow:
 		_, held := t.match.Holder(desc.Entries)
-		t.control, t.allowed = found[0], !desc.Negative || !held // a holder's slots can be told from those of others
+		t.control, t.allowed = found[0], !desc.settles() && (!desc.Negative || !held) // a holder's slots can be told from those of others
 	}
 }
 

@@ -60,8 +60,9 @@ type counts struct {
 type domain struct {
 	name                string
 	overrides           bounded[stats.Rule]
-	notAllowed, invalid *stats.Counter        // overrides ignored, by reason
-	sheds               atomic.Pointer[sheds] // nil until needed
+	notAllowed, invalid *stats.Counter               // overrides ignored, by reason
+	sheds               atomic.Pointer[sheds]        // nil until needed
+	reservations        atomic.Pointer[reservations] // nil until a rule has some
 }
 
 func newCounts(r *stats.Registry, c Config) *counts {
@@ -93,7 +94,9 @@ type snapshot struct {
 	domains map[*descriptors.Domain]*domain // of the set
 
 	secret         *descriptors.Secret // of the keys of counters; may be nil
-	referenceNames bool                // operations carry the reference's names
+	sealer         *Sealer
+	reserves       bool // a rule takes reservations
+	referenceNames bool // operations carry the reference's names
 	onFailure      descriptors.OnFailure
 }
 
@@ -148,6 +151,10 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			}
 			c.known[d.Name] = k
 		}
+		s.reserves = s.reserves || d.ReserveEntries != nil
+		if d.ReserveEntries != nil && k.reservations.Load() == nil {
+			k.reservations.Store(c.reservations(d.Name))
+		}
 		s.domains[d] = k
 	}
 	return s
@@ -182,7 +189,7 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 			s.domains[d].invalid.Add(1)
 		}
 		decided := t.unlimited || (t.blocked || t.allowed) && t.rule != nil // without the backend
-		if t.op < 0 && !decided || t.hits == 0 {
+		if t.op < 0 && !decided || t.hits == 0 && t.reserving != settles {
 			continue
 		}
 		n := c.of(s, d, r.Descriptors[i].Entries, p, t)
@@ -195,6 +202,8 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 			n.WithinLimit.Add(t.hits)
 		case t.unlimited:
 			n.UnlimitedHits.Add(t.hits)
+		case t.reserving == settles:
+			t.counts = n
 		case t.negative:
 			n.TotalNegativeHits.Add(t.hits)
 		default:
@@ -206,8 +215,15 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 
 // after counts the outcome.
 func (c *counts) after(p *Scratch) {
+	if n := p.counts.reservations.Load(); n != nil {
+		n.count(p)
+	}
 	for i := range p.parts {
-		if t := &p.parts[i]; t.counts != nil {
+		switch t := &p.parts[i]; {
+		case t.counts == nil:
+		case t.reserving == settles:
+			difference(t.counts, p.ops[t.op].Decision.Difference)
+		default:
 			c.outcome(t, &p.ops[t.op])
 		}
 	}

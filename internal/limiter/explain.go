@@ -48,6 +48,9 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		return nil, err
 	}
 	p, table, d := new(Scratch), l.table(), s.set.Domain(r.Domain)
+	if d != nil && d.ReserveEntries != nil {
+		p.findReservations(d, r)
+	}
 	p.steer(table, d, r)
 	p.steered.look = true
 	if d == nil {

@@ -86,7 +86,7 @@ func allowed(op *backend.Op) engine.Decision {
 
 // denied returns the decision on an op that its policy denies. Giving back is never refused; the hits are lost.
 func denied(op *backend.Op) engine.Decision {
-	if op.Mode == backend.Give {
+	if op.Mode == backend.Give || op.Mode == backend.Settle {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
 	}
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}

@@ -57,7 +57,7 @@ func (l *Limiter) over(p *Scratch) bool {
 
 // unmatched makes v the verdict on n descriptors that match no rule.
 func (v *Verdict) unmatched(n int) {
-	v.Over, v.Header = false, -1
+	v.Over, v.Header, v.Reservation = false, -1, ""
 	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
 	clear(v.Statuses)
 	v.GroupBy, v.Groups = nil, v.Groups[:0]

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Config says how a Limiter decides. The zero value decides as envoyproxy/ratelimit does by default.
@@ -36,6 +37,8 @@ type Config struct {
 	Top      *top.Top           // counts descriptors; nil counts none
 	Watch    *watch.Hub         // shows decisions; nil shows nobody
 	Controls *controls.Controls // stand above the rules; nil means that there are none
+
+	Reservations *Sealer // makes ids of reservations; without one, or a key, requests reserve nothing and are charged at once
 }
 
 // Limiter decides requests by the current rules. Its methods are safe for concurrent use.
@@ -58,6 +61,9 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	if c.OnFailure == descriptors.FailDefault {
 		c.OnFailure = descriptors.FailError
 	}
+	if c.Reservations == nil {
+		c.Reservations = new(Sealer)
+	}
 	return &Limiter{backend: b, config: c, counts: newCounts(r, c)}
 }
 
@@ -67,6 +73,7 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	defer l.setting.Unlock()
 	compiled := l.counts.snapshot(s)
 	compiled.referenceNames, compiled.onFailure, compiled.secret = l.config.ReferenceNames, l.config.OnFailure, l.config.Secret
+	compiled.sealer = l.config.Reservations
 	l.rules.Store(compiled)
 }
 
@@ -76,6 +83,12 @@ func (l *Limiter) Rules() *descriptors.Set {
 		return s.set
 	}
 	return nil
+}
+
+// Reserves reports whether a rule takes reservations.
+func (l *Limiter) Reserves() bool {
+	s := l.rules.Load()
+	return s != nil && s.reserves
 }
 
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
@@ -96,6 +109,9 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		return nil, err
 	}
 	d := s.set.Domain(r.Domain)
+	if d != nil && d.ReserveEntries != nil {
+		p.findReservations(d, r)
+	}
 	p.steer(l.table(), d, r)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
@@ -120,8 +136,14 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 		l.counts.backendErrors.Add(1)
 		return nil, err
 	}
+	if p.name != (engine.ReservationID{}) && !l.config.Shadow && l.over(p) {
+		l.release(ctx, p)
+	}
 	l.fold(p)
 	l.counts.after(p)
+	if p.name != (engine.ReservationID{}) {
+		p.verdict.Reservation = l.sealed(p)
+	}
 	if len(p.steered.found) > 0 {
 		l.counts.steered(p)
 	}

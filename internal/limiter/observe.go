@@ -18,7 +18,7 @@ func (l *Limiter) draws(r *Request, p *Scratch) bool {
 // most returns the hits of r's descriptor that spends the most.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
-		if d := &r.Descriptors[i]; !d.Negative {
+		if d := &r.Descriptors[i]; !d.gives() {
 			hits = max(hits, r.hits(d))
 		}
 	}
@@ -79,6 +79,9 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	if err != nil {
 		d.Outcome, d.Err = watch.Failed, err
 		return d
+	}
+	if len(p.parts) > 0 && p.parts[i].reserving != reservesNothing {
+		d.Hits, d.Back = p.reserved(&p.parts[i])
 	}
 	s := &p.verdict.Statuses[i]
 	d.Outcome, d.Over = s.outcome(), p.verdict.Over

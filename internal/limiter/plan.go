@@ -27,16 +27,18 @@ type Scratch struct {
 	groupBy []string
 	sums    []uint64 // hashes of the values that make the groups
 
-	parts  []part
-	ops    []backend.Op           // one for each part with limits, in order
-	owners []int                  // the index of that part, for each op
-	kept   descriptors.RateLimits // of overrides, and of lists of which some limits were replaced
-	batch  []backend.Op           // the ops of one call of the backend
-	picked []int                  // their indices
-	local  []backend.Op           // the ones that this process decides because the store failed
-	failed []int                  // their indices in the call that failed
-	text   []byte
-	names  []byte // of the counters, if the backend wants the reference's
+	parts   []part
+	ops     []backend.Op           // one for each part with limits, in order
+	owners  []int                  // the index of that part, for each op
+	kept    descriptors.RateLimits // of overrides, and of lists of which some limits were replaced
+	batch   []backend.Op           // the ops of one call of the backend
+	picked  []int                  // their indices
+	local   []backend.Op           // the ones that this process decides because the store failed
+	failed  []int                  // their indices in the call that failed
+	entries []descriptors.Entry    // of descriptors of which one was taken out
+	name    engine.ReservationID   // of what the request reserves; zero if it reserves nothing
+	text    []byte
+	names   []byte // of the counters, if the backend wants the reference's
 
 	sampler top.Sampler
 	shown   watch.Decision
@@ -61,6 +63,9 @@ type part struct {
 	allowed      bool              // by it
 	uncontrolled error             // why a control has no effect
 
+	reserving reserving
+	id        engine.ReservationID // of the reservation that it settles
+
 	fell   descriptors.OnFailure // the policy that decided last because the store failed; FailDefault if the store decided
 	counts *stats.Rule           // where to count what it takes; nil if it takes nothing
 }
@@ -70,6 +75,7 @@ func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 	n := len(r.Descriptors)
 	p.parts = slices.Grow(p.parts[:0], n)[:n]
 	p.ops, p.owners = p.ops[:0], p.owners[:0]
+	p.name = engine.ReservationID{}
 	p.kept.Clear()
 	if cap(p.text) > maxText {
 		p.text = nil
@@ -105,6 +111,9 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	}
 	if desc.HasOverride {
 		p.override(d, desc, t)
+	}
+	if t.rule != nil && t.match.Rule.Reserve != nil {
+		p.reserve(s.sealer, r, desc, t)
 	}
 	if len(p.steered.found) > 0 {
 		p.control(desc, i)
@@ -185,7 +194,7 @@ func (p *Scratch) replaced(name string) bool {
 // addOp makes the operation for the i-th part, if it has limits.
 func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i int) {
 	t := &p.parts[i]
-	if t.unlimited || t.limits.Len() == 0 || t.blocked || t.allowed || p.steered.blocked && !t.negative && !p.steered.look {
+	if t.unlimited || t.limits.Len() == 0 || t.blocked || t.allowed || t.reserving == forged || p.steered.blocked && !t.negative && !p.steered.look {
 		return
 	}
 	var key backend.Key
@@ -208,6 +217,9 @@ func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i 
 	}
 	op := &p.ops[t.op]
 	op.Penalty, op.Lease = rule.Penalty, backend.Lease(rule.Lease)
+	if rule.Reserve != nil {
+		p.reserveOp(s.sealer, t, op)
+	}
 	if holder, ok := t.match.Holder(desc.Entries); ok {
 		op.Take.Owner = s.owner(p, holder)
 	}
@@ -226,6 +238,9 @@ func (p *Scratch) nameOps(d *descriptors.Domain, r *Request) {
 
 // mode returns what t does to its counter.
 func (t *part) mode() backend.Mode {
+	if t.reserving == settles {
+		return backend.Settle
+	}
 	if t.negative {
 		return backend.Give
 	}

@@ -48,7 +48,12 @@ type Descriptor struct {
 	HasHits     bool   // 0 hits mean a look
 	Negative    bool   // give the hits back
 	HasOverride bool
-	Override    descriptors.Override
+
+	// Reservation is the id of the reservation to settle, empty or "none" if there is none, where HasReservation is set:
+	// there was an entry with it, which Decide has taken out of Entries.
+	Reservation    []byte
+	HasReservation bool
+	Override       descriptors.Override
 }
 
 // Text returns d in a form fit for people, key=value,key=value, truncated after about longest bytes. It is valid UTF-8.

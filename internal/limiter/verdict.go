@@ -71,6 +71,8 @@ type Verdict struct {
 
 	GroupBy []string     // the keys by whose values descriptors in quota mode form groups; empty unless the domain has quota_group_by
 	Groups  []QuotaGroup // of them, in the order of the request
+
+	Reservation string // the id of what the request has reserved; empty if nothing
 }
 
 // Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe

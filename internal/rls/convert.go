@@ -54,7 +54,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	}
 	answer, err = marshalJSON(&response)
 	if len(answer) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
-		response.DynamicMetadata = onlyTruncated()
+		response.DynamicMetadata = onlyTruncated(response.GetDynamicMetadata().GetFields()[reservation].GetStringValue())
 		answer, err = marshalJSON(&response)
 	}
 	if err != nil {

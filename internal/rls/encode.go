@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -64,6 +65,8 @@ func (s *Service) encode(r *limiter.Request, v *limiter.Verdict) *answer {
 	}
 	if s.config.DynamicMetadata {
 		b = s.appendMetadata(b, r, v)
+	} else if v.Reservation != "" {
+		b = appendStruct(b, &structpb.Struct{Fields: withReservation(nil, v.Reservation)})
 	}
 	a.SliceBuffer = b
 	a.slice[0] = a

@@ -57,20 +57,36 @@ func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdic
 	if rules := rulesMetadata(v); len(rules.GetFields()) > 0 {
 		all["metadata"] = structpb.NewStructValue(rules)
 	}
+	all = withReservation(all, v.Reservation)
 	if cut {
 		all[truncated] = structpb.NewBoolValue(true)
 	}
 	whole := len(b)
 	b = appendStruct(b, &structpb.Struct{Fields: all})
 	if len(b) > maxAnswer {
-		b = appendStruct(b[:whole], onlyTruncated())
+		b = appendStruct(b[:whole], onlyTruncated(v.Reservation))
 	}
 	return b
 }
 
-// onlyTruncated are metadata that say only that they are not there.
-func onlyTruncated() *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{truncated: structpb.NewBoolValue(true)}}
+// reservation is the field of the metadata with the id of what the request has reserved. Envoy keeps the metadata of an
+// answer, from which its later call can take it.
+const reservation = "reservation"
+
+// withReservation adds the id of what the request has reserved, if there is one, to fields, which may be nil.
+func withReservation(fields map[string]*structpb.Value, id string) map[string]*structpb.Value {
+	if fields == nil {
+		fields = map[string]*structpb.Value{}
+	}
+	if id != "" {
+		fields[reservation] = structpb.NewStringValue(id)
+	}
+	return fields
+}
+
+// onlyTruncated are metadata that say only that they are not there, and the id of what the request has reserved.
+func onlyTruncated(id string) *structpb.Struct {
+	return &structpb.Struct{Fields: withReservation(map[string]*structpb.Value{truncated: structpb.NewBoolValue(true)}, id)}
 }
 
 func appendStruct(b []byte, m *structpb.Struct) []byte {

@@ -87,6 +87,11 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		if v.notes, err = b.Notes(); err != nil {
 			return nil, err
 		}
+		secrets, err := b.Notes() // over a connection of their own
+		if err != nil {
+			return nil, err
+		}
+		v.reservationKey = secrets.Secret
 	}
 	if s.Backend.Assumed {
 		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",

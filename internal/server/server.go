@@ -60,30 +60,31 @@ type Server struct {
 	log      *slog.Logger
 	registry *stats.Registry
 	statistics
-	tracing   *tracing.Tracer // nil if tracing is off
-	store     *store
-	controls  *controls.Controls
-	limiter   *limiter.Limiter
-	gate      *overload.Gate
-	unread    *stats.Counter // calls shed before their message was read
-	top       *top.Top       // nil without the admin API
-	watched   *watch.Hub     // likewise
-	guard     *admin.Guard
-	overHTTP  http.Handler // the admin API; nil without it
-	health    *task.Health
-	served    atomic.Bool // the server has been healthy at some time
-	started   time.Time
-	rules     *rulesState
-	shutdown  *shutdown
-	watcher   rulesSource
-	loads     *configwatch.Watch // what watcher updates
-	overlay   *file.Watcher      // nil without RULES_OVERLAY
-	service   *rls.Service
-	garbage   garbage
-	certs     *certs.Server // nil without TLS
-	grpc      *rls.Server
-	listeners listeners
-	tasks     *task.Group
+	tracing      *tracing.Tracer // nil if tracing is off
+	store        *store
+	controls     *controls.Controls
+	limiter      *limiter.Limiter
+	reservations *reservations
+	gate         *overload.Gate
+	unread       *stats.Counter // calls shed before their message was read
+	top          *top.Top       // nil without the admin API
+	watched      *watch.Hub     // likewise
+	guard        *admin.Guard
+	overHTTP     http.Handler // the admin API; nil without it
+	health       *task.Health
+	served       atomic.Bool // the server has been healthy at some time
+	started      time.Time
+	rules        *rulesState
+	shutdown     *shutdown
+	watcher      rulesSource
+	loads        *configwatch.Watch // what watcher updates
+	overlay      *file.Watcher      // nil without RULES_OVERLAY
+	service      *rls.Service
+	garbage      garbage
+	certs        *certs.Server // nil without TLS
+	grpc         *rls.Server
+	listeners    listeners
+	tasks        *task.Group
 }
 
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
@@ -109,6 +110,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	v.controls = controls.New(v.store.controls(&s, log))
+	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
+		return nil, err
+	}
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Controls:        v.controls,
 		Secret:          v.store.secret,
@@ -123,7 +127,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		ReferenceNames:  v.store.referenceNames,
 		Top:             v.top,
 		Watch:           v.watched,
+		Reservations:    &v.reservations.sealer,
 	})
+	v.reservations.needed = v.limiter.Reserves
 
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
@@ -240,6 +246,9 @@ func (v *Server) group() *task.Group {
 		g.Add(v.store.task)
 	}
 	g.Add(v.controls)
+	if v.reservations.secret != nil {
+		g.Add(v.reservations)
+	}
 	if v.store.near != nil { // gives back what it leased before the store stops
 		g.Add(v.store.near)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"time"
@@ -27,7 +28,8 @@ type store struct {
 	notes controls.Store  // where replicas share controls; nil if there is no such place
 	what  string          // for people
 
-	secret *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	secret         *descriptors.Secret                                       // of the names of counters; nil if they are plain hashes
+	reservationKey func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
 
 	observer *storeObserver                  // of the store; nil if it is this process
 	waits    func() map[string]time.Duration // of its nodes; nil if there are none
@@ -144,6 +146,9 @@ func beyondFixedWindow(r *descriptors.Rule) string {
 	}
 	if r.Penalty != nil {
 		return "a penalty"
+	}
+	if r.Reserve != nil {
+		return "reserve"
 	}
 	for i := range limits {
 		if what := limits[i].BeyondCount(); what != "" {

@@ -81,14 +81,15 @@ type Settings struct {
 		DecisionMetadata bool
 	}
 	Backend struct {
-		Type          string
-		MemoryMaxKeys int
-		LocalCache    int // 0 is off
-		OnFailure     string
-		KeyPrefix     string
-		KeySecretFile string
-		JitterSeconds int
-		Assumed       bool // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
+		Type           string
+		MemoryMaxKeys  int
+		LocalCache     int // 0 is off
+		OnFailure      string
+		KeyPrefix      string
+		KeySecretFile  string
+		JitterSeconds  int
+		ReservationKey string // a file
+		Assumed        bool   // neither BACKEND_TYPE nor REDIS_URL is set, so counters are in Redis, where the reference looks for it
 	}
 	NearCache struct {
 		Keys    int           // 0 is off

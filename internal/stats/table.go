@@ -21,6 +21,8 @@ const (
 	Controls
 	ControlLimit
 	ControlDecisionsTotal
+	ReservationsTotal
+	ReservationHitsTotal
 
 	TotalRequests
 	ResponseTime
@@ -167,6 +169,8 @@ func requestRows() []Row {
 		gauge(Controls, "ratelimitd.controls", "Controls in force, which operators have put above the rules.", "kind"),
 		gauge(ControlLimit, "ratelimitd.control_limit", "The limit that a control puts in force in place of that of the rule, in hits per unit. Of the first 1,000 controls that do, where their domains have rules.", "control", "domain", "limit", "rule", "unit"),
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
+		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was refused after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's (unknown); an id that no server gave out (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
+		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements gave back, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
 	}
 }
 

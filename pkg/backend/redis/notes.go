@@ -26,7 +26,7 @@ const notesAtOnce = 200
 type Notes struct {
 	pool    *pool
 	script  *script
-	keys    [7]string
+	keys    [8]string
 	name    string // of this process
 	atOnce  int    // how many notes are read in one call: fewer after an error, since the link may be slow
 	more    bool   // there were more than the last call read
@@ -47,7 +47,7 @@ func (b *Backend) Notes() (*Notes, error) {
 	if host, err := os.Hostname(); err == nil {
 		n.name = host + "/" + n.name
 	}
-	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here", ":told"} {
+	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here", ":told", ":secret"} {
 		n.keys[i] = b.main.config.KeyPrefix + "rl:{notes}" + suffix
 	}
 	return n, nil
@@ -231,6 +231,19 @@ func (n *Notes) Told(ctx context.Context, since int64) (all [][]byte, err error)
 			return all, nil
 		}
 	}
+}
+
+// Secret returns the secret that all replicas share. If there is none yet it is the one that is offered.
+func (n *Notes) Secret(ctx context.Context, offered []byte) ([]byte, error) {
+	reply, err := n.call(ctx, "secret", offered)
+	if err != nil {
+		return nil, err
+	}
+	secret, ok := reply.Val().(string)
+	if !ok || secret == "" {
+		return nil, errNotesReply
+	}
+	return []byte(secret), nil
 }
 
 // Replicas returns the names of the processes that have polled, with beat, within the last 5 seconds.

@@ -12,6 +12,7 @@
 -- KEYS[5]  ID → revision, of those that were taken away
 -- KEYS[6]  name of a replica → when it was last here (ms)
 -- KEYS[7]  what operators did, as text → when (µs); the last ones
+-- KEYS[8]  a secret that replicas share
 --
 -- ARGV[1]  what to do
 --   poll   ARGV[2..5]: epoch and revision that are known, the most texts to return, name of a replica that is here or ''
@@ -25,6 +26,12 @@
 --   leave  ARGV[2]: name of a replica
 --   tell   ARGV[2]: how many texts are kept; then for each: when, what operators did. One that is there already changes nothing.
 --   told   ARGV[2..4]: since when, how many texts to leave out, from the first, and how many to return; result: these
+--   secret ARGV[2]: the secret, if there is none yet; result: the secret
+if ARGV[1] == 'secret' then
+  redis.call('SET', KEYS[8], ARGV[2], 'NX')
+  return redis.call('GET', KEYS[8])
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function text(n) return string.format('%.0f', n) end

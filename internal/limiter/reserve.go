@@ -1,0 +1,252 @@
+package limiter
+
+import (
+	"context"
+	"crypto/rand"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// NoReservation is the value, beside the empty one, of the entry of a request that has no reservation to settle: a proxy
+// may not be able to send an empty one.
+const NoReservation = "none"
+
+// settles reports whether d settles a reservation, if its rule knows reservations.
+func (d *Descriptor) settles() bool {
+	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
+}
+
+// gives reports whether d cannot be refused, since all it does is to give back or to settle.
+func (d *Descriptor) gives() bool { return d.Negative || d.settles() }
+
+// findReservations takes the entries that settle reservations out of r's descriptors, so that the others are what rules,
+// controls and everybody else see.
+func (p *Scratch) findReservations(d *descriptors.Domain, r *Request) {
+	p.entries = p.entries[:0]
+	for i := range r.Descriptors {
+		if desc := &r.Descriptors[i]; !desc.HasReservation {
+			p.findReservation(d, desc)
+		}
+	}
+}
+
+func (p *Scratch) findReservation(d *descriptors.Domain, desc *Descriptor) {
+	for j := range desc.Entries {
+		if !named(d.ReserveEntries, desc.Entries[j].Key) {
+			continue
+		}
+		rest := desc.Entries[:j:j]
+		if j+1 < len(desc.Entries) {
+			since := len(p.entries)
+			p.entries = append(append(p.entries, rest...), desc.Entries[j+1:]...)
+			rest = p.entries[since:len(p.entries):len(p.entries)]
+		}
+		if m := d.Match(rest); m.Rule == nil || m.Rule.Reserve == nil || m.Rule.Reserve.Entry != string(desc.Entries[j].Key) {
+			continue
+		}
+		desc.Reservation, desc.HasReservation = desc.Entries[j].Value, true
+		desc.Entries = rest
+		return
+	}
+}
+
+// named reports whether a key is one of names.
+func named(names []string, key []byte) bool {
+	for _, name := range names {
+		if name == string(key) {
+			return true
+		}
+	}
+	return false
+}
+
+// reserving says what a part does about reservations.
+type reserving uint8
+
+const (
+	reservesNothing reserving = iota
+	reserves                  // it reserves its hits
+	settles                   // it settles the reservation t.id
+	forged                    // it would settle one, but no server has given out its id
+	charges                   // it is charged at its end, without a reservation
+	released                  // it has reserved hits, and has settled them since: the request was refused
+)
+
+// reserve finds out what the descriptor of t, whose rule has reservations, does about them.
+func (p *Scratch) reserve(s *Sealer, r *Request, desc *Descriptor, t *part) {
+	switch {
+	case desc.Negative:
+	case desc.settles():
+		var ok bool
+		if t.id, ok = s.open(desc.Reservation); !ok {
+			t.reserving = forged
+			return
+		}
+		t.reserving, t.negative = settles, true
+	case desc.HasReservation:
+		t.reserving = charges
+	default:
+		t.reserving = reserves
+		if desc.HasHits && desc.Hits == 0 || !desc.HasHits && r.Hits == 0 {
+			t.hits = t.match.Rule.Reserve.Estimate
+		}
+	}
+}
+
+// reserveOp makes op one beside reservations. All of a request have one name.
+func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
+	op.Reserve, op.Lease = &t.match.Rule.Reserve.Reserve, backend.LeaseOff
+	switch t.reserving {
+	case settles:
+		op.Take.Reservation = t.id
+	case reserves:
+		if p.name == (engine.ReservationID{}) && s.ready() {
+			_, _ = rand.Read(p.name[:]) // never fails
+		}
+		op.Take.Reservation = p.name
+	case reservesNothing, forged, charges, released:
+	}
+}
+
+// open reports whether t has a reservation that is open.
+func (p *Scratch) open(t *part) bool {
+	return t.op >= 0 && t.reserving == reserves && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
+}
+
+// release settles the reservations of a request that was refused: it will not cost anything, and may not come again.
+func (l *Limiter) release(ctx context.Context, p *Scratch) {
+	n := 0
+	for i := range p.parts {
+		t := &p.parts[i]
+		if !p.open(t) {
+			continue
+		}
+		t.reserving = released
+		if t.unspent { // it has been given back
+			continue
+		}
+		if n == 0 {
+			p.batch, p.picked = p.batch[:0], p.picked[:0]
+		}
+		t.unspent = true
+		p.batch, p.picked = append(p.batch, giveBackOf(&p.ops[t.op])), append(p.picked, t.op)
+		n++
+	}
+	if n > 0 {
+		l.applyBack(ctx, p, n)
+	}
+}
+
+// sealed returns the id of the reservations of the request, or "" if it has none.
+func (l *Limiter) sealed(p *Scratch) string {
+	for i := range p.parts {
+		if p.open(&p.parts[i]) {
+			return l.config.Reservations.seal(p.name)
+		}
+	}
+	return ""
+}
+
+// reserved returns the hits that t has spent, or given back, with its reservations.
+func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
+	switch {
+	case t.reserving == forged:
+		return 0, true
+	case t.reserving != settles || t.op < 0:
+		return t.hits, t.negative
+	}
+	difference := p.ops[t.op].Decision.Difference
+	return uint64(max(difference, -difference)), difference <= 0
+}
+
+// What became of reservations, as metrics have it.
+const (
+	countReserved = iota
+	countUnrecorded
+	countReleased
+	countSettled
+	countUnknown
+	countForged
+	countCharged
+	countExpired
+	countedReservations
+)
+
+// What hits did, as metrics have it.
+const (
+	hitsReserved = iota
+	hitsGivenBack
+	hitsCharged
+	countedHits
+)
+
+// reservations counts the reservations of a domain.
+type reservations struct {
+	outcomes [countedReservations]*stats.Counter
+	hits     [countedHits]*stats.Counter
+}
+
+func (c *counts) reservations(domain string) *reservations {
+	var n reservations
+	for i, outcome := range [countedReservations]string{
+		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
+	} {
+		n.outcomes[i] = c.registry.Counter(stats.ReservationsTotal, domain, outcome)
+	}
+	for i, action := range [countedHits]string{"reserved", "given_back", "charged"} {
+		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
+	}
+	return &n
+}
+
+// count counts what became of p's reservations.
+func (n *reservations) count(p *Scratch) {
+	for i := range p.parts {
+		t := &p.parts[i]
+		if t.reserving == forged {
+			n.outcomes[countForged].Add(1)
+		}
+		if t.op < 0 || p.ops[t.op].Reserve == nil {
+			continue
+		}
+		d := &p.ops[t.op].Decision
+		n.outcomes[countExpired].Add(uint64(d.Expired))
+		switch {
+		case t.reserving == charges:
+			n.outcomes[countCharged].Add(1)
+		case t.reserving == released:
+			n.outcomes[countReserved].Add(1)
+			n.outcomes[countReleased].Add(1)
+			n.hits[hitsReserved].Add(t.hits)
+			n.hits[hitsGivenBack].Add(t.hits)
+		case d.Reservation == engine.ReservationOpen:
+			n.outcomes[countReserved].Add(1)
+			n.hits[hitsReserved].Add(t.hits)
+		case t.reserving == reserves && d.Admitted > 0 && !t.unspent:
+			n.outcomes[countUnrecorded].Add(1)
+		case d.Reservation == engine.ReservationSettled:
+			n.outcomes[countSettled].Add(1)
+			if d.Difference < 0 {
+				n.hits[hitsGivenBack].Add(uint64(-d.Difference))
+			} else {
+				n.hits[hitsCharged].Add(uint64(d.Difference))
+			}
+		case d.Reservation == engine.ReservationUnknown:
+			n.outcomes[countUnknown].Add(1)
+		}
+	}
+}
+
+// difference counts what a settlement charged or gave back. What it charged is over the limit if it did not fit, but
+// nothing was refused, so it counts as within.
+func difference(n *stats.Rule, hits int64) {
+	if hits < 0 {
+		n.TotalNegativeHits.Add(uint64(-hits))
+		return
+	}
+	n.TotalHits.Add(uint64(hits))
+	n.WithinLimit.Add(uint64(hits))
+}

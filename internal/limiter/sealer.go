@@ -1,0 +1,65 @@
+package limiter
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"sync/atomic"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Sizes of the id of a reservation: the random name by which counters know it, and a code that only those who have the
+// key can make. Without padding, base64 of both is as long as it is in text.
+const (
+	nameSize = len(engine.ReservationID{})
+	codeSize = 16
+	idSize   = nameSize + codeSize
+	textSize = (idSize*8 + 5) / 6
+)
+
+// Sealer makes the ids of reservations, and tells those that it or another one with the same key has made from others. An
+// id says nothing to those who have it. The zero Sealer has no key yet, and makes none. It is safe for concurrent use.
+type Sealer struct{ keys atomic.Pointer[[][]byte] }
+
+// SetKeys sets the keys. The first one seals, all of them open.
+func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
+
+// ready reports whether there is a key.
+func (s *Sealer) ready() bool {
+	keys := s.keys.Load()
+	return keys != nil && len(*keys) > 0
+}
+
+// seal returns the id of a reservation.
+func (s *Sealer) seal(name engine.ReservationID) string {
+	if !s.ready() {
+		return ""
+	}
+	id := code(name[:nameSize:nameSize], (*s.keys.Load())[0])
+	return base64.RawURLEncoding.EncodeToString(id)
+}
+
+// open returns the name of the reservation with an id, which may be anything.
+func (s *Sealer) open(id []byte) (name engine.ReservationID, ok bool) {
+	var room [idSize]byte
+	if len(id) != textSize || !s.ready() {
+		return name, false
+	}
+	if n, err := base64.RawURLEncoding.Strict().Decode(room[:], id); err != nil || n != idSize {
+		return name, false
+	}
+	for _, key := range *s.keys.Load() {
+		if hmac.Equal(code(room[:nameSize:nameSize], key), room[:]) {
+			return engine.ReservationID(room[:nameSize]), true
+		}
+	}
+	return name, false
+}
+
+// code returns a name followed by its code.
+func code(name, key []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write(name)
+	return append(name, h.Sum(nil)[:codeSize]...)
+}
