@@ -36,7 +36,7 @@ func source(t *testing.T, path string) descriptors.Source {
 // TestShippedRules loads each directory of rules in this repository as a server would.
 func TestShippedRules(t *testing.T) {
 	t.Parallel()
-	for _, pattern := range []string{"envoy/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
+	for _, pattern := range []string{"envoy/rules/*.yaml", "envoy-llm/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Errorf("no rules at %s: %v", pattern, err)

@@ -1,0 +1,187 @@
+package examples_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	contentv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3" // in an Any of envoy.yaml
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// llm returns the filter of envoy-llm/envoy.yaml, and what it does for a chat.
+func llm(t *testing.T) (*ratelimitv3.RateLimit, []*routev3.RateLimit) {
+	t.Helper()
+	var b bootstrapv3.Bootstrap
+	if err := decodeEnvoy(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
+		t.Fatal(err)
+	}
+	hcm := connectionManager(t, &b, "edge")
+	return unpack(t, hcm.GetHttpFilters()[0].GetTypedConfig(), &ratelimitv3.RateLimit{}),
+		perRoute(t, hcm.GetRouteConfig().GetVirtualHosts()[0], "/v1/chat").GetRateLimits()
+}
+
+// stream is what Envoy's filter does for a stream: the calls that the configuration asks for, and the metadata that it
+// keeps between them.
+type stream struct {
+	t        *testing.T
+	server   *server
+	config   *ratelimitv3.RateLimit
+	limits   []*routev3.RateLimit
+	metadata map[string]*structpb.Struct // by namespace
+}
+
+func (s *server) stream(t *testing.T) *stream {
+	t.Helper()
+	config, limits := llm(t)
+	return &stream{t: t, server: s, config: config, limits: limits, metadata: map[string]*structpb.Struct{}}
+}
+
+// call makes the call for the request, or for the end of the stream. It is never made without descriptors.
+func (s *stream) call(done bool) rlsv3.RateLimitResponse_Code {
+	s.t.Helper()
+	r := &rlsv3.RateLimitRequest{Domain: s.config.GetDomain()}
+	for _, limit := range s.limits {
+		if d := s.descriptor(limit); d != nil && limit.GetApplyOnStreamDone() == done {
+			r.Descriptors = append(r.Descriptors, d)
+		}
+	}
+	if len(r.GetDescriptors()) == 0 {
+		return rlsv3.RateLimitResponse_UNKNOWN
+	}
+	answer, err := s.server.client.ShouldRateLimit(s.t.Context(), r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if m := answer.GetDynamicMetadata(); len(m.GetFields()) > 0 && !done {
+		s.metadata[filterName] = m
+	}
+	return answer.GetOverallCode()
+}
+
+// descriptor returns what a rate limit makes of the stream as it is now, or nil.
+func (s *stream) descriptor(limit *routev3.RateLimit) *rlcommonv3.RateLimitDescriptor {
+	s.t.Helper()
+	d := new(rlcommonv3.RateLimitDescriptor)
+	for _, a := range limit.GetActions() {
+		m := a.GetMetadata()
+		if m == nil {
+			d.Entries = append(d.Entries, entries(s.t, []*routev3.RateLimit_Action{a}, "/v1/chat")...)
+			continue
+		}
+		value := m.GetDefaultValue()
+		if m.GetSource() != routev3.RateLimit_Action_MetaData_DYNAMIC || len(m.GetMetadataKey().GetPath()) != 1 {
+			s.t.Fatalf("this test cannot play %v", m)
+		}
+		if v := s.value(m.GetMetadataKey().GetKey(), m.GetMetadataKey().GetPath()[0].GetKey()).GetStringValue(); v != "" {
+			value = v
+		}
+		if value == "" {
+			return nil
+		}
+		d.Entries = append(d.Entries, &rlcommonv3.RateLimitDescriptor_Entry{Key: m.GetDescriptorKey(), Value: value})
+	}
+	d.HitsAddend = limit.GetHitsAddend().GetNumber()
+	if format := limit.GetHitsAddend().GetFormat(); format != "" {
+		path, ok := strings.CutPrefix(strings.TrimSuffix(format, ")%"), "%DYNAMIC_METADATA(")
+		namespace, key, _ := strings.Cut(path, ":")
+		number, is := s.value(namespace, key).GetKind().(*structpb.Value_NumberValue)
+		if !ok {
+			s.t.Fatalf("this test cannot play %s", format)
+		}
+		if !is { // Envoy leaves the descriptor out
+			return nil
+		}
+		d.HitsAddend = wrapperspb.UInt64(uint64(number.NumberValue))
+	}
+	return d
+}
+
+func (s *stream) value(namespace, key string) *structpb.Value {
+	return s.metadata[namespace].GetFields()[key]
+}
+
+// ends ends the stream. tokens is what the answer says that it took, −1 if it says nothing.
+func (s *stream) ends(tokens int) {
+	s.t.Helper()
+	if tokens >= 0 {
+		s.metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"total_tokens": structpb.NewNumberValue(float64(tokens))}}
+	}
+	s.call(true)
+}
+
+// TestEnvoyLLM plays streams as the configuration has them, against a server with the environment of compose.yaml: four
+// streams of 2000 tokens and one of the rest fit into 10,000, as long as none has said what it took.
+func TestEnvoyLLM(t *testing.T) {
+	t.Parallel()
+	s := startCompose(t, "envoy-llm", nil)
+	over := func(want bool) *stream {
+		t.Helper()
+		one := s.stream(t)
+		if got := one.call(false) == rlsv3.RateLimitResponse_OVER_LIMIT; got != want {
+			t.Fatalf("over the limit: %t, want %t", got, want)
+		}
+		return one
+	}
+	var open []*stream
+	for range 5 {
+		open = append(open, over(false))
+	}
+	ids := map[string]bool{}
+	for _, one := range open {
+		ids[one.value(filterName, "reservation").GetStringValue()] = true
+	}
+	if len(ids) != 5 || ids[""] {
+		t.Fatalf("the streams have the ids %q, want five", slices.Collect(maps.Keys(ids)))
+	}
+	over(true).ends(-1) // and gives nothing back
+	open[0].ends(1999)
+	over(true)
+	open[0].ends(0) // once more changes nothing
+	over(true)
+	open[1].ends(1999)
+	open[2].ends(1)
+	over(false).ends(4999) // too little was reserved: 1999 + 1999 + 1 + 2 × 2000, and now 4999
+	over(true).ends(-1)
+	open[3].ends(0)
+	open[4].ends(0)
+	over(true) // 8998 were spent
+	s.stream(t).ends(1002)
+	over(true).ends(0)
+}
+
+// TestEnvoyLLMReadsUsage: what is settled is what the filters before read.
+func TestEnvoyLLMReadsUsage(t *testing.T) {
+	t.Parallel()
+	var b bootstrapv3.Bootstrap
+	if err := decodeEnvoy(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
+		t.Fatal(err)
+	}
+	filters := connectionManager(t, &b, "edge").GetHttpFilters()
+	sse := unpack(t, filters[1].GetTypedConfig(), &ssev3.SseToMetadata{})
+	parser := unpack(t, sse.GetResponseRules().GetContentParser().GetTypedConfig(), &contentv3.JsonContentParser{})
+	present := parser.GetRules()[0].GetRule().GetOnPresent()
+	_, limits := llm(t)
+	want := "%DYNAMIC_METADATA(" + present.GetMetadataNamespace() + ":" + present.GetKey() + ")%"
+	if got := limits[1].GetHitsAddend().GetFormat(); got != want {
+		t.Errorf("the charge is %s, and the usage is in %s", got, want)
+	}
+	set := load(t, descriptors.Options{Strict: true}, source(t, "envoy-llm/rules/llm.yaml"))
+	for r := range set.Rules() {
+		last := limits[1].GetActions()[len(limits[1].GetActions())-1].GetMetadata()
+		if r.Reserve != nil && last.GetDescriptorKey() != r.Reserve.Entry {
+			t.Errorf("the id is in the entry %s, want %s", last.GetDescriptorKey(), r.Reserve.Entry)
+		}
+	}
+}
