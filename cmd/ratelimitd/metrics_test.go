@@ -34,6 +34,7 @@ descriptors:
       - {key: allows, rate_limit: {unit: year, requests_per_unit: 2, name: allows, on_failure: allow}}
       - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 0}}
       - {key: free, rate_limit: {unlimited: true}}
+      - {key: reserved, rate_limit: {unit: year, requests_per_unit: 2, reserve: {estimate: 1}}}
 `
 
 // family is what /metrics shows of a metric.

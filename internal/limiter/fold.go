@@ -90,7 +90,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 		s.Unlimited, s.Remaining = true, math.MaxUint32
 		return
 	case t.op < 0:
-		s.Unasked = p.steered.blocked
+		s.Unasked = p.steered.blocked || t.reserving == forged
 		return
 	}
 	d := &p.ops[t.op].Decision

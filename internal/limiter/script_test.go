@@ -73,6 +73,7 @@ type script struct {
 	limiter *limiter.Limiter
 	control *controls.Controls
 	scratch limiter.Scratch
+	ids     []string // of reservations, in the order in which they were given out
 }
 
 // play runs one stanza and returns it with what came of it. Comments come back as they are.
@@ -142,6 +143,8 @@ func (s *script) settings(words []string, _ string) string {
 	s.stats = stats.New()
 	s.control = controls.New(controls.Config{})
 	c.Controls = s.control
+	c.Reservations = new(limiter.Sealer)
+	c.Reservations.SetKeys([]byte("the key of this deployment"))
 	s.limiter = limiter.New(s.fault, s.stats, c)
 	return "ok"
 }
@@ -232,7 +235,7 @@ func (s *script) faults(words []string, _ string) string {
 }
 
 // decide DOMAIN [hits=N] [times=N]: asks with the descriptors that follow, one a line:
-// k=v,k=v [hits=N] [give] [limit=N/UNIT[*M]].
+// k=v,k=v [hits=N] [give] [limit=N/UNIT[*M]]. The value #N is the id of the N-th reservation.
 func (s *script) decide(words []string, body string) string {
 	r, times := s.request(words, body)
 	var b strings.Builder
@@ -252,6 +255,10 @@ func (s *script) decide(words []string, body string) string {
 		}
 		for _, g := range v.Groups {
 			fmt.Fprintf(&b, "  group of %d: %s remaining %d\n", g.First, code(g.Over), g.Remaining)
+		}
+		if v.Reservation != "" {
+			s.ids = append(s.ids, v.Reservation)
+			fmt.Fprintf(&b, "  reservation #%d\n", len(s.ids))
 		}
 	}
 	return b.String()
@@ -301,6 +308,12 @@ func statusText(st *limiter.Status) string {
 		if st.Decision.Penalty > 0 {
 			words = append(words, fmt.Sprint("penalty ", st.Decision.Penalty))
 		}
+		if st.Decision.Reserved > 0 {
+			words = append(words, fmt.Sprint("reserved ", st.Decision.Reserved))
+		}
+		if st.Decision.Difference != 0 {
+			words = append(words, fmt.Sprintf("settled %+d", st.Decision.Difference))
+		}
 	}
 	return strings.Join(words, " ")
 }
@@ -329,6 +342,11 @@ func (s *script) request(words []string, body string) (r *limiter.Request, times
 
 func (s *script) descriptor(words []string) limiter.Descriptor {
 	d := limiter.Descriptor{Entries: entries(words[0])}
+	for i := range d.Entries {
+		if n, ok := strings.CutPrefix(string(d.Entries[i].Value), "#"); ok {
+			d.Entries[i].Value = []byte(s.ids[s.number(n)-1])
+		}
+	}
 	for _, w := range words[1:] {
 		name, value, _ := strings.Cut(w, "=")
 		switch name {

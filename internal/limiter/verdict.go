@@ -20,7 +20,7 @@ type Status struct {
 	Unlimited bool
 	Quota     bool // in quota mode, by its rule or by Config.Quota: one of several buckets of which it is enough that one admits
 	Group     int  // in quota mode, where there are groups: the index of its own in Verdict.Groups, or AnyGroup
-	Unasked   bool // nothing was spent, because another descriptor of the request is blocked
+	Unasked   bool // nothing was spent, because another descriptor of the request is blocked, or no server gave out the id of the reservation
 	Remaining uint32
 	Decision  engine.Decision
 	Control   *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided

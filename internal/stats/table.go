@@ -332,6 +332,8 @@ func LabelTexts() []LabelText {
 		{"method", "the method of the admin API, such as `Block`"},
 		{"result", "`done` or `refused`"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
+		{"outcome", "`reserved`, `unrecorded`, `released`, `settled`, `unknown`, `forged`, `charged` or `expired`, as the help says"},
+		{"action", "`reserved`, `given_back` or `charged`"},
 		{"kind", "`block`, `allow` or `limit`"},
 		{"rule", "the path of the rule, such as `shop.login`; `__override__` is a limit of a request, where there is no rule"},
 		{"grpc_method", "the method, without its service, such as `ShouldRateLimit`"},

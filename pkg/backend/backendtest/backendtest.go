@@ -60,7 +60,9 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Traces", func(t *testing.T) { testTraces(t, h) })
 	t.Run("Contract", func(t *testing.T) { testContract(t, h) })
 	t.Run("Random", func(t *testing.T) { testRandom(t, h) })
-	t.Run("Reservations", func(t *testing.T) { testReservations(t, h) })
+	if !h.FixedWindows {
+		t.Run("Reservations", func(t *testing.T) { testReservations(t, h) })
+	}
 	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, h) })
 	t.Run("Isolation", func(t *testing.T) { testIsolation(t, h) })
 }

@@ -16,9 +16,6 @@ import (
 
 // testReservations: hits that are reserved first and settled later, one counter at a time and in random sequences.
 func testReservations(t *testing.T, h Harness) {
-	if h.FixedWindows {
-		t.Skip("without reservations")
-	}
 	s := open(t, h)
 	for name, play := range map[string]func(*testing.T, *subject){
 		"settled once":         settledOnce,
