@@ -15,6 +15,7 @@ type weighed struct {
 	name    string
 	limits  engine.Limits
 	penalty *engine.Penalty
+	reserve *engine.Reserve
 	made    []backend.Op  // make the state, one after the other
 	apart   engine.Micros // between them
 	after   engine.Micros // from the last of them to op
@@ -66,6 +67,12 @@ func weighedOps() []weighed {
 		}
 		return list(all...)
 	}
+	reserve := &engine.Reserve{TTL: 10 * minute, Return: true}
+	booked := func(n int) []backend.Op {
+		return times(n, func(i int) backend.Op {
+			return backend.Op{Take: engine.Take{Cost: 1, Count: 1, Reservation: reservationOf(i)}}
+		})
+	}
 	penalty := &engine.Penalty{For: second, Max: minute, Escalate: 2}
 	return []weighed{
 		{name: "fixed window, quick", limits: only(fixed), made: times(1, same(one)), op: one},
@@ -104,6 +111,13 @@ func weighedOps() []weighed {
 		{name: "list of 16 windows", limits: sixteen(fixed), made: times(1, same(one)), op: one},
 		{name: "list of 16 buckets", limits: sixteen(bucket), made: times(1, same(one)), op: one},
 		{name: "list of 16 sliding windows", limits: sixteen(sliding), made: times(100, same(one)), apart: 36 * second, op: one},
+		{name: "reservation", limits: only(fixed), reserve: reserve, made: booked(full - 1), op: booked(full)[full-1]},
+		{name: "reservation, sliding", limits: only(sliding), reserve: reserve, made: booked(100), op: booked(101)[100]},
+		{name: "settlement", limits: only(fixed), reserve: reserve, made: booked(full), op: as(backend.Settle, booked(5)[4])},
+		{name: "20 expire, of 10,000", limits: only(fixed), reserve: reserve, made: booked(full), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
+		{name: "20 expire, bucket", limits: only(bucket), reserve: reserve, made: booked(100), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
+		{name: "20 expire, sliding", limits: only(sliding), reserve: reserve, made: booked(100), after: 11 * minute, op: as(backend.Settle, booked(5)[4])},
+		{name: "reservations, reset", limits: only(fixed), reserve: reserve, made: booked(full), op: as(backend.Reset, one)},
 		{name: "penalty, window", limits: only(fixed), penalty: penalty, made: times(1, same(one)), op: one},
 		{name: "penalty, list of 16 buckets", limits: sixteen(bucket), penalty: penalty, made: times(1, same(one)), op: one},
 	}
@@ -130,6 +144,7 @@ func BenchmarkWeights(b *testing.B) {
 				for i := range ops {
 					ops[i] = op
 					ops[i].Key, ops[i].Limits, ops[i].Penalty = keyOf(i), w.limits, w.penalty
+					ops[i].Reserve = w.reserve
 				}
 				p.Apply(b.Context(), ops)
 				for i := range ops {

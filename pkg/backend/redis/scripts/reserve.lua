@@ -89,7 +89,7 @@ local function add(hits, at)
   local expires = now + reserve.ttl
   redis.call('ZADD', reserve.set, str(expires), reserve.name)
   redis.call('HSET', reserve.hash, reserve.name, struct.pack('<dd', hits, at))
-  reserve.sum = reserve.sum + hits
+  reserve.sum = math.min(reserve.sum + hits, MAX)
   local longer = expires + reserve.keeps > reserve.gone
   reserve.gone = math.max(reserve.gone, expires + reserve.keeps)
   write_reserved(longer)
