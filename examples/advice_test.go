@@ -37,6 +37,7 @@ func TestAdvice(t *testing.T) {
 		},
 		"compose":       func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "compose", more) },
 		"envoy":         func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy", more) },
+		"envoy-llm":     func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy-llm", more) },
 		"envoy-gateway": startGateway,
 		"istio": func(t *testing.T, more map[string]string) {
 			t.Helper()

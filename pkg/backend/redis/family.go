@@ -199,8 +199,9 @@ const (
 	weightSlots  = 30
 	perRun       = 200 // hits to a µs
 	perSlot      = 30
-	gatedTimes   = 4   // a take behind a penalty looks up to three times before it spends
-	weightHeld   = 100 // a call ends up to twenty reservations, and removes ten thousand
+	gatedTimes   = 4    // a take behind a penalty looks up to three times before it spends
+	weightHeld   = 215  // a call ends up to twenty reservations that have expired
+	resetHeld    = 7000 // a reset frees up to ten thousand of them
 )
 
 // weight returns what op costs Redis, in µs.
@@ -214,6 +215,9 @@ func weight(op *backend.Op) int {
 	}
 	if op.Reserve != nil {
 		weight += weightHeld
+	}
+	if op.Reserve != nil && op.Mode == backend.Reset {
+		weight += resetHeld
 	}
 	return weight
 }
