@@ -199,9 +199,8 @@ const (
 	weightSlots  = 30
 	perRun       = 200 // hits to a µs
 	perSlot      = 30
-	gatedTimes   = 4    // a take behind a penalty looks up to three times before it spends
-	weightHeld   = 215  // a call ends up to twenty reservations that have expired
-	resetHeld    = 7000 // a reset frees up to ten thousand of them
+	gatedTimes   = 4   // a take behind a penalty looks up to three times before it spends
+	weightHeld   = 215 // a call ends up to twenty reservations that have expired
 )
 
 // weight returns what op costs Redis, in µs.
@@ -215,9 +214,6 @@ func weight(op *backend.Op) int {
 	}
 	if op.Reserve != nil {
 		weight += weightHeld
-	}
-	if op.Reserve != nil && op.Mode == backend.Reset {
-		weight += resetHeld
 	}
 	return weight
 }

@@ -15,7 +15,7 @@ local reserve
 local function str(n) return string.format('%.0f', n) end
 
 local function forget_reserved()
-  redis.call('DEL', reserve.hash, reserve.set)
+  redis.call('UNLINK', reserve.hash, reserve.set)
   reserve.sum, reserve.gone = 0, 0
 end
 
