@@ -13,7 +13,6 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -82,16 +81,15 @@ func idOf(answer *rlsv3.RateLimitResponse) string {
 	return answer.GetDynamicMetadata().GetFields()["reservation"].GetStringValue()
 }
 
-// startReserving starts a server, and waits until it knows the key that it shares with the others.
+// startReserving starts a server, and waits until it is ready: then it knows the key that it shares with the others.
 func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) {
 	t.Helper()
 	d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s")
 	d.ready()
 	g := &envoys{t: t, clients: []rlsv3.RateLimitServiceClient{d.client()}}
-	testkit.Eventually(t, "the server gives out ids", func() bool {
-		answer, err := g.ask("once", "warming up", "", 0)
-		return err == nil && idOf(answer) != ""
-	}, d.Log.String)
+	if answer, err := g.ask("once", "first", "", 0); err != nil || idOf(answer) == "" {
+		t.Fatalf("the first request is answered %v, %v, want an id", answer, err)
+	}
 	return d, g.clients[0]
 }
 

@@ -103,7 +103,7 @@ func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
 	case settles:
 		op.Take.Reservation = t.id
 	case reserves:
-		if p.name == (engine.ReservationID{}) && s.ready() {
+		if p.name == (engine.ReservationID{}) && s.Ready() {
 			_, _ = rand.Read(p.name[:]) // never fails
 		}
 		op.Take.Reservation = p.name

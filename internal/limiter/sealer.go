@@ -25,15 +25,15 @@ type Sealer struct{ keys atomic.Pointer[[][]byte] }
 // SetKeys sets the keys. The first one seals, all of them open.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
 
-// ready reports whether there is a key.
-func (s *Sealer) ready() bool {
+// Ready reports whether there is a key.
+func (s *Sealer) Ready() bool {
 	keys := s.keys.Load()
 	return keys != nil && len(*keys) > 0
 }
 
 // seal returns the id of a reservation.
 func (s *Sealer) seal(name engine.ReservationID) string {
-	if !s.ready() {
+	if !s.Ready() {
 		return ""
 	}
 	id := code(name[:nameSize:nameSize], (*s.keys.Load())[0])
@@ -43,7 +43,7 @@ func (s *Sealer) seal(name engine.ReservationID) string {
 // open returns the name of the reservation with an id, which may be anything.
 func (s *Sealer) open(id []byte) (name engine.ReservationID, ok bool) {
 	var room [idSize]byte
-	if len(id) != textSize || !s.ready() {
+	if len(id) != textSize || !s.Ready() {
 		return name, false
 	}
 	if n, err := base64.RawURLEncoding.Strict().Decode(room[:], id); err != nil || n != idSize {

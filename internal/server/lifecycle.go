@@ -158,6 +158,9 @@ func (v *Server) notReady() []string {
 			reasons = append(reasons, v.store.name+": "+why)
 		}
 	}
+	if why := v.reservations.notReady(); why != "" {
+		reasons = append(reasons, v.reservations.String()+": "+why)
+	}
 	for _, c := range v.health.Components() {
 		if !c.OK && c.Name == draining {
 			reasons = append(reasons, c.Name+": "+c.LastError)

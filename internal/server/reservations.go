@@ -13,10 +13,12 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
-// How often the key is asked for: until there is one, and after that, because the store may have lost it.
+// How often the key is asked for: until there is one, and after that, because the store may have lost it; and how often it
+// is looked whether a rule needs one.
 const (
-	keyRetry = 100 * time.Millisecond
-	keyCheck = 5 * time.Second
+	keyRetry  = 100 * time.Millisecond
+	keyCheck  = 5 * time.Second
+	keyNeeded = 500 * time.Millisecond
 )
 
 const (
@@ -78,23 +80,29 @@ func readKeys(name string) (keys [][]byte, err error) {
 // String names the task.
 func (r *reservations) String() string { return "key of reservations" }
 
+// notReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
+func (r *reservations) notReady() string {
+	if r.secret == nil || r.sealer.Ready() || !r.needed() {
+		return ""
+	}
+	return "the store, which keeps it for all replicas, has not been asked yet"
+}
+
 // Run keeps the key in step with the store, once a rule needs it. Where the store has lost it, the one in use is put back;
 // where it has another one, ids that were made with the one before are still accepted.
 func (r *reservations) Run(ctx context.Context) error {
-	logged := false
+	logged, good := false, time.Now()
 	for {
-		wait := keyCheck
+		wait := keyNeeded
 		if r.needed() {
 			err := r.sync(ctx)
-			if err != nil {
-				wait = keyRetry
+			if wait = keyRetry; err == nil {
+				wait, logged, good = keyCheck, false, time.Now()
 			}
-			if err != nil && !logged && ctx.Err() == nil {
+			if err != nil && !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
+				logged = true
 				r.log.Warn("the key of reservations cannot be shared with other replicas: without it hits are charged at once", "error", err)
 			}
-			logged = err != nil
-		} else {
-			wait = keyRetry
 		}
 		select {
 		case <-ctx.Done():
