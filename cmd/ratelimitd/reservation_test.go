@@ -82,7 +82,7 @@ func idOf(answer *rlsv3.RateLimitResponse) string {
 }
 
 // startReserving starts a server, and waits until it is ready: then it knows the key that it shares with the others.
-func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) {
+func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimitServiceClient) { //nolint:ireturn // what the generated code has
 	t.Helper()
 	d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s")
 	d.ready()

@@ -152,9 +152,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 			c.known[d.Name] = k
 		}
 		s.reserves = s.reserves || d.ReserveEntries != nil
-		if d.ReserveEntries != nil && k.reservations.Load() == nil {
-			k.reservations.Store(c.reservations(d.Name))
-		}
+		c.readyReservations(k, d)
 		s.domains[d] = k
 	}
 	return s

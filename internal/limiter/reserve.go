@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -55,12 +56,7 @@ func (p *Scratch) findReservation(d *descriptors.Domain, desc *Descriptor) {
 
 // named reports whether a key is one of names.
 func named(names []string, key []byte) bool {
-	for _, name := range names {
-		if name == string(key) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(name string) bool { return name == string(key) })
 }
 
 // reserving says what a part does about reservations.
@@ -200,6 +196,13 @@ func (c *counts) reservations(domain string) *reservations {
 		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
 	}
 	return &n
+}
+
+// readyReservations makes the counters of a domain's reservations, if it has rules that take some.
+func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
+	if d.ReserveEntries != nil && k.reservations.Load() == nil {
+		k.reservations.Store(c.reservations(d.Name))
+	}
 }
 
 // count counts what became of p's reservations.

@@ -36,9 +36,9 @@ type reservations struct {
 }
 
 // newReservations takes the key from RESERVATION_KEY_FILE, or makes one: to be offered to the others where a store is
-// shared, and for this process alone elsewhere.
-func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
-	r := &reservations{log: log}
+// shared, and for this process alone elsewhere. needed says whether a rule takes reservations.
+func newReservations(s *settings.Settings, st *store, log *slog.Logger, needed func() bool) (*reservations, error) {
+	r := &reservations{log: log, needed: needed}
 	if name := s.Backend.ReservationKey; name != "" {
 		keys, err := readKeys(name)
 		if err != nil {

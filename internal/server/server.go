@@ -110,7 +110,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
 	v.controls = controls.New(v.store.controls(&s, log))
-	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
+	if v.reservations, err = newReservations(&s, v.store, log, func() bool { return v.limiter.Reserves() }); err != nil {
 		return nil, err
 	}
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
@@ -129,7 +129,6 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Watch:           v.watched,
 		Reservations:    &v.reservations.sealer,
 	})
-	v.reservations.needed = v.limiter.Reserves
 
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)

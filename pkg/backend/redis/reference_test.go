@@ -139,6 +139,8 @@ func TestReferenceEqualsEngine(t *testing.T) {
 				want = op.Limits.Give(states, at, op.Take)
 			case backend.Reset:
 				want = op.Limits.Reset(states, at)
+			case backend.Settle:
+				t.Fatal("there are no reservations")
 			}
 			ignore := cmpopts.IgnoreFields(engine.Decision{}, "Window", "ResetAfter", "RetryAfter")
 			if op.Mode == backend.Take || op.Mode == backend.Look {
