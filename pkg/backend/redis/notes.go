@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // notesAtOnce is how many notes are read in one call at most.
@@ -24,31 +22,22 @@ const notesAtOnce = 200
 // their own, which is opened when it is needed, so that a long queue of operations does not delay them. Its methods must not be
 // called concurrently.
 type Notes struct {
-	pool    *pool
-	script  *script
-	keys    [8]string
-	name    string // of this process
-	atOnce  int    // how many notes are read in one call: fewer after an error, since the link may be slow
-	more    bool   // there were more than the last call read
-	link    *link  // nil if there is no connection
-	renewed int64  // of the node, when link was opened
+	aside
+
+	name   string // of this process
+	atOnce int    // how many notes are read in one call: fewer after an error, since the link may be slow
+	more   bool   // there were more than the last call read
 }
 
 // Notes returns the notes of b. There are none without scripts, with [ReferenceKeys].
 func (b *Backend) Notes() (*Notes, error) {
-	if b.main.config.KeyFormat != OurKeys {
-		return nil, errors.New("redis: notes need scripts, which the key format rules out")
-	}
-	s, err := newScript("notes")
+	a, err := b.aside("notes", "notes", "", ":id", ":text", ":end", ":gone", ":here", ":told", ":secret")
 	if err != nil {
 		return nil, err
 	}
-	n := &Notes{pool: b.main, script: s, name: rand.Text()[:12], atOnce: notesAtOnce}
+	n := &Notes{aside: a, name: rand.Text()[:12], atOnce: notesAtOnce}
 	if host, err := os.Hostname(); err == nil {
 		n.name = host + "/" + n.name
-	}
-	for i, suffix := range []string{"", ":id", ":text", ":end", ":gone", ":here", ":told", ":secret"} {
-		n.keys[i] = b.main.config.KeyPrefix + "rl:{notes}" + suffix
 	}
 	return n, nil
 }
@@ -271,117 +260,4 @@ func (n *Notes) Leave(ctx context.Context) {
 	}
 	_, _ = n.call(ctx, "leave", n.name) // else it is taken off later
 	n.hangUp()
-}
-
-func (n *Notes) hangUp() {
-	if n.link != nil {
-		n.link.close()
-		n.link = nil
-	}
-}
-
-// call calls the script. What changes something is sent twice only where nothing has been changed.
-func (n *Notes) call(ctx context.Context, args ...any) (*command, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*n.pool.opTimeout())
-	defer cancel()
-	for tries := 0; ; tries++ {
-		reply, e := n.try(ctx, args)
-		if e == nil {
-			return reply, nil
-		}
-		if tries > 0 || ctx.Err() != nil || !n.elsewhere(ctx, e) {
-			return nil, n.pool.advised(e)
-		}
-	}
-}
-
-// elsewhere reports whether e says that nothing was changed, and that another connection may lead to where it can be.
-func (n *Notes) elsewhere(ctx context.Context, e *remote.Error) bool {
-	switch e.Code {
-	case "NOAUTH": // nothing but the connection is wrong
-		return true
-	case "READONLY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
-		if c := n.pool.cluster; c != nil {
-			c.trouble.Store(true)
-			c.client.ReloadState(context.WithoutCancel(ctx))
-		}
-		return true
-	}
-	return false
-}
-
-// try calls the script once, over a connection that may have to be opened.
-func (n *Notes) try(ctx context.Context, args []any) (*command, *remote.Error) {
-	addr, e := n.connect(ctx)
-	if e != nil {
-		return nil, e
-	}
-	all := make([]any, 0, 3+len(n.keys)+len(args))
-	all = append(all, "evalsha", n.script.sha, len(n.keys))
-	for _, key := range n.keys {
-		all = append(all, key)
-	}
-	c := newCommand(append(all, args...)...) //nolint:contextcheck // go-redis stores the context, but does not use it
-	err := n.exec(ctx, c)
-	if err == nil && c.Err() != nil && classify(addr, c.Err()).Code == "NOSCRIPT" {
-		c.reset()
-		c.Args()[0], c.Args()[1] = "eval", n.script.text
-		err = n.exec(ctx, c)
-	}
-	if err != nil {
-		n.hangUp()
-		return nil, classify(addr, err)
-	}
-	if err := c.Err(); err != nil && !errors.Is(err, redis.Nil) {
-		e := classify(addr, err)
-		switch e.Code {
-		case "NOPERM", "OOM":
-		default: // such as READONLY: it may be better at the next address
-			n.hangUp()
-		}
-		return nil, e
-	}
-	return c, nil
-}
-
-func (n *Notes) exec(ctx context.Context, c *command) error {
-	return n.link.exec(ctx, []redis.Cmder{c})
-}
-
-// connect returns the address that n is connected to.
-func (n *Notes) connect(ctx context.Context) (string, *remote.Error) {
-	p := n.pool
-	if l := n.link; l != nil {
-		if time.Now().Before(l.ends) && (p.one == nil || p.one.renewed.Load() == n.renewed) {
-			return l.addr, nil
-		}
-		n.hangUp()
-	}
-	addr, err := n.resolve(ctx)
-	if err != nil {
-		return "", classify(addr, err)
-	}
-	l, err := p.open(ctx, addr)
-	if err != nil {
-		return "", p.advised(classify(addr, err))
-	}
-	n.link = l
-	return addr, nil
-}
-
-// resolve returns the address of the server that has the notes.
-func (n *Notes) resolve(ctx context.Context) (string, error) {
-	p := n.pool
-	if p.one != nil {
-		n.renewed = p.one.renewed.Load()
-		return p.one.resolve(ctx)
-	}
-	if e := p.cluster.known.Load(); e != nil {
-		return "", e
-	}
-	client, err := p.cluster.client.MasterForKey(ctx, n.keys[0])
-	if err != nil {
-		return "", fmt.Errorf("looking for the master of the notes: %w", err)
-	}
-	return client.Options().Addr, nil
 }

@@ -21,7 +21,7 @@ func TestPermittedKnowsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := regexp.MustCompile(`(?:\bp?call\(|\beach\(l, )'([^']+)'`)
-	notes, err := newScript("notes")
+	notes, err := newScript("notes records")
 	if err != nil {
 		t.Fatal(err)
 	}
