@@ -167,6 +167,9 @@ func (r *Rule) keys() (out []keyValue) {
 	if r.HeadersOff {
 		add(kwHeaders, headersOff)
 	}
+	if r.Plan != "" {
+		add(kwPlanOf, r.PlanOf)
+	}
 	if r.Shadow {
 		add(kwShadowMode, "true")
 	}

@@ -88,11 +88,15 @@ type Rule struct {
 	Lease      int32          // hits to fetch in advance; 0 means auto, -1 off
 	HeadersOff bool           // headers: off; callers are not told its numbers
 	Metadata   map[string]any // in the form that structpb.NewStruct takes; nil if there is none
+	PlanOf     string         // key of the entry whose value names the tenant, if the rule is one of several plans; or empty
+	Plan       string         // name of the plan that the rule is; empty if it is none
 
 	node      *node
 	holderAt  int     // index of the entry of Holder; −1 if there is none
 	rewritten bool    // the counter's name is not just the request's entries
 	dynamic   bool    // values of a request may become part of the metric key
+	planAt    int     // index of the entry of PlanOf; −1 if there is none
+	plans     []*Rule // all of the descriptor, this one among them, in the order of the file
 	path      []*node // from the top down to node; set only if rewritten or dynamic is
 
 	saysCalendar bool // the rule has the key calendar, be it true or false

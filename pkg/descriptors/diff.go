@@ -129,11 +129,11 @@ func (n *node) diff(was *node, path string) (lines []string) {
 func change(n, was *node) string {
 	switch {
 	case was == nil && n.rule != nil:
-		return "added, " + n.rule.String()
+		return "added, " + n.rule.whole()
 	case was == nil && n.children == nil:
 		return "added, not limited"
 	case n == nil && was.rule != nil:
-		return "removed (" + was.rule.String() + ")"
+		return "removed (" + was.rule.whole() + ")"
 	case n == nil && was.children == nil:
 		return "removed (not limited)"
 	case was == nil || n == nil:
@@ -142,11 +142,11 @@ func change(n, was *node) string {
 	changes := flagChanges(n.flags, was.flags)
 	switch {
 	case n.rule != nil && was.rule != nil:
-		changes = append(n.rule.changes(was.rule), changes...)
+		changes = append(n.rule.wholeChanges(was.rule), changes...)
 	case n.rule != nil:
-		changes = append([]string{"not limited→" + n.rule.String()}, changes...)
+		changes = append([]string{"not limited→" + n.rule.whole()}, changes...)
 	case was.rule != nil:
-		changes = append([]string{was.rule.String() + "→not limited"}, changes...)
+		changes = append([]string{was.rule.whole() + "→not limited"}, changes...)
 	}
 	return strings.Join(changes, ", ")
 }

@@ -17,7 +17,7 @@ func (r *Rule) same(was *Rule) bool {
 	samePenalty := r.Penalty == was.Penalty || r.Penalty != nil && was.Penalty != nil && *r.Penalty == *was.Penalty
 	return slices.EqualFunc(r.RateLimits.list, was.RateLimits.list, sameItem) && samePenalty && sameReserve && r.Unlimited == was.Unlimited &&
 		r.Shadow == was.Shadow && r.Quota == was.Quota && r.Holder == was.Holder && r.OnFailure == was.OnFailure &&
-		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && reflect.DeepEqual(r.Metadata, was.Metadata)
+		r.Lease == was.Lease && r.HeadersOff == was.HeadersOff && r.PlanOf == was.PlanOf && reflect.DeepEqual(r.Metadata, was.Metadata)
 }
 
 // changes describes what changed from was to r, as briefly as possible.
@@ -83,4 +83,52 @@ func keyChanges(now, before []keyValue) (out []string) {
 		}
 	}
 	return out
+}
+
+// whole returns the rule in words, with all plans of its descriptor.
+func (r *Rule) whole() string {
+	if r.Plan == "" {
+		return r.String()
+	}
+	words := make([]string, len(r.plans))
+	for i, p := range r.plans {
+		words[i] = p.Plan + " " + p.String()
+	}
+	return "plans: " + strings.Join(words, "; ")
+}
+
+// wholeChanges describes what changed from was to r, in any plan.
+func (r *Rule) wholeChanges(was *Rule) (out []string) {
+	switch {
+	case r.Plan == "" && was.Plan == "":
+		return r.changes(was)
+	case r.Plan == "" || was.Plan == "":
+		return []string{was.whole() + " → " + r.whole()}
+	}
+	for _, p := range r.plans {
+		old := was.plan(p.Plan)
+		if old == nil {
+			out = append(out, "plan "+p.Plan+" added, "+p.String())
+			continue
+		}
+		for _, c := range p.changes(old) {
+			out = append(out, "plan "+p.Plan+": "+c)
+		}
+	}
+	for _, p := range was.plans {
+		if r.plan(p.Plan) == nil {
+			out = append(out, "plan "+p.Plan+" removed ("+p.String()+")")
+		}
+	}
+	return out
+}
+
+// plan returns the rule of a plan of the same descriptor, or nil.
+func (r *Rule) plan(name string) *Rule {
+	for _, p := range r.plans {
+		if p.Plan == name {
+			return p
+		}
+	}
+	return nil
 }

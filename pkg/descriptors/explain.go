@@ -32,7 +32,7 @@ func (d *Domain) Explain(entries []Entry) []Step {
 		}
 		n, l = next, next.children
 	}
-	return append(steps, Step{Text: d.outcome(n, entries)})
+	return append(steps, Step{Text: outcome(n, entries)})
 }
 
 // reason says why find returned n.
@@ -66,7 +66,16 @@ func (n *node) placed() string {
 	return fmt.Sprintf("%s (line %d)", n.label(), n.at.line)
 }
 
-func (d *Domain) outcome(n *node, entries []Entry) string {
+// Outcome says what the limit is, or why there is none, as the last step of [Domain.Explain] does for a descriptor all of
+// whose entries matched.
+func (m Match) Outcome(entries []Entry) string {
+	if m.Rule == nil {
+		return outcome(m.node, entries)
+	}
+	return m.limited(entries)
+}
+
+func outcome(n *node, entries []Entry) string {
 	switch {
 	case n == nil:
 		return "a descriptor without entries matches nothing: no limit"
@@ -75,12 +84,16 @@ func (d *Domain) outcome(n *node, entries []Entry) string {
 	case n.rule == nil:
 		return fmt.Sprintf("%s has no limit: not limited", n.label())
 	}
-	r := n.rule
+	return Match{Rule: n.rule, node: n}.limited(entries)
+}
+
+// limited says what the limit of the matched rule is.
+func (m Match) limited(entries []Entry) string {
+	r := m.Rule
 	if r.Unlimited {
 		return fmt.Sprintf("%s (%s) is unlimited: never refused%s", r.Path, r.Origin(), r.RateLimits.At(0).names())
 	}
 	text := fmt.Sprintf("limited by %s (%s): %s", r.Path, r.Origin(), r.text(RateLimit.InFull))
-	m := Match{Rule: r, node: n}
 	if m.shares(entries) {
 		text += "; all values of the wildcard share one counter"
 	}

@@ -40,6 +40,8 @@ const (
 	kwPenalty            = "penalty"
 	kwHolder             = "holder"
 	kwLease              = "lease"
+	kwPlanOf             = "plan_of"
+	kwPlans              = "plans"
 	kwHeaders            = "headers"
 	kwFor                = "for"
 	kwOn                 = "on"
@@ -108,6 +110,8 @@ func keywords() []keyword {
 		{name: kwPenalty, where: inLimit | inDescriptor},
 		{name: kwHolder, where: inLimit | inDescriptor},
 		{name: kwLease, where: inLimit | inDescriptor},
+		{name: kwPlanOf, where: inDescriptor},
+		{name: kwPlans, where: inDescriptor},
 		{name: kwHeaders, where: inLimit | inDescriptor},
 		{name: kwFor, where: inPenalty},
 		{name: kwOn, where: inPenalty},

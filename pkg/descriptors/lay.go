@@ -54,7 +54,7 @@ func (o *overlay) descend(all []rawDescriptor, above []*pattern, r *reader) {
 
 // limited reports whether a descriptor has a limit, right or wrong.
 func (d *rawDescriptor) limited() bool {
-	return d.limit != nil && !d.limit.unlimited.on || d.limitsAt.present()
+	return d.limit != nil && !d.limit.unlimited.on || d.limitsAt.present() || d.plansAt.present()
 }
 
 // choose returns the first of the patterns that has keys, which is laid over what they match if that has a limit.
@@ -85,15 +85,15 @@ func (o *overlay) put(p *pattern, d *rawDescriptor, r *reader) {
 			d.spread(at(l.v))
 		}
 	}
-	both := []*yaml.Node{p.node(ofBoth)}
-	for _, l := range p.keys {
-		if l.k == kwRateLimit {
-			both = append(both, l.v)
-		}
-	}
+	both := append([]*yaml.Node{p.node(ofBoth)}, p.values(kwRateLimit)...)
+	had := d.plannedAlone() && len(p.values(kwPlans)) == 0
 	for _, n := range both {
 		if d.limit != nil {
 			o.hand.limit(n, inLimit, d.limit)
+			continue
+		}
+		if had { // plans of its own: what is laid over a limit is laid over each
+			o.layPlans(n, d.plans)
 			continue
 		}
 		for i := range d.limits {
@@ -113,9 +113,45 @@ func (o *overlay) put(p *pattern, d *rawDescriptor, r *reader) {
 			o.hand.rateLimits(l.v, d)
 			d.limits, d.limitsAt = slices.Concat(had, d.limits), where
 			r.trail = append(r.trail[:0], step{key: p.path})
-			_ = r.countOK(len(d.limits), at(l.v)) // reports it
+			_ = r.countOK(kwRateLimits, len(d.limits), at(l.v)) // reports it
 		}
 	}
+	d.intoPlans()
+}
+
+// values returns those that a key has.
+func (p *pattern) values(k string) (all []*yaml.Node) {
+	for _, l := range p.keys {
+		if l.k == k {
+			all = append(all, l.v)
+		}
+	}
+	return all
+}
+
+// plannedAlone reports whether a descriptor has plans, and no limit that they would take the place of.
+func (d *rawDescriptor) plannedAlone() bool {
+	return d.plansAt.present() && d.limit == nil && !d.limitsAt.present()
+}
+
+func (o *overlay) layPlans(n *yaml.Node, plans []rawPlan) {
+	for i := range plans {
+		if plans[i].limit != nil {
+			o.hand.limit(n, inLimit, plans[i].limit)
+		}
+	}
+}
+
+// intoPlans makes the limit of a descriptor that plans were laid over the default among them, unless they have one.
+func (d *rawDescriptor) intoPlans() {
+	if !d.plansAt.present() || d.limit == nil && !d.limitsAt.present() {
+		return
+	}
+	if !slices.ContainsFunc(d.plans, func(p rawPlan) bool { return p.name.s == DefaultPlan }) {
+		own := rawPlan{name: text{s: DefaultPlan, at: d.plansAt}, at: d.plansAt, limit: d.limit, limits: d.limits, listed: d.limit == nil}
+		d.plans = slices.Insert(d.plans, 0, own)
+	}
+	d.limit, d.limits, d.limitsAt = nil, nil, mark{}
 }
 
 // spread makes a list of a single limit, so that others fit beside it.

@@ -243,29 +243,61 @@ func (c *compiler) rule(d *rawDescriptor, n *node, path string) {
 		c.limited++
 		c.fail(d.limitsAt, path, "rate_limit and rate_limits are on one descriptor: want one of them")
 		return
+	case d.plansAt.present() && (d.limit != nil || d.limitsAt.present()):
+		c.limited++
+		c.fail(d.plansAt, path, "plans and a limit of their own are on one descriptor: want plans, or rate_limit, or rate_limits")
+		return
+	case d.plansAt.present():
+		c.limited++
+		c.plans(d, n, path)
+		return
 	case d.limit == nil && !d.limitsAt.present():
 		c.withoutLimit(d, path)
 		return
 	}
 	c.limited++
+	c.withoutPlans(d, path)
+	c.overlaid(d, path)
+	r := c.newRule(d, path)
+	policy := d.policy
+	if d.limit != nil {
+		for _, k := range d.policy.written() {
+			c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
+		}
+		c.single(d.limit, r, r.Path)
+		policy = d.limit.policy
+	} else {
+		c.list(d.limits, r, r.Path+"."+kwRateLimits)
+	}
+	c.finish(policy, r, n)
+	n.rule = r
+}
+
+// overlaid notes what an overlay laid over a descriptor.
+func (c *compiler) overlaid(d *rawDescriptor, path string) {
+	if d.overlay != nil {
+		c.set.overlaid = append(c.set.overlaid, Overlaid{path, d.overlay.place, d.overlay.text})
+	}
+}
+
+// newRule returns the rule of a descriptor, as yet without limits.
+func (c *compiler) newRule(d *rawDescriptor, path string) *Rule {
 	r := &Rule{
-		Index: len(c.set.rules), Path: path, File: c.report.file, Line: d.at.number(),
+		Path: path, File: c.report.file, Line: d.at.number(), planAt: -1,
 		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
 	}
 	if d.overlay != nil {
 		r.Overlay = d.overlay.place
-		c.set.overlaid = append(c.set.overlaid, Overlaid{r.Path, r.Overlay, d.overlay.text})
 	}
-	policy := d.policy
-	if d.limit != nil {
-		c.single(d, r)
-		policy = d.limit.policy
-	} else {
-		c.list(d, r)
-	}
-	c.policy(policy, r, n)
+	return r
+}
+
+// finish adds a rule with its limits to the set.
+func (c *compiler) finish(p *rawPolicy, r *Rule, n *node) {
+	c.policy(p, r, n)
 	c.domain.FallsBack = c.domain.FallsBack || r.OnFailure != FailDefault && r.OnFailure != FailError
 	r.bind(n)
+	r.Index = len(c.set.rules)
 	c.set.rules = append(c.set.rules, r)
 }
 
@@ -288,15 +320,12 @@ func (c *compiler) withoutLimit(d *rawDescriptor, path string) {
 	for _, k := range d.policy.written() {
 		c.fail(k.at, path, "%s does not apply to a descriptor without a limit: it belongs in rate_limit, or beside rate_limits", k.k)
 	}
+	c.withoutPlans(d, path)
 }
 
-// single makes the rule of rate_limit.
-func (c *compiler) single(d *rawDescriptor, r *Rule) {
-	for _, k := range d.policy.written() {
-		c.fail(k.at, r.Path, "%s is beside rate_limit: it belongs inside", k.k)
-	}
-	l := d.limit
-	item, ok := c.item(l, r.Path, false)
+// single gives a rule the limit of rate_limit, or of a plan.
+func (c *compiler) single(l *rawLimit, r *Rule, path string) {
+	item, ok := c.item(l, path, false)
 	r.saysCalendar = l.own(engine.ParamCalendar.String()) != nil
 	switch {
 	case l.unlimited.on:
@@ -304,18 +333,18 @@ func (c *compiler) single(d *rawDescriptor, r *Rule) {
 	case ok:
 		r.RateLimits.Append(&item)
 	}
-	c.replaces(l, []string{l.name.s}, r.Path)
+	c.replaces(l, []string{l.name.s}, path)
 }
 
-// list makes the rule of rate_limits.
-func (c *compiler) list(d *rawDescriptor, r *Rule) {
-	names := make([]string, len(d.limits))
-	for i := range d.limits {
-		names[i] = d.limits[i].name.s
+// list gives a rule the limits of rate_limits, or of a plan.
+func (c *compiler) list(limits []rawLimit, r *Rule, above string) {
+	names := make([]string, len(limits))
+	for i := range limits {
+		names[i] = limits[i].name.s
 	}
-	for i := range d.limits {
-		l := &d.limits[i]
-		path := fmt.Sprintf("%s.rate_limits[%d]", r.Path, i)
+	for i := range limits {
+		l := &limits[i]
+		path := fmt.Sprintf("%s[%d]", above, i)
 		for _, k := range l.policy.written() {
 			c.fail(k.at, path, "%s is in an item of rate_limits: it belongs beside rate_limits", k.k)
 		}
@@ -351,7 +380,7 @@ func (c *compiler) replaces(l *rawLimit, names []string, path string) {
 
 // bind ties a rule to its node, and works out which values of a request become part of names and metric keys.
 func (r *Rule) bind(n *node) {
-	r.node, n.rule = n, r
+	r.node = n
 	r.holderAt = -1
 	path := n.path()
 	var share, value bool

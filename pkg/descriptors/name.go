@@ -149,6 +149,7 @@ func (m Match) AppendMetricKey(dst []byte, d *Domain, entries []Entry) (key []by
 	for i, n := range m.Rule.path {
 		var fromRequest bool
 		dst, fromRequest = m.appendLevel(dst, n, &entries[i], shared)
+		dst = m.Rule.appendPlan(dst, i)
 		dynamic = dynamic || fromRequest
 	}
 	return dst, dynamic
@@ -163,6 +164,7 @@ func (m Match) MetricLevels(entries []Entry) []string {
 	var levels []string
 	for i, n := range m.node.path() {
 		level, _ := m.appendLevel(nil, n, &entries[i], shared)
+		level = m.Rule.appendPlan(level, i)
 		levels = append(levels, string(level[1:]))
 	}
 	return levels

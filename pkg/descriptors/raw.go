@@ -45,6 +45,9 @@ type rawDescriptor struct {
 	limitsAt mark
 	limits   []rawLimit // rate_limits
 	policy   *rawPolicy // beside rate_limits
+	planOf   text
+	plansAt  mark
+	plans    []rawPlan
 
 	shadow, quota, detailed, valueToMetric, share flag
 	metadata                                      map[string]any
@@ -155,6 +158,10 @@ func (r *reader) descriptor(n *yaml.Node, d *rawDescriptor) {
 			r.rateLimit(v, d)
 		case kwRateLimits:
 			r.rateLimits(v, d)
+		case kwPlanOf:
+			d.planOf = r.text(k, v)
+		case kwPlans:
+			r.plans(v, d)
 		case kwShadowMode:
 			d.shadow = r.flag(k, v)
 		case kwQuotaMode:
@@ -196,28 +203,34 @@ func (r *reader) rateLimits(n *yaml.Node, d *rawDescriptor) {
 		return
 	}
 	d.limitsAt = at(n)
-	items, leave, ok := r.list(kwRateLimits, n)
+	d.limits = r.items(kwRateLimits, n)
+}
+
+// items reads the list of limits that a key has.
+func (r *reader) items(k string, n *yaml.Node) (limits []rawLimit) {
+	items, leave, ok := r.list(k, n)
 	if !ok {
-		return
+		return nil
 	}
 	defer leave()
-	if !r.countOK(len(items), at(n)) {
-		return
+	if !r.countOK(k, len(items), at(n)) {
+		return nil
 	}
 	for _, item := range items {
 		if r.isElement(item) {
-			d.limits = append(d.limits, rawLimit{at: at(item)})
-			r.limit(item, inItem, &d.limits[len(d.limits)-1])
+			limits = append(limits, rawLimit{at: at(item)})
+			r.limit(item, inItem, &limits[len(limits)-1])
 		}
 	}
+	return limits
 }
 
-// countOK checks the number of items of rate_limits, and reports an error if it is out of range.
-func (r *reader) countOK(n int, where mark) bool {
+// countOK checks the number of limits in the list that a key has, and reports an error if it is out of range.
+func (r *reader) countOK(k string, n int, where mark) bool {
 	if n > 0 && n <= maxItems {
 		return true
 	}
-	r.fail(where, r.path(), "rate_limits has %d items: want 1 to %d", n, maxItems)
+	r.fail(where, r.path(), "%s has %d items: want 1 to %d", k, n, maxItems)
 	return false
 }
 

@@ -18,6 +18,8 @@ type TreeNode struct {
 	RateLimit      *TreeLimit
 	RateLimits     []TreeLimit
 	Policy         TreePolicy // beside rate_limits
+	PlanOf         string
+	Plans          []TreePlan // in any order, each name once
 	ShadowMode     bool
 	QuotaMode      bool
 	DetailedMetric bool
@@ -97,6 +99,7 @@ func (r *reader) treeNode(n *TreeNode, d *rawDescriptor) {
 		at:  somewhere(),
 		key: text{s: n.Key, at: somewhere()}, value: given(n.Value),
 		policy:        n.Policy.raw(),
+		planOf:        given(n.PlanOf),
 		shadow:        raised(n.ShadowMode),
 		quota:         raised(n.QuotaMode),
 		detailed:      raised(n.DetailedMetric),
@@ -108,12 +111,13 @@ func (r *reader) treeNode(n *TreeNode, d *rawDescriptor) {
 	}
 	if len(n.RateLimits) > 0 {
 		d.limitsAt = somewhere()
-		if r.countOK(len(n.RateLimits), somewhere()) {
+		if r.countOK(kwRateLimits, len(n.RateLimits), somewhere()) {
 			for i := range n.RateLimits {
 				d.limits = append(d.limits, *n.RateLimits[i].raw())
 			}
 		}
 	}
+	r.treePlans(n, d)
 	if n.Metadata != nil {
 		d.metadata, d.metadataAt = n.Metadata, somewhere()
 	}

@@ -29,6 +29,10 @@ const (
 type Config struct {
 	Layout Layout
 	Rescan time.Duration // how often everything is scanned; 0 means 10 s
+
+	// List, if it is not nil, is called with the files in place of a [configwatch.Watch], each time that one of them may have
+	// changed. They have not been read, and may be of any size.
+	List func(files []File, problems descriptors.Problems)
 }
 
 // Target is what files are handed to: a [configwatch.Watch], or the [configwatch.Overlay] of one.
@@ -56,7 +60,7 @@ type Watcher struct {
 // names are the names that are watched in a directory; nil means all of them.
 type names []string
 
-// New returns a Watcher that updates rules.
+// New returns a Watcher that updates rules, which may be nil with Config.List.
 func New(log *slog.Logger, c Config, rules Target) *Watcher {
 	if c.Rescan == 0 {
 		c.Rescan = 10 * time.Second
@@ -166,10 +170,13 @@ func (d *debounce) event(now time.Time) {
 // look reads everything, passes it on if it differs from the last time, and watches the directories that it found. It
 // returns whether one of them was not watched before.
 func (w *Watcher) look(notify *fsnotify.Watcher, force bool) bool {
-	s := scan(w.config.Layout)
+	s := &snapshot{listing: w.config.List != nil}
+	s.scan(w.config.Layout)
 	if digest := s.digest(); force || !w.seen || digest != w.digest {
 		w.seen, w.digest = true, digest
-		if err := w.rules.Update(s.sources, s.problems); err != nil {
+		if s.listing {
+			w.config.List(s.files, s.problems)
+		} else if err := w.rules.Update(s.sources, s.problems); err != nil {
 			w.log.Debug("the directory could not be read", "error", err) // the Watch has logged why
 		}
 	}

@@ -76,6 +76,8 @@ type snapshot struct {
 	sources  []descriptors.Source
 	problems descriptors.Problems
 	size     int
+	listing  bool     // files are listed, not read
+	files    []File   // those that were listed
 	dirs     []string // directories that were read, with symbolic links resolved
 	links    []string // files that symbolic links led to, with symbolic links resolved
 }
@@ -86,6 +88,9 @@ func (s *snapshot) digest() [sha256.Size]byte {
 	for _, src := range s.sources {
 		_, _ = fmt.Fprintf(h, "%d %s %d ", len(src.Name), src.Name, len(src.Data)) // a hash never fails
 		h.Write(src.Data)
+	}
+	for _, f := range s.files {
+		_, _ = fmt.Fprintf(h, "%q %q %d %d ", f.Name, f.Path, f.info.Size(), f.info.ModTime().UnixNano())
 	}
 	for _, p := range s.problems {
 		_, _ = fmt.Fprintf(h, "%q ", p.String())
@@ -99,14 +104,42 @@ func (s *snapshot) problem(name, format string, args ...any) {
 
 var errTooMuch = errors.New("too much to read")
 
+// File is a regular file that was listed.
+type File struct {
+	Name string // its path as given, for messages
+	Path string // with symbolic links resolved
+
+	info fs.FileInfo
+}
+
+// Open opens the file. Opening never blocks.
+func (f *File) Open() (*os.File, error) {
+	return os.OpenFile(f.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+}
+
+// Path returns the layout of one file, or of a directory and what is below it.
+func Path(path string) Layout {
+	path = filepath.Clean(path)
+	return Layout{Root: filepath.Dir(path), AppDirectory: filepath.Base(path)}
+}
+
 // scan reads everything in l.
 func scan(l Layout) *snapshot {
 	s := &snapshot{}
+	s.scan(l)
+	return s
+}
+
+func (s *snapshot) scan(l Layout) {
 	dir := l.Dir()
 	resolved, err := filepath.EvalSymlinks(dir)
-	if err != nil {
+	switch {
+	case err != nil && s.listing:
+		s.problem(dir, "%s", reason(err))
+		return
+	case err != nil:
 		s.problem(dir, "%s%s", reason(err), l.hint())
-		return s
+		return
 	}
 	err = filepath.WalkDir(resolved, func(path string, d fs.DirEntry, err error) error {
 		return s.visit(l, tree{dir, resolved, path}, d, err)
@@ -114,10 +147,9 @@ func scan(l Layout) *snapshot {
 	if err != nil && !errors.Is(err, errTooMuch) {
 		s.problem(dir, "%s", reason(err))
 	}
-	if len(s.sources) == 0 && len(s.problems) == 0 {
+	if len(s.sources) == 0 && len(s.problems) == 0 && !s.listing {
 		s.problem(dir, "no %s here: %s", l.what(), l.expects())
 	}
-	return s
 }
 
 // hint says where the name of a missing directory comes from: from variables, unless the directory was given directly.
@@ -202,6 +234,9 @@ func (s *snapshot) follow(t tree) bool {
 // add reads the file at path, as a source of the given name. An error means that there is too much to read, and ends
 // the walk.
 func (s *snapshot) add(name, path string) error {
+	if s.listing {
+		return s.list(name, path)
+	}
 	data, err := read(path)
 	if err != nil {
 		s.problem(name, "%s", reason(err))
@@ -211,6 +246,28 @@ func (s *snapshot) add(name, path string) error {
 	s.sources = append(s.sources, descriptors.Source{Name: name, Data: data})
 	if s.size > MaxTotalSize || len(s.sources) > MaxFiles {
 		s.problem(name, "too many rules by this file: at most %d files with %d bytes in total are read", MaxFiles, MaxTotalSize)
+		return errTooMuch
+	}
+	return nil
+}
+
+// list adds the file at path to those that are listed.
+func (s *snapshot) list(name, path string) error {
+	target, err := filepath.EvalSymlinks(path)
+	var info fs.FileInfo
+	if err == nil {
+		info, err = os.Stat(target)
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
+		s.problem(name, "%s", reason(err))
+		return nil
+	}
+	s.files = append(s.files, File{Name: name, Path: target, info: info})
+	if len(s.files) > MaxFiles {
+		s.problem(name, "too many files by this one: at most %d are read", MaxFiles)
 		return errTooMuch
 	}
 	return nil

@@ -47,9 +47,24 @@ func convertNodes(all []*configv1.RateLimitDescriptor, own []protoreflect.FieldD
 		for _, item := range m.GetRateLimits() {
 			n.RateLimits = append(n.RateLimits, convertLimit(item, own))
 		}
+		n.PlanOf, n.Plans = m.GetPlanOf(), convertPlans(m.GetPlans(), own)
 		if m.GetMetadata() != nil {
 			n.Metadata = convertStruct(m.GetMetadata())
 		}
+	}
+	return out
+}
+
+func convertPlans(all map[string]*configv1.Plan, own []protoreflect.FieldDescriptor) (out []descriptors.TreePlan) {
+	for name, m := range all {
+		p := descriptors.TreePlan{Name: name}
+		if m.GetRateLimit() != nil {
+			p.RateLimit = new(convertLimit(m.GetRateLimit(), own))
+		}
+		for _, item := range m.GetRateLimits() {
+			p.RateLimits = append(p.RateLimits, convertLimit(item, own))
+		}
+		out = append(out, p)
 	}
 	return out
 }

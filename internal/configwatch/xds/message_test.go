@@ -152,6 +152,16 @@ func fields(t *testing.T, tree map[string]any, of protoreflect.MessageDescriptor
 			t.Errorf("%s has no field for the key %s", of.Name(), k)
 		case f.IsList() && f.Message() == nil:
 			out[k] = v
+		case f.IsMap():
+			plans := map[string]any{}
+			for name, plan := range v.(map[string]any) {
+				key := "rate_limit"
+				if _, listed := plan.([]any); listed {
+					key = "rate_limits"
+				}
+				plans[name] = fields(t, map[string]any{key: plan}, f.MapValue().Message())
+			}
+			out[k] = plans
 		case f.IsList():
 			var all []any
 			for _, e := range v.([]any) {

@@ -229,7 +229,11 @@ type RateLimitDescriptor struct {
 	// How many hits to fetch in advance, beside rate_limits: off, auto or a number.
 	Lease string `protobuf:"bytes,1006,opt,name=lease,proto3" json:"lease,omitempty"`
 	// Whether callers are told the numbers of this rule, beside rate_limits: on or off.
-	Headers       string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	Headers string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	// The key of the entry whose value names the tenant, with plans.
+	PlanOf string `protobuf:"bytes,1020,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
+	// The limits of the plans that tenants are on, by their names, instead of rate_limit and rate_limits; default is required.
+	Plans         map[string]*Plan `protobuf:"bytes,1021,rep,name=plans,proto3" json:"plans,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -376,6 +380,75 @@ func (x *RateLimitDescriptor) GetHeaders() string {
 	return ""
 }
 
+func (x *RateLimitDescriptor) GetPlanOf() string {
+	if x != nil {
+		return x.PlanOf
+	}
+	return ""
+}
+
+func (x *RateLimitDescriptor) GetPlans() map[string]*Plan {
+	if x != nil {
+		return x.Plans
+	}
+	return nil
+}
+
+// Plan is what a plan has in place of rate_limit or rate_limits.
+type Plan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A limit.
+	RateLimit *RateLimitPolicy `protobuf:"bytes,1,opt,name=rate_limit,json=rateLimit,proto3" json:"rate_limit,omitempty"`
+	// Several limits that admit together, instead of rate_limit.
+	RateLimits    []*RateLimitPolicy `protobuf:"bytes,2,rep,name=rate_limits,json=rateLimits,proto3" json:"rate_limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan) Reset() {
+	*x = Plan{}
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan) ProtoMessage() {}
+
+func (x *Plan) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
+func (*Plan) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Plan) GetRateLimit() *RateLimitPolicy {
+	if x != nil {
+		return x.RateLimit
+	}
+	return nil
+}
+
+func (x *Plan) GetRateLimits() []*RateLimitPolicy {
+	if x != nil {
+		return x.RateLimits
+	}
+	return nil
+}
+
 // RateLimitPolicy is a limit.
 type RateLimitPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -429,7 +502,7 @@ type RateLimitPolicy struct {
 
 func (x *RateLimitPolicy) Reset() {
 	*x = RateLimitPolicy{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[2]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -441,7 +514,7 @@ func (x *RateLimitPolicy) String() string {
 func (*RateLimitPolicy) ProtoMessage() {}
 
 func (x *RateLimitPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[2]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -454,7 +527,7 @@ func (x *RateLimitPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RateLimitPolicy.ProtoReflect.Descriptor instead.
 func (*RateLimitPolicy) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{2}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RateLimitPolicy) GetUnit() RateLimitUnit {
@@ -622,7 +695,7 @@ type RateLimitReplace struct {
 
 func (x *RateLimitReplace) Reset() {
 	*x = RateLimitReplace{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[3]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +707,7 @@ func (x *RateLimitReplace) String() string {
 func (*RateLimitReplace) ProtoMessage() {}
 
 func (x *RateLimitReplace) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[3]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +720,7 @@ func (x *RateLimitReplace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RateLimitReplace.ProtoReflect.Descriptor instead.
 func (*RateLimitReplace) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{3}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RateLimitReplace) GetName() string {
@@ -674,7 +747,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +759,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[4]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +772,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{4}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Penalty) GetFor() string {
@@ -747,7 +820,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +832,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[5]
+	mi := &file_ratelimitd_config_v1_config_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +845,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{5}
+	return file_ratelimitd_config_v1_config_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Reserve) GetTtl() string {
@@ -815,7 +888,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x06charge\x18\xe8\a \x01(\tR\x06charge\x126\n" +
 	"\x14allow_limit_override\x18\xe9\a \x01(\bH\x00R\x12allowLimitOverride\x88\x01\x01\x12%\n" +
 	"\x0equota_group_by\x18\xea\a \x03(\tR\fquotaGroupByB\x17\n" +
-	"\x15_allow_limit_override\"\xaf\x05\n" +
+	"\x15_allow_limit_override\"\xec\x06\n" +
 	"\x13RateLimitDescriptor\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12D\n" +
@@ -837,7 +910,18 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\apenalty\x18\xec\a \x01(\v2\x1d.ratelimitd.config.v1.PenaltyR\apenalty\x12\x17\n" +
 	"\x06holder\x18\xed\a \x01(\tR\x06holder\x12\x15\n" +
 	"\x05lease\x18\xee\a \x01(\tR\x05lease\x12\x19\n" +
-	"\aheaders\x18\x86\b \x01(\tR\aheaders\"\x9a\a\n" +
+	"\aheaders\x18\x86\b \x01(\tR\aheaders\x12\x18\n" +
+	"\aplan_of\x18\xfc\a \x01(\tR\x06planOf\x12K\n" +
+	"\x05plans\x18\xfd\a \x03(\v24.ratelimitd.config.v1.RateLimitDescriptor.PlansEntryR\x05plans\x1aT\n" +
+	"\n" +
+	"PlansEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
+	"\x05value\x18\x02 \x01(\v2\x1a.ratelimitd.config.v1.PlanR\x05value:\x028\x01\"\x94\x01\n" +
+	"\x04Plan\x12D\n" +
+	"\n" +
+	"rate_limit\x18\x01 \x01(\v2%.ratelimitd.config.v1.RateLimitPolicyR\trateLimit\x12F\n" +
+	"\vrate_limits\x18\x02 \x03(\v2%.ratelimitd.config.v1.RateLimitPolicyR\n" +
+	"rateLimits\"\x9a\a\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -908,33 +992,39 @@ func file_ratelimitd_config_v1_config_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_config_v1_config_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_ratelimitd_config_v1_config_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_ratelimitd_config_v1_config_proto_goTypes = []any{
 	(RateLimitUnit)(0),          // 0: ratelimitd.config.v1.RateLimitUnit
 	(*RateLimitConfig)(nil),     // 1: ratelimitd.config.v1.RateLimitConfig
 	(*RateLimitDescriptor)(nil), // 2: ratelimitd.config.v1.RateLimitDescriptor
-	(*RateLimitPolicy)(nil),     // 3: ratelimitd.config.v1.RateLimitPolicy
-	(*RateLimitReplace)(nil),    // 4: ratelimitd.config.v1.RateLimitReplace
-	(*Penalty)(nil),             // 5: ratelimitd.config.v1.Penalty
-	(*Reserve)(nil),             // 6: ratelimitd.config.v1.Reserve
-	(*structpb.Struct)(nil),     // 7: google.protobuf.Struct
+	(*Plan)(nil),                // 3: ratelimitd.config.v1.Plan
+	(*RateLimitPolicy)(nil),     // 4: ratelimitd.config.v1.RateLimitPolicy
+	(*RateLimitReplace)(nil),    // 5: ratelimitd.config.v1.RateLimitReplace
+	(*Penalty)(nil),             // 6: ratelimitd.config.v1.Penalty
+	(*Reserve)(nil),             // 7: ratelimitd.config.v1.Reserve
+	nil,                         // 8: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	(*structpb.Struct)(nil),     // 9: google.protobuf.Struct
 }
 var file_ratelimitd_config_v1_config_proto_depIdxs = []int32{
 	2,  // 0: ratelimitd.config.v1.RateLimitConfig.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	3,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	4,  // 1: ratelimitd.config.v1.RateLimitDescriptor.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
 	2,  // 2: ratelimitd.config.v1.RateLimitDescriptor.descriptors:type_name -> ratelimitd.config.v1.RateLimitDescriptor
-	7,  // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
-	3,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
-	5,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
-	0,  // 6: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
-	4,  // 7: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
-	5,  // 8: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
-	6,  // 9: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	9,  // 3: ratelimitd.config.v1.RateLimitDescriptor.metadata:type_name -> google.protobuf.Struct
+	4,  // 4: ratelimitd.config.v1.RateLimitDescriptor.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	6,  // 5: ratelimitd.config.v1.RateLimitDescriptor.penalty:type_name -> ratelimitd.config.v1.Penalty
+	8,  // 6: ratelimitd.config.v1.RateLimitDescriptor.plans:type_name -> ratelimitd.config.v1.RateLimitDescriptor.PlansEntry
+	4,  // 7: ratelimitd.config.v1.Plan.rate_limit:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	4,  // 8: ratelimitd.config.v1.Plan.rate_limits:type_name -> ratelimitd.config.v1.RateLimitPolicy
+	0,  // 9: ratelimitd.config.v1.RateLimitPolicy.unit:type_name -> ratelimitd.config.v1.RateLimitUnit
+	5,  // 10: ratelimitd.config.v1.RateLimitPolicy.replaces:type_name -> ratelimitd.config.v1.RateLimitReplace
+	6,  // 11: ratelimitd.config.v1.RateLimitPolicy.penalty:type_name -> ratelimitd.config.v1.Penalty
+	7,  // 12: ratelimitd.config.v1.RateLimitPolicy.reserve:type_name -> ratelimitd.config.v1.Reserve
+	3,  // 13: ratelimitd.config.v1.RateLimitDescriptor.PlansEntry.value:type_name -> ratelimitd.config.v1.Plan
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_config_v1_config_proto_init() }
@@ -943,16 +1033,16 @@ func file_ratelimitd_config_v1_config_proto_init() {
 		return
 	}
 	file_ratelimitd_config_v1_config_proto_msgTypes[0].OneofWrappers = []any{}
-	file_ratelimitd_config_v1_config_proto_msgTypes[2].OneofWrappers = []any{}
-	file_ratelimitd_config_v1_config_proto_msgTypes[4].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[3].OneofWrappers = []any{}
 	file_ratelimitd_config_v1_config_proto_msgTypes[5].OneofWrappers = []any{}
+	file_ratelimitd_config_v1_config_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_config_v1_config_proto_rawDesc), len(file_ratelimitd_config_v1_config_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
