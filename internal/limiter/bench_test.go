@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -29,6 +31,11 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 4000000000, name: a}
 - key: replacing
   rate_limit: {unit: hour, requests_per_unit: 4000000000, replaces: [{name: a}]}
+- key: tenant
+  plan_of: tenant
+  plans:
+    default: {unit: hour, requests_per_unit: 4000000000}
+    gold: {unit: hour, requests_per_unit: 4000000000, algorithm: token_bucket}
 - key: path
   descriptors:
   - key: method
@@ -58,6 +65,11 @@ descriptors:
 
 func newBench(tb testing.TB, rules string, c limiter.Config) *limiter.Limiter {
 	tb.Helper()
+	c.Tenants = tenants.New(tenants.Config{Files: true})
+	table := "t1,gold\nt2,gold,4000000001\nt3,gold,,2200-01-01T00:00:00Z\n"
+	if err := c.Tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}); err != nil {
+		tb.Fatal(err)
+	}
 	l := limiter.New(memory.New(memory.Config{}), stats.New(), c)
 	load(tb, l, rules, groupRules)
 	return l
@@ -102,6 +114,10 @@ func hot() map[string]*limiter.Request {
 		"groups":          {Domain: []byte("groups"), Descriptors: groups},
 		"unknown_domain":  stranger,
 		"unmatched":       one("other=1"),
+		"no_plan":         one("tenant=t0"),
+		"plan":            one("tenant=t1"),
+		"plan_and_number": one("tenant=t2"),
+		"plan_with_end":   one("tenant=t3"),
 	}
 }
 

@@ -139,6 +139,9 @@ func (p *Scratch) relimit(found []*controls.Control, t *part) {
 
 func (p *Scratch) relimitRule(found []*controls.Control, t *part) {
 	since, limits := p.kept.Len(), &t.match.Rule.RateLimits
+	if t.numbered && !t.override {
+		limits = new(t.limits)
+	}
 	var first *controls.Control
 	for j := range limits.Len() {
 		item := *limits.At(j)
@@ -287,7 +290,10 @@ func ruleOf(d *descriptors.Domain, c *controls.Control) string {
 	return ""
 }
 
-var errNotNamed = errors.New("the rule has no limit of that name")
+var (
+	errNotNamed  = errors.New("the rule has no limit of that name")
+	errUnlimited = errors.New("the plan is unlimited")
+)
 
 // explainControls adds the controls of the i-th descriptor of r, as far as t has them.
 func (p *Scratch) explainControls(x *Explained, t *controls.Table, r *Request, i int) {

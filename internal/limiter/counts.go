@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -95,8 +96,9 @@ type snapshot struct {
 
 	secret         *descriptors.Secret // of the keys of counters; may be nil
 	sealer         *Sealer
-	reserves       bool // a rule takes reservations
-	referenceNames bool // operations carry the reference's names
+	reserves       bool             // a rule takes reservations
+	referenceNames bool             // operations carry the reference's names
+	tenants        *tenants.Tenants // nil if nobody says who is on which plan
 	onFailure      descriptors.OnFailure
 }
 

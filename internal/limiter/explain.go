@@ -77,12 +77,12 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	l.fold(p)
 	e := &Explanation{Over: p.verdict.Over, Known: true, Together: d.ChargeTogether || l.config.StopWhenOver}
 	for i := range p.parts {
-		e.Descriptors = append(e.Descriptors, p.explained(d, table, r, i))
+		e.Descriptors = append(e.Descriptors, l.explained(d, table, r, p, i))
 	}
 	return e, nil
 }
 
-func (p *Scratch) explained(d *descriptors.Domain, table *controls.Table, r *Request, i int) Explained {
+func (l *Limiter) explained(d *descriptors.Domain, table *controls.Table, r *Request, p *Scratch, i int) Explained {
 	t := &p.parts[i]
 	x := Explained{
 		Status:     p.verdict.Statuses[i],
@@ -97,6 +97,9 @@ func (p *Scratch) explained(d *descriptors.Domain, table *controls.Table, r *Req
 		x.Ignored = errNotAllowed
 	case ignoredInvalid:
 		x.Ignored = t.reason
+	}
+	if t.match.Rule != nil && t.match.Rule.Plan != "" {
+		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Tenants, r.Descriptors[i].Entries)...)
 	}
 	p.explainControls(&x, table, r, i)
 	if t.op >= 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -37,6 +38,7 @@ type Config struct {
 	Top      *top.Top           // counts descriptors; nil counts none
 	Watch    *watch.Hub         // shows decisions; nil shows nobody
 	Controls *controls.Controls // stand above the rules; nil means that there are none
+	Tenants  *tenants.Tenants   // says who is on which plan; nil means that all are on the default
 
 	Reservations *Sealer // makes ids of reservations; without one, or a key, requests reserve nothing and are charged at once
 }
@@ -74,7 +76,11 @@ func (l *Limiter) SetRules(s *descriptors.Set) {
 	compiled := l.counts.snapshot(s)
 	compiled.referenceNames, compiled.onFailure, compiled.secret = l.config.ReferenceNames, l.config.OnFailure, l.config.Secret
 	compiled.sealer = l.config.Reservations
+	compiled.tenants = l.config.Tenants
 	l.rules.Store(compiled)
+	if l.config.Tenants != nil {
+		l.config.Tenants.SetPlans(s.PlanNames())
+	}
 }
 
 // Rules returns the current rules, or nil.

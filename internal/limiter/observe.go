@@ -127,7 +127,11 @@ func (l *Limiter) matched(domain []byte, entries []descriptors.Entry) *descripto
 	if d == nil {
 		return nil
 	}
-	return d.Match(entries).Rule
+	m := d.Match(entries)
+	if m.Rule != nil && m.Rule.Plan != "" {
+		s.onPlan(&m, entries)
+	}
+	return m.Rule
 }
 
 // outcome returns what s comes to.

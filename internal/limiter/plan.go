@@ -7,6 +7,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -58,6 +59,9 @@ type part struct {
 	reason    error   // the same, in words
 	unspent   bool    // admitted, but not charged because of other descriptors, or charged and given back
 
+	numbered   bool  // the first of limits has the tenant's own number
+	unnumbered error // why it has not, although the tenant has one
+
 	control      *controls.Control // what decides, or has put another number in force; nil if the rules decide
 	blocked      bool              // by it
 	allowed      bool              // by it
@@ -106,8 +110,16 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	desc, t := &r.Descriptors[i], &p.parts[i]
 	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
 	if m := t.match.Rule; m != nil {
+		var own tenants.Entry
+		if m.Plan != "" {
+			own = s.onPlan(&t.match, desc.Entries)
+			m = t.match.Rule
+		}
 		t.rule = &s.rules[m.Index]
 		t.limits, t.unlimited = m.RateLimits, m.Unlimited
+		if own.Numbered {
+			p.number(t, own.Requests)
+		}
 	}
 	if desc.HasOverride {
 		p.override(d, desc, t)

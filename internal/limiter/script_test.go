@@ -20,6 +20,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -71,6 +72,7 @@ type script struct {
 	fault   *faulty
 	stats   *stats.Registry
 	limiter *limiter.Limiter
+	tenant  *tenants.Tenants
 	control *controls.Controls
 	scratch limiter.Scratch
 	ids     []string // of reservations, in the order in which they were given out
@@ -102,6 +104,8 @@ func (s *script) play(stanza string) string {
 		"fault":    s.faults,
 		"control":  s.controls,
 		"grant":    s.grant,
+		"tenants":  s.tenants,
+		"why":      s.why,
 	}[words[0]]
 	if run == nil {
 		s.t.Fatalf("no such command: %s", command)
@@ -142,7 +146,8 @@ func (s *script) settings(words []string, _ string) string {
 	c.Local = memory.New(clock)
 	s.stats = stats.New()
 	s.control = controls.New(controls.Config{})
-	c.Controls = s.control
+	s.tenant = tenants.New(tenants.Config{Files: true})
+	c.Controls, c.Tenants = s.control, s.tenant
 	c.Reservations = new(limiter.Sealer)
 	c.Reservations.SetKeys([]byte("the key of this deployment"))
 	s.limiter = limiter.New(s.fault, s.stats, c)
@@ -210,6 +215,28 @@ func (s *script) rules(_ []string, body string) string {
 	}
 	s.limiter.SetRules(set)
 	return "ok"
+}
+
+// tenants: makes the file that follows the table of tenants.
+func (s *script) tenants(_ []string, body string) string {
+	if err := s.tenant.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(body)}}); err != nil {
+		return err.Error()
+	}
+	return "ok"
+}
+
+// why DOMAIN: says in words what becomes of the descriptor that follows.
+func (s *script) why(words []string, body string) string {
+	r, _ := s.request(words, body)
+	e, err := s.limiter.Explain(s.t.Context(), r)
+	if err != nil {
+		return fmt.Sprint("error: ", err)
+	}
+	var b strings.Builder
+	for _, step := range e.Descriptors[0].Steps {
+		fmt.Fprintln(&b, strings.TrimSpace(step.Entry+" "+step.Text))
+	}
+	return b.String()
 }
 
 // advance DURATION: lets time pass.

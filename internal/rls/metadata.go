@@ -170,6 +170,9 @@ func addDecision(fields map[string]*structpb.Value, st *limiter.Status) {
 		if st.Rule.Line > 0 {
 			fields["line"] = structpb.NewNumberValue(float64(st.Rule.Line))
 		}
+		if st.Rule.Plan != "" {
+			fields["plan"] = structpb.NewStringValue(st.Rule.Plan)
+		}
 	}
 	if st.Control != nil {
 		fields["control"] = structpb.NewStringValue(st.Control.String())

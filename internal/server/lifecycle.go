@@ -219,6 +219,12 @@ func (v *Server) awaitRules(ctx context.Context) {
 	if v.store.tried != nil {
 		ready = append(ready, v.store.tried)
 	}
+	if v.store.tenants != nil {
+		ready = append(ready, v.tenants.First())
+	}
+	if v.listed != nil {
+		ready = append(ready, v.listed.First())
+	}
 	for _, c := range ready {
 		select {
 		case <-c:

@@ -93,6 +93,11 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		}
 		v.reservationKey = secrets.Secret
 	}
+	if s.Redis.Tenants {
+		if v.tenants, err = b.Records("tenants"); err != nil {
+			return nil, fmt.Errorf("TENANTS_REDIS=true: %w", err)
+		}
+	}
 	if s.Backend.Assumed {
 		log.Warn("neither BACKEND_TYPE nor REDIS_URL is set, so counters are assumed to be in Redis, at envoyproxy/ratelimit's default socket",
 			"socket", s.Redis.URL, "hint", assumedHint)

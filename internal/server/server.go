@@ -23,6 +23,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
@@ -63,6 +64,8 @@ type Server struct {
 	tracing      *tracing.Tracer // nil if tracing is off
 	store        *store
 	controls     *controls.Controls
+	tenants      *tenants.Tenants
+	listed       *file.Watcher // of TENANTS_FILE; nil without it
 	limiter      *limiter.Limiter
 	reservations *reservations
 	gate         *overload.Gate
@@ -113,8 +116,10 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if v.reservations, err = newReservations(&s, v.store, log, func() bool { return v.limiter.Reserves() }); err != nil {
 		return nil, err
 	}
+	v.takeTenants()
 	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
 		Controls:        v.controls,
+		Tenants:         v.tenants,
 		Secret:          v.store.secret,
 		OnFailure:       defaultOnFailure(&s),
 		Local:           v.store.local,
@@ -247,6 +252,12 @@ func (v *Server) group() *task.Group {
 	g.Add(v.controls)
 	if v.reservations.secret != nil {
 		g.Add(v.reservations)
+	}
+	if v.store.tenants != nil {
+		g.Add(v.tenants)
+	}
+	if v.listed != nil {
+		g.Add(task.Func{Name: v.listed.String(), Do: v.followTenants})
 	}
 	if v.store.near != nil { // gives back what it leased before the store stops
 		g.Add(v.store.near)

@@ -10,6 +10,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
@@ -26,7 +27,10 @@ type store struct {
 	task  task.Task       // keeps the store going; nil if it needs none
 	near  task.Task       // of the near cache; nil if there is none
 	notes controls.Store  // where replicas share controls; nil if there is no such place
-	what  string          // for people
+
+	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
+
+	what string // for people
 
 	secret         *descriptors.Secret                                       // of the names of counters; nil if they are plain hashes
 	reservationKey func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place

@@ -59,6 +59,7 @@ type Settings struct {
 		QuotaGroupBy   []string
 		ForceStart     bool
 		HealthyWithOne bool
+		TenantsFile    string
 	}
 	XDS    XDS
 	Decide struct {
@@ -166,6 +167,8 @@ type Redis struct {
 	SkipHostname bool
 	KeyFormat    string
 	HealthActive bool
+
+	Tenants bool // the table of tenants is in it too
 }
 
 // RedisPerSecond says where the counters of limits per second are, if they have a Redis of their own.

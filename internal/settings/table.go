@@ -138,6 +138,7 @@ func rules(s *Settings) []variable {
 		{"RULES_OVERLAY", "", text, &s.Rules.Overlay, "", "file or directory of what is laid over the rules, be they files or from a control plane: our keys for rules that others write (ours)"},
 		{"FORCE_START_WITHOUT_INITIAL_CONFIG", "false", boolean, &s.Rules.ForceStart, "", "be healthy before the first rules are loaded"},
 		{"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", boolean, &s.Rules.HealthyWithOne, "", "be healthy only once rules are loaded, whatever FORCE_START_WITHOUT_INITIAL_CONFIG says"},
+		{"TENANTS_FILE", "", text, &s.Rules.TenantsFile, "", "file, or directory of files, that says which tenants are on which plan, in lines of `tenant,plan[,requests_per_unit[,until]]` or of JSON; read again when it changes (ours)"},
 	}
 }
 

@@ -70,6 +70,7 @@ func redisRows(s *Settings) []variable {
 		{"REDIS_STARTUP_MAX_INTERVAL", "30s", duration, tuning, redis, "longest wait"},
 		{"REDIS_STARTUP_MAX_ELAPSED_TIME", "0", duration, tuning, redis, "when to give up; here never, because nothing waits for Redis"},
 		{"REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "false", boolean, accepted, redis, "reconnect when Redis says READONLY, as after a failover; always done here"},
+		{"TENANTS_REDIS", "false", boolean, &s.Redis.Tenants, redis, "share a table of tenants and their plans in Redis, which goes before TENANTS_FILE and is changed by `ratelimitd tenant`; not with REDIS_KEY_FORMAT=reference (ours)"},
 		{"REDIS_PERSECOND", "false", boolean, &s.RedisPerSecond.On, redis, "use a separate Redis for limits per second"},
 		{"REDIS_PERSECOND_TYPE", "SINGLE", deployment, &s.RedisPerSecond.Type, redis, "`single`, `sentinel` or `cluster`"},
 		{"REDIS_PERSECOND_SOCKET_TYPE", "unix", socket, &s.RedisPerSecond.Socket, redis, "`unix` or `tcp`, like REDIS_SOCKET_TYPE"},

@@ -23,6 +23,10 @@ const (
 	ControlDecisionsTotal
 	ReservationsTotal
 	ReservationHitsTotal
+	Tenants
+	TenantsUnknownPlan
+	TenantsLoadsTotal
+	TenantsUnreadTotal
 
 	TotalRequests
 	ResponseTime
@@ -171,6 +175,10 @@ func requestRows() []Row {
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
 		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was refused after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's (unknown); an id that no server gave out (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
 		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements gave back, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
+		gauge(Tenants, "ratelimitd.tenants", "Tenants that are said to be on a plan, by TENANTS_FILE (file) or in Redis (store), those that have ended included.", "source"),
+		gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Those of them that are on a plan which no rule has, and get the default.", "source"),
+		counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE, by what became of them: it is in use (loaded), or it is refused, and the last good one stays in use (refused).", "result"),
+		counter(TenantsUnreadTotal, "ratelimitd.tenants_unread_total", "Tenants in Redis that could not be read, and are as if they were not there."),
 	}
 }
 
@@ -330,7 +338,8 @@ func LabelTexts() []LabelText {
 		{"unit", "the window of the limit, such as `minute` or `5 minutes`"},
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
 		{"method", "the method of the admin API, such as `Block`"},
-		{"result", "`done` or `refused`"},
+		{"result", "`done` or `refused`; of TENANTS_FILE `loaded` or `refused`"},
+		{"source", "who says which plan a tenant is on: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
 		{"outcome", "`reserved`, `unrecorded`, `released`, `settled`, `unknown`, `forged`, `charged` or `expired`, as the help says"},
 		{"action", "`reserved`, `given_back` or `charged`"},

@@ -1,0 +1,87 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// firstPlans is how long files of tenants wait for the rules, which say what plans there are.
+const firstPlans = 10 * time.Second
+
+// takeTenants makes the table of tenants, of TENANTS_FILE and of the store.
+func (v *Server) takeTenants() {
+	path := v.settings.Rules.TenantsFile
+	loaded, refused := v.registry.Counter(stats.TenantsLoadsTotal, "loaded"), v.registry.Counter(stats.TenantsLoadsTotal, "refused")
+	unread := v.registry.Counter(stats.TenantsUnreadTotal)
+	v.tenants = tenants.New(tenants.Config{
+		Files: path != "",
+		Store: v.store.tenants,
+		Log:   v.log,
+		Event: func(e tenants.Event) {
+			switch e {
+			case tenants.Loaded:
+				loaded.Add(1)
+			case tenants.Refused:
+				refused.Add(1)
+			case tenants.Unread:
+				unread.Add(1)
+			}
+		},
+		Again: func() {
+			if v.listed != nil {
+				v.listed.Reload()
+			}
+		},
+	})
+	v.registry.Source(v.tenantGauges)
+	if path != "" {
+		v.listed = file.New(v.log, file.Config{Layout: file.Path(path), List: v.loadTenants}, nil)
+	}
+}
+
+// followTenants follows TENANTS_FILE, from when there are rules on.
+func (v *Server) followTenants(ctx context.Context) error {
+	select {
+	case <-v.watcher.First():
+	case <-time.After(firstPlans):
+	case <-ctx.Done():
+	}
+	return v.listed.Run(ctx)
+}
+
+// loadTenants makes files the table.
+func (v *Server) loadTenants(files []file.File, problems descriptors.Problems) {
+	var unread []tenants.Problem
+	for _, p := range problems {
+		if !p.Warning {
+			unread = append(unread, tenants.Problem{File: p.File, Text: p.Text})
+		}
+	}
+	inputs := make([]tenants.Input, 0, len(files))
+	for i := range files {
+		f, err := files[i].Open()
+		if err != nil {
+			unread = append(unread, tenants.Problem{File: files[i].Name, Text: err.Error()})
+			continue
+		}
+		defer func() { _ = f.Close() }() // it is only read
+		inputs = append(inputs, tenants.Input{Name: files[i].Name, Reader: f})
+	}
+	_ = v.tenants.Load(inputs, unread...) // which has logged what is wrong
+}
+
+func (v *Server) tenantGauges(values *stats.Values) {
+	unknown := map[tenants.Source]int{}
+	for _, u := range v.tenants.Unknown() {
+		unknown[u.Source] += u.Tenants
+	}
+	for source, label := range map[tenants.Source]string{tenants.File: "file", tenants.Store: "store"} {
+		values.Gauge(stats.Tenants, float64(v.tenants.Len(source)), label)
+		values.Gauge(stats.TenantsUnknownPlan, float64(unknown[source]), label)
+	}
+}

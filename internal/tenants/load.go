@@ -1,0 +1,386 @@
+package tenants
+
+import (
+	"bufio"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// mostProblems is how many problems of a load are kept; further ones are counted.
+const mostProblems = 20
+
+var (
+	errNoName = errors.New("a tenant without a name: want the value that descriptors have")
+	errNoPlan = errors.New("a tenant without a plan: want the name of one, such as default")
+)
+
+// Problem is what is wrong at a place of a file.
+type Problem struct {
+	File string
+	Line int // 0 if it is about the file
+	Text string
+}
+
+// String returns the problem as file:line: text.
+func (p Problem) String() string {
+	if p.Line == 0 {
+		return p.File + ": " + p.Text
+	}
+	return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Text)
+}
+
+// ProblemsError is why files are refused: the first ones, and how many more there are. They tell no names of tenants.
+type ProblemsError struct {
+	First []Problem
+	More  int
+}
+
+// Error returns the problems, one a line.
+func (p *ProblemsError) Error() string {
+	lines := make([]string, len(p.First))
+	for i, one := range p.First {
+		lines[i] = one.String()
+	}
+	if p.More > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", p.More))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Add adds a problem.
+func (p *ProblemsError) Add(file string, line int, text string) {
+	if len(p.First) == mostProblems {
+		p.More++
+		return
+	}
+	p.First = append(p.First, Problem{file, line, text})
+}
+
+// Input is a file of tenants. Its lines are CSV, tenant,plan[,requests_per_unit[,until]], or each a JSON object with the
+// same names; the first character that is not blank tells which.
+type Input struct {
+	Name string
+	io.Reader
+}
+
+// Row is a line of a file.
+type Row struct {
+	Tenant   string  `json:"tenant"`
+	Plan     string  `json:"plan"`
+	Requests *uint32 `json:"requests_per_unit,omitempty"`
+	Until    string  `json:"until,omitempty"` // as RFC 3339 has it
+}
+
+// Entry returns what a row says, which may not be valid.
+func (r *Row) Entry() (e Entry, err error) {
+	e.Plan = r.Plan
+	if r.Requests != nil {
+		e.Requests, e.Numbered = *r.Requests, true
+	}
+	if r.Until != "" {
+		if e.Until, err = time.Parse(time.RFC3339, r.Until); err != nil || e.Until.Unix() <= 0 {
+			return e, fmt.Errorf("until '%s': want a time such as 2030-01-31T00:00:00Z", shorten(r.Until))
+		}
+	}
+	return e, nil
+}
+
+// ReadRows calls each with the rows of a file and their lines, until it returns false. What cannot be read is passed to
+// wrong.
+func ReadRows(in Input, each func(line int, r *Row) bool, wrong func(line int, text string)) {
+	b := bufio.NewReaderSize(in, 64<<10)
+	if bom, err := b.Peek(3); err == nil && string(bom) == "\ufeff" {
+		_, _ = b.Discard(3) // which were there
+	}
+	line := 1
+	for {
+		c, err := b.ReadByte()
+		switch {
+		case err == io.EOF:
+			return
+		case err != nil:
+			wrong(0, err.Error())
+			return
+		case c == '\n':
+			line++
+			continue
+		case c == ' ' || c == '\t' || c == '\r':
+			continue
+		}
+		_ = b.UnreadByte() // it was read last
+		if c == '{' {
+			readJSON(b, line, each, wrong)
+		} else {
+			readCSV(b, line-1, each, wrong)
+		}
+		return
+	}
+}
+
+// readCSV reads what follows after so many lines.
+func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int, string)) {
+	r := csv.NewReader(b)
+	r.FieldsPerRecord, r.ReuseRecord, r.Comment, r.TrimLeadingSpace = -1, true, '#', true
+	for first := true; ; first = false {
+		record, err := r.Read()
+		var parse *csv.ParseError
+		switch {
+		case err == io.EOF:
+			return
+		case errors.As(err, &parse):
+			wrong(before+parse.Line, parse.Err.Error()+": want tenant,plan[,requests_per_unit[,until]]")
+			return
+		case err != nil:
+			wrong(0, err.Error())
+			return
+		}
+		line, _ := r.FieldPos(0)
+		line += before
+		switch {
+		case first && len(record) > 1 && record[0] == "tenant" && record[1] == "plan":
+			continue // names of columns
+		case len(record) < 2 || len(record) > 4:
+			wrong(line, fmt.Sprintf("%d columns: want tenant,plan[,requests_per_unit[,until]]", len(record)))
+			continue
+		}
+		row := Row{Tenant: record[0], Plan: record[1]}
+		if len(record) > 2 && record[2] != "" {
+			n, err := strconv.ParseUint(record[2], 10, 32)
+			if err != nil {
+				wrong(line, fmt.Sprintf("requests_per_unit '%s': want a number from 0 to 4294967295, or nothing", shorten(record[2])))
+				continue
+			}
+			row.Requests = new(uint32(n))
+		}
+		if len(record) > 3 {
+			row.Until = record[3]
+		}
+		if !each(line, &row) {
+			return
+		}
+	}
+}
+
+// readJSON reads lines of which the first has a number.
+func readJSON(b *bufio.Reader, line int, each func(int, *Row) bool, wrong func(int, string)) {
+	const want = `: want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`
+	lines := &lineReader{from: b, line: line - 1}
+	d := json.NewDecoder(lines)
+	d.DisallowUnknownFields()
+	for {
+		before := lines.line
+		var row Row
+		err := d.Decode(&row)
+		var syntax *json.SyntaxError
+		switch {
+		case err == io.EOF:
+			return
+		case err == nil && lines.line == before:
+			wrong(lines.line, "more than one object in the line"+want)
+		case errors.Is(err, bufio.ErrBufferFull):
+			wrong(lines.line+1, "the line has more than 64 KiB"+want)
+			return
+		case errors.As(err, &syntax), errors.Is(err, io.ErrUnexpectedEOF):
+			wrong(lines.line, err.Error()+want+"; what follows was not read")
+			return
+		case lines.failed != nil:
+			wrong(0, lines.failed.Error())
+			return
+		case err != nil:
+			wrong(lines.line, jsonText(err)+want)
+		case !each(lines.line, &row):
+			return
+		}
+	}
+}
+
+// lineReader reads a line at a time, so that it is known in which one an object ends. A line may have 64 KiB.
+type lineReader struct {
+	from   *bufio.Reader
+	line   int    // that was read last
+	rest   []byte // of it
+	failed error  // why reading has ended, unless it is the end
+}
+
+// Read implements [io.Reader].
+func (r *lineReader) Read(p []byte) (int, error) {
+	if len(r.rest) == 0 {
+		text, err := r.from.ReadSlice('\n')
+		switch {
+		case len(text) > 0 && err != bufio.ErrBufferFull: //nolint:errorlint // as bufio returns it
+			r.line++
+			r.rest = text
+		case err == io.EOF:
+			return 0, err
+		default:
+			r.failed = err
+			return 0, err
+		}
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// jsonText returns an error without the package's name.
+func jsonText(err error) string { return strings.TrimPrefix(err.Error(), "json: ") }
+
+// Load makes files the table, unless there is an error in one of them: then the last good ones stay, and the error, which
+// is a *[ProblemsError], says why.
+func (t *Tenants) Load(files []Input, unread ...Problem) error {
+	t.loading.Lock()
+	defer t.loading.Unlock()
+	began := time.Now()
+	l := loader{table: newTable(t.seed), known: t.known.Load(), unknown: map[string]*unknownAt{}}
+	for _, p := range unread {
+		l.problems.Add(p.File, p.Line, p.Text)
+	}
+	for _, f := range files {
+		l.read(f)
+	}
+	l.unknownPlans()
+	status := Status{At: began, Files: len(files), Tenants: l.table.len()}
+	if len(l.problems.First) > 0 {
+		status.Err = &l.problems
+		t.status.Store(&status)
+		t.config.Event(Refused)
+		t.log.Error("the table of tenants is refused", "problems", len(l.problems.First)+l.problems.More, "serving", t.serving())
+		for _, p := range l.problems.First {
+			t.log.Error("error in the table of tenants", "problem", p.String())
+		}
+		return &l.problems
+	}
+	l.table.settle()
+	before := t.file.Swap(l.table)
+	t.status.Store(&status)
+	t.config.Event(Loaded)
+	t.log.Warn("tenants loaded", "tenants", status.Tenants, "before", before.len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+func (t *Tenants) serving() string {
+	if t.file.Load() == nil {
+		return "none"
+	}
+	return "the last good one"
+}
+
+// Status is what became of the last load of files.
+type Status struct {
+	At      time.Time
+	Files   int
+	Tenants int
+	Err     error // why it was refused; nil if it was not
+}
+
+// Status returns what became of the last load of files, or nil.
+func (t *Tenants) Status() *Status {
+	if t == nil {
+		return nil
+	}
+	return t.status.Load()
+}
+
+// loader fills a table.
+type loader struct {
+	table    *table
+	known    *[]string // plans of the rules; nil if there are no rules yet
+	unknown  map[string]*unknownAt
+	problems ProblemsError
+	name     []byte
+	plan     []byte
+	loaded   int
+}
+
+// unknownAt is where a plan that no rule has is named first, and how often.
+type unknownAt struct {
+	file  string
+	line  int
+	times int
+}
+
+func (l *loader) read(f Input) {
+	wrong := func(line int, text string) { l.problems.Add(f.Name, line, text) }
+	ReadRows(f, func(line int, r *Row) bool {
+		e, err := r.Entry()
+		if err == nil {
+			err = errors.Join(ValidateName(r.Tenant), e.Validate())
+		}
+		switch {
+		case err != nil:
+			wrong(line, strings.ReplaceAll(err.Error(), "\n", "; "))
+			return true
+		case l.loaded == MaxTenants:
+			wrong(line, fmt.Sprintf("more than %d tenants", MaxTenants))
+			return false
+		case l.known != nil && !slices.Contains(*l.known, r.Plan):
+			l.strange(f.Name, line, r.Plan)
+			return true
+		}
+		l.loaded++
+		l.name, l.plan = append(l.name[:0], r.Tenant...), append(l.plan[:0], r.Plan...)
+		if l.table.set(l.name, e.raw(l.plan)) {
+			wrong(line, "this tenant is listed above, or in a file before: want each once")
+		}
+		return true
+	}, wrong)
+}
+
+// raw returns e as a table takes it.
+func (e *Entry) raw(plan []byte) *raw {
+	r := &raw{plan: plan, requests: e.Requests, numbered: e.Numbered}
+	if !e.Until.IsZero() {
+		r.until = e.Until.Unix()
+	}
+	return r
+}
+
+func (l *loader) strange(file string, line int, plan string) {
+	u := l.unknown[plan]
+	if u == nil {
+		if len(l.unknown) == maxPlans {
+			return
+		}
+		u = &unknownAt{file: file, line: line}
+		l.unknown[plan] = u
+	}
+	u.times++
+}
+
+func (l *loader) unknownPlans() {
+	for plan, u := range l.unknown {
+		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", shorten(plan), orNone(strings.Join(*l.known, ", ")))
+		if u.times > 1 {
+			text += fmt.Sprintf(" (first of %d lines)", u.times)
+		}
+		l.problems.Add(u.file, u.line, text)
+	}
+	slices.SortStableFunc(l.problems.First, func(a, b Problem) int {
+		if a.File != b.File {
+			return strings.Compare(a.File, b.File)
+		}
+		return a.Line - b.Line
+	})
+}
+
+// shorten bounds the length of a file's text in a message.
+func shorten(s string) string {
+	const most = 60
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "…"
+}

@@ -1,0 +1,236 @@
+package tenants
+
+import (
+	"bytes"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// TestTableIsAMap: whatever is set and unset, the table says what a map would.
+func TestTableIsAMap(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	table, twin := newTable(maphash.MakeSeed()), map[string]Entry{}
+	for range 200_000 {
+		name := fmt.Sprint("t", random.IntN(20_000))
+		if random.IntN(3) == 0 {
+			_, had := twin[name]
+			if table.unset([]byte(name)) != had {
+				t.Fatalf("%s was there: want %t", name, had)
+			}
+			delete(twin, name)
+			continue
+		}
+		e := Entry{Plan: fmt.Sprint("p", random.IntN(5))}
+		if random.IntN(2) == 0 {
+			e.Requests, e.Numbered = random.Uint32(), true
+		}
+		if random.IntN(2) == 0 {
+			e.Until = time.Unix(random.Int64N(1<<33)+1, 0)
+		}
+		_, had := twin[name]
+		if table.set([]byte(name), e.raw([]byte(e.Plan))) != had {
+			t.Fatalf("%s was there: want %t", name, had)
+		}
+		twin[name] = e
+	}
+	got := map[string]Entry{}
+	for i := range shards {
+		table.each(i, func(name string, e Entry) { got[name] = e })
+	}
+	if diff := cmp.Diff(twin, got); diff != "" {
+		t.Errorf("all (-want +got):\n%s", diff)
+	}
+	plans, want := map[string]int{}, map[string]int{}
+	for _, c := range table.counts() {
+		plans[c.plan] = c.tenants
+	}
+	want[""] = 0
+	for name, e := range twin {
+		want[e.Plan]++
+		if found, ok := table.find([]byte(name)); !ok || found != e {
+			t.Fatalf("%s is %v, %t, want %v", name, found, ok, e)
+		}
+	}
+	if !maps.Equal(plans, want) || table.len() != len(twin) {
+		t.Errorf("%v in %d, want %v in %d", plans, table.len(), want, len(twin))
+	}
+}
+
+// TestReadersSeeOldOrNew: while a tenant's entry changes, who looks sees it as it was or as it is, and never anything
+// else, whatever happens to other tenants.
+func TestReadersSeeOldOrNew(t *testing.T) {
+	t.Parallel()
+	table := newTable(maphash.MakeSeed())
+	gold := Entry{Plan: "gold", Requests: 1, Numbered: true, Until: time.Unix(1<<33, 0)}
+	free := Entry{Plan: "free"}
+	table.set([]byte("ann"), gold.raw([]byte("gold")))
+	var readers sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if e, ok := table.find([]byte("ann")); !ok || e != gold && e != free {
+					t.Errorf("ann is on %v, %t", e, ok)
+					return
+				}
+			}
+		})
+	}
+	for i := range 50_000 {
+		table.set([]byte("ann"), []*raw{gold.raw([]byte("gold")), free.raw([]byte("free"))}[i%2])
+		name := fmt.Append(nil, "t", i%5000)
+		if !table.unset(name) {
+			table.set(name, free.raw(name[:3]))
+		}
+	}
+	close(stop)
+	readers.Wait()
+}
+
+// million is a file of a million tenants, in lines of CSV or of JSON. Names are those of UUIDs.
+func million(asJSON bool) []byte {
+	var b bytes.Buffer
+	random := rand.New(rand.NewPCG(3, 4))
+	for i := range 1_000_000 {
+		id := fmt.Sprintf("%08x-%04x-4%03x-%04x-%012x", random.Uint32(), i&0xffff, i>>8&0xfff, random.IntN(1<<16), i)
+		plan := []string{"free", "silver", "gold"}[i%3]
+		if asJSON {
+			fmt.Fprintf(&b, `{"tenant":"%s","plan":"%s","requests_per_unit":%d,"until":"2200-01-31T00:00:00Z"}`+"\n", id, plan, i)
+		} else {
+			fmt.Fprintf(&b, "%s,%s,%d,2200-01-31T00:00:00Z\n", id, plan, i)
+		}
+	}
+	return b.Bytes()
+}
+
+// TestAMillion: a million tenants are loaded within 3 s of processor time and take at most 100 bytes each, with names as
+// long as UUIDs.
+func TestAMillion(t *testing.T) {
+	testkit.NotShort(t)
+	for _, asJSON := range []bool{false, true} {
+		text := million(asJSON)
+		v := New(Config{Files: true})
+		v.SetPlans([]string{"default", "free", "gold", "silver"})
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		began := time.Now()
+		if err := v.Load([]Input{{Name: "tenants", Reader: bytes.NewReader(text)}}); err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(began)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		each := float64(after.HeapAlloc-before.HeapAlloc) / 1e6
+		t.Logf("JSON %t: %.0f bytes for each tenant, %v to load", asJSON, each, took)
+		if n := v.Len(File); n != 1_000_000 || each > 100 {
+			t.Errorf("%d tenants of %.0f bytes, want a million of at most 100", n, each)
+		}
+		runtime.KeepAlive(text)
+	}
+}
+
+func BenchmarkFind(b *testing.B) {
+	v := New(Config{Files: true})
+	text := million(false)
+	if err := v.Load([]Input{{Name: "tenants.csv", Reader: bytes.NewReader(text)}}); err != nil {
+		b.Fatal(err)
+	}
+	var names [][]byte
+	for line := range bytes.Lines(text[:10_000*64]) {
+		name, _, _ := bytes.Cut(line, []byte(","))
+		names = append(names, name)
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for i := 0; pb.Next(); i++ {
+			if _, from := v.Find(names[i%len(names)]); from != File && i%len(names) < len(names)-1 {
+				b.Error("not found")
+				return
+			}
+		}
+	})
+}
+
+func BenchmarkLoad(b *testing.B) {
+	for _, asJSON := range []bool{false, true} {
+		text := million(asJSON)
+		b.Run(fmt.Sprintf("JSON=%t", asJSON), func(b *testing.B) {
+			for b.Loop() {
+				v := New(Config{Files: true})
+				if err := v.Load([]Input{{Name: "tenants", Reader: bytes.NewReader(text)}}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestFiles: what is wrong with files is said with its place, and without the names of tenants; the last good ones stay.
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct{ text, want string }{
+		"columns":     {"tenant,plan\nann,gold\n\n# a comment\nbob\n", "f:5: 1 columns: want tenant,plan[,requests_per_unit[,until]]"},
+		"number":      {"ann,gold,many\n", "f:1: requests_per_unit 'many': want a number from 0 to 4294967295, or nothing"},
+		"until":       {"ann,gold,,tomorrow\n", "f:1: until 'tomorrow': want a time such as 2030-01-31T00:00:00Z"},
+		"quotes":      {"ann,gold\n\"bob,gold\n", `f:2: extraneous or missing " in quoted-field: want tenant,plan[,requests_per_unit[,until]]`},
+		"twice":       {"ann,gold\nann,free\n", "f:2: this tenant is listed above, or in a file before: want each once"},
+		"no name":     {",gold\n", "f:1: a tenant without a name: want the value that descriptors have"},
+		"no plan":     {"ann,\n", "f:1: a tenant without a plan: want the name of one, such as default"},
+		"unknown":     {"ann,gold\nbob,golden\ncid,golden\n", "f:2: unknown plan 'golden': want one that a rule has: default, free, gold (first of 2 lines)"},
+		"long":        {strings.Repeat("n", 1025) + ",gold\n", "f:1: the tenant's name has 1025 bytes: want at most 1024"},
+		"JSON":        {"{\"tenant\": \"ann\", \"plan\": \"gold\"}\n\n{\"tenant\": \"bob\", \"plann\": \"gold\"}\n", `f:3: unknown field "plann": want an object in each line, such as {"tenant": "acme", "plan": "gold", "requests_per_unit": 500, "until": "2030-01-31T00:00:00Z"}`},
+		"JSON number": {`{"tenant": "ann", "plan": "gold", "requests_per_unit": -1}`, `f:1: cannot unmarshal number -1 into Go struct field`},
+		"two objects": {`{"tenant": "ann", "plan": "gold"} {}`, `f:1: more than one object in the line`},
+		"good CSV":    {"\ufefftenant,plan,requests_per_unit,until\r\nann,gold\r\n\"b,ob\", free, 7, 2200-01-01T00:00:00+01:00\r\n", ""},
+		"good JSON":   {"\n{\"tenant\": \"ann\", \"plan\": \"gold\"}\n{\"tenant\": \"b,ob\", \"plan\": \"free\", \"requests_per_unit\": 7, \"until\": \"2200-01-01T00:00:00+01:00\"}\n", ""},
+		"empty":       {"", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := New(Config{Files: true})
+			v.SetPlans([]string{"default", "free", "gold"})
+			if err := v.Load([]Input{{Name: "g", Reader: strings.NewReader("zoe,gold\n")}}); err != nil {
+				t.Fatal(err)
+			}
+			err := v.Load([]Input{{Name: "f", Reader: strings.NewReader(tt.text)}})
+			if tt.want != "" {
+				if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+					t.Errorf("error %v, want %s", err, tt.want)
+				}
+				if _, from := v.Find([]byte("zoe")); from != File {
+					t.Errorf("the last good table is gone")
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, from := v.Find([]byte("zoe")); from != Nowhere {
+				t.Errorf("a tenant of the table before is left")
+			}
+			if e, from := v.Find([]byte("b,ob")); tt.text != "" && (from != File || e.String() != "plan free, 7 requests_per_unit, until 2199-12-31T23:00:00Z") {
+				t.Errorf("b,ob is on %v", e.String())
+			}
+		})
+	}
+}

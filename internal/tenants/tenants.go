@@ -1,0 +1,293 @@
+// Package tenants knows which tenant is on which plan, and which number of its own a tenant has.
+//
+// The plans are those of the rules; who is on them is a table apart from the rules, since it has a line for each
+// customer and changes with them. It comes from files ([Tenants.Load]), from a store that replicas share ([Tenants.Run]),
+// or from both, of which the store goes first. Requests look tenants up while the table changes: nobody ever waits for
+// a table as a whole, and a tenant is found as it was before a change or as it is after it.
+package tenants
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// MaxName is how many bytes a tenant's name may have.
+const MaxName = 1024
+
+// MaxTenants is how many tenants a source may have.
+const MaxTenants = 10_000_000
+
+// Source is where it is said what plan a tenant is on.
+type Source uint8
+
+// The sources.
+const (
+	Nowhere Source = iota
+	File
+	Store
+)
+
+// String returns the source, for people.
+func (s Source) String() string { return [...]string{"nothing", "TENANTS_FILE", "Redis"}[s] }
+
+// Entry is what a source says of a tenant.
+type Entry struct {
+	Plan     string
+	Requests uint32 // takes the place of the plan's requests_per_unit, if Numbered
+	Numbered bool
+	Until    time.Time // from then on it is as if the tenant were not there; zero if there is no end
+}
+
+// Over reports whether the entry has ended.
+func (e *Entry) Over(now time.Time) bool { return !e.Until.IsZero() && !now.Before(e.Until) }
+
+// String returns the entry in words.
+func (e *Entry) String() string {
+	text := "plan " + e.Plan
+	if e.Numbered {
+		text += fmt.Sprintf(", %d requests_per_unit", e.Requests)
+	}
+	if !e.Until.IsZero() {
+		text += ", until " + e.Until.UTC().Format(time.RFC3339)
+	}
+	return text
+}
+
+// Config says where the table comes from. The zero value has no source.
+type Config struct {
+	Files bool          // [Tenants.Load] will be called
+	Store SharedStore   // nil if there is none
+	Log   *slog.Logger  // nil discards
+	Event func(e Event) // called for what is worth counting; may be nil
+	Again func()        // has files loaded again, without waiting for it; may be nil
+}
+
+// Event is something that is worth counting.
+type Event uint8
+
+// The events.
+const (
+	Loaded  Event = iota // files became the table
+	Refused              // files did not: the last good ones stay
+	Unread               // an entry of the store cannot be read
+)
+
+// Tenants is who is on which plan. Its methods are safe for concurrent use. A nil *Tenants knows nobody.
+type Tenants struct {
+	config Config
+	log    *slog.Logger
+	seed   maphash.Seed          // of all tables, so that a place in one is a place in the next
+	nonce  string                // of this process, for the same reason
+	file   atomic.Pointer[table] // nil until files are loaded
+	shared atomic.Pointer[table] // nil until the store has told all it has
+	known  atomic.Pointer[[]string]
+	first  chan struct{} // closed once the store was asked
+
+	loading sync.Mutex
+	status  atomic.Pointer[Status]
+	follower
+}
+
+// New returns a table without tenants.
+func New(c Config) *Tenants {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Event == nil {
+		c.Event = func(Event) {}
+	}
+	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8], first: make(chan struct{})}
+	t.asking = make(chan struct{}, 1)
+	t.asking <- struct{}{}
+	return t
+}
+
+// Find returns what is said of a tenant now, and by which source; [Nowhere] if nothing is. It does not allocate.
+func (t *Tenants) Find(name []byte) (Entry, Source) {
+	if t == nil {
+		return Entry{}, Nowhere
+	}
+	if e, ok := t.shared.Load().find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
+		return e, Store
+	}
+	if e, ok := t.file.Load().find(name); ok && (e.Until.IsZero() || !e.Over(time.Now())) {
+		return e, File
+	}
+	return Entry{}, Nowhere
+}
+
+// Said is what one source says of a tenant.
+type Said struct {
+	Source Source
+	Entry  Entry
+}
+
+// Said returns what each source says of a tenant, in the order in which they count, also where it has ended.
+func (t *Tenants) Said(name []byte) (all []Said) {
+	if t == nil {
+		return nil
+	}
+	if e, ok := t.shared.Load().find(name); ok {
+		all = append(all, Said{Store, e})
+	}
+	if e, ok := t.file.Load().find(name); ok {
+		all = append(all, Said{File, e})
+	}
+	return all
+}
+
+// Listed is what a source says of a tenant.
+type Listed struct {
+	Tenant string
+	Said
+}
+
+// ErrPage is the error for a page that is none of this process'.
+var ErrPage = errors.New("page_token is not one of this server, or it has started anew since: start again without it")
+
+// List returns at most so many tenants of whom wanted says so, from a page on, which is empty for the first, and the next page;
+// empty after the last one. They are in no particular order.
+func (t *Tenants) List(page string, most int, wanted func(*Listed) bool) (all []Listed, next string, err error) {
+	if t == nil {
+		return nil, "", nil
+	}
+	at, err := t.place(page)
+	if err != nil {
+		return nil, "", err
+	}
+	from, shard, after := at.source, at.shard, at.hash
+	for ; from >= File; from, shard, after = from-1, 0, 0 {
+		for ; shard < shards; shard, after = shard+1, 0 {
+			for _, one := range t.tableOf(from).list(shard) {
+				l := Listed{one.name, Said{from, one.Entry}}
+				if one.hash <= after && after > 0 || !wanted(&l) {
+					continue
+				}
+				if len(all) == most {
+					return all, next, nil
+				}
+				all = append(all, l)
+				next = fmt.Sprintf("%s-%d-%d-%x", t.nonce, from, shard, one.hash)
+			}
+		}
+	}
+	return all, "", nil
+}
+
+// place is where a page begins: behind the name with a hash, in a part of a source's table.
+type place struct {
+	source Source
+	shard  int
+	hash   uint64
+}
+
+// place reads a page.
+func (t *Tenants) place(page string) (at place, err error) {
+	if page == "" {
+		return place{source: Store}, nil
+	}
+	var nonce string
+	_, err = fmt.Sscanf(page, "%8s-%d-%d-%x", &nonce, &at.source, &at.shard, &at.hash)
+	if err != nil || nonce != t.nonce || at.shard < 0 || at.shard >= shards || at.source > Store {
+		return at, ErrPage
+	}
+	return at, nil
+}
+
+// On reports whether there is a source.
+func (t *Tenants) On() bool { return t != nil && (t.config.Files || t.config.Store != nil) }
+
+// First is closed once the store was asked for the first time, successfully or not.
+func (t *Tenants) First() <-chan struct{} { return t.first }
+
+// SetPlans tells the names of the plans that the rules have, sorted, and warns of tenants on others.
+func (t *Tenants) SetPlans(names []string) {
+	before := t.known.Swap(&names)
+	if before != nil && slices.Equal(*before, names) {
+		return
+	}
+	t.warn()
+	if s := t.status.Load(); s != nil && t.config.Again != nil && (s.Err != nil || before == nil) {
+		t.config.Again()
+	}
+}
+
+func (t *Tenants) warn() {
+	for _, u := range t.Unknown() {
+		t.log.Warn("tenants are on a plan that no rule has, and get the plan default", "plan", u.Plan, "tenants", u.Tenants, "from", u.Source.String())
+	}
+}
+
+// UnknownPlan is a plan of the table that no rule has.
+type UnknownPlan struct {
+	Plan    string
+	Source  Source
+	Tenants int
+}
+
+// Unknown returns the plans of the table that no rule has; none while there are no rules.
+func (t *Tenants) Unknown() (all []UnknownPlan) {
+	if t == nil || t.known.Load() == nil {
+		return nil
+	}
+	known := *t.known.Load()
+	for _, s := range []Source{Store, File} {
+		for _, c := range t.tableOf(s).counts() {
+			if c.tenants > 0 && !slices.Contains(known, c.plan) {
+				all = append(all, UnknownPlan{Plan: c.plan, Source: s, Tenants: c.tenants})
+			}
+		}
+	}
+	return all
+}
+
+// Len returns how many tenants a source has, those that have ended included.
+func (t *Tenants) Len(s Source) int {
+	if t == nil {
+		return 0
+	}
+	return t.tableOf(s).len()
+}
+
+func (t *Tenants) tableOf(s Source) *table {
+	if s == Store {
+		return t.shared.Load()
+	}
+	return t.file.Load()
+}
+
+// ValidateName returns an error if there cannot be a tenant of a name.
+func ValidateName(name string) error {
+	switch n := len(name); {
+	case n == 0:
+		return errNoName
+	case n > MaxName:
+		return fmt.Errorf("the tenant's name has %d bytes: want at most %d", n, MaxName)
+	}
+	return nil
+}
+
+// Validate returns an error if no tenant can have the entry.
+func (e *Entry) Validate() error {
+	switch {
+	case e.Plan == "":
+		return errNoPlan
+	case len(e.Plan) > maxPlan || strings.ContainsAny(e.Plan, " \t\r\n"):
+		return fmt.Errorf("the plan '%s': want one that a rule has, of 1 to %d letters, digits, hyphens and underscores", shorten(e.Plan), maxPlan)
+	}
+	return nil
+}
+
+// maxPlan is how many bytes the name of a plan may have, as in rules.
+const maxPlan = 64
+
+func orNone(list string) string { return cmp.Or(list, "none") }
