@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -25,6 +26,8 @@ type Config struct {
 	Access Access
 	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
 	Controls *controls.Controls
+	// Tenants are what SetTenant and the like change; nil stands for a table that nobody can change.
+	Tenants *tenants.Tenants
 	// Alone is why the counters are those of this process alone; empty if replicas share them.
 	Alone string
 	// Log gets what Access logs, and Audit each change; nil discards.

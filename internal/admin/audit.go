@@ -14,6 +14,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -27,6 +28,7 @@ func describe(a *controls.Act, q request) {
 			a.Entries = append(a.Entries, [2][]byte{cut(string(e.Key)), cut(string(e.Value))})
 		}
 	}
+	a.Entries = append(a.Entries, tenantIn(q)...)
 	if r, ok := q.(interface{ GetReason() string }); ok {
 		a.Reason = valid(string(cut(r.GetReason())))
 	}
@@ -50,6 +52,10 @@ func describe(a *controls.Act, q request) {
 		if q.GetForce() {
 			words = append(words, "with force")
 		}
+	case *adminv1.SetTenantRequest:
+		words = append(words, setText(q))
+	case *adminv1.ImportTenantsRequest:
+		words = append(words, descriptors.CountText(len(q.GetTenants()), "tenant"))
 	case *adminv1.ReloadRulesRequest:
 		words[0] = "reload rules"
 	case *adminv1.DrainRequest:

@@ -144,6 +144,8 @@ func ruleMessage(r *descriptors.Rule) (*adminv1.Rule, error) {
 		Reserve:     reserveMessage(r.Reserve),
 		OnFailure:   adminv1.OnFailure(enumValue(adminv1.OnFailure_value, "ON_FAILURE", r.OnFailure)),
 		Lease:       r.Lease,
+		PlanOf:      valid(r.PlanOf),
+		Plan:        r.Plan,
 		HeadersOff:  r.HeadersOff,
 		Overlay:     valid(r.Overlay),
 	}

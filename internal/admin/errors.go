@@ -11,6 +11,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -59,13 +60,13 @@ func codeOf(ctx context.Context, err error) codes.Code {
 	switch {
 	case errors.As(err, &invalid), errors.As(err, &wrong), errors.Is(err, limiter.ErrNoHits), errors.Is(err, limiter.ErrNumber),
 		errors.Is(err, limiter.ErrEmptyDomain), errors.Is(err, limiter.ErrNoDescriptors),
-		errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries):
+		errors.Is(err, limiter.ErrTooManyDescriptors), errors.Is(err, limiter.ErrTooManyEntries), errors.Is(err, tenants.ErrPage):
 		return codes.InvalidArgument
 	case errors.Is(err, limiter.ErrNoLimit), errors.Is(err, controls.ErrUnknown), errors.As(err, &missing):
 		return codes.NotFound
-	case errors.Is(err, controls.ErrFull):
+	case errors.Is(err, controls.ErrFull), errors.Is(err, tenants.ErrFull):
 		return codes.ResourceExhausted
-	case errors.As(err, &runs), errors.Is(err, limiter.ErrNoGrant), errors.Is(err, ErrNoPreview), errors.Is(err, ErrStopping):
+	case errors.As(err, &runs), errors.Is(err, limiter.ErrNoGrant), errors.Is(err, ErrNoPreview), errors.Is(err, ErrStopping), errors.Is(err, tenants.ErrNoStore):
 		return codes.FailedPrecondition
 	case errors.Is(err, errRulesChanged):
 		return codes.Aborted

@@ -760,6 +760,59 @@ func (Breaker) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
+// TenantSource is where it is said which plan a tenant is on.
+type TenantSource int32
+
+const (
+	// None.
+	TenantSource_TENANT_SOURCE_UNSPECIFIED TenantSource = 0
+	// TENANTS_FILE.
+	TenantSource_TENANT_SOURCE_FILE TenantSource = 1
+	// Redis, which goes before the file.
+	TenantSource_TENANT_SOURCE_STORE TenantSource = 2
+)
+
+// Enum value maps for TenantSource.
+var (
+	TenantSource_name = map[int32]string{
+		0: "TENANT_SOURCE_UNSPECIFIED",
+		1: "TENANT_SOURCE_FILE",
+		2: "TENANT_SOURCE_STORE",
+	}
+	TenantSource_value = map[string]int32{
+		"TENANT_SOURCE_UNSPECIFIED": 0,
+		"TENANT_SOURCE_FILE":        1,
+		"TENANT_SOURCE_STORE":       2,
+	}
+)
+
+func (x TenantSource) Enum() *TenantSource {
+	p := new(TenantSource)
+	*p = x
+	return p
+}
+
+func (x TenantSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TenantSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[12].Descriptor()
+}
+
+func (TenantSource) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[12]
+}
+
+func (x TenantSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TenantSource.Descriptor instead.
+func (TenantSource) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
 // ListRulesRequest asks for the rules, a page at a time.
 type ListRulesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3982,7 +4035,11 @@ type Rule struct {
 	// The file and line of what an overlay (RULES_OVERLAY) laid over the rule; empty where none did.
 	Overlay string `protobuf:"bytes,20,opt,name=overlay,proto3" json:"overlay,omitempty"`
 	// How requests reserve hits; unset where they do not.
-	Reserve       *Reserve `protobuf:"bytes,13,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	Reserve *Reserve `protobuf:"bytes,13,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	// The key of the entry whose value names the tenant, where the rule is one of plans; empty elsewhere.
+	PlanOf string `protobuf:"bytes,25,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
+	// The plan that the rule is; empty where it is none.
+	Plan          string `protobuf:"bytes,26,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4120,6 +4177,20 @@ func (x *Rule) GetReserve() *Reserve {
 		return x.Reserve
 	}
 	return nil
+}
+
+func (x *Rule) GetPlanOf() string {
+	if x != nil {
+		return x.PlanOf
+	}
+	return ""
+}
+
+func (x *Rule) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
 }
 
 // Limit is one limit of a rule, as written in the file.
@@ -5789,6 +5860,746 @@ func (x *DrainResponse) GetOtherwiseHealthy() bool {
 	return false
 }
 
+// Tenant is what a source says of a tenant.
+type Tenant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value of the entry that names it; required, at most 1,024 bytes.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The name where it is not UTF-8. It is taken instead of tenant unless it is empty.
+	RawTenant []byte `protobuf:"bytes,2,opt,name=raw_tenant,json=rawTenant,proto3" json:"raw_tenant,omitempty"`
+	// The plan; required.
+	Plan string `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The number that takes the place of the plan's requests_per_unit; that of its first limit where it has several.
+	RequestsPerUnit *uint32 `protobuf:"varint,4,opt,name=requests_per_unit,json=requestsPerUnit,proto3,oneof" json:"requests_per_unit,omitempty"`
+	// From when on it is as if nothing was said; unset where there is no end. To the second.
+	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	// Who says it. Not to be set.
+	Source        TenantSource `protobuf:"varint,6,opt,name=source,proto3,enum=ratelimitd.admin.v1.TenantSource" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *Tenant) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Tenant) GetRawTenant() []byte {
+	if x != nil {
+		return x.RawTenant
+	}
+	return nil
+}
+
+func (x *Tenant) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *Tenant) GetRequestsPerUnit() uint32 {
+	if x != nil && x.RequestsPerUnit != nil {
+		return *x.RequestsPerUnit
+	}
+	return 0
+}
+
+func (x *Tenant) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Tenant) GetSource() TenantSource {
+	if x != nil {
+		return x.Source
+	}
+	return TenantSource_TENANT_SOURCE_UNSPECIFIED
+}
+
+// GetTenantRequest asks for one tenant.
+type GetTenantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value of the entry that names it; required.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The name where it is not UTF-8.
+	RawTenant     []byte `protobuf:"bytes,2,opt,name=raw_tenant,json=rawTenant,proto3" json:"raw_tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantRequest) Reset() {
+	*x = GetTenantRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantRequest) ProtoMessage() {}
+
+func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
+func (*GetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *GetTenantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *GetTenantRequest) GetRawTenant() []byte {
+	if x != nil {
+		return x.RawTenant
+	}
+	return nil
+}
+
+// GetTenantResponse is what is said of a tenant.
+type GetTenantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What counts; unset where all has ended, so that the plan is the default.
+	Tenant *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What each source says, in the order in which they count, also where it has ended.
+	Said []*Tenant `protobuf:"bytes,2,rep,name=said,proto3" json:"said,omitempty"`
+	// Paths of rules that do not have this plan, where the tenant gets the default; the first 100.
+	RulesWithout  []string `protobuf:"bytes,3,rep,name=rules_without,json=rulesWithout,proto3" json:"rules_without,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTenantResponse) Reset() {
+	*x = GetTenantResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTenantResponse) ProtoMessage() {}
+
+func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
+func (*GetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *GetTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+func (x *GetTenantResponse) GetSaid() []*Tenant {
+	if x != nil {
+		return x.Said
+	}
+	return nil
+}
+
+func (x *GetTenantResponse) GetRulesWithout() []string {
+	if x != nil {
+		return x.RulesWithout
+	}
+	return nil
+}
+
+// SetTenantRequest says what is said of a tenant from now on.
+type SetTenantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant; required.
+	Tenant *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantRequest) Reset() {
+	*x = SetTenantRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantRequest) ProtoMessage() {}
+
+func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
+func (*SetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *SetTenantRequest) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+func (x *SetTenantRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SetTenantRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// SetTenantResponse is what was done.
+type SetTenantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is said now.
+	Tenant *Tenant `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What Redis said before; unset where it said nothing.
+	Before        *Tenant `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetTenantResponse) Reset() {
+	*x = SetTenantResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetTenantResponse) ProtoMessage() {}
+
+func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
+func (*SetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *SetTenantResponse) GetTenant() *Tenant {
+	if x != nil {
+		return x.Tenant
+	}
+	return nil
+}
+
+func (x *SetTenantResponse) GetBefore() *Tenant {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+// UnsetTenantRequest says whom to take out of the table.
+type UnsetTenantRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value of the entry that names it; required.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// The name where it is not UTF-8.
+	RawTenant []byte `protobuf:"bytes,2,opt,name=raw_tenant,json=rawTenant,proto3" json:"raw_tenant,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnsetTenantRequest) Reset() {
+	*x = UnsetTenantRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnsetTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnsetTenantRequest) ProtoMessage() {}
+
+func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
+func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *UnsetTenantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *UnsetTenantRequest) GetRawTenant() []byte {
+	if x != nil {
+		return x.RawTenant
+	}
+	return nil
+}
+
+func (x *UnsetTenantRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UnsetTenantRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// UnsetTenantResponse is what was done.
+type UnsetTenantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What Redis said before.
+	Before *Tenant `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
+	// What is said now, by the file; unset where nothing is.
+	Now           *Tenant `protobuf:"bytes,2,opt,name=now,proto3" json:"now,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnsetTenantResponse) Reset() {
+	*x = UnsetTenantResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnsetTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnsetTenantResponse) ProtoMessage() {}
+
+func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
+func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *UnsetTenantResponse) GetBefore() *Tenant {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *UnsetTenantResponse) GetNow() *Tenant {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+// ListTenantsRequest asks for a page of tenants.
+type ListTenantsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those on this plan; empty stands for all.
+	Plan string `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Only what this source says; TENANT_SOURCE_UNSPECIFIED stands for all.
+	Source TenantSource `protobuf:"varint,2,opt,name=source,proto3,enum=ratelimitd.admin.v1.TenantSource" json:"source,omitempty"`
+	// The most tenants to return; 0 stands for 1,000, which is the most.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the page before, or empty for the first page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ListTenantsRequest) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *ListTenantsRequest) GetSource() TenantSource {
+	if x != nil {
+		return x.Source
+	}
+	return TenantSource_TENANT_SOURCE_UNSPECIFIED
+}
+
+func (x *ListTenantsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTenantsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListTenantsResponse is a page of tenants.
+type ListTenantsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenants, of Redis first; one of whom both sources say something is there twice.
+	Tenants []*Tenant `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// What to ask for the next page with; empty on the last one.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// How many Redis has, those that have ended included.
+	InStore int64 `protobuf:"varint,3,opt,name=in_store,json=inStore,proto3" json:"in_store,omitempty"`
+	// How many TENANTS_FILE has, those that have ended included.
+	InFile int64 `protobuf:"varint,4,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"`
+	// Why the files were not taken when they were read last; empty where they were.
+	Refused       string `protobuf:"bytes,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *ListTenantsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListTenantsResponse) GetInStore() int64 {
+	if x != nil {
+		return x.InStore
+	}
+	return 0
+}
+
+func (x *ListTenantsResponse) GetInFile() int64 {
+	if x != nil {
+		return x.InFile
+	}
+	return 0
+}
+
+func (x *ListTenantsResponse) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+// ImportTenantsRequest says what is said of tenants from now on.
+type ImportTenantsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenants; from 1 to 500.
+	Tenants []*Tenant `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	// Why, in at most 500 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Whether only to say what would be done.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTenantsRequest) Reset() {
+	*x = ImportTenantsRequest{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTenantsRequest) ProtoMessage() {}
+
+func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *ImportTenantsRequest) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *ImportTenantsRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ImportTenantsRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ImportTenantsResponse is what was done.
+type ImportTenantsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many were not there before.
+	Added int32 `protobuf:"varint,1,opt,name=added,proto3" json:"added,omitempty"`
+	// How many were there and differ now.
+	Changed int32 `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	// How many were there and are as they were.
+	Unchanged     int32 `protobuf:"varint,3,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportTenantsResponse) Reset() {
+	*x = ImportTenantsResponse{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportTenantsResponse) ProtoMessage() {}
+
+func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *ImportTenantsResponse) GetAdded() int32 {
+	if x != nil {
+		return x.Added
+	}
+	return 0
+}
+
+func (x *ImportTenantsResponse) GetChanged() int32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *ImportTenantsResponse) GetUnchanged() int32 {
+	if x != nil {
+		return x.Unchanged
+	}
+	return 0
+}
+
 var File_ratelimitd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
@@ -6056,7 +6867,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04wait\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04wait\x123\n" +
 	"\apenalty\x18\t \x01(\v2\x19.google.protobuf.DurationR\apenalty\x12\x1a\n" +
 	"\breserved\x18\n" +
-	" \x01(\x04R\breserved\"\xa6\x04\n" +
+	" \x01(\x04R\breserved\"\xd3\x04\n" +
 	"\x04Rule\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
@@ -6077,7 +6888,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\vheaders_off\x18\x1e \x01(\bR\n" +
 	"headersOff\x12\x18\n" +
 	"\aoverlay\x18\x14 \x01(\tR\aoverlay\x126\n" +
-	"\areserve\x18\r \x01(\v2\x1c.ratelimitd.admin.v1.ReserveR\areserve\"\x82\x05\n" +
+	"\areserve\x18\r \x01(\v2\x1c.ratelimitd.admin.v1.ReserveR\areserve\x12\x17\n" +
+	"\aplan_of\x18\x19 \x01(\tR\x06planOf\x12\x12\n" +
+	"\x04plan\x18\x1a \x01(\tR\x04plan\"\x82\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
@@ -6216,7 +7029,60 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\rDrainResponse\x124\n" +
 	"\adrained\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\bR\achanged\x12+\n" +
-	"\x11otherwise_healthy\x18\x03 \x01(\bR\x10otherwiseHealthy*\xe4\x01\n" +
+	"\x11otherwise_healthy\x18\x03 \x01(\bR\x10otherwiseHealthy\"\x87\x02\n" +
+	"\x06Tenant\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"raw_tenant\x18\x02 \x01(\fR\trawTenant\x12\x12\n" +
+	"\x04plan\x18\x03 \x01(\tR\x04plan\x12/\n" +
+	"\x11requests_per_unit\x18\x04 \x01(\rH\x00R\x0frequestsPerUnit\x88\x01\x01\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x129\n" +
+	"\x06source\x18\x06 \x01(\x0e2!.ratelimitd.admin.v1.TenantSourceR\x06sourceB\x14\n" +
+	"\x12_requests_per_unit\"I\n" +
+	"\x10GetTenantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"raw_tenant\x18\x02 \x01(\fR\trawTenant\"\x9e\x01\n" +
+	"\x11GetTenantResponse\x123\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x12/\n" +
+	"\x04said\x18\x02 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\x04said\x12#\n" +
+	"\rrules_without\x18\x03 \x03(\tR\frulesWithout\"x\n" +
+	"\x10SetTenantRequest\x123\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"}\n" +
+	"\x11SetTenantResponse\x123\n" +
+	"\x06tenant\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06tenant\x123\n" +
+	"\x06before\x18\x02 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06before\"|\n" +
+	"\x12UnsetTenantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"raw_tenant\x18\x02 \x01(\fR\trawTenant\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"y\n" +
+	"\x13UnsetTenantResponse\x123\n" +
+	"\x06before\x18\x01 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x06before\x12-\n" +
+	"\x03now\x18\x02 \x01(\v2\x1b.ratelimitd.admin.v1.TenantR\x03now\"\x9f\x01\n" +
+	"\x12ListTenantsRequest\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\tR\x04plan\x129\n" +
+	"\x06source\x18\x02 \x01(\x0e2!.ratelimitd.admin.v1.TenantSourceR\x06source\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\xc2\x01\n" +
+	"\x13ListTenantsResponse\x125\n" +
+	"\atenants\x18\x01 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\atenants\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x19\n" +
+	"\bin_store\x18\x03 \x01(\x03R\ainStore\x12\x17\n" +
+	"\ain_file\x18\x04 \x01(\x03R\x06inFile\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\tR\arefused\"~\n" +
+	"\x14ImportTenantsRequest\x125\n" +
+	"\atenants\x18\x01 \x03(\v2\x1b.ratelimitd.admin.v1.TenantR\atenants\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"e\n" +
+	"\x15ImportTenantsResponse\x12\x14\n" +
+	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xe4\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -6289,8 +7155,11 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x13BREAKER_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eBREAKER_CLOSED\x10\x01\x12\x15\n" +
 	"\x11BREAKER_HALF_OPEN\x10\x02\x12\x10\n" +
-	"\fBREAKER_OPEN\x10\x032\xc0\n" +
-	"\n" +
+	"\fBREAKER_OPEN\x10\x03*^\n" +
+	"\fTenantSource\x12\x1d\n" +
+	"\x19TENANT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12TENANT_SOURCE_FILE\x10\x01\x12\x17\n" +
+	"\x13TENANT_SOURCE_STORE\x10\x022\xa4\x0e\n" +
 	"\fAdminService\x12Z\n" +
 	"\tListRules\x12%.ratelimitd.admin.v1.ListRulesRequest\x1a&.ratelimitd.admin.v1.ListRulesResponse\x12T\n" +
 	"\aExplain\x12#.ratelimitd.admin.v1.ExplainRequest\x1a$.ratelimitd.admin.v1.ExplainResponse\x12K\n" +
@@ -6307,7 +7176,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05Watch\x12!.ratelimitd.admin.v1.WatchRequest\x1a\".ratelimitd.admin.v1.WatchResponse0\x01\x12Q\n" +
 	"\x06Status\x12\".ratelimitd.admin.v1.StatusRequest\x1a#.ratelimitd.admin.v1.StatusResponse\x12`\n" +
 	"\vReloadRules\x12'.ratelimitd.admin.v1.ReloadRulesRequest\x1a(.ratelimitd.admin.v1.ReloadRulesResponse\x12N\n" +
-	"\x05Drain\x12!.ratelimitd.admin.v1.DrainRequest\x1a\".ratelimitd.admin.v1.DrainResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
+	"\x05Drain\x12!.ratelimitd.admin.v1.DrainRequest\x1a\".ratelimitd.admin.v1.DrainResponse\x12Z\n" +
+	"\tGetTenant\x12%.ratelimitd.admin.v1.GetTenantRequest\x1a&.ratelimitd.admin.v1.GetTenantResponse\x12Z\n" +
+	"\tSetTenant\x12%.ratelimitd.admin.v1.SetTenantRequest\x1a&.ratelimitd.admin.v1.SetTenantResponse\x12`\n" +
+	"\vUnsetTenant\x12'.ratelimitd.admin.v1.UnsetTenantRequest\x1a(.ratelimitd.admin.v1.UnsetTenantResponse\x12`\n" +
+	"\vListTenants\x12'.ratelimitd.admin.v1.ListTenantsRequest\x1a(.ratelimitd.admin.v1.ListTenantsResponse\x12f\n" +
+	"\rImportTenants\x12).ratelimitd.admin.v1.ImportTenantsRequest\x1a*.ratelimitd.admin.v1.ImportTenantsResponseBDZBgithub.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_ratelimitd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -6321,8 +7195,8 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -6336,222 +7210,256 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(OnFailure)(0),                // 9: ratelimitd.admin.v1.OnFailure
 	(Health)(0),                   // 10: ratelimitd.admin.v1.Health
 	(Breaker)(0),                  // 11: ratelimitd.admin.v1.Breaker
-	(*ListRulesRequest)(nil),      // 12: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),     // 13: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),        // 14: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 15: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),           // 16: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                  // 17: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),           // 18: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),          // 19: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),          // 20: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),         // 21: ratelimitd.admin.v1.ResetResponse
-	(*Control)(nil),               // 22: ratelimitd.admin.v1.Control
-	(*Reach)(nil),                 // 23: ratelimitd.admin.v1.Reach
-	(*BlockRequest)(nil),          // 24: ratelimitd.admin.v1.BlockRequest
-	(*BlockResponse)(nil),         // 25: ratelimitd.admin.v1.BlockResponse
-	(*AllowRequest)(nil),          // 26: ratelimitd.admin.v1.AllowRequest
-	(*AllowResponse)(nil),         // 27: ratelimitd.admin.v1.AllowResponse
-	(*LimitRequest)(nil),          // 28: ratelimitd.admin.v1.LimitRequest
-	(*LimitResponse)(nil),         // 29: ratelimitd.admin.v1.LimitResponse
-	(*LiftRequest)(nil),           // 30: ratelimitd.admin.v1.LiftRequest
-	(*LiftResponse)(nil),          // 31: ratelimitd.admin.v1.LiftResponse
-	(*ListControlsRequest)(nil),   // 32: ratelimitd.admin.v1.ListControlsRequest
-	(*ListControlsResponse)(nil),  // 33: ratelimitd.admin.v1.ListControlsResponse
-	(*GrantRequest)(nil),          // 34: ratelimitd.admin.v1.GrantRequest
-	(*GrantResponse)(nil),         // 35: ratelimitd.admin.v1.GrantResponse
-	(*AuditRequest)(nil),          // 36: ratelimitd.admin.v1.AuditRequest
-	(*AuditResponse)(nil),         // 37: ratelimitd.admin.v1.AuditResponse
-	(*AuditEntry)(nil),            // 38: ratelimitd.admin.v1.AuditEntry
-	(*TopRequest)(nil),            // 39: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 40: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 41: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 42: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 43: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 44: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 45: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 46: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 47: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 48: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 49: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 50: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 51: ratelimitd.admin.v1.Limit
-	(*Reserve)(nil),               // 52: ratelimitd.admin.v1.Reserve
-	(*Penalty)(nil),               // 53: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 54: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 55: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 56: ratelimitd.admin.v1.StatusResponse
-	(*Component)(nil),             // 57: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 58: ratelimitd.admin.v1.RulesStatus
-	(*RefusedRules)(nil),          // 59: ratelimitd.admin.v1.RefusedRules
-	(*RulesProblem)(nil),          // 60: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 61: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 62: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 63: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 64: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 65: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 66: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 67: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 68: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 69: ratelimitd.admin.v1.DrainResponse
-	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 71: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 72: google.protobuf.Struct
+	(TenantSource)(0),             // 12: ratelimitd.admin.v1.TenantSource
+	(*ListRulesRequest)(nil),      // 13: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 14: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 15: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 16: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 17: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 18: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 19: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 20: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 21: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 22: ratelimitd.admin.v1.ResetResponse
+	(*Control)(nil),               // 23: ratelimitd.admin.v1.Control
+	(*Reach)(nil),                 // 24: ratelimitd.admin.v1.Reach
+	(*BlockRequest)(nil),          // 25: ratelimitd.admin.v1.BlockRequest
+	(*BlockResponse)(nil),         // 26: ratelimitd.admin.v1.BlockResponse
+	(*AllowRequest)(nil),          // 27: ratelimitd.admin.v1.AllowRequest
+	(*AllowResponse)(nil),         // 28: ratelimitd.admin.v1.AllowResponse
+	(*LimitRequest)(nil),          // 29: ratelimitd.admin.v1.LimitRequest
+	(*LimitResponse)(nil),         // 30: ratelimitd.admin.v1.LimitResponse
+	(*LiftRequest)(nil),           // 31: ratelimitd.admin.v1.LiftRequest
+	(*LiftResponse)(nil),          // 32: ratelimitd.admin.v1.LiftResponse
+	(*ListControlsRequest)(nil),   // 33: ratelimitd.admin.v1.ListControlsRequest
+	(*ListControlsResponse)(nil),  // 34: ratelimitd.admin.v1.ListControlsResponse
+	(*GrantRequest)(nil),          // 35: ratelimitd.admin.v1.GrantRequest
+	(*GrantResponse)(nil),         // 36: ratelimitd.admin.v1.GrantResponse
+	(*AuditRequest)(nil),          // 37: ratelimitd.admin.v1.AuditRequest
+	(*AuditResponse)(nil),         // 38: ratelimitd.admin.v1.AuditResponse
+	(*AuditEntry)(nil),            // 39: ratelimitd.admin.v1.AuditEntry
+	(*TopRequest)(nil),            // 40: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 41: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 42: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 43: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 44: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 45: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 46: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 47: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 48: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 49: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 50: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 51: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 52: ratelimitd.admin.v1.Limit
+	(*Reserve)(nil),               // 53: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 54: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 55: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 56: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 57: ratelimitd.admin.v1.StatusResponse
+	(*Component)(nil),             // 58: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 59: ratelimitd.admin.v1.RulesStatus
+	(*RefusedRules)(nil),          // 60: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 61: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 62: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 63: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 64: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 65: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 66: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 67: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 68: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 69: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 70: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 71: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 72: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 73: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 74: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 75: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 76: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 77: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 78: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 79: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 80: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 81: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 83: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 84: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	50,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	54,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	70,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
-	46,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	16,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	17,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	50,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	51,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	55,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	82,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	47,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	17,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	18,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	51,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	49,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	22,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	47,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	49,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	47,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	49,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	23,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	50,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	23,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
+	48,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	50,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	48,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	50,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	24,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	47,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	48,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	70,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	70,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	47,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	71,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	22,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	71,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	22,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	71,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	48,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	22,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	22,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	23,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	50,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	22,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	23,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	22,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	23,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	47,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	49,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	49,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	23,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	38,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	70,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	47,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	42,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	48,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	49,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	82,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	82,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	48,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	83,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	23,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	23,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	24,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	48,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	83,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	23,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	23,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	24,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	48,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	83,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	49,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	23,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	23,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	24,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	51,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	23,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	24,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	23,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	24,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	48,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	50,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	50,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	24,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	39,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	82,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	48,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	43,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 52: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 53: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	41,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	70,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	70,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	47,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	42,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	42,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	82,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	82,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	48,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	43,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 59: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	45,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	70,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	47,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	46,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	82,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	48,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 63: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 64: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 65: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	71,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	71,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	47,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	48,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	83,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	83,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	48,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	49,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 70: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	51,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	71,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	71,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	71,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	71,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	51,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	53,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	52,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	83,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	83,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	83,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	83,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	52,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	54,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 78: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	72,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	52,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	84,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	53,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
 	6,   // 81: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
 	7,   // 82: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	71,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	71,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	83,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	83,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
 	8,   // 85: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	71,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	71,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	83,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	83,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
 	5,   // 88: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	71,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	42,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	70,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	71,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	57,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	70,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	58,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	59,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	61,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	63,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	64,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	65,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	23,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	83,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	43,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	82,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	83,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	58,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	82,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	59,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	60,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	62,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	64,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	65,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	66,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	24,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	10,  // 102: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	70,  // 103: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	70,  // 104: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	71,  // 105: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	70,  // 106: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	70,  // 107: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	60,  // 108: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	62,  // 109: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	82,  // 103: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	82,  // 104: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	83,  // 105: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	82,  // 106: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	82,  // 107: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	61,  // 108: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	63,  // 109: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
 	11,  // 110: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	71,  // 111: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	71,  // 112: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	60,  // 113: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	58,  // 114: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	70,  // 115: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	12,  // 116: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	14,  // 117: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	18,  // 118: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	20,  // 119: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	24,  // 120: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	26,  // 121: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	28,  // 122: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	30,  // 123: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	32,  // 124: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	34,  // 125: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	36,  // 126: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	39,  // 127: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	43,  // 128: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	55,  // 129: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	66,  // 130: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	68,  // 131: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	13,  // 132: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	15,  // 133: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	19,  // 134: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	21,  // 135: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	25,  // 136: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	27,  // 137: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	29,  // 138: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	31,  // 139: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	33,  // 140: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	35,  // 141: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	37,  // 142: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	40,  // 143: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	44,  // 144: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	56,  // 145: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	67,  // 146: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	69,  // 147: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	132, // [132:148] is the sub-list for method output_type
-	116, // [116:132] is the sub-list for method input_type
-	116, // [116:116] is the sub-list for extension type_name
-	116, // [116:116] is the sub-list for extension extendee
-	0,   // [0:116] is the sub-list for field type_name
+	83,  // 111: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	83,  // 112: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	61,  // 113: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	59,  // 114: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	82,  // 115: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	82,  // 116: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	12,  // 117: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	71,  // 118: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 119: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 120: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 121: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 122: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 123: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 124: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	12,  // 125: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	71,  // 126: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	71,  // 127: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 128: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	15,  // 129: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	19,  // 130: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	21,  // 131: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	25,  // 132: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	27,  // 133: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	29,  // 134: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	31,  // 135: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	33,  // 136: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	35,  // 137: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	37,  // 138: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	40,  // 139: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	44,  // 140: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	56,  // 141: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	67,  // 142: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	69,  // 143: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	72,  // 144: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	74,  // 145: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	76,  // 146: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	78,  // 147: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	80,  // 148: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	14,  // 149: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	16,  // 150: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	20,  // 151: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	22,  // 152: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	26,  // 153: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	28,  // 154: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	30,  // 155: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	32,  // 156: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	34,  // 157: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	36,  // 158: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	38,  // 159: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	41,  // 160: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	45,  // 161: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	57,  // 162: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	68,  // 163: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	70,  // 164: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	73,  // 165: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	75,  // 166: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	77,  // 167: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	79,  // 168: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	81,  // 169: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	149, // [149:170] is the sub-list for method output_type
+	128, // [128:149] is the sub-list for method input_type
+	128, // [128:128] is the sub-list for extension type_name
+	128, // [128:128] is the sub-list for extension extendee
+	0,   // [0:128] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -6562,13 +7470,14 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[58].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      12,
-			NumMessages:   58,
+			NumEnums:      13,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

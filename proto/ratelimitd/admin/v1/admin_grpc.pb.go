@@ -22,22 +22,27 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_ListRules_FullMethodName    = "/ratelimitd.admin.v1.AdminService/ListRules"
-	AdminService_Explain_FullMethodName      = "/ratelimitd.admin.v1.AdminService/Explain"
-	AdminService_Peek_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Peek"
-	AdminService_Reset_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Reset"
-	AdminService_Block_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Block"
-	AdminService_Allow_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Allow"
-	AdminService_Limit_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Limit"
-	AdminService_Lift_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Lift"
-	AdminService_ListControls_FullMethodName = "/ratelimitd.admin.v1.AdminService/ListControls"
-	AdminService_Grant_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Grant"
-	AdminService_Audit_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Audit"
-	AdminService_Top_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Top"
-	AdminService_Watch_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Watch"
-	AdminService_Status_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Status"
-	AdminService_ReloadRules_FullMethodName  = "/ratelimitd.admin.v1.AdminService/ReloadRules"
-	AdminService_Drain_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Drain"
+	AdminService_ListRules_FullMethodName     = "/ratelimitd.admin.v1.AdminService/ListRules"
+	AdminService_Explain_FullMethodName       = "/ratelimitd.admin.v1.AdminService/Explain"
+	AdminService_Peek_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Peek"
+	AdminService_Reset_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Reset"
+	AdminService_Block_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Block"
+	AdminService_Allow_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Allow"
+	AdminService_Limit_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Limit"
+	AdminService_Lift_FullMethodName          = "/ratelimitd.admin.v1.AdminService/Lift"
+	AdminService_ListControls_FullMethodName  = "/ratelimitd.admin.v1.AdminService/ListControls"
+	AdminService_Grant_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Grant"
+	AdminService_Audit_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Audit"
+	AdminService_Top_FullMethodName           = "/ratelimitd.admin.v1.AdminService/Top"
+	AdminService_Watch_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Watch"
+	AdminService_Status_FullMethodName        = "/ratelimitd.admin.v1.AdminService/Status"
+	AdminService_ReloadRules_FullMethodName   = "/ratelimitd.admin.v1.AdminService/ReloadRules"
+	AdminService_Drain_FullMethodName         = "/ratelimitd.admin.v1.AdminService/Drain"
+	AdminService_GetTenant_FullMethodName     = "/ratelimitd.admin.v1.AdminService/GetTenant"
+	AdminService_SetTenant_FullMethodName     = "/ratelimitd.admin.v1.AdminService/SetTenant"
+	AdminService_UnsetTenant_FullMethodName   = "/ratelimitd.admin.v1.AdminService/UnsetTenant"
+	AdminService_ListTenants_FullMethodName   = "/ratelimitd.admin.v1.AdminService/ListTenants"
+	AdminService_ImportTenants_FullMethodName = "/ratelimitd.admin.v1.AdminService/ImportTenants"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -114,6 +119,20 @@ type AdminServiceClient interface {
 	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
 	// answers FAILED_PRECONDITION where the server is stopping.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// GetTenant says which plan a tenant is on, and what each source says of it. It answers NOT_FOUND where none says anything.
+	GetTenant(ctx context.Context, in *GetTenantRequest, opts ...grpc.CallOption) (*GetTenantResponse, error)
+	// SetTenant puts a tenant on a plan, in the table that replicas share in Redis. SetTenant, UnsetTenant and ImportTenants
+	// answer FAILED_PRECONDITION where there is none (TENANTS_REDIS), INVALID_ARGUMENT for a plan that no rule has, and
+	// RESOURCE_EXHAUSTED where there are too many tenants. The server that answers obeys at once, others within a second.
+	SetTenant(ctx context.Context, in *SetTenantRequest, opts ...grpc.CallOption) (*SetTenantResponse, error)
+	// UnsetTenant takes a tenant out of the table in Redis. What TENANTS_FILE says of it counts again, or else the default.
+	// It answers NOT_FOUND where it is not there.
+	UnsetTenant(ctx context.Context, in *UnsetTenantRequest, opts ...grpc.CallOption) (*UnsetTenantResponse, error)
+	// ListTenants lists tenants with their plans, in no particular order; those that change meanwhile are listed as they were
+	// before or as they are then. It answers INVALID_ARGUMENT for a page_token that is none of this server's.
+	ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error)
+	// ImportTenants is SetTenant for many. All of them are right, or none is set.
+	ImportTenants(ctx context.Context, in *ImportTenantsRequest, opts ...grpc.CallOption) (*ImportTenantsResponse, error)
 }
 
 type adminServiceClient struct {
@@ -293,6 +312,56 @@ func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts .
 	return out, nil
 }
 
+func (c *adminServiceClient) GetTenant(ctx context.Context, in *GetTenantRequest, opts ...grpc.CallOption) (*GetTenantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetTenantResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetTenant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) SetTenant(ctx context.Context, in *SetTenantRequest, opts ...grpc.CallOption) (*SetTenantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetTenantResponse)
+	err := c.cc.Invoke(ctx, AdminService_SetTenant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) UnsetTenant(ctx context.Context, in *UnsetTenantRequest, opts ...grpc.CallOption) (*UnsetTenantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnsetTenantResponse)
+	err := c.cc.Invoke(ctx, AdminService_UnsetTenant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTenantsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListTenants_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ImportTenants(ctx context.Context, in *ImportTenantsRequest, opts ...grpc.CallOption) (*ImportTenantsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ImportTenantsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ImportTenants_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -367,6 +436,20 @@ type AdminServiceServer interface {
 	// Kubernetes take it out, while it goes on and answers all who still ask; with undo it ends that. It needs no rules. It
 	// answers FAILED_PRECONDITION where the server is stopping.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// GetTenant says which plan a tenant is on, and what each source says of it. It answers NOT_FOUND where none says anything.
+	GetTenant(context.Context, *GetTenantRequest) (*GetTenantResponse, error)
+	// SetTenant puts a tenant on a plan, in the table that replicas share in Redis. SetTenant, UnsetTenant and ImportTenants
+	// answer FAILED_PRECONDITION where there is none (TENANTS_REDIS), INVALID_ARGUMENT for a plan that no rule has, and
+	// RESOURCE_EXHAUSTED where there are too many tenants. The server that answers obeys at once, others within a second.
+	SetTenant(context.Context, *SetTenantRequest) (*SetTenantResponse, error)
+	// UnsetTenant takes a tenant out of the table in Redis. What TENANTS_FILE says of it counts again, or else the default.
+	// It answers NOT_FOUND where it is not there.
+	UnsetTenant(context.Context, *UnsetTenantRequest) (*UnsetTenantResponse, error)
+	// ListTenants lists tenants with their plans, in no particular order; those that change meanwhile are listed as they were
+	// before or as they are then. It answers INVALID_ARGUMENT for a page_token that is none of this server's.
+	ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error)
+	// ImportTenants is SetTenant for many. All of them are right, or none is set.
+	ImportTenants(context.Context, *ImportTenantsRequest) (*ImportTenantsResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -424,6 +507,21 @@ func (UnimplementedAdminServiceServer) ReloadRules(context.Context, *ReloadRules
 }
 func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedAdminServiceServer) GetTenant(context.Context, *GetTenantRequest) (*GetTenantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTenant not implemented")
+}
+func (UnimplementedAdminServiceServer) SetTenant(context.Context, *SetTenantRequest) (*SetTenantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetTenant not implemented")
+}
+func (UnimplementedAdminServiceServer) UnsetTenant(context.Context, *UnsetTenantRequest) (*UnsetTenantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnsetTenant not implemented")
+}
+func (UnimplementedAdminServiceServer) ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTenants not implemented")
+}
+func (UnimplementedAdminServiceServer) ImportTenants(context.Context, *ImportTenantsRequest) (*ImportTenantsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ImportTenants not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -727,6 +825,96 @@ func _AdminService_Drain_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetTenant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTenantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetTenant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetTenant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetTenant(ctx, req.(*GetTenantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_SetTenant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetTenantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetTenant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetTenant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetTenant(ctx, req.(*SetTenantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_UnsetTenant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnsetTenantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).UnsetTenant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_UnsetTenant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).UnsetTenant(ctx, req.(*UnsetTenantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListTenants_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTenantsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListTenants(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListTenants_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListTenants(ctx, req.(*ListTenantsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ImportTenants_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ImportTenantsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ImportTenants(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ImportTenants_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ImportTenants(ctx, req.(*ImportTenantsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -793,6 +981,26 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _AdminService_Drain_Handler,
+		},
+		{
+			MethodName: "GetTenant",
+			Handler:    _AdminService_GetTenant_Handler,
+		},
+		{
+			MethodName: "SetTenant",
+			Handler:    _AdminService_SetTenant_Handler,
+		},
+		{
+			MethodName: "UnsetTenant",
+			Handler:    _AdminService_UnsetTenant_Handler,
+		},
+		{
+			MethodName: "ListTenants",
+			Handler:    _AdminService_ListTenants_Handler,
+		},
+		{
+			MethodName: "ImportTenants",
+			Handler:    _AdminService_ImportTenants_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
