@@ -4030,16 +4030,16 @@ type Rule struct {
 	Lease int32 `protobuf:"varint,11,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The rule's metadata; unset where it has none.
 	Metadata *structpb.Struct `protobuf:"bytes,12,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	// Whether callers are not told its numbers, neither by headers nor by their status.
-	HeadersOff bool `protobuf:"varint,30,opt,name=headers_off,json=headersOff,proto3" json:"headers_off,omitempty"`
-	// The file and line of what an overlay (RULES_OVERLAY) laid over the rule; empty where none did.
-	Overlay string `protobuf:"bytes,20,opt,name=overlay,proto3" json:"overlay,omitempty"`
 	// How requests reserve hits; unset where they do not.
 	Reserve *Reserve `protobuf:"bytes,13,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	// Whether callers are not told its numbers, neither by headers nor by their status.
+	HeadersOff bool `protobuf:"varint,14,opt,name=headers_off,json=headersOff,proto3" json:"headers_off,omitempty"`
+	// The file and line of what an overlay (RULES_OVERLAY) laid over the rule; empty where none did.
+	Overlay string `protobuf:"bytes,15,opt,name=overlay,proto3" json:"overlay,omitempty"`
 	// The key of the entry whose value names the tenant, where the rule is one of plans; empty elsewhere.
-	PlanOf string `protobuf:"bytes,25,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
+	PlanOf string `protobuf:"bytes,16,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
 	// The plan that the rule is; empty where it is none.
-	Plan          string `protobuf:"bytes,26,opt,name=plan,proto3" json:"plan,omitempty"`
+	Plan          string `protobuf:"bytes,17,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4158,6 +4158,13 @@ func (x *Rule) GetMetadata() *structpb.Struct {
 	return nil
 }
 
+func (x *Rule) GetReserve() *Reserve {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
 func (x *Rule) GetHeadersOff() bool {
 	if x != nil {
 		return x.HeadersOff
@@ -4170,13 +4177,6 @@ func (x *Rule) GetOverlay() string {
 		return x.Overlay
 	}
 	return ""
-}
-
-func (x *Rule) GetReserve() *Reserve {
-	if x != nil {
-		return x.Reserve
-	}
-	return nil
 }
 
 func (x *Rule) GetPlanOf() string {
@@ -6884,13 +6884,13 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"on_failure\x18\n" +
 	" \x01(\x0e2\x1e.ratelimitd.admin.v1.OnFailureR\tonFailure\x12\x14\n" +
 	"\x05lease\x18\v \x01(\x05R\x05lease\x123\n" +
-	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\x12\x1f\n" +
-	"\vheaders_off\x18\x1e \x01(\bR\n" +
+	"\bmetadata\x18\f \x01(\v2\x17.google.protobuf.StructR\bmetadata\x126\n" +
+	"\areserve\x18\r \x01(\v2\x1c.ratelimitd.admin.v1.ReserveR\areserve\x12\x1f\n" +
+	"\vheaders_off\x18\x0e \x01(\bR\n" +
 	"headersOff\x12\x18\n" +
-	"\aoverlay\x18\x14 \x01(\tR\aoverlay\x126\n" +
-	"\areserve\x18\r \x01(\v2\x1c.ratelimitd.admin.v1.ReserveR\areserve\x12\x17\n" +
-	"\aplan_of\x18\x19 \x01(\tR\x06planOf\x12\x12\n" +
-	"\x04plan\x18\x1a \x01(\tR\x04plan\"\x82\x05\n" +
+	"\aoverlay\x18\x0f \x01(\tR\aoverlay\x12\x17\n" +
+	"\aplan_of\x18\x10 \x01(\tR\x06planOf\x12\x12\n" +
+	"\x04plan\x18\x11 \x01(\tR\x04plan\"\x82\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +

@@ -229,11 +229,11 @@ type RateLimitDescriptor struct {
 	// How many hits to fetch in advance, beside rate_limits: off, auto or a number.
 	Lease string `protobuf:"bytes,1006,opt,name=lease,proto3" json:"lease,omitempty"`
 	// Whether callers are told the numbers of this rule, beside rate_limits: on or off.
-	Headers string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	Headers string `protobuf:"bytes,1007,opt,name=headers,proto3" json:"headers,omitempty"`
 	// The key of the entry whose value names the tenant, with plans.
-	PlanOf string `protobuf:"bytes,1020,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
+	PlanOf string `protobuf:"bytes,1008,opt,name=plan_of,json=planOf,proto3" json:"plan_of,omitempty"`
 	// The limits of the plans that tenants are on, by their names, instead of rate_limit and rate_limits; default is required.
-	Plans         map[string]*Plan `protobuf:"bytes,1021,rep,name=plans,proto3" json:"plans,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Plans         map[string]*Plan `protobuf:"bytes,1009,rep,name=plans,proto3" json:"plans,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -493,7 +493,7 @@ type RateLimitPolicy struct {
 	// Whose calendar, such as Europe/Berlin.
 	Timezone string `protobuf:"bytes,1014,opt,name=timezone,proto3" json:"timezone,omitempty"`
 	// Whether callers are told the numbers of this rule, inside rate_limit: on or off.
-	Headers string `protobuf:"bytes,1030,opt,name=headers,proto3" json:"headers,omitempty"`
+	Headers string `protobuf:"bytes,1016,opt,name=headers,proto3" json:"headers,omitempty"`
 	// How requests reserve hits, to settle them once their cost is known.
 	Reserve       *Reserve `protobuf:"bytes,1015,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -910,9 +910,9 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\apenalty\x18\xec\a \x01(\v2\x1d.ratelimitd.config.v1.PenaltyR\apenalty\x12\x17\n" +
 	"\x06holder\x18\xed\a \x01(\tR\x06holder\x12\x15\n" +
 	"\x05lease\x18\xee\a \x01(\tR\x05lease\x12\x19\n" +
-	"\aheaders\x18\x86\b \x01(\tR\aheaders\x12\x18\n" +
-	"\aplan_of\x18\xfc\a \x01(\tR\x06planOf\x12K\n" +
-	"\x05plans\x18\xfd\a \x03(\v24.ratelimitd.config.v1.RateLimitDescriptor.PlansEntryR\x05plans\x1aT\n" +
+	"\aheaders\x18\xef\a \x01(\tR\aheaders\x12\x18\n" +
+	"\aplan_of\x18\xf0\a \x01(\tR\x06planOf\x12K\n" +
+	"\x05plans\x18\xf1\a \x03(\v24.ratelimitd.config.v1.RateLimitDescriptor.PlansEntryR\x05plans\x1aT\n" +
 	"\n" +
 	"PlansEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
@@ -944,7 +944,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\x05lease\x18\xf4\a \x01(\tR\x05lease\x12 \n" +
 	"\bcalendar\x18\xf5\a \x01(\bH\x06R\bcalendar\x88\x01\x01\x12\x1b\n" +
 	"\btimezone\x18\xf6\a \x01(\tR\btimezone\x12\x19\n" +
-	"\aheaders\x18\x86\b \x01(\tR\aheaders\x128\n" +
+	"\aheaders\x18\xf8\a \x01(\tR\aheaders\x128\n" +
 	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserveB\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
