@@ -23,8 +23,8 @@ const (
 // A call that policies decide has been read and has to be answered, which takes a quarter to a half of the time of a
 // decision. With more of them than these, little else would be done, so then fewer calls are read.
 const (
-	policies = 2
-	perCalls = 3
+	policies = 3
+	perCalls = 2
 	debt     = 128 * perCalls // how far policies may be ahead for a moment
 )
 
