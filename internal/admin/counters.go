@@ -63,7 +63,7 @@ func (s *Service) reset(ctx context.Context, q *adminv1.ResetRequest) (*adminv1.
 	if err != nil {
 		return nil, err
 	}
-	if c.Decision.Penalty > 0 && !(q.GetDryRun() && q.GetForce()) {
+	if c.Decision.Penalty > 0 && (!q.GetDryRun() || !q.GetForce()) {
 		return nil, penaltyError(c.Decision.Penalty)
 	}
 	a.After = left(c)

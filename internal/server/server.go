@@ -156,16 +156,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if v.certs, err = newCerts(&s, log, v.registry); err != nil {
 		return nil, err
 	}
-	serving := rls.ServerConfig{
-		TLS:                   v.serverTLS(),
-		MaxConnectionAge:      s.GRPC.MaxAge,
-		MaxConnectionAgeGrace: s.GRPC.Grace,
-		Reflection:            s.GRPC.Reflection,
-	}
-	if v.tracing != nil {
-		serving.Stats = v.tracing.Server()
-	}
-	v.grpc = rls.NewServer(v.service, serving)
+	v.grpc = rls.NewServer(v.service, v.serving())
 	v.health.OnChange(v.grpc.SetServing)
 
 	if v.listeners, err = listen(ctx, &s); err != nil {
@@ -177,6 +168,20 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.tasks = v.group()
 	return v, nil
+}
+
+// serving returns how gRPC is served.
+func (v *Server) serving() rls.ServerConfig {
+	c := rls.ServerConfig{
+		TLS:                   v.serverTLS(),
+		MaxConnectionAge:      v.settings.GRPC.MaxAge,
+		MaxConnectionAgeGrace: v.settings.GRPC.Grace,
+		Reflection:            v.settings.GRPC.Reflection,
+	}
+	if v.tracing != nil {
+		c.Stats = v.tracing.Server()
+	}
+	return c
 }
 
 // Run serves until ctx ends, or something fails for good. It can be called once.
