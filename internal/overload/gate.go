@@ -81,13 +81,24 @@ func New(c Config) *Gate {
 func (g *Gate) Patience() time.Duration { return g.config.Patience }
 
 // Limited reports whether fewer calls than usual may be in progress. Then the gate wants to know the client of each.
-func (g *Gate) Limited() bool { return g.limit.Load() < int64(g.config.MaxCalls) }
+func (g *Gate) Limited() bool { return g.most() < int64(g.config.MaxCalls) }
+
+// most returns how many calls may be in progress. If nobody waits, and there have not been too many for a while, that is
+// what it was: no turn of the line would say so.
+func (g *Gate) most() int64 {
+	limit := g.limit.Load()
+	if limit < int64(g.config.MaxCalls) && !g.line.open.Load() && g.now()-g.cut.Load() > int64(healed) &&
+		g.limit.CompareAndSwap(limit, int64(g.config.MaxCalls)) {
+		return int64(g.config.MaxCalls)
+	}
+	return limit
+}
 
 // Full reports whether a call of c, which may be nil, must be refused without reading its message. That is an error,
 // whatever the policies of its rules say. Beyond the limit a client is let in that has less than an equal share of it, and
 // one that asks for several domains, as long as there is time to read whose calls they are.
 func (g *Gate) Full(c *Client) bool {
-	calls, limit := g.calls.Load(), g.limit.Load()
+	calls, limit := g.calls.Load(), g.most()
 	switch {
 	case calls < limit:
 		return false
@@ -157,7 +168,7 @@ func (g *Gate) excess(c *Call) bool {
 	if c.Client == nil {
 		return false
 	}
-	if c.Client.domain.Swap(c.Domain) != c.Domain {
+	if before := c.Client.domain.Swap(c.Domain); before != 0 && before != c.Domain {
 		c.Client.mixed.Store(g.now())
 	}
 	return g.Limited() && g.calls.Load() > g.limit.Load() && g.mixed(c.Client) && !g.shares.under(c.Domain)
@@ -219,7 +230,7 @@ type Stats struct {
 
 // Stats returns what g does at present.
 func (g *Gate) Stats() Stats {
-	s := Stats{Calls: g.calls.Load(), Limit: g.limit.Load()}
+	s := Stats{Calls: g.calls.Load(), Limit: g.most()}
 	if g.now()-g.last.Load() < int64(period) {
 		s.Wait = time.Duration(g.wait.Load())
 	}

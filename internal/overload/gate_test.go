@@ -80,6 +80,7 @@ func crowded(t *testing.T) (g *Gate, greedy *Client) {
 		g.Enter(greedy)
 	}
 	g.limit.Store(20)
+	g.cut.Store(int64(time.Hour)) // calls are too many all the time
 	if !g.Full(greedy) || !g.Full(nil) || !g.Limited() {
 		t.Fatalf("not full: %+v", g.Stats())
 	}
@@ -123,6 +124,9 @@ func TestClients(t *testing.T) {
 			return turn.Verdict
 		}
 		call(1)
+		if !g.Full(greedy) {
+			t.Error("a client may be anybody once it has asked for one domain")
+		}
 		call(2)
 		if g.Full(greedy) {
 			t.Error("calls are refused unread though they may be of a domain that asks for little")
@@ -183,7 +187,9 @@ func TestLimit(t *testing.T) {
 			t.Errorf("when nobody waits the limit is %d, want %d", s.Limit, least+2)
 		}
 		time.Sleep(healed)
-		l.turns(time.Now(), ms, 0)
+		if g.Full(nil) { // though nobody has waited since, so that there was no turn
+			t.Error("calls are refused a second after the last one that was too many")
+		}
 		if s := g.Stats(); s.Limit != 1000 {
 			t.Errorf("a second later the limit is %d, want 1000", s.Limit)
 		}
@@ -199,6 +205,9 @@ func TestShares(t *testing.T) {
 		s.add(now, 1, 16)
 		s.add(now, 2, 1)
 		now += ms
+	}
+	for range 1000 {
+		s.add(now, 0, 0) // an empty message
 	}
 	if s.under(1) || !s.under(2) || !s.under(3) {
 		t.Error("want 1 above its share, and 2 and 3 below")

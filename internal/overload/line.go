@@ -10,7 +10,9 @@ import (
 const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
 	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
+	enough    = 4 * brisk             // patience beyond which a caller has no influence on that
 	recent    = time.Second           // what the least of that is taken from, once or twice
+	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
 	first     = 64                    // the room to begin with
 	fewest    = 4                     // the least room
 	most      = 4096                  // the most room
@@ -96,7 +98,7 @@ func (l *line) wait(c Call) Turn {
 	}
 	l.calls = append(l.calls, p)
 	l.bytes += c.Size
-	l.patient += (time.Until(c.Deadline) + c.Waited - l.patient) / (4 * averages)
+	l.patient += (min(min(time.Until(c.Deadline), enough)+min(c.Waited, enough), enough) - l.patient) / (4 * averages)
 	if !l.open.Load() {
 		l.open.Store(true)
 		go l.run()
@@ -212,6 +214,17 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 // those that come next wait meanwhile, and take as long themselves.
 func (l *line) brisk() time.Duration { return min(max(l.patient*3/10, Unloaded), brisk) }
 
+// learn notes the least that a call takes. Those that the near cache answers, and whose callers have gone, say nothing of it.
+func (l *line) learn(took time.Duration, now time.Time) {
+	switch {
+	case took*atOnce < l.took:
+	case now.Sub(l.floored) > recent:
+		l.floor[0], l.floor[1], l.floored = took, l.floor[0], now
+	default:
+		l.floor[0] = min(l.floor[0], took)
+	}
+}
+
 // done notes that a call has been decided, or that the store had no time for it, and changes the room by how long that took.
 // A store that takes long by itself is no reason to ask it less.
 func (l *line) done(t Turn, shed bool, now time.Time) {
@@ -221,10 +234,7 @@ func (l *line) done(t Turn, shed bool, now time.Time) {
 	l.working--
 	if !shed {
 		l.took += (took - l.took) / (4 * averages)
-		if now.Sub(l.floored) > recent {
-			l.floor[0], l.floor[1], l.floored = took, l.floor[0], now
-		}
-		l.floor[0] = min(l.floor[0], took)
+		l.learn(took, now)
 	}
 	least := l.floor[0]
 	if l.floor[1] > 0 {

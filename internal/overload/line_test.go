@@ -122,11 +122,44 @@ func TestRoom(t *testing.T) {
 			t.Errorf("when no answer has come sooner for two seconds there is room for %d", room)
 		}
 		before := l.room
+		for range 20 { // the near cache answers some
+			l.working++
+			l.done(Turn{Verdict: Go, counted: true, at: time.Now()}, false, time.Now())
+			if room := rounds(10, 9*ms, false); room < before {
+				t.Fatalf("when only the near cache answers sooner there is room for %d, and for %d before", room, before)
+			}
+		}
+		before = l.room
 		if room := rounds(60, ms, true); room >= before/2 {
 			t.Errorf("when the store sheds there is room for %d, and for %d before", room, before)
 		}
 		if verdict(waits) != '-' {
 			t.Error("somebody has given a turn")
+		}
+	})
+}
+
+// TestPatience: callers that wait for ever do not have others wait longer, nor take room from them.
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		for range 100 {
+			now := time.Now()
+			turn := g.line.wait(Call{Waited: time.Second, Deadline: now.Add(1<<63 - 1)})
+			g.Done(turn, false)
+			synctest.Wait()
+		}
+		if got := g.line.brisk(); got != brisk {
+			t.Errorf("calls may take %s, want %s", got, brisk)
+		}
+		for range 100 {
+			turn := g.line.wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(18 * ms)})
+			g.Done(turn, false)
+			synctest.Wait()
+		}
+		if got := g.line.brisk(); got > 13*ms/2 {
+			t.Errorf("a hundred calls of 20 ms later they may take %s, want about 6 ms", got)
 		}
 	})
 }

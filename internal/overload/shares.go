@@ -25,7 +25,7 @@ func (s *shares) add(now time.Duration, domain uint32, work int) {
 	if int64(now) > s.until.Load() {
 		s.halve(now)
 	}
-	n := int64(work) * 2 // so that a single one lives through one halving
+	n := int64(work+1) * 2 // so that a single one lives through one halving, and even one of nothing counts
 	if s.used[domain%uint32(len(s.used))].Add(n) == n {
 		s.active.Add(1)
 	}
