@@ -39,13 +39,13 @@ func (p *Scratch) findReservation(d *descriptors.Domain, desc *Descriptor) {
 		if !named(d.ReserveEntries, desc.Entries[j].Key) {
 			continue
 		}
-		rest := desc.Entries[:j:j]
+		rest, since := desc.Entries[:j:j], len(p.entries)
 		if j+1 < len(desc.Entries) {
-			since := len(p.entries)
 			p.entries = append(append(p.entries, rest...), desc.Entries[j+1:]...)
 			rest = p.entries[since:len(p.entries):len(p.entries)]
 		}
-		if m := d.Match(rest); m.Rule == nil || m.Rule.Reserve == nil || m.Rule.Reserve.Entry != string(desc.Entries[j].Key) {
+		if m := d.Match(rest); m.Rule == nil || !m.Rule.SettlesBy(desc.Entries[j].Key) {
+			p.entries = p.entries[:since]
 			continue
 		}
 		desc.Reservation, desc.HasReservation = desc.Entries[j].Value, true

@@ -82,6 +82,13 @@ func (c *compiler) reservable(p *rawPolicy, r *Rule, l *engine.Limit) {
 	}
 }
 
+// SettlesBy reports whether r, or another plan of its descriptor, takes reservations that an entry with this key settles. The
+// calls for a tenant are the same whatever its plan is, so they are told by all of them.
+func (r *Rule) SettlesBy(key []byte) bool {
+	by := func(r *Rule) bool { return r.Reserve != nil && r.Reserve.Entry == string(key) }
+	return by(r) || slices.ContainsFunc(r.plans, by)
+}
+
 // text returns r in words.
 func (r *Reserve) text() string {
 	kept := "kept"
