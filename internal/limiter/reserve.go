@@ -92,7 +92,8 @@ func (p *Scratch) reserve(s *Sealer, r *Request, desc *Descriptor, t *part) {
 	}
 }
 
-// reserveOp makes op one beside reservations. All of a request have one name.
+// reserveOp makes op, the last one, one beside reservations. All of a request have one name; only where several are of one
+// counter, each has to have its own, which follows from that and from their order.
 func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
 	op.Reserve, op.Lease = &t.match.Rule.Reserve.Reserve, backend.LeaseOff
 	switch t.reserving {
@@ -105,6 +106,17 @@ func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
 		op.Take.Reservation = p.name
 	case reservesNothing, forged, charges, released:
 	}
+	if op.Take.Reservation == (engine.ReservationID{}) {
+		return
+	}
+	before := byte(0) // no more than MaxDescriptors
+	for i := range p.ops[:len(p.ops)-1] {
+		other := &p.ops[i]
+		if other.Key == op.Key && other.Mode == op.Mode && other.Reserve != nil && p.parts[p.owners[i]].id == t.id {
+			before++
+		}
+	}
+	op.Take.Reservation[0] ^= before
 }
 
 // open reports whether t has a reservation that is open.
