@@ -108,12 +108,15 @@ func (r *Reserve) begin(open *State, l Limits, s []*State, now Micros) reserving
 		*open = State{}
 		return c
 	}
-	c.limit.hold(c.counter, c.now, open.n)
-	all := open.more.held
+	all, reserved := open.more.held, open.n
 	for c.expired < expireAtOnce && int(c.expired) < len(all) && all[c.expired].expires <= c.now {
-		c.end(&all[c.expired])
+		h := &all[c.expired]
+		c.limit.hold(c.counter, c.now, h.expires, reserved)
+		c.end(h)
+		reserved -= h.hits
 		c.expired++
 	}
+	c.limit.hold(c.counter, c.now, c.now, reserved)
 	c.remove(0, int(c.expired))
 	return c
 }
@@ -264,17 +267,18 @@ func (c *reserving) settle(h *held, difference int64) (window Micros) {
 	return 0
 }
 
-// hold keeps what is reserved of a bucket from coming back with time.
-func (l *Limit) hold(s *State, now Micros, reserved uint64) {
+// hold keeps what was reserved of a bucket until a time from having come back before it.
+func (l *Limit) hold(s *State, now, until Micros, reserved uint64) {
 	if l.Algorithm != TokenBucket || l.Hits == 0 {
 		return
 	}
 	var v bucketView
 	v.set(l, s, now)
-	reserved = min(reserved, l.Burst) // a larger limit may have reserved more
-	if v.spent.n >= reserved {
+	// A larger limit may have reserved more than the burst.
+	held := v.sub(amount{n: min(reserved, l.Burst)}, v.in(max(0, v.as-l.step(until))))
+	if v.sub(held, v.spent) == (amount{}) {
 		return
 	}
-	v.spent = amount{n: reserved}
+	v.spent = held
 	v.write(l, s)
 }

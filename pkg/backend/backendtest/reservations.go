@@ -24,6 +24,7 @@ func testReservations(t *testing.T, h Harness) {
 		"expired, kept":        expiredAndKept,
 		"expired, returned":    expiredAndReturned,
 		"a bucket holds":       bucketHolds,
+		"a bucket has held":    bucketHasHeld,
 		"a cell that is gone":  settledAfterItsCell,
 		"too many":             tooManyReservations,
 		"many expire at once":  manyExpire,
@@ -218,6 +219,26 @@ func bucketHolds(t *testing.T, s *subject) {
 	c.spend(40, admitted)
 	c.settles(1, 0)
 	c.left(60)
+}
+
+// bucketHasHeld: what nobody settles comes back from when the reservation has expired, whenever the next call comes.
+func bucketHasHeld(t *testing.T, s *subject) {
+	c := reserves(t, s, engine.Reserve{TTL: 10 * minute}, bucket(100, 100*second, 100))
+	c.books(1, 60, admitted)
+	c.at(5 * time.Minute)
+	c.books(2, 20, admitted)
+	c.at(10*time.Minute + 30*time.Second)
+	c.left(50)
+	c.at(15*time.Minute - time.Second)
+	c.left(80)
+	c.at(15*time.Minute + 5*time.Second)
+	c.left(85)
+	c = reserves(t, s, engine.Reserve{TTL: 10 * minute, Return: true}, bucket(100, 100*second, 100))
+	c.books(1, 60, admitted)
+	c.at(5 * time.Minute)
+	c.books(2, 20, admitted)
+	c.at(10*time.Minute + 30*time.Second)
+	c.left(80)
 }
 
 func settledAfterItsCell(t *testing.T, s *subject) {

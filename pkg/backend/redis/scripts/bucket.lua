@@ -236,13 +236,14 @@ families[1] = function()
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}
   end
 
-  -- hold keeps hits that are reserved from coming back with time.
-  local function hold(l, reserved)
+  -- hold keeps hits that were reserved until a time from having come back before it.
+  local function hold(l, reserved, ended)
     if l.leaky or l.den == 0 then return end
     local v = view(l)
-    reserved = math.min(reserved, l.burst)
-    if v.n >= reserved then return end
-    v.n, v.part = reserved, 0
+    local since = math.max(0, v.as - (l.step > 0 and ended - ended % l.step or ended))
+    local n, part = sub(l, math.min(reserved, l.burst), 0, muldiv(since, l.den, l.us))
+    if n < v.n or n == v.n and part <= v.part then return end
+    v.n, v.part = n, part
     v.stop = back(l, v, v.n, v.part)
     write(l, v)
   end

@@ -54,16 +54,31 @@ local function give_back(hits, at)
   f.give(l, f.view(l))
 end
 
+-- hold keeps hits that were reserved until a time from having come back before it, where they come back with time.
+local function hold(hits, ended)
+  set(0, 0, 0, 4)
+  if family[1].hold then family[1].hold(limits[1], hits, ended) end
+end
+
 -- expire ends what has expired, and returns how many reservations that were.
 local function expire()
-  local names = redis.call('ZRANGEBYSCORE', reserve.set, '-inf', str(now), 'LIMIT', '0', str(EXPIRE_AT_ONCE))
-  if #names == 0 then return 0 end
-  local texts, sum = redis.call('HMGET', reserve.hash, unpack(names)), 0
+  local found = redis.call('ZRANGEBYSCORE', reserve.set, '-inf', str(now), 'WITHSCORES', 'LIMIT', '0', str(EXPIRE_AT_ONCE))
+  if #found == 0 then
+    hold(reserve.sum, now)
+    return 0
+  end
+  local names, sum = {}, 0
+  for i = 1, #found, 2 do names[#names + 1] = found[i] end
+  local texts = redis.call('HMGET', reserve.hash, unpack(names))
   for i = 1, #names do
     local hits, at = record(texts[i])
+    local expired = tonumber(found[2 * i])
+    if not whole(expired, MAX) then expired = now end -- no script wrote it
+    hold(math.max(0, reserve.sum - sum), expired)
     sum = sum + hits
     if reserve.back == 1 then give_back(hits, at) end
   end
+  hold(math.max(0, reserve.sum - sum), now)
   remove(names, sum)
   return #names
 end
@@ -78,8 +93,6 @@ local function begin()
     forget_reserved()
     return 0
   end
-  set(0, 0, 0, 4)
-  if family[1].hold then family[1].hold(limits[1], reserve.sum) end
   return expire()
 end
 
