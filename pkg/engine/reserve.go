@@ -133,9 +133,15 @@ func (c *reserving) remove(i, j int) {
 	for _, h := range c.open.more.held[i:j] {
 		c.open.n -= h.hits
 	}
-	if c.open.more.held = slices.Delete(c.open.more.held, i, j); len(c.open.more.held) == 0 {
+	all := slices.Delete(c.open.more.held, i, j)
+	switch n := len(all); {
+	case n == 0:
 		*c.open = State{}
+		return
+	case n < cap(all)/4: // else a counter that is never without any keeps the room of its busiest moment, and is not weighed by it
+		all = slices.Clone(all)
 	}
+	c.open.more.held = all
 }
 
 // find returns the index of a record, or −1.
