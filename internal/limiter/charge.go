@@ -211,6 +211,9 @@ func (l *Limiter) applyBatch(ctx context.Context, p *Scratch) error {
 		return nil
 	}
 	if err := l.ask(ctx, p, p.batch, p.picked); err != nil {
+		for k, i := range p.picked { // what was reserved has to be released
+			p.ops[i].Decision, p.ops[i].Err = p.batch[k].Decision, p.batch[k].Err
+		}
 		return err
 	}
 	for k, i := range p.picked {

@@ -98,3 +98,38 @@ func TestOneOpThatFails(t *testing.T) {
 		t.Errorf("left is %d (%v), want 999", c.Decision.Left, err)
 	}
 }
+
+// A request without a verdict, because the store failed for one of its counters, leaves nothing reserved on the others.
+func TestOneOpThatFailsReleasesTheOthers(t *testing.T) {
+	for _, charge := range []string{"each", "together"} {
+		failing := false
+		b := &counting{Backend: still()}
+		b.fail = func(op *backend.Op) error {
+			if failing && op.Reserve == nil && op.Mode == backend.Take {
+				return errors.New("reset by peer")
+			}
+			return nil
+		}
+		sealer := new(limiter.Sealer)
+		sealer.SetKeys([]byte("a key of 32 characters, or a few more"))
+		l := limiter.New(b, stats.New(), limiter.Config{Reservations: sealer})
+		load(t, l, `domain: llm
+charge: `+charge+`
+descriptors:
+- {key: user, rate_limit: {unit: hour, requests_per_unit: 100, reserve: {estimate: 40}}}
+- {key: other, rate_limit: {unit: hour, requests_per_unit: 100}}
+`)
+		failing = true
+		ask := request("llm", "user=ann")
+		ask.Descriptors = append(ask.Descriptors, request("llm", "other=ann").Descriptors...)
+		var scratch limiter.Scratch
+		if _, err := l.Decide(t.Context(), ask, &scratch); !errors.Is(err, limiter.ErrBackend) {
+			t.Fatalf("charge: %s: error %v, want that of the store", charge, err)
+		}
+		failing = false
+		c, err := l.Peek(t.Context(), "llm", request("llm", "user=ann").Descriptors[0].Entries)
+		if err != nil || c.Decision.Left != 100 || c.Decision.Reserved != 0 {
+			t.Errorf("charge: %s: %d are left and %d reserved, error %v, want 100 and 0", charge, c.Decision.Left, c.Decision.Reserved, err)
+		}
+	}
+}

@@ -139,6 +139,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
 	if err := l.charge(hurry(ctx, r), d, p); err != nil {
+		l.release(ctx, p)
 		l.counts.backendErrors.Add(1)
 		return nil, err
 	}

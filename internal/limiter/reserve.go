@@ -124,7 +124,8 @@ func (p *Scratch) open(t *part) bool {
 	return t.op >= 0 && t.reserving == reserves && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the reservations of a request that was refused: it will not cost anything, and may not come again.
+// release settles the reservations of a request that was refused, which will not cost anything, or of one without a verdict
+// because the store failed for others of its counters: nobody gets an id to settle them by.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
 	n := 0
 	for i := range p.parts {
