@@ -162,6 +162,29 @@ func TestAwayForLong(t *testing.T) {
 	on(t, []*Tenants{stopped}, "cid", "gold")
 }
 
+// TestReadAfterSweep: who reads all, in parts, does so too where one that was taken away long ago is forgotten already.
+func TestReadAfterSweep(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	all := []*Tenants{replica(t, redis.Config{URL: db.Addr()})}
+	const many = 2*MaxAtOnce + 7
+	for i := 0; i < many; i += MaxAtOnce {
+		var some []Change
+		for j := i; j < min(i+MaxAtOnce, many); j++ {
+			some = append(some, Change{Tenant: fmt.Sprint("t", j), Entry: &Entry{Plan: "free"}})
+		}
+		if _, err := all[0].Put(t.Context(), some, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, all[0], "t3", "")
+	db.CLI("ZADD", "test:rl:{tenants}:gone", "1", "t3") // as if that was long ago
+	put(t, all[0], "cid", "gold")
+	late := replica(t, redis.Config{URL: db.Addr()})
+	testkit.Eventually(t, "all are read", func() bool { return late.Len(Store) == many }, func() string { return fmt.Sprint(late.Len(Store)) })
+	on(t, []*Tenants{late}, "cid", "gold")
+}
+
 // TestList lists each tenant once, of both sources.
 func TestList(t *testing.T) {
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -20,8 +21,12 @@ const RecordsAtOnce = 500
 type Records struct {
 	aside
 
-	atOnce int // how many are read in one call: fewer after an error, since the link may be slow
+	atOnce int       // how many are read in one call: fewer after an error, since the link may be slow
+	all    time.Time // since when all are read, in parts; zero if they are not
 }
+
+// allWithin is how long it may take to read all. What was taken away is forgotten after a day: who takes longer begins anew.
+const allWithin = 12 * time.Hour
 
 // Records returns the records of b with a name, such as tenants. There are none without scripts, with [ReferenceKeys].
 func (b *Backend) Records(name string) (*Records, error) {
@@ -40,13 +45,17 @@ func (r *Records) Changes(ctx context.Context, since backend.Version) (backend.R
 		return backend.RecordChanges{Version: since}, nil
 	}
 	var out backend.RecordChanges
-	reply, err := r.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(r.atOnce))
+	amid := "0"
+	if !r.all.IsZero() && time.Since(r.all) < allWithin {
+		amid = "1"
+	}
+	reply, err := r.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(r.atOnce), amid)
 	if err != nil {
 		r.atOnce = max(1, r.atOnce/4)
 		return out, err
 	}
 	if run := r.link.server.run; run != since.Run && since.Run != "" { // another process may have other records under these revisions
-		if reply, err = r.call(ctx, "poll", "", "0", strconv.Itoa(r.atOnce)); err != nil {
+		if reply, err = r.call(ctx, "poll", "", "0", strconv.Itoa(r.atOnce), "0"); err != nil {
 			return out, err
 		}
 	}
@@ -73,6 +82,12 @@ func (r *Records) Changes(ctx context.Context, since backend.Version) (backend.R
 		name, _ := texts[i].(string)
 		text, _ := texts[i+1].(string)
 		out.Changed = append(out.Changed, backend.Record{Name: name, Text: text, Gone: text == ""})
+	}
+	switch {
+	case !out.More:
+		r.all = time.Time{}
+	case out.Anew:
+		r.all = time.Now()
 	}
 	return out, nil
 }

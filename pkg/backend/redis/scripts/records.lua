@@ -9,7 +9,8 @@
 -- KEYS[4]  name → when it was taken away (ms)
 --
 -- ARGV[1]  what to do
---   poll   ARGV[2..4]: epoch and revision that are known, the most records to return
+--   poll   ARGV[2..5]: epoch and revision that are known, the most records to return, 1 for who has read a part of all, less than a
+--          day ago, and goes on: nothing can have been forgotten that it has read; 0 for others
 --          result: epoch, or '' if there are no records and never were any, revision of the last one returned, or of all, 1 if
 --          there are more, 1 if these are the first of all, and name and text of each in turn; the text of one that is gone is ''
 --   put    ARGV[2..4]: epoch if there is none yet, the most records there may be, 1 if only what is lacking is put back or 0;
@@ -26,7 +27,7 @@ if epoch and (redis.call('HMGET', KEYS[2], '')[1] ~= epoch or revision > 0 and r
 if ARGV[1] == 'poll' then
   if not epoch then return {'', '0', 0, 1, {}} end
   local since, most, anew = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
-  if epoch ~= ARGV[2] or since < swept or since > revision then since, anew = 0, 1 end
+  if epoch ~= ARGV[2] or since < swept and ARGV[5] ~= '1' or since > revision then since, anew = 0, 1 end
   local found, names, out, more = {}, {}, {}, 0
   if revision > since then
     found = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. text(since), '+inf', 'WITHSCORES', 'LIMIT', '0', text(most))
