@@ -45,6 +45,13 @@ var domainCalls = map[string]struct{ own, other string }{
 	"Lift":         {``, ``}, // of IDs, which TestLiftInDomains has
 	"ReloadRules":  {``, `{}`},
 	"Drain":        {``, `{"dryRun":true}`},
+
+	// A tenant is on a plan in all domains.
+	"GetTenant":     {``, `{"tenant":"acme"}`},
+	"SetTenant":     {``, `{"tenant":{"tenant":"acme","plan":"gold"}}`},
+	"UnsetTenant":   {``, `{"tenant":"acme"}`},
+	"ListTenants":   {``, `{}`},
+	"ImportTenants": {``, `{"tenants":[{"tenant":"acme","plan":"gold"}]}`},
 }
 
 // twoDomains is a server with rules of two domains, hits and controls in both, and a token for one of them: ann's.
