@@ -155,8 +155,17 @@ func Sealed(text []byte) bool { return bytes.HasPrefix(text, []byte(prefix)) }
 
 // Seal returns a text in a form that only those can read, or make, who have the secret. It is printable, and the same each time, so
 // that a text that is kept twice is there once. about is not in it, and must be the same when it is opened.
-func (k *Keys) Seal(text []byte, about string) []byte {
-	s := k.seals[0]
+func (k *Keys) Seal(text []byte, about string) []byte { return k.seals[0].seal(text, about) }
+
+// Before returns what [Keys.Seal] returned while the previous secret was the current one; nil if there is no previous one.
+func (k *Keys) Before(text []byte, about string) []byte {
+	if len(k.seals) == 1 {
+		return nil
+	}
+	return k.seals[1].seal(text, about)
+}
+
+func (s *seal) seal(text []byte, about string) []byte {
 	nonce := s.mac(s.nonce, about, text)[:s.box.NonceSize()]
 	whole := s.box.Seal(nonce, nonce, text, []byte(about))
 	return base64.RawStdEncoding.AppendEncode([]byte(prefix+s.mark+":"), whole)

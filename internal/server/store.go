@@ -87,6 +87,9 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 	if n, ok := v.notes.(markedStore); ok {
 		v.notes = newSealedStore(n, keys, log, h)
 	}
+	if v.tenants != nil && keys != nil {
+		v.tenants = &sealedTenants{SharedStore: v.tenants, keys: keys}
+	}
 	return v, nil
 }
 

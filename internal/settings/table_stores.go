@@ -37,7 +37,7 @@ func backends(s *Settings) []variable {
 		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
 		{"RESERVATION_KEY_FILE", "", text, &s.Backend.ReservationKey, "", "file with the key that ids of reservations are made with, for rules with `reserve`: at least 32 characters, the same for all replicas; what further lines have is accepted too, so that keys can be changed. Without it replicas share one in Redis, and with BACKEND_TYPE=memory it is random (ours)"},
 		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
-		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which nobody can tell from a store whom its counters, controls and audit are about; not with `reference` as the format of keys (ours)"},
+		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which nobody can tell from a store whom its counters, controls, tenants and audit are about; not with `reference` as the format of keys (ours)"},
 	}
 }
 

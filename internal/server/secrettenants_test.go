@@ -1,0 +1,103 @@
+package server
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/secret"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// TestSealedTenants: with a secret nobody reads in Redis who is a tenant, and on which plan, while replicas know all tenants,
+// also those in clear and under the previous secret, and of each what was said last.
+func TestSealedTenants(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	unread := make(chan struct{}, 100)
+	replica := func(current, previous string) *tenants.Tenants {
+		b, err := redis.New(redis.Config{URL: db.Addr(), OpTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		testkit.Run(t, b.Run)
+		records, err := b.Records("tenants")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := tenants.Config{Store: records, Event: func(e tenants.Event) {
+			if e == tenants.Unread {
+				unread <- struct{}{}
+			}
+		}}
+		if current != "" {
+			keys, err := secret.New(current, previous)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Store = &sealedTenants{SharedStore: records, keys: keys}
+		}
+		v := tenants.New(c)
+		testkit.Run(t, v.Run)
+		<-v.First()
+		return v
+	}
+	put := func(v *tenants.Tenants, name, plan, before string) {
+		t.Helper()
+		c := tenants.Change{Tenant: name}
+		if plan != "" {
+			c.Entry = &tenants.Entry{Plan: plan}
+		}
+		was, err := v.Put(t.Context(), []tenants.Change{c}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if was[0] == nil && before != "" || was[0] != nil && was[0].Plan != before {
+			t.Errorf("%s was on %v, want %q", name, was[0], before)
+		}
+	}
+	on := func(v *tenants.Tenants, name, plan string) {
+		t.Helper()
+		testkit.Eventually(t, name+" is on "+plan, func() bool {
+			e, _ := v.Find([]byte(name))
+			return e.Plan == plan
+		})
+	}
+	shown := func() string {
+		return db.CLI("HGETALL", "rl:{tenants}:text") + db.CLI("ZRANGE", "rl:{tenants}:changed", "0", "-1") + db.CLI("ZRANGE", "rl:{tenants}:gone", "0", "-1")
+	}
+	put(replica("", ""), "ann@example.com", "gold", "")
+	one := replica("one", "")
+	on(one, "ann@example.com", "gold")
+	put(one, "bob@example.com", "gold", "")
+	put(one, "ann@example.com", "silver", "gold")
+	if all := shown(); strings.Contains(all, "bob") || strings.Contains(all, "silver") {
+		t.Errorf("Redis shows: %s", all)
+	}
+	two, first := replica("two", "one"), replica("one", "two") // as while the secret is changed
+	on(two, "ann@example.com", "silver")
+	put(two, "ann@example.com", "platinum", "silver")
+	on(first, "ann@example.com", "platinum")
+	put(first, "bob@example.com", "", "gold")
+	on(two, "bob@example.com", "")
+	put(first, "ann@example.com", "silver", "platinum")
+	put(two, "ann@example.com", "", "silver")
+	on(first, "ann@example.com", "")
+	put(two, "cid@example.com", "gold", "")
+	on(first, "cid@example.com", "gold")
+	if late := replica("two", "one"); late.Len(tenants.Store) != 1 {
+		t.Errorf("one that comes later knows %d tenants, want 1", late.Len(tenants.Store))
+	}
+	if other := replica("other", ""); other.Len(tenants.Store) != 0 || len(unread) == 0 {
+		t.Errorf("one with another secret knows %d tenants, and counts %d that it cannot read", other.Len(tenants.Store), len(unread))
+	}
+	db.CLI("FLUSHALL")
+	testkit.Eventually(t, "the tenants are put back", func() bool { return strings.Contains(shown(), "sealed:") })
+	if all := shown(); strings.Contains(all, "example.com") {
+		t.Errorf("Redis shows: %s", all)
+	}
+}
