@@ -62,6 +62,8 @@ func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	switch {
 	case a.GetRefused() && a.GetRules().GetLoaded() == nil:
 		p.printf("%srefused, and there are no rules\n", dryText(dry))
+	case a.GetRefused() && changes > 0: // there is an overlay
+		p.printf("%srefused, and the last good ones of the rules and of the overlay are used in its place: %s\n", dryText(dry), descriptors.CountText(changes, "change"))
 	case a.GetRefused():
 		p.printf("%srefused, and the last good rules stay in use\n", dryText(dry))
 	case changes == 0:

@@ -60,6 +60,10 @@ func TestReloadedText(t *testing.T) {
 		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false, "5 changes\n  shop: domain added\n  \uFFFD\n  and 3 more\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added"}, TotalChanges: 1}, true, "would be done, without --dry-run: 1 change\n  shop: domain added\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Refused: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false, "refused, and the last good rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n"},
+		{
+			&adminv1.ReloadRulesResponse{Rules: rules, Refused: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 1, Changes: []string{"b: domain added"}, TotalChanges: 1}, false,
+			"refused, and the last good ones of the rules and of the overlay are used in its place: 1 change\n  rules/a.yaml:3:7: shop.user: no unit\n  b: domain added\n",
+		},
 	} {
 		var out bytes.Buffer
 		(&program{stdout: &out}).reloaded(tt.answer, tt.dry)

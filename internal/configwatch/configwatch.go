@@ -90,22 +90,31 @@ func (w *Watch) Update(sources []descriptors.Source, unreadable descriptors.Prob
 	return w.update(w.newest, given{rules: w.newest.rules, overlay: w.used.overlay})
 }
 
-// update replaces the rules by what is given or, if that is refused while there is an overlay and a set, by what else is.
+// update replaces the rules by what is given or, if that is refused while there is an overlay and a set, by what else is. Then
+// it is accepted, and what was given is refused all the same, so that everybody is told of it for as long as it is.
 func (w *Watch) update(g, other given) error {
 	set, problems, err := w.tryLoad(g)
-	if err != nil && w.config.Overlay && w.set != nil && !g.same(other) {
-		if set, problems, err = w.tryLoad(other); err == nil {
+	if err == nil {
+		w.accept(g, set, problems)
+		return nil
+	}
+	if w.config.Overlay && w.set != nil && !g.same(other) {
+		set, others, otherErr := w.tryLoad(other)
+		if otherErr == nil {
 			w.log.Warn("the newest rules and the newest overlay are not used together, because one of them was refused: the last good one is used in its place")
+			w.accept(other, set, others)
+			w.refuse(w.outcome(g, problems, err, w.accepted.Load().Changes))
+			return nil
 		}
-		g = other
+		g, problems, err = other, others, otherErr
 	}
-	w.updates++
-	o := &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Problems: problems, Err: err}
-	if err != nil {
-		w.rejected.Store(o)
-		w.refuse(err, problems)
-		return err
-	}
+	w.refuse(w.outcome(g, problems, err, nil))
+	return err
+}
+
+// accept puts a set in use.
+func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Problems) {
+	o := w.outcome(g, problems, nil, nil)
 	old := w.set
 	w.used = g
 	o.Since = o.At
@@ -120,7 +129,12 @@ func (w *Watch) update(g, other given) error {
 	w.config.Loaded(set, warnings(problems))
 	w.report(problems)
 	w.announce(old, set, o.Changes)
-	return nil
+}
+
+// outcome returns the outcome of one more update.
+func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes []string) *Outcome {
+	w.updates++
+	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
 
 // tryLoad is descriptors.Load for a set that may be incomplete. It treats a panic as another reason to refuse the set.
@@ -149,7 +163,9 @@ func (w *Watch) tryLoad(g given) (
 }
 
 // refuse reports that an update is refused, and logs why.
-func (w *Watch) refuse(err error, problems descriptors.Problems) {
+func (w *Watch) refuse(o *Outcome) {
+	err, problems := o.Err, o.Problems
+	w.rejected.Store(o)
 	w.config.Refused(err)
 	serving := "none"
 	if w.set != nil {

@@ -16,7 +16,7 @@ type Outcome struct {
 	At       time.Time            // when that was decided
 	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  []string             // what differs from the set before, in words; nil for the first set, but for that of Try, and if it was refused
+	Changes  []string             // what differs from the set before, in words; nil for the first set, but for that of Try; if it was refused, what differs in what is used in its place
 	Problems descriptors.Problems // with warnings
 	Err      error                // why it was refused; nil if it was not
 }

@@ -2,6 +2,7 @@ package configwatch_test
 
 import (
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,6 +59,11 @@ func TestTheLastGoodOverlayStays(t *testing.T) {
 		}
 		if log := f.logged(); got != step.want || !strings.Contains(log, step.log) {
 			t.Errorf("%s: %q, want %q; log\n%s", step.what, got, step.want, log)
+		}
+		if beside := step.log == "not used together"; beside && (f.Last().Err == nil || !slices.Equal(f.Last().Changes, f.Accepted().Changes)) {
+			t.Errorf("%s: what is refused is forgotten: %+v", step.what, f.Last())
+		} else if !beside && step.err == "" && f.Last() != nil && f.Last().Err != nil {
+			t.Errorf("%s: what was refused is not over: %+v", step.what, f.Last())
 		}
 		if changed := f.Laid() != before; changed != strings.Contains(step.what, "overlay") && !strings.Contains(step.what, "a good one") {
 			t.Errorf("%s: the number of the overlay changed: %t", step.what, changed)

@@ -5644,7 +5644,7 @@ func (x *ReloadRulesRequest) GetDryRun() bool {
 // ReloadRulesResponse is what came of it.
 type ReloadRulesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether what was read was refused, and the rules are as they were.
+	// Whether what was read was refused, and the rules are as they were, but for changes: of rules and overlay one may be good.
 	Refused bool `protobuf:"varint,1,opt,name=refused,proto3" json:"refused,omitempty"`
 	// What is wrong with what was read: the first 100 errors, and warnings. There may be warnings where it was not refused.
 	Problems []*RulesProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
