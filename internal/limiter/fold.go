@@ -116,8 +116,9 @@ func (t *part) left(d *engine.Decision) uint64 {
 	return d.Left - min(t.hits, d.Left)
 }
 
-// header returns the index of the status that response headers describe. Of those that callers may be told, that is the first one that is blocked, or else the last one that is over and not in quota
-// mode, or else the first of those with the least remaining; −1 if no limit is reported.
+// header returns the index of the status that response headers describe. Of those that callers may be told, that is the first
+// one that is blocked, or else the last one that is over and refuses alone, as it is not in quota mode or belongs to all groups,
+// or else the first of those with the least remaining; −1 if no limit is reported.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
 	least, enforced := -1, -1
@@ -129,7 +130,7 @@ func (l *Limiter) header(p *Scratch) int {
 		if p.parts[i].blocked {
 			return i
 		}
-		if s.Over && !l.quota(&p.parts[i]) {
+		if s.Over && (!l.quota(&p.parts[i]) || len(p.groups) > 0 && p.groups[i] == AnyGroup) {
 			enforced = i
 		}
 		if least < 0 || s.Remaining < v.Statuses[least].Remaining {

@@ -252,6 +252,10 @@ func TestHeaders(t *testing.T) {
 			Decision: engine.Decision{ResetAfter: time.Hour, RetryAfter: after},
 		}
 	}
+	inGroup := func(group int, st limiter.Status) limiter.Status {
+		st.Group = group
+		return st
+	}
 	on := Headers{Enabled: true, RetryAfter: "Retry-After"}
 	for _, tt := range []struct {
 		name string
@@ -300,6 +304,31 @@ func TestHeaders(t *testing.T) {
 			Headers{RetryAfter: "Retry-After"},
 			limiter.Verdict{Over: true, Statuses: []limiter.Status{refused(7*time.Second, false), refused(3*time.Second, false), refused(90*time.Second, true)}},
 			[]string{"Retry-After: 7"},
+		},
+		{
+			"retry when what refuses alone gives way, as one group is open",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
+				refused(3*time.Second, false), inGroup(0, refused(time.Hour, true)),
+			}},
+			[]string{"Retry-After: 3"},
+		},
+		{
+			"retry when the first group gives way, and what belongs to all",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Groups: make([]limiter.QuotaGroup, 2), Statuses: []limiter.Status{
+				inGroup(0, refused(time.Hour, true)), inGroup(1, refused(9*time.Second, true)), inGroup(1, refused(7*time.Second, true)),
+				inGroup(limiter.AnyGroup, refused(8*time.Second, true)),
+			}},
+			[]string{"Retry-After: 9"},
+		},
+		{
+			"retry when all that belong to all groups give way, where there are none",
+			Headers{RetryAfter: "Retry-After"},
+			limiter.Verdict{Over: true, GroupBy: []string{"model"}, Statuses: []limiter.Status{
+				inGroup(limiter.AnyGroup, refused(3*time.Second, true)), inGroup(limiter.AnyGroup, refused(8*time.Second, true)),
+			}},
+			[]string{"Retry-After: 8"},
 		},
 		{
 			"retry when the first quota gives way",

@@ -114,7 +114,7 @@ func longestWait(v *limiter.Verdict) (wait time.Duration, found bool) {
 // to admit decides; where they form groups, the first group of which all admit. It is 0 if callers may not be told of any
 // of them.
 func retrySeconds(v *limiter.Verdict) int64 {
-	if len(v.Groups) > 0 {
+	if len(v.GroupBy) > 0 {
 		return retryGroups(v)
 	}
 	var last, firstQuota int64
@@ -133,19 +133,29 @@ func retrySeconds(v *limiter.Verdict) int64 {
 	return cmp.Or(last, firstQuota)
 }
 
-// retryGroups is retrySeconds where limits in quota mode form groups.
+// retryGroups is retrySeconds where limits in quota mode form groups. A group that is not over lets pass what is not refused
+// otherwise.
 func retryGroups(v *limiter.Verdict) int64 {
 	var all, first int64                 // of what belongs to all groups, or to none; and of the first group
 	last := make([]int64, len(v.Groups)) // of each group
+	over := make([]bool, len(v.Groups))  // by a limit of its own
 	for i := range v.Statuses {
 		st := &v.Statuses[i]
-		switch {
-		case !st.Over || st.Untold():
-		case !st.Quota || st.Group == limiter.AnyGroup:
-			all = max(all, st.ResetSeconds())
-		default:
-			last[st.Group] = max(last[st.Group], st.ResetSeconds())
+		if !st.Over {
+			continue
 		}
+		n := max(1, st.ResetSeconds())
+		if st.Untold() {
+			n = 0
+		}
+		if !st.Quota || st.Group == limiter.AnyGroup {
+			all = max(all, n)
+		} else {
+			last[st.Group], over[st.Group] = max(last[st.Group], n), true
+		}
+	}
+	if slices.Contains(over, false) {
+		return all
 	}
 	for _, n := range last {
 		if first == 0 || n > 0 && n < first {
