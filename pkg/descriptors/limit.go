@@ -109,7 +109,11 @@ func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 	case listed:
 		c.fail(l.unlimited.at, path, "unlimited is in an item of rate_limits: it belongs in rate_limit, alone")
 	case unit != UnitUnknown:
-		c.fail(l.unit.at, path, "should not specify rate limit unit when unlimited")
+		where := l.unit.at
+		if l.unlimited.at.overlaid() { // which made it unlimited
+			where = l.unlimited.at
+		}
+		c.fail(where, path, "should not specify rate limit unit when unlimited")
 	case l.unit.s != "":
 		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", shorten(l.unit.s))
 	}

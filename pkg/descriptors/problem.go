@@ -88,6 +88,9 @@ func (m mark) in(file string) string {
 // col returns the column, from 1, or 0 if there are none.
 func (m mark) col() int { return int(m.column & (1<<overlayShift - 1)) }
 
+// overlaid reports whether m is in an overlay.
+func (m mark) overlaid() bool { return m.column>>overlayShift > 0 }
+
 // report collects the problems of one source.
 type report struct {
 	file     string
