@@ -272,7 +272,7 @@ func entriesText(d *commonv3.RateLimitDescriptor) string {
 
 // notLimited reports whether no limit applied to a descriptor, not even one that is unlimited.
 func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
-	return s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
+	return s.GetCode() != rlsv3.RateLimitResponse_OVER_LIMIT && s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
 }
 
 // statusText returns the answer to one descriptor in words.
@@ -281,6 +281,8 @@ func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
 	switch {
 	case notLimited(s):
 		return "OK, not limited"
+	case limit == nil && s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT: // such as by a rule with headers: off
+		return "OVER_LIMIT, by a limit that is not told"
 	case limit == nil:
 		return "OK, unlimited"
 	}
