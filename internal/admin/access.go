@@ -58,6 +58,13 @@ type Who struct {
 	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
 }
 
+// Why a token is not taken.
+const (
+	refusedToken = "the token is refused"
+	inClear      = "a token is accepted only over TLS, or from this machine, because others can read it on its way: " +
+		"connect over TLS, or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted"
+)
+
 // errNoToken is the text for a call that shows nothing.
 const errNoToken = `this needs the token of ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
 
@@ -103,8 +110,7 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	var shown Token
 	switch {
 	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
-		return Who{}, status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
-			"connect over TLS, or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
+		return Who{}, status.Error(codes.PermissionDenied, inClear)
 	case hasToken: // and a certificate, if there is one too, does not count
 		name, full, isNamed = "", false, false
 		crowded := a.Guard.crowded(c.From)
@@ -118,7 +124,7 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 			return Who{}, status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
 		default:
 			a.Guard.slow(c.From)
-			return Who{}, status.Error(codes.Unauthenticated, "the token is refused")
+			return Who{}, status.Error(codes.Unauthenticated, refusedToken)
 		}
 	case !isNamed && a.TokenFile == "" && a.ReadTokenFile == "":
 		return Who{}, status.Error(codes.PermissionDenied, "this needs a client certificate with a name of ADMIN_TLS_SAN")
@@ -139,10 +145,10 @@ func (a *Access) token(text string) (found Token, full, ok bool) {
 	r, reads := match(read, text)
 	switch {
 	case full:
-		t.Name = cmp.Or(t.Name, "token")
+		t.Name = callerName(t, true)
 		return t, true, true
 	case reads:
-		r.Name = cmp.Or(r.Name, "read token")
+		r.Name = callerName(r, false)
 		return r, false, true
 	}
 	return Token{}, false, false

@@ -1,0 +1,107 @@
+package admin_test
+
+import (
+	"encoding/base64"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+)
+
+const (
+	annsToken = "0123456789abcdef0123456789abcdef"
+	bobsToken = "fedcba9876543210fedcba9876543210"
+)
+
+// resume returns what a cookie is good for: nothing, look or change.
+func resume(a *admin.Access, text string) string {
+	ctx, change, ok := a.Resume(httptest.NewRequest(http.MethodGet, "/ui/", nil), text)
+	switch md, _ := metadata.FromOutgoingContext(ctx); {
+	case !ok && len(md) == 0:
+		return "nothing"
+	case !ok || len(md.Get("authorization")) != 1:
+		return "a mix-up"
+	case change:
+		return "change"
+	default:
+		return "look"
+	}
+}
+
+// TestSession: a cookie stands for a token with its role until it expires or its token is gone, on every replica with the
+// token, and does not hold it. One that was changed stands for nothing.
+func TestSession(t *testing.T) {
+	full, read := tokenFile(t, "ann: "+annsToken+"\nbob: "+bobsToken), tokenFile(t, "eve: looksonly")
+	local := func() *http.Request {
+		r := httptest.NewRequest(http.MethodPost, "/ui/login", nil)
+		r.RemoteAddr = "127.0.0.1:5"
+		return r
+	}
+	synctest.Test(t, func(t *testing.T) {
+		a, replica := &admin.Access{TokenFile: full, ReadTokenFile: read}, &admin.Access{TokenFile: full, ReadTokenFile: read}
+		ann, ends, err := a.Login(local(), annsToken+"\n")
+		if err != nil || time.Until(ends) != 12*time.Hour || strings.Contains(ann, annsToken) {
+			t.Fatalf("ann: %q until %v, %v", ann, ends, err)
+		}
+		bob, _, err := a.Login(local(), bobsToken)
+		if err != nil {
+			t.Fatal(err)
+		}
+		eve, _, err := a.Login(local(), "looksonly")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = a.Login(local(), "guess")
+		wantStatus(t, err, codes.Unauthenticated, "the token is refused")
+		far := local()
+		far.RemoteAddr = "203.0.113.5:5"
+		_, _, err = a.Login(far, annsToken)
+		wantStatus(t, err, codes.PermissionDenied, "over TLS")
+		wantStatus(t, a.Reachable(far), codes.PermissionDenied, "over TLS")
+
+		swapped := func(old, by string) string { // what ann's says, changed, with her signature
+			head, tail, _ := strings.Cut(ann, ".")
+			return reword(t, head, old, by) + "." + tail
+		}
+		for name, tt := range map[string]struct{ text, want string }{
+			"ann": {ann, "change"}, "eve": {eve, "look"}, "nobody": {"", "nothing"}, "noise": {"a.b", "nothing"},
+			"renamed": {swapped("ann", "bob"), "nothing"}, "longer": {swapped(" 9", " 99"), "nothing"}, "role": {swapped("change", "look"), "nothing"},
+			"cut": {ann[:len(ann)-1], "nothing"}, "of bob's": {strings.Split(ann, ".")[0] + "." + strings.Split(bob, ".")[1], "nothing"},
+		} {
+			for _, at := range []*admin.Access{a, replica} {
+				if got := resume(at, tt.text); got != tt.want {
+					t.Errorf("%s: good for %s, want %s", name, got, tt.want)
+				}
+			}
+		}
+
+		if err := os.WriteFile(full, []byte("ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := resume(a, ann) + ", " + resume(a, bob); got != "nothing, change" {
+			t.Errorf("after ann's token was replaced: %s; want nothing, change", got)
+		}
+		time.Sleep(12 * time.Hour)
+		if got := resume(a, bob); got != "nothing" {
+			t.Errorf("after twelve hours: good for %s", got)
+		}
+	})
+}
+
+// reword changes what the first half of a cookie says.
+func reword(t *testing.T, head, old, by string) string {
+	t.Helper()
+	says, err := base64.RawURLEncoding.DecodeString(head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.RawURLEncoding.EncodeToString([]byte(strings.Replace(string(says), old, by, 1)))
+}
