@@ -56,10 +56,14 @@ type stripe struct {
 
 func newCalls(s scale) *calls {
 	c := &calls{scale: s}
+	c.setEdges()
+	return c
+}
+
+func (c *calls) setEdges() {
 	for i := range c.edges {
 		c.edges[i] = mantissa(math.Exp2(float64(i) / perDouble))
 	}
-	return c
 }
 
 // mantissa returns the binary digits of v after the point.

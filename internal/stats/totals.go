@@ -1,0 +1,45 @@
+package stats
+
+// Totals are sums over all rules and calls since the start of the process, for who wants to show how it goes without reading
+// each series.
+type Totals struct {
+	Allowed, Refused uint64 // hits
+	Calls            uint64 // of the named method
+
+	cells [cells]uint64 // the same, by how long they took
+	scale scale
+}
+
+// Totals returns the sums, of the calls of one gRPC method.
+func (r *Registry) Totals(method string) Totals {
+	t := Totals{scale: r.scale}
+	r.mu.RLock()
+	for _, c := range r.rules {
+		t.Allowed += c.WithinLimit.Load() + c.UnlimitedHits.Load()
+		t.Refused += c.OverLimit.Load()
+	}
+	r.mu.RUnlock()
+	if c := (*r.calls.Load())[method]; c != nil {
+		t.cells, _ = c.read()
+	}
+	for _, n := range t.cells {
+		t.Calls += n
+	}
+	return t
+}
+
+// Within returns how many seconds a share of the calls between before and t took at most, up to 9 % more or less; 0 if there
+// were none.
+func (t *Totals) Within(before *Totals, share float64) float64 {
+	var c calls
+	c.scale = t.scale
+	c.setEdges()
+	_, to := c.ends()
+	left := float64(t.Calls-before.Calls) * share
+	for i, n := range t.cells {
+		if left -= float64(n - before.cells[i]); left <= 0 && t.Calls > before.Calls {
+			return to[i] / t.scale.perSecond
+		}
+	}
+	return 0
+}

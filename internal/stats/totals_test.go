@@ -1,0 +1,39 @@
+package stats_test
+
+import (
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+)
+
+// TestTotals: totals are those of all rules, and of calls between two readings.
+func TestTotals(t *testing.T) {
+	for _, r := range []*stats.Registry{stats.New(), stats.NewMilliseconds()} {
+		for i, name := range []string{"shop.user", "shop.path"} {
+			c := r.Rule(stats.Key{Text: name})
+			c.WithinLimit.Add(uint64(10 * (i + 1)))
+			c.OverLimit.Add(3)
+			c.UnlimitedHits.Add(1)
+		}
+		r.ObserveCall("ShouldRateLimit", 5)
+		before := r.Totals("ShouldRateLimit")
+		for range 98 {
+			r.ObserveCall("ShouldRateLimit", 0.001)
+		}
+		r.ObserveCall("ShouldRateLimit", 0.1)
+		r.ObserveCall("ShouldRateLimit", 0.1)
+		r.ObserveCall("Check", 9)
+		now := r.Totals("ShouldRateLimit")
+		if now.Allowed != 32 || now.Refused != 6 || now.Calls != 101 {
+			t.Errorf("allowed %d, refused %d, calls %d; want 32, 6, 101", now.Allowed, now.Refused, now.Calls)
+		}
+		for share, want := range map[float64]float64{0.5: 0.001, 0.98: 0.001, 0.99: 0.1} {
+			if got := now.Within(&before, share); got < want*0.91 || got > want*1.1 {
+				t.Errorf("%v of the calls took at most %v s, want about %v", share, got, want)
+			}
+		}
+		if got := now.Within(&now, 0.99); got != 0 {
+			t.Errorf("no calls took %v s", got)
+		}
+	}
+}
