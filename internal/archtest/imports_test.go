@@ -55,6 +55,7 @@ var allowed = map[string]row{
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
 	"internal/admin":                      {ours: []string{"internal/certs", "internal/controls", "internal/limiter", "internal/tenants", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
+	"internal/console":                    {ours: []string{"pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/controls":                   {ours: []string{"pkg/backend", "pkg/descriptors"}},
 	"internal/tenants":                    {ours: []string{"pkg/backend"}},
 	"internal/web":                        {},
@@ -82,7 +83,7 @@ var allowed = map[string]row{
 	"internal/server": {
 		ours: []string{
 			"internal/admin", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/controls", "internal/limiter", "internal/overload", "internal/rls", "internal/secret", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"internal/console", "internal/controls", "internal/limiter", "internal/overload", "internal/rls", "internal/secret", "internal/settings", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},

@@ -32,8 +32,8 @@ import (
 // The names under which the service is registered.
 const (
 	ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
-	methodName  = "ShouldRateLimit"
-	fullMethod  = "/" + ServiceName + "/" + methodName
+	Method      = "ShouldRateLimit"
+	fullMethod  = "/" + ServiceName + "/" + Method
 )
 
 // MaxMessage is the size in bytes of the largest request that is accepted.
@@ -183,7 +183,7 @@ func (h Hooks) withDefaults() Hooks {
 func (s *Service) register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
-		Streams:     []grpc.StreamDesc{{StreamName: methodName, Handler: s.shouldRateLimit}},
+		Streams:     []grpc.StreamDesc{{StreamName: Method, Handler: s.shouldRateLimit}},
 		Metadata:    "envoy/service/ratelimit/v3/rls.proto", // for reflection
 	}, nil)
 }
@@ -202,7 +202,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
 	}
 	start := time.Now()
 	err := s.respond(stream, a, start)
-	s.config.Hooks.Call(methodName, time.Since(start).Seconds())
+	s.config.Hooks.Call(Method, time.Since(start).Seconds())
 	return err
 }
 
@@ -258,7 +258,7 @@ func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer
 	turn, shed := c.turn, false
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
-			a, err = nil, s.recovered(ctx, methodName, p)
+			a, err = nil, s.recovered(ctx, Method, p)
 		}
 		s.config.Gate.Done(turn, shed)
 	}()

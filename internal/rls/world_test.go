@@ -25,7 +25,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-const method = "/" + ServiceName + "/" + methodName
+const method = "/" + ServiceName + "/" + Method
 
 // world is a running server on counters in memory, and what can be seen of it from inside.
 type world struct {

@@ -5,9 +5,13 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/console"
+	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/task"
 )
 
 // serveAdmin registers the admin API on the gRPC server, and makes its pages, if it is on. All ports are open.
@@ -41,7 +45,59 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	if v.overHTTP, err = a.Handler(ctx, v.access(v.listeners.debug.Addr(), "DEBUG_HOST")); err != nil {
 		return fmt.Errorf("serving the admin API over HTTP: %w", err)
 	}
-	return nil
+	access := v.access(v.listeners.debug.Addr(), "DEBUG_HOST")
+	v.history = new(console.History)
+	v.console, err = console.New(console.Config{API: a.Client(access), Sessions: &access, History: v.history, Version: v.config.Release})
+	return err
+}
+
+// remember adds to the history of the console what happened in each second.
+func (v *Server) remember() task.Func {
+	return task.Func{Name: "history", Do: func(ctx context.Context) error {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for before := v.totals(); ; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+			now := v.totals()
+			v.history.Add(now.since(&before))
+			before = now
+		}
+	}}
+}
+
+// totals are sums since the start of the process.
+type totals struct {
+	stats.Totals
+
+	at           time.Time
+	errors, shed uint64
+}
+
+func (v *Server) totals() totals {
+	n := v.shed()
+	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.process + n.store + n.calls}
+	for _, kind := range []string{"redis_error", "service_error"} {
+		t.errors += v.registry.Counter(stats.ShouldRateLimitError, kind).Load()
+	}
+	return t
+}
+
+// since returns what happened since an earlier time, per second.
+func (t *totals) since(before *totals) console.Sample {
+	seconds := max(t.at.Sub(before.at).Seconds(), 0.001)
+	rate := func(now, then uint64) float64 { return float64(now-min(then, now)) / seconds }
+	return console.Sample{
+		Requests: rate(t.Calls, before.Calls),
+		Allowed:  rate(t.Allowed, before.Allowed),
+		Refused:  rate(t.Refused, before.Refused),
+		Errors:   rate(t.errors, before.errors),
+		Shed:     rate(t.shed, before.shed),
+		Slow:     t.Within(&before.Totals, 0.99),
+	}
 }
 
 // access returns who may call the admin API, and take profiles, on a listener whose address comes from the named variable.

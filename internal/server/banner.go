@@ -86,7 +86,11 @@ func (v *Server) banner() string {
 	}
 	line("gRPC", "%s", v.listeners.grpc.Addr())
 	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
-	line("debug", "%s  /rlconfig /stats /metrics /debug/pprof/", v.listeners.debug.Addr())
+	pages := "/rlconfig /stats /metrics /debug/pprof/"
+	if v.console != nil {
+		pages += " /ui/"
+	}
+	line("debug", "%s  %s", v.listeners.debug.Addr(), pages)
 	if v.listeners.prometheus != nil {
 		line("metrics", "%s  %s", v.listeners.prometheus.Addr(), v.settings.Stats.PrometheusPath)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/internal/console"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -73,7 +74,9 @@ type Server struct {
 	top          *top.Top       // nil without the admin API
 	watched      *watch.Hub     // likewise
 	guard        *admin.Guard
-	overHTTP     http.Handler // the admin API; nil without it
+	overHTTP     http.Handler     // the admin API; nil without it
+	console      http.Handler     // likewise
+	history      *console.History // likewise
 	health       *task.Health
 	served       atomic.Bool // the server has been healthy at some time
 	started      time.Time
@@ -251,6 +254,9 @@ func (v *Server) group() *task.Group {
 	if v.top != nil {
 		g.Add(v.top)
 	}
+	if v.history != nil {
+		g.Add(v.remember())
+	}
 	if v.store.task != nil {
 		g.Add(v.store.task)
 	}
@@ -291,6 +297,7 @@ func (v *Server) debugPages() web.Debug {
 	d := web.Debug{
 		Admin:        v.overHTTP,
 		AdminByName:  access.Guarded(),
+		Console:      v.console,
 		MayProfile:   access.AllowHTTP,
 		Rules:        func(w io.Writer) error { return admin.WriteRules(w, v.limiter.Rules()) },
 		RulesVerbose: func(w io.Writer) error { return admin.WriteRulesVerbose(w, v.limiter.Rules()) },

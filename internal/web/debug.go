@@ -24,14 +24,23 @@ type Debug struct {
 	Metrics http.Handler
 	// Admin answers what begins with /admin/v1/; nil is none.
 	Admin http.Handler
-	// AdminByName says that Admin may be asked under any name, because its callers show who they are.
+	// AdminByName says that Admin and Console may be asked under any name, because their callers show who they are.
 	AdminByName bool
+	// Console answers what begins with /ui/; nil is none.
+	Console http.Handler
 	// MayProfile returns 200 if the sender of a request may take profiles, or else the status to answer with, and why.
 	MayProfile func(r *http.Request) (status int, why string)
 }
 
 // adminRoot is what the paths of the admin API begin with.
 const adminRoot = "/admin/v1/"
+
+// consoleRoot is what the paths of the console begin with.
+const consoleRoot = "/ui/"
+
+// consoleIndex is the line of index for it, where there is one.
+const consoleIndex = consoleRoot + `: the console, for a browser on this machine or with a token
+`
 
 // adminIndex is the line of index for it, where there is one.
 const adminIndex = adminRoot + `: the admin API, to callers on this machine or with a token
@@ -68,11 +77,19 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	if d.Admin != nil {
 		list, admin = adminIndex+index, withoutOrigins(d.Admin.ServeHTTP, d.AdminByName)
 	}
+	console := http.HandlerFunc(nil)
+	if d.Console != nil {
+		list, console = list+consoleIndex, withoutOrigins(d.Console.ServeHTTP, d.AdminByName)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
 		switch h, ok := pages[t]; {
 		case admin != nil && strings.HasPrefix(t, adminRoot) && plain(t):
 			admin(w, r)
+		case console != nil && t+"/" == consoleRoot:
+			http.Redirect(w, r, consoleRoot, http.StatusSeeOther)
+		case console != nil && strings.HasPrefix(t, consoleRoot) && plain(t):
+			console(w, r)
 		case ok:
 			h(w, r)
 		case strings.HasPrefix(t, pprofRoot):

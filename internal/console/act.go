@@ -1,0 +1,154 @@
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// deed is something that somebody is about to do, or has done.
+type deed struct {
+	Verb    string // such as block
+	What    string // that it is about
+	Done    bool
+	Effect  string
+	Notes   []string
+	Obey    string
+	Reason  string
+	Form    url.Values // that it came with, to confirm it
+	BackURL string
+}
+
+// act shows what would come of what a form asks for, and who obeys, or does it once that has been confirmed. Both have the
+// same x-request-id, so that who confirms twice does it once.
+func (u *console) act(ctx context.Context, r *http.Request) (*deed, error) {
+	p := typed(r) // reads the form
+	f := r.PostForm
+	d := deed{Verb: f.Get("do"), What: p.Domain + ": " + entriesText(p.Entries), Done: f.Get("confirmed") != "", Reason: f.Get("reason"), Form: f}
+	d.BackURL = descriptorURL(Root+"descriptor", p.Domain, p.Entries)
+	id := f.Get("id")
+	if id == "" {
+		id = rand.Text()
+		f.Set("id", id)
+	}
+	ctx = metadata.AppendToOutgoingContext(ctx, "x-request-id", id)
+	var err error
+	switch d.Verb {
+	case "block", "allow", "limit":
+		err = u.control(ctx, &d, &p)
+	case "grant":
+		err = u.grant(ctx, &d, &p)
+	case "reset":
+		err = u.reset(ctx, &d, &p)
+	case "lift":
+		err = u.lift(ctx, &d)
+	default:
+		err = status.Error(codes.InvalidArgument, "it is not said what to do")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &d, nil
+}
+
+// made is what all controls are answered with.
+type made interface {
+	GetControl() *adminv1.Control
+	GetReplaced() *adminv1.Control
+	GetReach() *adminv1.Reach
+	GetNotes() []string
+}
+
+func (u *console) control(ctx context.Context, d *deed, p *descriptorPage) error {
+	span, err := time.ParseDuration(strings.TrimSpace(d.Form.Get("for")))
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "for %q: write a time such as 90s, 15m, 2h or 72h", d.Form.Get("for"))
+	}
+	var (
+		m     made
+		until = durationpb.New(span)
+		below = d.Form.Get("below") != ""
+	)
+	switch d.Verb {
+	case "block":
+		m, err = u.API.Block(ctx, &adminv1.BlockRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, DryRun: !d.Done})
+	case "allow":
+		m, err = u.API.Allow(ctx, &adminv1.AllowRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, DryRun: !d.Done})
+	default:
+		n, wrong := strconv.ParseUint(d.Form.Get("requests"), 10, 32)
+		if wrong != nil {
+			return status.Errorf(codes.InvalidArgument, "requests %q: write a whole number", d.Form.Get("requests"))
+		}
+		to := &adminv1.Override{RequestsPerUnit: uint32(n), Unit: adminv1.Unit(adminv1.Unit_value["UNIT_"+strings.ToUpper(d.Form.Get("unit"))])}
+		m, err = u.API.Limit(ctx, &adminv1.LimitRequest{Domain: p.Domain, Entries: p.Entries, Below: below, For: until, Reason: d.Reason, To: to, DryRun: !d.Done})
+	}
+	if err != nil {
+		return err
+	}
+	d.Effect = map[string]string{"block": "Everything is refused", "allow": "Everything passes, and nothing is counted", "limit": "The limit is " + overrideText(m.GetControl().GetTo())}[d.Verb] +
+		" until " + at(m.GetControl().GetUntil()) + " UTC."
+	d.Notes, d.Obey = m.GetNotes(), obey(m.GetReach())
+	if c := m.GetReplaced(); c != nil {
+		d.Notes = append(d.Notes, "It takes the place of a control of the same kind, which would have ended at "+at(c.GetUntil())+" UTC.")
+	}
+	return nil
+}
+
+func (u *console) grant(ctx context.Context, d *deed, p *descriptorPage) error {
+	hits, err := strconv.ParseUint(d.Form.Get("hits"), 10, 63)
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "hits %q: write a whole number", d.Form.Get("hits"))
+	}
+	m, err := u.API.Grant(ctx, &adminv1.GrantRequest{Domain: p.Domain, Entries: p.Entries, Hits: hits, Reason: d.Reason, DryRun: !d.Done})
+	if err != nil {
+		return err
+	}
+	d.Effect, d.Obey = fmt.Sprintf("Up to %d hits are given back; %d are left now.", hits, m.GetCounter().GetLeft()), counts(m.GetReach())
+	return nil
+}
+
+func (u *console) reset(ctx context.Context, d *deed, p *descriptorPage) error {
+	m, err := u.API.Reset(ctx, &adminv1.ResetRequest{Domain: p.Domain, Entries: p.Entries, Force: d.Form.Get("force") != "", Reason: d.Reason, DryRun: !d.Done})
+	if err != nil {
+		return err
+	}
+	d.Effect, d.Obey = fmt.Sprintf("What the counter has counted is forgotten; %d are left now.", m.GetCounter().GetLeft()), counts(m.GetReach())
+	return nil
+}
+
+func (u *console) lift(ctx context.Context, d *deed) error {
+	m, err := u.API.Lift(ctx, &adminv1.LiftRequest{Ids: d.Form["control"], Reason: d.Reason, DryRun: !d.Done})
+	if err != nil {
+		return err
+	}
+	c := m.GetLifted()[0]
+	d.What, d.BackURL = c.GetDomain()+": "+entriesText(c.GetEntries()), Root+"controls"
+	d.Effect, d.Obey = "The "+lower(c.GetKind().String(), "CONTROL_KIND_")+" ends, and the rules decide again.", obey(m.GetReach())
+	return nil
+}
+
+// counts says who counts with a counter.
+func counts(r *adminv1.Reach) string {
+	switch {
+	case r.GetAlone() != "":
+		return "This server alone counts with it: " + r.GetAlone() + "."
+	case r.GetReplicas() == 0:
+		return "All replicas with the same store count with it."
+	case r.GetReplicas() == 1:
+		return "1 replica counts with it."
+	default:
+		return fmt.Sprintf("%d replicas count with it.", r.GetReplicas())
+	}
+}

@@ -1,0 +1,96 @@
+package console
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// historyOf is how many calls of the audit are searched for those about a descriptor.
+const historyOf = 500
+
+// descriptorPage is a descriptor, as somebody typed it, and what is known of it.
+type descriptorPage struct {
+	Domain  string
+	Lines   string
+	Entries []*adminv1.Entry
+	Asked   bool
+	Explain *adminv1.ExplainResponse
+	Is      *adminv1.Explanation
+	Limit   *adminv1.Limit // the strictest; nil if there is none
+	Used    int            // of it, in percent
+	Fill    *plot          // nil if there is no limit
+	History []*adminv1.AuditEntry
+	Partial bool
+	Masked  bool
+}
+
+// typed reads a descriptor from a query or a form.
+func typed(r *http.Request) descriptorPage {
+	p := descriptorPage{Domain: strings.TrimSpace(r.FormValue("domain")), Entries: parseEntries(r.Form["e"])}
+	all := make([]string, 0, len(p.Entries))
+	for _, e := range p.Entries {
+		all = append(all, entryText(e))
+	}
+	p.Lines, p.Masked = strings.Join(all, "\n"), masked(p.Entries)
+	p.Asked = p.Domain != "" && len(p.Entries) > 0
+	return p
+}
+
+// PlaygroundURL is where to try the descriptor out.
+func (p descriptorPage) PlaygroundURL() string {
+	return descriptorURL(Root+"playground", p.Domain, p.Entries)
+}
+
+// explain asks what would be answered to the descriptor.
+func (u *console) explain(ctx context.Context, p *descriptorPage, hits uint32) (err error) {
+	p.Explain, err = u.API.Explain(ctx, &adminv1.ExplainRequest{Domain: p.Domain, HitsAddend: hits, Descriptors: []*adminv1.Descriptor{{Entries: p.Entries}}})
+	if err != nil {
+		return err
+	}
+	p.Is = p.Explain.GetDescriptors()[0]
+	if c := p.Is.GetCounter(); c != nil {
+		p.Limit = c.GetLimits()[c.GetStrictest()]
+	}
+	return nil
+}
+
+func (u *console) descriptor(ctx context.Context, r *http.Request) (*descriptorPage, error) {
+	p := typed(r)
+	if !p.Asked {
+		return &p, nil
+	}
+	if err := u.explain(ctx, &p, 0); err != nil {
+		return nil, err
+	}
+	if p.Limit != nil {
+		c := p.Is.GetCounter()
+		if most := capacity(p.Limit); most > 0 {
+			p.Used = int(100 - 100*min(c.GetLeft(), most)/most)
+		}
+		p.Fill = refills(p.Limit, c, time.Now())
+	}
+	a, err := u.API.Audit(ctx, &adminv1.AuditRequest{Domain: p.Domain, PageSize: historyOf})
+	if err != nil {
+		return nil, err
+	}
+	p.Partial = a.GetIsPartial()
+	for _, e := range a.GetEntries() {
+		if slices.EqualFunc(e.GetEntries(), p.Entries, func(a, b *adminv1.Entry) bool { return entryText(a) == entryText(b) }) {
+			p.History = append(p.History, e)
+		}
+	}
+	return &p, nil
+}
+
+// capacity returns how many hits a counter that was not used has left.
+func capacity(l *adminv1.Limit) uint64 {
+	if b := l.GetBurst(); b > 0 {
+		return b
+	}
+	return uint64(l.GetRequestsPerUnit())
+}

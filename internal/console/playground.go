@@ -1,0 +1,87 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// playPage is the playground: a descriptor, what it matches, and what would become of many requests.
+type playPage struct {
+	descriptorPage
+
+	N      int    // how many requests to play
+	Over   string // in how long
+	AsIs   string // the rule as it is, in YAML
+	Other  string // as it would be changed
+	Wrong  string // what is wrong with Other, or with Over
+	Played []played
+}
+
+// played is what becomes of requests under a rule.
+type played struct {
+	Title   string
+	Bars    []bar
+	Passed  int
+	Refused int
+	First   string // when the first of them is refused; empty if none is
+}
+
+// bar is one request.
+type bar struct {
+	X, Y, Width, Height string // of SVG, in a box of 1000 × 40
+	Passed              bool
+	Says                string
+}
+
+// Bounds of a play.
+const (
+	mostPlayed  = 500
+	usualPlayed = 20
+)
+
+func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, error) {
+	p := playPage{descriptorPage: typed(r)}
+	p.N, p.Over, p.Other = usualPlayed, cmp.Or(strings.TrimSpace(r.FormValue("over")), "1m"), r.FormValue("other")
+	if n, err := strconv.Atoi(r.FormValue("n")); err == nil {
+		p.N = max(1, min(n, mostPlayed))
+	}
+	if p.Asked {
+		err := u.explain(ctx, &p.descriptorPage, 0)
+		switch {
+		case status.Code(err) == codes.InvalidArgument:
+			p.Wrong = status.Convert(err).Message()
+			return &p, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+	if rule := p.Is.GetRule(); rule != nil {
+		p.AsIs = ruleYAML(rule)
+	}
+	p.Other = strings.ReplaceAll(cmp.Or(p.Other, p.AsIs), "\r\n", "\n")
+	over, wrong := time.ParseDuration(p.Over)
+	if wrong != nil || over < 0 || over > 400*24*time.Hour {
+		p.Wrong = "write a time such as 10s, 1m or 24h, in which the requests come"
+		return &p, nil //nolint:nilerr // the page says it
+	}
+	for _, t := range []struct{ title, yaml string }{{"As it is", p.AsIs}, {"As you would change it", p.Other}} {
+		if t.yaml == "" || t.yaml == p.AsIs && len(p.Played) > 0 {
+			continue
+		}
+		out, err := play(t.yaml, p.N, over)
+		if err != nil {
+			p.Wrong = err.Error()
+			continue
+		}
+		out.Title = t.title
+		p.Played = append(p.Played, out)
+	}
+	return &p, nil
+}

@@ -1,0 +1,241 @@
+package console
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// Bounds of what is shown of rules.
+const (
+	mostRules = 5000             // in the tree; a search finds the others
+	rateOver  = 30 * time.Second // over how long rates are averaged, at most
+)
+
+// line is a line of the tree of rules: a domain, or a level of it, with the rule that is there if there is one.
+type line struct {
+	Depth            int
+	Name             string
+	Rule             *adminv1.Rule
+	State            *adminv1.RuleState
+	Allowed, Refused string // per second
+	Busy             bool   // something was refused lately
+}
+
+// tree is the page of all rules.
+type tree struct {
+	Search string
+	Lines  []line
+	Shown  int
+	All    int
+}
+
+func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) {
+	q := strings.TrimSpace(r.URL.Query().Get("q"))
+	all, err := u.allRules(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	t := tree{Search: q, All: len(all)}
+	var before []string
+	for _, x := range all {
+		if q != "" && !meets(x.rule, q) {
+			continue
+		}
+		if t.Shown++; t.Shown > mostRules {
+			continue
+		}
+		levels := []string{x.state.GetDomain()}
+		for _, l := range x.state.GetLevels() {
+			levels = append(levels, levelText(l))
+		}
+		same := 0
+		for same < len(levels)-1 && same < len(before) && before[same] == levels[same] {
+			same++
+		}
+		for i := same; i < len(levels); i++ {
+			l := line{Depth: i, Name: levels[i]}
+			if i == len(levels)-1 {
+				l.Rule, l.State = x.rule, x.state
+				l.Allowed, l.Refused, l.Busy = x.allowed, x.refused, x.busy
+			}
+			t.Lines = append(t.Lines, l)
+		}
+		before = levels
+	}
+	return &t, nil
+}
+
+func levelText(l *adminv1.EntryFilter) string {
+	if l.Value == nil {
+		return l.GetKey()
+	}
+	return l.GetKey() + "=" + l.GetValue()
+}
+
+// meets reports whether all words of a search occur in what is known of a rule.
+func meets(r *adminv1.Rule, search string) bool {
+	text := r.GetPath() + " " + r.GetFile() + " " + ruleText(r)
+	return !slices.ContainsFunc(strings.Fields(search), func(word string) bool {
+		return !strings.Contains(strings.ToLower(text), strings.ToLower(word))
+	})
+}
+
+// rated is a rule with what it does.
+type rated struct {
+	rule             *adminv1.Rule
+	state            *adminv1.RuleState
+	allowed, refused string
+	busy             bool
+}
+
+// allRules returns all rules whose path begins with prefix, and what they did per second since somebody looked some time ago.
+func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err error) {
+	now := make(map[string]done)
+	for token := ""; ; {
+		m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{PathPrefix: prefix, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		for i, r := range m.GetRules() {
+			s := m.GetStates()[i]
+			all = append(all, rated{rule: r, state: s})
+			now[r.GetPath()] = done{s.GetAllowed(), s.GetRefused()}
+		}
+		if token = m.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	before, over := u.rates.since(prefix, time.Now(), now)
+	for i := range all {
+		x := &all[i]
+		b, known := before[x.rule.GetPath()]
+		if !known || over <= 0 {
+			x.allowed, x.refused = "–", "–"
+			continue
+		}
+		n := now[x.rule.GetPath()]
+		x.allowed, x.refused = perSecond(b.allowed, n.allowed, over), perSecond(b.refused, n.refused, over)
+		x.busy = n.refused > b.refused
+	}
+	return all, nil
+}
+
+func perSecond(before, now uint64, over time.Duration) string {
+	return count(float64(now-min(now, before)) / over.Seconds())
+}
+
+// done is what a rule has done since the start.
+type done struct{ allowed, refused uint64 }
+
+// looked is what rules had done when somebody looked.
+type looked struct {
+	at    time.Time
+	rules map[string]done
+}
+
+// rates remembers what was seen when somebody looked, by what they looked at. Its zero value remembers nothing.
+type rates struct {
+	mu   sync.Mutex
+	seen map[string][]looked
+}
+
+// since remembers what is seen now, and returns what was seen some seconds before, and how long ago that is.
+func (s *rates) since(what string, now time.Time, rules map[string]done) (map[string]done, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, all := range s.seen { // what nobody looks at any more
+		if now.Sub(all[len(all)-1].at) > 2*rateOver {
+			delete(s.seen, name)
+		}
+	}
+	all := slices.DeleteFunc(s.seen[what], func(l looked) bool { return now.Sub(l.at) > rateOver })
+	if n := len(all); n == 0 || now.Sub(all[n-1].at) >= 2*time.Second {
+		all = append(all, looked{now, rules})
+	}
+	if s.seen == nil {
+		s.seen = make(map[string][]looked)
+	}
+	s.seen[what] = all
+	return all[0].rules, now.Sub(all[0].at)
+}
+
+// ruleText returns a rule in words.
+func ruleText(r *adminv1.Rule) string {
+	if r.GetIsUnlimited() {
+		return "unlimited"
+	}
+	var all []string
+	for _, l := range r.GetLimits() {
+		all = append(all, l.GetText())
+	}
+	return strings.Join(all, "; ")
+}
+
+// rulePage is a rule, whom it limits, and what stands above it.
+type rulePage struct {
+	rated
+	Rule     *adminv1.Rule
+	State    *adminv1.RuleState
+	Domain   string
+	YAML     string
+	Bounds   []string
+	Busiest  *adminv1.TopResponse
+	Refused  *adminv1.TopResponse
+	Window   string // minute or hour
+	Controls []*adminv1.Control
+}
+
+// Rates returns what the rule does per second.
+func (p rulePage) Rates() [2]string { return [2]string{p.allowed, p.refused} }
+
+func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) {
+	q := r.URL.Query()
+	path := q.Get("path")
+	all, err := u.allRules(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(all, func(x rated) bool { return x.rule.GetPath() == path })
+	if i < 0 {
+		return nil, status.Errorf(codes.NotFound, "there is no rule %s; it may have been removed since", path)
+	}
+	p := rulePage{rated: all[i], Rule: all[i].rule, State: all[i].state, Domain: all[i].state.GetDomain(), YAML: ruleYAML(all[i].rule), Bounds: bounds(all[i].rule), Window: "minute"}
+	window := adminv1.Window_WINDOW_MINUTE
+	if q.Get("window") == "hour" {
+		p.Window, window = "hour", adminv1.Window_WINDOW_HOUR
+	}
+	p.Busiest, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Window: window, PageSize: 10})
+	if err != nil {
+		return nil, err
+	}
+	p.Refused, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REFUSED})
+	if err != nil {
+		return nil, err
+	}
+	p.Refused.Entries = slices.DeleteFunc(p.Refused.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRefused() == 0 })
+	ids := all[i].state.GetControls()
+	for token := ""; len(ids) > len(p.Controls); {
+		m, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: p.Domain, PageSize: 500, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range m.GetControls() {
+			if slices.Contains(ids, c.GetId()) {
+				p.Controls = append(p.Controls, c)
+			}
+		}
+		if token = m.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	return &p, nil
+}

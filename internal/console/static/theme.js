@@ -1,0 +1,5 @@
+// Before anything is drawn: the theme that was chosen, if one was.
+try {
+  const theme = localStorage.getItem("theme");
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch { /* storage is off, and the system decides */ }

@@ -1,0 +1,147 @@
+package console
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// bounds says of each limit of a rule what it never admits more than.
+func bounds(r *adminv1.Rule) (all []string) {
+	if r.GetIsUnlimited() {
+		return []string{"Everything passes, and nothing is counted."}
+	}
+	for _, l := range r.GetLimits() {
+		all = append(all, bound(l))
+	}
+	if len(all) > 1 {
+		all = append(all, "A request passes if all of these limits admit it, and otherwise spends none of them.")
+	}
+	if p := r.GetPenalty(); p != nil {
+		text := "Once that is exceeded"
+		if p.GetOn() == adminv1.Trigger_TRIGGER_REACHED {
+			text = "Once that is reached"
+		}
+		text += ", everything is refused for " + short(p.GetFor().AsDuration())
+		if p.GetEscalate() > 1 {
+			text += fmt.Sprintf(", %d times as long each time again, up to %s", p.GetEscalate(), short(p.GetMax().AsDuration()))
+		}
+		all = append(all, text+".")
+	}
+	if r.GetShadowMode() {
+		all = append(all, "It only watches: what is over the limit is counted, and passes.")
+	}
+	if r.GetQuotaMode() {
+		all = append(all, "It refuses only together with all other rules in quota mode that a request meets.")
+	}
+	return all
+}
+
+func bound(l *adminv1.Limit) string {
+	hits, window := l.GetRequestsPerUnit(), windowText(l)
+	if hits == 0 {
+		return "Everything is refused."
+	}
+	switch l.GetAlgorithm() {
+	case adminv1.Algorithm_ALGORITHM_FIXED_WINDOW:
+		return fmt.Sprintf("Never more than %d in one window of %s, and at most %d in any span as long, around the edge of a window.", hits, window, 2*uint64(hits))
+	case adminv1.Algorithm_ALGORITHM_SLIDING_WINDOW:
+		return fmt.Sprintf("Never more than %d in any %s; what was spent comes back up to a %dth of that later.", hits, window, l.GetPrecision())
+	case adminv1.Algorithm_ALGORITHM_SLIDING_LOG:
+		return fmt.Sprintf("Never more than %d in any %s, and each hit comes back exactly that long after it was spent.", hits, window)
+	case adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET:
+		return fmt.Sprintf("Never more than %d at once, and %d more for each %s that passes.", l.GetBurst(), hits, window)
+	case adminv1.Algorithm_ALGORITHM_LEAKY_BUCKET:
+		return fmt.Sprintf("%d leave the queue in each %s, one after the other; %d wait at most, and who finds the queue full is refused.", hits, window, l.GetBurst())
+	case adminv1.Algorithm_ALGORITHM_CONCURRENCY:
+		return fmt.Sprintf("Never more than %d held at once; a slot that nobody gives back is free again after %s.", hits, window)
+	case adminv1.Algorithm_ALGORITHM_UNSPECIFIED:
+	}
+	return l.GetText()
+}
+
+// windowText returns the length of a window, such as minute or 5 minutes.
+func windowText(l *adminv1.Limit) string {
+	unit := lower(l.GetUnit().String(), "UNIT_")
+	if m := l.GetUnitMultiplier(); m > 1 {
+		return fmt.Sprintf("%d %ss", m, unit)
+	}
+	return unit
+}
+
+// ruleYAML returns what a rule says as in a file, without what has its default.
+func ruleYAML(r *adminv1.Rule) string {
+	var b strings.Builder
+	switch {
+	case r.GetIsUnlimited():
+		return "rate_limit:\n  unlimited: true\n"
+	case len(r.GetLimits()) == 1:
+		b.WriteString("rate_limit:\n")
+		for _, line := range limitYAML(r.GetLimits()[0]) {
+			b.WriteString("  " + line + "\n")
+		}
+	default:
+		b.WriteString("rate_limits:\n")
+		for _, l := range r.GetLimits() {
+			b.WriteString("  - {" + strings.Join(limitYAML(l), ", ") + "}\n")
+		}
+	}
+	if p := r.GetPenalty(); p != nil {
+		fmt.Fprintf(&b, "  penalty: {for: %s, on: %s", p.GetFor().AsDuration(), lower(p.GetOn().String(), "TRIGGER_"))
+		if p.GetEscalate() > 1 {
+			fmt.Fprintf(&b, ", escalate: %d, max: %s", p.GetEscalate(), p.GetMax().AsDuration())
+		}
+		b.WriteString("}\n")
+	}
+	if r.GetShadowMode() {
+		b.WriteString("shadow_mode: true\n")
+	}
+	return b.String()
+}
+
+// limitYAML returns the keys of a limit, with their values.
+func limitYAML(l *adminv1.Limit) (all []string) {
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	add("unit: %s", lower(l.GetUnit().String(), "UNIT_"))
+	add("requests_per_unit: %d", l.GetRequestsPerUnit())
+	if l.GetUnitMultiplier() > 1 {
+		add("unit_multiplier: %d", l.GetUnitMultiplier())
+	}
+	fixed := l.GetAlgorithm() == adminv1.Algorithm_ALGORITHM_FIXED_WINDOW
+	if !fixed {
+		add("algorithm: %s", strings.ToLower(strings.TrimPrefix(l.GetAlgorithm().String(), "ALGORITHM_")))
+	}
+	if n := l.GetBurst(); n > 0 && n != uint64(l.GetRequestsPerUnit()) {
+		add("burst: %d", n)
+	}
+	if l.GetDebt() > 0 {
+		add("debt: %d", l.GetDebt())
+	}
+	if l.Initial != nil && l.GetInitial() != l.GetBurst() {
+		add("initial: %d", l.GetInitial())
+	}
+	if d := l.GetFillInterval().AsDuration(); d > 0 {
+		add("fill_interval: %s", d)
+	}
+	if l.GetAlign() == adminv1.Align_ALIGN_FIRST {
+		add("align: first")
+	}
+	if n := l.GetPrecision(); n > 0 && n != 10 {
+		add("precision: %d", n)
+	}
+	if l.GetCountRefused() != fixed {
+		add("count_refused: %t", l.GetCountRefused())
+	}
+	if l.GetCalendar() {
+		add("calendar: true")
+	}
+	if z := l.GetTimezone(); z != "" && z != time.UTC.String() {
+		add("timezone: %s", z)
+	}
+	if l.GetName() != "" {
+		add("name: %q", l.GetName())
+	}
+	return all
+}

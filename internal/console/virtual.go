@@ -1,0 +1,149 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// compile reads the limits of a rule from what stands in a file below its key.
+func compile(yaml string) (*descriptors.Rule, error) {
+	const above = "domain: d\ndescriptors:\n  - key: k\n"
+	text := above + "    " + strings.ReplaceAll(strings.TrimRight(yaml, " \n"), "\n", "\n    ") + "\n"
+	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rule", Data: []byte(text)}}, descriptors.Options{})
+	for _, p := range problems {
+		if !p.Warning {
+			return nil, fmt.Errorf("line %d: %s", max(p.Line-strings.Count(above, "\n"), 1), p.Text)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := set.Domain([]byte("d"))
+	if d == nil {
+		return nil, errors.New("there is no rule in this")
+	}
+	m := d.Match([]descriptors.Entry{{Key: []byte("k"), Value: []byte("v")}})
+	if m.Rule == nil {
+		return nil, errors.New("there is no limit in this: it needs a rate_limit or rate_limits")
+	}
+	return m.Rule, nil
+}
+
+// counter is a counter on virtual time.
+type counter struct {
+	limits  engine.Limits
+	penalty *engine.Penalty
+	gate    engine.State
+	states  []*engine.State
+}
+
+func newCounter(limits engine.Limits, penalty *engine.Penalty) *counter {
+	c := &counter{limits: limits, penalty: penalty}
+	for range limits {
+		c.states = append(c.states, new(engine.State))
+	}
+	return c
+}
+
+// take spends hits, all of them or none.
+func (c *counter) take(now engine.Micros, hits uint64) engine.Decision {
+	t := engine.Take{Cost: hits, Count: 1}
+	if c.penalty != nil {
+		return c.penalty.Take(&c.gate, c.limits, c.states, now, t)
+	}
+	return c.limits.Take(c.states, now, t)
+}
+
+// virtualStart is when virtual time begins: at the beginning of a day, and so of a minute and an hour.
+const virtualStart = engine.Micros(20_000 * 86_400 * 1_000_000)
+
+// play plays n requests, which come evenly in a span of time, on a counter that was not used before.
+func play(yaml string, n int, over time.Duration) (played, error) {
+	rule, err := compile(yaml)
+	if err != nil {
+		return played{}, err
+	}
+	var c *counter
+	if !rule.Unlimited {
+		c = newCounter(rule.RateLimits.Limits(), rule.Penalty)
+	}
+	var p played
+	width := 1000 / float64(n)
+	for i := range n {
+		after := over / time.Duration(n) * time.Duration(i)
+		b := bar{X: fmt.Sprintf("%.2f", float64(i)*width), Width: fmt.Sprintf("%.2f", max(width*0.8, 0.5)), Passed: true}
+		says := "passes"
+		if c != nil {
+			d := c.take(virtualStart+engine.Micros(after/time.Microsecond), 1)
+			b.Passed = d.Admitted > 0
+			switch {
+			case d.Wait > 0 && b.Passed:
+				says = "passes after waiting for " + short(d.Wait)
+			case !b.Passed:
+				says = "is refused, and may come again in " + short(d.RetryAfter)
+			}
+		}
+		b.Says = fmt.Sprintf("request %d, after %s: %s", i+1, short(after), says)
+		b.Y, b.Height = "0", "40"
+		if b.Passed {
+			p.Passed++
+		} else {
+			b.Y, b.Height = "24", "16"
+			if p.Refused++; p.First == "" {
+				p.First = fmt.Sprintf("request %d, after %s", i+1, short(after))
+			}
+		}
+		p.Bars = append(p.Bars, b)
+	}
+	if rule.Shadow && p.Refused > 0 {
+		p.First += "; it is counted, and passes, because the rule is in shadow mode"
+	}
+	return p, nil
+}
+
+// plot is how many hits there would be over the next window, if nobody came.
+type plot struct {
+	Line, Area string // of SVG, in a box of points × chartHeight
+	Most       uint64
+	Until      string
+	Says       string
+}
+
+// refills says how a counter fills again over the next window, from the state that the API tells. Where that does not say
+// when hits were spent, as of a sliding log, all of them count as spent last, so hits may be there earlier.
+func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
+	rule, err := compile("rate_limit:\n  " + strings.Join(limitYAML(l), "\n  "))
+	if err != nil || rule.Unlimited {
+		return nil
+	}
+	v := newCounter(rule.RateLimits.Limits(), nil)
+	most, window := v.limits[0].Capacity(), l.GetWindow().AsDuration()
+	start := engine.Micros(now.UnixMicro())
+	if spent := most - min(c.GetLeft(), most); spent > 0 {
+		when := start
+		if reset := c.GetResetAfter().AsDuration(); v.limits[0].BeyondCount() != "" && reset < window && l.GetBurst() == 0 {
+			when -= engine.Micros((window - reset) / time.Microsecond)
+		}
+		v.take(when, spent)
+	}
+	values := make([]float64, points)
+	for i := range values {
+		at := start + engine.Micros(window/time.Microsecond)*engine.Micros(i)/(points-1)
+		values[i] = float64(v.limits.Look(v.states, at, engine.Take{Count: 1}).Left)
+	}
+	line, area := curve(values, float64(most), points)
+	full := "It is full."
+	if reset := c.GetResetAfter().AsDuration(); c.GetLeft() < most {
+		full = "It is full again in " + short(reset) + ", if nobody spends any."
+	}
+	return &plot{
+		Line: line, Area: area, Most: most, Until: short(window),
+		Says: fmt.Sprintf("%d of %d hits are left. %s", c.GetLeft(), most, full),
+	}
+}

@@ -1,0 +1,200 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// words are what templates call.
+func words() template.FuncMap {
+	return template.FuncMap{
+		"dict":    dict,
+		"ago":     func(t *timestamppb.Timestamp) string { return ago(t.AsTime(), time.Now()) },
+		"at":      at,
+		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },
+		"entries": entriesText,
+		"look":    func(domain string, e []*adminv1.Entry) string { return descriptorURL(Root+"descriptor", domain, e) },
+		"rule":    func(path string) string { return Root + "rule?" + url.Values{"path": {path}}.Encode() },
+		"kind":    func(k adminv1.ControlKind) string { return lower(k.String(), "CONTROL_KIND_") },
+		"outcome": func(o adminv1.Outcome) string { return lower(o.String(), "OUTCOME_") },
+		"tone":    tone,
+		"health":  func(h adminv1.Health) string { return lower(h.String(), "HEALTH_") },
+		"breaker": func(h adminv1.Breaker) string { return lower(h.String(), "BREAKER_") },
+		"onfail":  func(f adminv1.OnFailure) string { return lower(f.String(), "ON_FAILURE_") },
+		"to":      overrideText,
+		"n":       func(n uint64) string { return count(float64(n)) },
+		"obey":    obey,
+		"masked":  masked,
+		"depth":   func(n int) string { return "d" + strconv.Itoa(min(n, 8)) },
+	}
+}
+
+// dict returns pairs of a name and a value as what a template gets.
+func dict(pairs ...any) (map[string]any, error) {
+	m := make(map[string]any)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		name, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("%v is no name", pairs[i])
+		}
+		m[name] = pairs[i+1]
+	}
+	return m, nil
+}
+
+func lower(name, prefix string) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", " ")
+}
+
+// tone is how an outcome looks: good, bad or plain.
+func tone(o adminv1.Outcome) string {
+	switch o {
+	case adminv1.Outcome_OUTCOME_ADMITTED, adminv1.Outcome_OUTCOME_ALLOWED:
+		return "good"
+	case adminv1.Outcome_OUTCOME_REFUSED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED:
+		return "bad"
+	case adminv1.Outcome_OUTCOME_SHADOWED:
+		return "warn"
+	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_NO_LIMIT, adminv1.Outcome_OUTCOME_UNLIMITED, adminv1.Outcome_OUTCOME_REPLACED:
+	}
+	return "plain"
+}
+
+// at returns a time as people write it, in UTC as logs have it.
+func at(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format("2006-01-02 15:04:05") }
+
+// ago says how far a time is from now.
+func ago(t, now time.Time) string {
+	if t.After(now) {
+		return "in " + short(t.Sub(now))
+	}
+	return short(now.Sub(t)) + " ago"
+}
+
+// short returns a time with two digits or two units.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return strconv.Itoa(int(d/time.Microsecond)) + " µs"
+	case d < 10*time.Millisecond:
+		return strconv.FormatFloat(d.Seconds()*1000, 'f', 1, 64) + " ms"
+	case d < time.Second:
+		return strconv.Itoa(int(d/time.Millisecond)) + " ms"
+	case d < 10*time.Second:
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
+	case d < time.Minute:
+		return strconv.Itoa(int(d.Round(time.Second)/time.Second)) + " s"
+	case d < time.Hour:
+		return twoUnits(d.Round(time.Second), time.Minute, "min", time.Second, "s")
+	case d < 48*time.Hour:
+		return twoUnits(d.Round(time.Minute), time.Hour, "h", time.Minute, "min")
+	default:
+		return twoUnits(d.Round(time.Hour), 24*time.Hour, "days", time.Hour, "h")
+	}
+}
+
+func twoUnits(d, large time.Duration, largeName string, small time.Duration, smallName string) string {
+	text := fmt.Sprintf("%d %s", d/large, largeName)
+	if rest := d % large / small; rest > 0 {
+		text += fmt.Sprintf(" %d %s", rest, smallName)
+	}
+	return text
+}
+
+// count returns a number with at most four digits.
+func count(v float64) string {
+	for _, u := range []struct {
+		from, size float64
+		name       string
+	}{{1e12, 1e12, "T"}, {1e9, 1e9, "G"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}} {
+		if v >= u.from {
+			return strconv.FormatFloat(v/u.size, 'f', 1, 64) + u.name
+		}
+	}
+	if v >= 100 || v == float64(int(v)) {
+		return strconv.Itoa(int(v + 0.5))
+	}
+	return strconv.FormatFloat(v, 'f', 1, 64)
+}
+
+// entryText returns an entry as key=value.
+func entryText(e *adminv1.Entry) string {
+	if len(e.GetRawValue()) > 0 {
+		return e.GetKey() + "=" + strings.ToValidUTF8(string(e.GetRawValue()), "\uFFFD")
+	}
+	return e.GetKey() + "=" + e.GetValue()
+}
+
+func entriesText(entries []*adminv1.Entry) string {
+	all := make([]string, 0, len(entries))
+	for _, e := range entries {
+		all = append(all, entryText(e))
+	}
+	return strings.Join(all, ", ")
+}
+
+// hidden is a value that the API hides.
+var hidden = regexp.MustCompile(`^#[0-9a-f]{12}$`)
+
+// masked reports whether entries may have values that are hidden, so that they lead nowhere.
+func masked(entries []*adminv1.Entry) bool {
+	return slices.ContainsFunc(entries, func(e *adminv1.Entry) bool { return hidden.MatchString(e.GetValue()) })
+}
+
+// descriptorURL returns the address of a page about a descriptor.
+func descriptorURL(page, domain string, entries []*adminv1.Entry) string {
+	q := url.Values{"domain": {domain}}
+	for _, e := range entries {
+		q.Add("e", entryText(e))
+	}
+	return page + "?" + q.Encode()
+}
+
+// parseEntries reads entries, one in a line, as key=value.
+func parseEntries(lines []string) (all []*adminv1.Entry) {
+	for line := range strings.Lines(strings.Join(lines, "\n")) {
+		line = strings.TrimRight(line, "\r\n")
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		key, value, _ := strings.Cut(line, "=")
+		all = append(all, &adminv1.Entry{Key: strings.TrimSpace(key), Value: value})
+	}
+	return all
+}
+
+func overrideText(o *adminv1.Override) string {
+	if o == nil {
+		return ""
+	}
+	unit := lower(o.GetUnit().String(), "UNIT_")
+	if m := o.GetUnitMultiplier(); m > 1 {
+		return fmt.Sprintf("%d per %d %ss", o.GetRequestsPerUnit(), m, unit)
+	}
+	return fmt.Sprintf("%d per %s", o.GetRequestsPerUnit(), unit)
+}
+
+// obey says who obeys.
+func obey(r *adminv1.Reach) string {
+	switch {
+	case r.GetAlone() != "":
+		return "This server alone obeys: " + r.GetAlone() + "."
+	case r.GetReplicas() == 0:
+		return "How many replicas obey is not known at present."
+	case r.GetReplicas() == 1:
+		return "1 replica obeys."
+	default:
+		return fmt.Sprintf("%d replicas obey.", r.GetReplicas())
+	}
+}
