@@ -2,6 +2,7 @@ package console
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,17 +47,29 @@ func (h *History) Last() []Sample {
 
 // Bounds of a chart.
 const (
-	points      = 120 // each of them is half a minute
+	points      = 100
 	chartHeight = 48
-	perPoint    = kept / points
 )
 
-// chart is a curve over the last hour.
+// chart is a curve over the last minutes.
 type chart struct {
 	Title, Now, Most string
 	Class            string
 	Line, Area       string // of SVG, in a box of points × chartHeight
+	Since            string // how long ago it begins
 	Says             string // the same in words
+}
+
+// spans are what a chart may show: the shortest in which all samples are.
+func spans(samples int) (perPoint int, since string) {
+	switch {
+	case samples <= 3*points:
+		return 3, "5 min"
+	case samples <= 9*points:
+		return 9, "15 min"
+	default:
+		return kept / points, "1 h"
+	}
 }
 
 // charts draws the curves of the overview.
@@ -68,60 +81,72 @@ func charts(samples []Sample) []chart {
 		}
 		return short(time.Duration(v * float64(time.Second)))
 	}
-	average := func(a, b float64) float64 { return a + b/perPoint }
-	most := func(a, b float64) float64 { return max(a, b) }
+	mean := func(values []float64) float64 {
+		sum := 0.
+		for _, v := range values {
+			sum += v
+		}
+		return sum / float64(len(values))
+	}
 	var all []chart
 	for _, c := range []struct {
 		title, class string
 		value        func(*Sample) float64
-		join         func(a, b float64) float64
+		join         func([]float64) float64
 		text         func(float64) string
 	}{
-		{"Requests", "plain", func(s *Sample) float64 { return s.Requests }, average, number},
-		{"Allowed", "good", func(s *Sample) float64 { return s.Allowed }, average, number},
-		{"Refused", "warn", func(s *Sample) float64 { return s.Refused }, average, number},
-		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, average, number},
-		{"Latency, 99th percentile", "plain", func(s *Sample) float64 { return s.Slow }, most, seconds},
-		{"Shed", "bad", func(s *Sample) float64 { return s.Shed }, average, number},
+		{"Calls over gRPC", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
+		{"Hits allowed", "good", func(s *Sample) float64 { return s.Allowed }, mean, number},
+		{"Hits refused", "warn", func(s *Sample) float64 { return s.Refused }, mean, number},
+		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, mean, number},
+		{"99 % of calls took at most", "plain", func(s *Sample) float64 { return s.Slow }, slices.Max[[]float64], seconds},
+		{"Shed", "bad", func(s *Sample) float64 { return s.Shed }, mean, number},
 	} {
-		values := make([]float64, points)
-		now, top := 0., 0.
+		values := make([]float64, len(samples))
 		for i := range samples {
-			v := c.value(&samples[len(samples)-1-i])
-			at := &values[points-1-i/perPoint]
-			*at = c.join(*at, v)
-			if i < 5 {
-				now = max(now, v)
-			}
+			values[i] = c.value(&samples[i])
 		}
-		if n := len(samples); n < perPoint && n > 0 && c.class != "" && c.title[0] != 'L' { // less than a point's time has passed
-			values[points-1] *= perPoint / float64(n)
-		}
-		for _, v := range values {
-			top = max(top, v)
-		}
-		line, area := curve(values, top, min(points, (len(samples)+perPoint-1)/perPoint))
-		all = append(all, chart{
-			Title: c.title, Class: c.class, Now: c.text(now), Most: c.text(top), Line: line, Area: area,
-			Says: fmt.Sprintf("%s over the last hour: now %s, at most %s", c.title, c.text(now), c.text(top)),
-		})
+		all = append(all, chart{Title: c.title, Class: c.class}.drawn(values, c.join, c.text))
 	}
 	return all
 }
 
-// curve returns the points of the last n values, and of the area below them, in SVG.
-func curve(values []float64, top float64, n int) (line, area string) {
-	if n == 0 {
+// drawn returns the chart with its curve. Several values become one by join.
+func (c chart) drawn(values []float64, join func([]float64) float64, text func(float64) string) chart {
+	var perPoint int
+	perPoint, c.Since = spans(len(values))
+	now, top := 0., 0.
+	if n := len(values); n > 0 {
+		now = join(values[max(n-3, 0):])
+	}
+	var drawn []float64 // the last first
+	for rest := values; len(rest) > 0 && len(drawn) < points; {
+		from := max(len(rest)-perPoint, 0)
+		v := join(rest[from:])
+		drawn, top, rest = append(drawn, v), max(top, v), rest[:from]
+	}
+	slices.Reverse(drawn)
+	top = max(top, now)
+	c.Line, c.Area = curve(drawn, top)
+	c.Now, c.Most = text(now), text(top)
+	c.Says = fmt.Sprintf("%s over the last %s: now %s, at most %s", c.Title, c.Since, c.Now, c.Most)
+	return c
+}
+
+// curve returns values, the last at the right edge, and the area below them, as points of SVG.
+func curve(values []float64, top float64) (line, area string) {
+	if len(values) == 0 {
 		return "", ""
 	}
 	var b strings.Builder
-	for i := len(values) - n; i < len(values); i++ {
+	first := points - len(values) + 1
+	for i, v := range values {
 		y := float64(chartHeight - 1)
 		if top > 0 {
-			y -= values[i] / top * (chartHeight - 4)
+			y -= v / top * (chartHeight - 4)
 		}
-		fmt.Fprintf(&b, "%d,%.1f ", i+1, y)
+		fmt.Fprintf(&b, "%d,%.1f ", first+i, y)
 	}
 	line = strings.TrimSpace(b.String())
-	return line, fmt.Sprintf("%d,%d %s %d,%d", len(values)-n+1, chartHeight, line, len(values), chartHeight)
+	return line, fmt.Sprintf("%d,%d %s %d,%d", first, chartHeight, line, points, chartHeight)
 }

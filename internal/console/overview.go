@@ -22,7 +22,7 @@ func (u *console) overview(ctx context.Context, _ *http.Request) (*overview, err
 	samples := u.History.Last()
 	v := overview{Status: s, Charts: charts(samples), Idle: true}
 	for i := range samples {
-		v.Idle = v.Idle && samples[i].Requests == 0
+		v.Idle = v.Idle && samples[i] == Sample{}
 	}
 	return &v, nil
 }

@@ -137,7 +137,7 @@ func refills(l *adminv1.Limit, c *adminv1.Counter, now time.Time) *plot {
 		at := start + engine.Micros(window/time.Microsecond)*engine.Micros(i)/(points-1)
 		values[i] = float64(v.limits.Look(v.states, at, engine.Take{Count: 1}).Left)
 	}
-	line, area := curve(values, float64(most), points)
+	line, area := curve(values, float64(most))
 	full := "It is full."
 	if reset := c.GetResetAfter().AsDuration(); c.GetLeft() < most {
 		full = "It is full again in " + short(reset) + ", if nobody spends any."

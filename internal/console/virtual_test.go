@@ -56,7 +56,7 @@ func TestRefills(t *testing.T) {
 	for _, tt := range []struct {
 		algorithm adminv1.Algorithm
 		reset     time.Duration
-		want      [3]string // after 0, 55 and 65 of 120 points
+		want      [3]string // after 0, 45 and 54 of 100 points
 	}{
 		{adminv1.Algorithm_ALGORITHM_FIXED_WINDOW, 30 * time.Second, [3]string{empty, empty, full}},
 		{adminv1.Algorithm_ALGORITHM_SLIDING_LOG, 30 * time.Second, [3]string{empty, empty, full}},
@@ -67,7 +67,7 @@ func TestRefills(t *testing.T) {
 			limit.Burst = 10
 		}
 		p := refills(limit, &adminv1.Counter{ResetAfter: durationpb.New(tt.reset)}, now)
-		if diff := cmp.Diff(tt.want, [3]string{at(p, 0), at(p, 55), at(p, 65)}); diff != "" {
+		if diff := cmp.Diff(tt.want, [3]string{at(p, 0), at(p, 45), at(p, 54)}); diff != "" {
 			t.Errorf("%v (-want +got):\n%s%s", tt.algorithm, diff, p.Line)
 		}
 	}

@@ -31,7 +31,8 @@ func words() template.FuncMap {
 		"tone":    tone,
 		"health":  func(h adminv1.Health) string { return lower(h.String(), "HEALTH_") },
 		"breaker": func(h adminv1.Breaker) string { return lower(h.String(), "BREAKER_") },
-		"onfail":  func(f adminv1.OnFailure) string { return lower(f.String(), "ON_FAILURE_") },
+		"onfail":  onFailureText,
+		"many":    many,
 		"to":      overrideText,
 		"n":       func(n uint64) string { return count(float64(n)) },
 		"obey":    obey,
@@ -172,6 +173,22 @@ func parseEntries(lines []string) (all []*adminv1.Entry) {
 		all = append(all, &adminv1.Entry{Key: strings.TrimSpace(key), Value: value})
 	}
 	return all
+}
+
+// many says how many there are of something.
+func many(n uint32, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return strconv.Itoa(int(n)) + " " + thing + "s"
+}
+
+// onFailureText says what is answered while the store fails.
+func onFailureText(f adminv1.OnFailure) string {
+	if f == adminv1.OnFailure_ON_FAILURE_UNSPECIFIED {
+		return "as DEFAULT_ON_FAILURE says"
+	}
+	return lower(f.String(), "ON_FAILURE_")
 }
 
 func overrideText(o *adminv1.Override) string {

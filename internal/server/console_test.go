@@ -143,7 +143,7 @@ func TestConsoleStory(t *testing.T) {
 	}
 	const look = "/ui/descriptor?domain=shop&e=user%3Dann"
 	for path, wants := range map[string][]string{
-		"/ui":                     {"Overview", "healthy", "2 rules in 1 domains", "in memory", "!Log out"},
+		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in memory", "!Log out"},
 		"/ui/rules":               {"user", "3 per hour, sliding_log", "shop.yaml:3", "plan=&lt;b&gt;free&lt;/b&gt;", "!<b>free"},
 		"/ui/rules?q=bucket":      {"1 of 2", "!sliding_log"},
 		"/ui/rules?q=nobody":      {"No rule has all of these words"},
@@ -325,6 +325,31 @@ func TestConsoleWithoutRules(t *testing.T) {
 	wantPage(t, "rules", a, 503, "No answer at present", "While there are no rules")
 	a = b.get(t, "/ui/controls")
 	wantPage(t, "controls", a, 200, "No control is in force")
+}
+
+// TestConsoleSaysWhatIsWrong: while the store is away the overview says so, counters say that there is no answer, and controls
+// are listed; rules that were refused are shown with the file and the line of each error.
+func TestConsoleSaysWhatIsWrong(t *testing.T) {
+	v, b := browse(t, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=DIR/nobody.sock")
+	a := b.get(t, "/ui/")
+	wantPage(t, "overview", a, 200, "not healthy", "redis: ", "failing")
+	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
+	wantPage(t, "a descriptor", a, 503, "No answer at present", "the store of the counters is away")
+	a = b.get(t, "/ui/controls")
+	wantPage(t, "controls", a, 200, "No control is in force")
+	a = b.get(t, "/ui/rules")
+	wantPage(t, "rules", a, 200, "3 per hour, sliding_log")
+
+	file := filepath.Join(v.settings.Rules.Root, "config", "shop.yaml")
+	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "unit: hour", "unit: fortnight", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v.Reload()
+	testkit.Eventually(t, "the overview shows what is wrong", func() bool {
+		a = b.get(t, "/ui/")
+		return strings.Contains(a.text, "The last reload was refused")
+	})
+	wantPage(t, "refused rules", a, 200, "shop.yaml:4", "fortnight", "1 problem")
 }
 
 // TestConsoleLive: decisions come as they are made, as rows that are escaped; what is not wanted does not.
