@@ -63,6 +63,27 @@ test: ## run every test; with the race detector where it can find something and 
 	$(GO) -C tools/manifests vet ./...
 	$(GO) -C tools/manifests test ./...
 
+.PHONY: ui
+ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
+	cp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/
+
+tools/ui/node_modules: tools/ui/package-lock.json
+	@tools/need npm npm
+	npm --prefix tools/ui ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+.PHONY: ui-test
+ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in half a minute
+	@tools/need chromium chromium
+	cmp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/htmx.min.js
+	$(GO) -C tools/ui vet ./...
+	$(GO) -C tools/ui test -count=1 ./...
+
+.PHONY: screenshots
+screenshots: tools/ui/node_modules ## make the pictures in docs/console, in two minutes
+	@tools/need chromium chromium
+	SCREENSHOTS='$(CURDIR)/docs/console' $(GO) -C tools/ui test -count=1 -run TestScreenshots ./...
+
 .PHONY: check
 check: ## run go vet, the linters where make lint has built them, and the tests that start no process: while one writes
 	$(GO) vet $(PKG)

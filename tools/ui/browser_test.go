@@ -1,0 +1,232 @@
+// Package ui tests the console in a browser: headless Chromium against the real binary.
+package ui
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/client"
+)
+
+const rules = `domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_log}
+  - key: login
+    rate_limit:
+      unit: minute
+      requests_per_unit: 5
+      penalty: {for: 5m, on: exceeded}
+  - key: plan
+    value: free
+    descriptors:
+      - key: path
+        rate_limit: {unit: minute, requests_per_unit: 100, algorithm: token_bucket, burst: 20}
+  - key: trial
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}
+`
+
+// start starts ratelimitd, with environment variables besides.
+func start(t *testing.T, env ...string) *testkit.Daemon {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "config"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(t.TempDir(), "ratelimitd")
+	if out, err := exec.Command("go", "build", "-C", "../..", "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.Command(binary)
+	cmd.Dir = dir
+	cmd.Env = append(testkit.Env("config"), append([]string{"ADMIN=true"}, env...)...)
+	d, err := testkit.StartDaemon(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Terminate(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// tab is a page in a browser, and what its console said.
+type tab struct {
+	context.Context
+
+	t    *testing.T
+	root string
+	mu   sync.Mutex
+	said []string
+}
+
+// open opens a browser.
+func open(t *testing.T, d *testkit.Daemon) *tab {
+	t.Helper()
+	chromium, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatalf("%v: tools/need chromium chromium installs it", err)
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()),
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(testkit.Patience))
+	alloc, end := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(end)
+	ctx, close := chromedp.NewContext(alloc)
+	t.Cleanup(close)
+	b := &tab{Context: ctx, t: t, root: "http://" + d.At["DEBUG"]}
+	chromedp.ListenTarget(ctx, func(event any) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch e := event.(type) {
+		case *runtime.EventConsoleAPICalled:
+			if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning {
+				b.said = append(b.said, fmt.Sprint(e.Type, " ", string(e.Args[0].Value)))
+			}
+		case *runtime.EventExceptionThrown:
+			b.said = append(b.said, e.ExceptionDetails.Error())
+		case *log.EventEntryAdded:
+			b.said = append(b.said, e.Entry.Text+" "+e.Entry.URL)
+		}
+	})
+	if err := chromedp.Run(ctx, log.Enable(), runtime.Enable()); err != nil { // the browser ends with this context
+		t.Fatal(err)
+	}
+	return b
+}
+
+// run does something in the browser.
+func (b *tab) run(actions ...chromedp.Action) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.Context, testkit.Patience)
+	defer cancel()
+	if err := chromedp.Run(ctx, actions...); err != nil {
+		var html string
+		_ = chromedp.Run(b.Context, chromedp.OuterHTML("main", &html, chromedp.AtLeast(0)))
+		b.t.Fatalf("%v; the page has\n%s", err, html)
+	}
+}
+
+func (b *tab) visit(path string) {
+	b.t.Helper()
+	b.run(chromedp.Navigate(b.root+path), chromedp.WaitReady("footer"))
+}
+
+// sees waits until the page has a text.
+func (b *tab) sees(text string) {
+	b.t.Helper()
+	var seen string
+	testkit.Eventually(b.t, "the page says "+text, func() bool {
+		return chromedp.Run(b.Context, chromedp.Text("body", &seen, chromedp.ByQuery)) == nil && strings.Contains(seen, text)
+	}, func() string { return seen })
+}
+
+// click clicks on a link, a button or a summary by its words.
+func (b *tab) click(words string) {
+	b.t.Helper()
+	path := fmt.Sprintf(`(//a|//button|//summary)[normalize-space(.)=%q]`, words)
+	b.run(chromedp.WaitVisible(path, chromedp.BySearch), chromedp.Click(path, chromedp.BySearch))
+}
+
+// look sets how large the window is, and which theme the system has.
+func (b *tab) look(width, height int64, theme string) {
+	b.t.Helper()
+	b.run(chromedp.EmulateViewport(width, height),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}))
+}
+
+// quiet fails the test if the browser's console said anything.
+func (b *tab) quiet(where string) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, text := range b.said {
+		b.t.Errorf("%s: the browser says: %s", where, text)
+	}
+	b.said = nil
+}
+
+// ask asks for a hit, and returns the status.
+func ask(t *testing.T, d *testkit.Daemon, entry string) int {
+	t.Helper()
+	key, value, _ := strings.Cut(entry, "=")
+	code, _, err := testkit.Fetch(t.Context(), "POST", "http://"+d.At["HTTP"]+"/json",
+		fmt.Sprintf(`{"domain":"shop","descriptors":[{"entries":[{"key":%q,"value":%q}]}]}`, key, value))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}
+
+// pages are all pages of the console, with something to see.
+var pages = []struct{ name, path string }{
+	{"overview", "/ui/"},
+	{"rules", "/ui/rules"},
+	{"rule", "/ui/rule?path=shop.user"},
+	{"descriptor", "/ui/descriptor?domain=shop&e=user%3Dann"},
+	{"playground", "/ui/playground?domain=shop&e=user%3Dann&n=12&over=2h&other=rate_limit%3A%0A++unit%3A+hour%0A++requests_per_unit%3A+5%0A"},
+	{"controls", "/ui/controls"},
+	{"audit", "/ui/audit"},
+	{"live", "/ui/live"},
+	{"help", "/ui/help"},
+	{"empty", "/ui/descriptor"},
+	{"error", "/ui/rule?path=shop.nobody"},
+}
+
+// busy has somebody be limited, and a control in force.
+func busy(t *testing.T, d *testkit.Daemon) {
+	t.Helper()
+	for range 12 {
+		ask(t, d, "user=ann")
+		ask(t, d, "user=bob")
+		ask(t, d, "login=eve")
+		ask(t, d, "trial=x")
+		time.Sleep(30 * time.Millisecond)
+	}
+	for _, q := range []string{
+		`block {"domain":"shop","entries":[{"key":"user","value":"eve"}],"for":"7200s","reason":"scrapes the catalogue"}`,
+		`limit {"domain":"shop","entries":[{"key":"user","value":"ann"}],"for":"3600s","to":{"requests_per_unit":5,"unit":"UNIT_HOUR"},"reason":"a large order"}`,
+	} {
+		method, body, _ := strings.Cut(q, " ")
+		if code, text, err := testkit.Fetch(t.Context(), "POST", "http://"+d.At["DEBUG"]+"/admin/v1/"+method, body); err != nil || code != 200 {
+			t.Fatalf("%s: %d %s %v", method, code, text, err)
+		}
+	}
+}
+
+// traffic is more than a minute of calls over gRPC, so that there are curves.
+func traffic(t *testing.T, d *testkit.Daemon) {
+	t.Helper()
+	c, err := client.New(d.At["GRPC"], "shop", client.Config{Timeout: testkit.Patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	names := []string{"ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal"}
+	for i, begin := 0, time.Now(); time.Since(begin) < 75*time.Second; i++ {
+		c.Limiter(client.Pairs("user", names[i*i%len(names)])).Allow(t.Context())
+		c.Limiter(client.Pairs("plan", "free", "path", fmt.Sprint("/items/", i%7))).Allow(t.Context())
+		c.Limiter(client.Pairs("trial", names[i%3])).Allow(t.Context())
+		wave := 1 + math.Sin(time.Since(begin).Seconds()/9)
+		time.Sleep(time.Duration(20+40*wave) * time.Millisecond)
+	}
+}
