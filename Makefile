@@ -62,6 +62,8 @@ test: ## run every test; with the race detector where it can find something and 
 	$(GO) -C tools/dist test ./...
 	$(GO) -C tools/manifests vet ./...
 	$(GO) -C tools/manifests test ./...
+	$(GO) -C tools/schema vet ./...
+	$(GO) -C tools/schema test ./...
 
 .PHONY: ui
 ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
@@ -185,8 +187,8 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into README.md, docs/metrics.md and docs/algorithms.md
-	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine
+docs: ## write what is generated into README.md, docs/metrics.md, docs/algorithms.md and docs/rules.schema.json
+	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./pkg/descriptors
 
 .PHONY: image
 image: ## build the container image IMAGE

@@ -3,6 +3,7 @@ package examples_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
@@ -33,7 +34,8 @@ func source(t *testing.T, path string) descriptors.Source {
 	return descriptors.Source{Name: path, Data: raw}
 }
 
-// TestShippedRules loads each directory of rules in this repository as a server would.
+// TestShippedRules loads each directory of rules in this repository as a server would, and looks whether each file names
+// the schema for editors.
 func TestShippedRules(t *testing.T) {
 	t.Parallel()
 	for _, pattern := range []string{"envoy/rules/*.yaml", "envoy-llm/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
@@ -43,7 +45,13 @@ func TestShippedRules(t *testing.T) {
 		}
 		var sources []descriptors.Source
 		for _, f := range files {
-			sources = append(sources, source(t, f))
+			s := source(t, f)
+			sources = append(sources, s)
+			line, _, _ := strings.Cut(string(s.Data), "\n")
+			schema, ok := strings.CutPrefix(line, "# yaml-language-server: $schema=")
+			if _, err := os.Stat(filepath.Join(filepath.Dir(f), schema)); !ok || err != nil {
+				t.Errorf("%s begins with %q, which names no schema: %v", f, line, err)
+			}
 		}
 		load(t, descriptors.Options{Strict: true}, sources...)
 	}

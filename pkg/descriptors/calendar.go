@@ -95,6 +95,33 @@ func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 	}
 }
 
+// calendarTogether says, for the schema of a limit, what goes with a calendar.
+func calendarTogether() []schema {
+	var (
+		calendar, align = engine.ParamCalendar.String(), engine.ParamAlign.String()
+		on              = oneOf(calendar, true)
+		units           []schema
+		rules           = []schema{{"if": schema{"required": []string{engine.ParamTimezone.String()}}, "then": on}}
+	)
+	for u := Second; u <= Week; u++ {
+		if _, ok := u.calendarUnit(); !ok {
+			continue
+		}
+		units = append(units, unitPattern(u))
+		multipliers := []any{nil, 1}
+		if u == Month {
+			multipliers = append(multipliers, 2, 3, 4, 6, 12)
+		}
+		rules = append(rules, schema{
+			"if":   schema{"allOf": []schema{on, {"required": []string{kwUnit}, "properties": schema{kwUnit: unitPattern(u)}}}},
+			"then": schema{"properties": schema{kwUnitMultiplier: schema{"enum": multipliers}}},
+		})
+	}
+	return append(rules, schema{"if": on, "then": schema{"properties": schema{
+		kwUnit: schema{"anyOf": units}, align: schema{"const": engine.ParamAlign.Words()[engine.AlignClock]},
+	}}})
+}
+
 // overriddenCalendar returns the calendar of an override of l: for a rule with the key calendar, that of the rule's
 // zone with the unit of the override, if there is one; otherwise the one that USE_CALENDAR_MONTH_RATE_LIMIT asks for.
 func (m Match) overriddenCalendar(l *engine.Limit, o Override) *engine.Calendar {

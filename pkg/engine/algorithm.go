@@ -85,6 +85,9 @@ func Algorithms() iter.Seq[Algorithm] {
 // Family returns the shape of the state that a keeps.
 func (a Algorithm) Family() Family { return a.row().family }
 
+// MostHits returns the largest number of hits per window.
+func (a Algorithm) MostHits() uint64 { return a.row().mostHits }
+
 // Queues reports whether admitted hits have to wait for their turn, so that takes of several requests cannot be merged.
 func (a Algorithm) Queues() bool { return a.row().queued }
 

@@ -52,6 +52,7 @@ type parameter struct {
 	words   []string // in the order of their values
 	accepts string   // the values that it takes, for people, if the bounds and the words do not say it
 	usual   string   // the value without the key, for people; see [Parameter.Usual]
+	about   string   // what it is, in a sentence for editors
 }
 
 // takers is a set of algorithms.
@@ -72,15 +73,15 @@ const (
 //
 //nolint:gochecknoglobals // a table that nobody writes to; it is asked on the way of a request
 var parameters = [...]parameter{
-	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`"},
-	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10"},
-	ParamDebt:         {key: "debt", takers: tokens, most: maxNumber, usual: "0"},
-	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens come one by one"},
-	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`"},
-	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`"},
-	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`"},
-	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`"},
-	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`"},
+	ParamBurst:        {key: "burst", takers: buckets, least: 1, most: maxNumber, usual: "`requests_per_unit`", about: "The most tokens of a token_bucket, or the places in the queue of a leaky_bucket."},
+	ParamPrecision:    {key: "precision", takers: cells, least: 1, most: maxPrecision, usual: "10", about: "The number of parts of a window; old hits expire part by part."},
+	ParamDebt:         {key: "debt", takers: tokens, most: maxNumber, usual: "0", about: "How far below zero the number of tokens may go."},
+	ParamFillInterval: {key: "fill_interval", kind: KindTime, takers: tokens, most: uint64(maxWindow), accepts: "a time, such as 500ms, 30s, 5m or 24h", usual: "tokens come one by one", about: "Tokens come in steps, at multiples of this time, a whole number of them each time."},
+	ParamInitial:      {key: "initial", takers: tokens, most: maxNumber, accepts: "0 to burst", usual: "`burst`", about: "The number of tokens for a key that was not seen before."},
+	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock, or begin with the first hit."},
+	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
+	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
+	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether refused hits count nevertheless, as charges made after a request have to."},
 }
 
 const usualPrecision = 10
@@ -208,6 +209,15 @@ func (p Parameter) Accepts() string {
 		return fmt.Sprintf("%d to %d", row.least, row.most)
 	}
 }
+
+// About returns what the parameter is, in a sentence.
+func (p Parameter) About() string { return parameters[p].about }
+
+// Bounds returns the smallest and the largest value of a number.
+func (p Parameter) Bounds() (least, most uint64) { return parameters[p].least, parameters[p].most }
+
+// Words returns the words that a flag or a word may be.
+func (p Parameter) Words() []string { return slices.Clone(parameters[p].words) }
 
 // Word returns the value that a word stands for, if the parameter takes it.
 func (p Parameter) Word(word string) (v uint64, ok bool) {

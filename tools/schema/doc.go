@@ -1,0 +1,3 @@
+// Package schema compares the JSON Schema of the rules with what loads them. It has a module of its own for the sake of
+// what it validates with.
+package schema
