@@ -1,6 +1,7 @@
 package examples_test
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,7 +36,7 @@ func source(t *testing.T, path string) descriptors.Source {
 }
 
 // TestShippedRules loads each directory of rules in this repository as a server would, and looks whether each file names
-// the schema for editors.
+// the schema for editors, and is formatted.
 func TestShippedRules(t *testing.T) {
 	t.Parallel()
 	for _, pattern := range []string{"envoy/rules/*.yaml", "envoy-llm/rules/*.yaml", "compose/rules/*.yaml", "../config/example/*.yaml", "../config/*.yaml"} {
@@ -51,6 +52,9 @@ func TestShippedRules(t *testing.T) {
 			schema, ok := strings.CutPrefix(line, "# yaml-language-server: $schema=")
 			if _, err := os.Stat(filepath.Join(filepath.Dir(f), schema)); !ok || err != nil {
 				t.Errorf("%s begins with %q, which names no schema: %v", f, line, err)
+			}
+			if formatted, problems := descriptors.Format(s); len(problems) > 0 || !bytes.Equal(formatted, s.Data) {
+				t.Errorf("%s is not as ratelimitd fmt writes it: %v", f, problems)
 			}
 		}
 		load(t, descriptors.Options{Strict: true}, sources...)
