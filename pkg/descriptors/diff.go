@@ -6,40 +6,132 @@ import (
 	"strings"
 )
 
+// Change is one difference between two sets of rules.
+type Change struct {
+	Path     string // the domain, keys and values; the domain alone if the change is of the domain as a whole
+	Kind     ChangeKind
+	Effect   Effect
+	Counters Counters
+	Text     string // what changed, in words, without the path
+	Place    string // file:line of the new rule, or of the one that was removed; empty if there is none
+}
+
+// String returns the change as the log of a reload has it.
+func (c *Change) String() string {
+	if c.Kind == Changed && c.Counters == Anew {
+		return c.Path + ": " + c.Text + ", counts anew"
+	}
+	return c.Path + ": " + c.Text
+}
+
+// InFull returns what changed in words, with what becomes of the counters.
+func (c *Change) InFull() string {
+	switch {
+	case c.Kind != Changed || c.Counters == None:
+		return c.Text
+	case c.Counters == Anew:
+		return c.Text + ", counts anew"
+	case c.Counters == Partly:
+		return c.Text + ", keeps some of its counters"
+	}
+	return c.Text + ", keeps its counters"
+}
+
+// ChangeKind says what was changed.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	Added     ChangeKind = "added"
+	Removed   ChangeKind = "removed"
+	Changed   ChangeKind = "changed"
+	Reached   ChangeKind = "reached"   // other descriptors reach a rule, which itself may be as it was
+	Reordered ChangeKind = "reordered" // wildcards
+	OfDomain  ChangeKind = "domain"
+)
+
+// Effect says how much care a change deserves.
+type Effect string
+
+// The effects, the most dangerous first.
+const (
+	Opens  Effect = "opens" // something that was limited is not, or may not be
+	Anews  Effect = "anew"  // counters begin anew, so that for once more is admitted
+	Raises Effect = "raises"
+	Other  Effect = "other"
+)
+
+// Effects lists the effects, the most dangerous first.
+func Effects() []Effect { return []Effect{Opens, Anews, Raises, Other} }
+
+// Counters says what becomes of the counters of a rule.
+type Counters string
+
+// What may become of counters.
+const (
+	None   Counters = "" // there were none, or there are none any more
+	Kept   Counters = "kept"
+	Partly Counters = "partly" // of several limits some begin anew
+	Anew   Counters = "anew"
+)
+
 // Diff describes what changed from old, which may be nil, to s: one line per change, removed domains last. It is empty
 // if both sets decide alike.
-func (s *Set) Diff(old *Set) []string {
-	if old == nil {
-		old = &Set{}
-	}
-	var lines []string
-	for _, d := range s.domains {
-		lines = append(lines, d.diff(old.byName[d.Name])...)
-	}
-	for _, d := range old.domains {
-		if s.byName[d.Name] == nil {
-			lines = append(lines, (&Domain{Name: d.Name, AllowOverride: d.AllowOverride, ChargeTogether: d.ChargeTogether, QuotaGroupBy: d.QuotaGroupBy}).diff(d)...)
-			lines = append(lines, d.Name+": domain removed")
-		}
+func (s *Set) Diff(old *Set) (lines []string) {
+	for _, c := range s.Changes(old) {
+		lines = append(lines, c.String())
 	}
 	return lines
 }
 
-func (d *Domain) diff(old *Domain) (lines []string) {
+// Changes is Diff with all that is known of each change.
+func (s *Set) Changes(old *Set) []Change {
 	if old == nil {
-		lines = append(lines, d.Name+": domain added")
-		old = &Domain{Name: d.Name, AllowOverride: true}
+		old = &Set{}
 	}
-	if d.ChargeTogether != old.ChargeTogether {
-		lines = append(lines, fmt.Sprintf("%s: charge %s→%s", d.Name, chargeText(old.ChargeTogether), chargeText(d.ChargeTogether)))
+	d := &differ{now: s, was: old}
+	for _, domain := range s.domains {
+		d.domain(domain, old.byName[domain.Name])
 	}
-	if d.AllowOverride != old.AllowOverride {
-		lines = append(lines, fmt.Sprintf("%s: allow_limit_override %t→%t", d.Name, old.AllowOverride, d.AllowOverride))
+	for _, domain := range old.domains {
+		if s.byName[domain.Name] == nil {
+			d.domain(&Domain{Name: domain.Name, AllowOverride: domain.AllowOverride, ChargeTogether: domain.ChargeTogether, QuotaGroupBy: domain.QuotaGroupBy}, domain)
+			d.ofDomain(domain, Other, "domain removed")
+		}
 	}
-	if !slices.Equal(d.QuotaGroupBy, old.QuotaGroupBy) {
-		lines = append(lines, fmt.Sprintf("%s: quota_group_by %s→%s", d.Name, groupText(old.QuotaGroupBy), groupText(d.QuotaGroupBy)))
+	return d.changes
+}
+
+// differ collects the changes between two sets.
+type differ struct {
+	now, was *Set
+	changes  []Change
+	spent    int // comparisons of wildcards
+}
+
+func (d *differ) ofDomain(domain *Domain, effect Effect, format string, args ...any) {
+	d.changes = append(d.changes, Change{Path: domain.Name, Kind: OfDomain, Effect: effect, Text: fmt.Sprintf(format, args...)})
+}
+
+func (d *differ) domain(now, was *Domain) {
+	if was == nil {
+		d.ofDomain(now, Other, "domain added")
+		was = &Domain{Name: now.Name, AllowOverride: true}
 	}
-	return append(lines, d.root.diff(&old.root, d.Name)...)
+	if now.ChargeTogether != was.ChargeTogether {
+		d.ofDomain(now, Other, "charge %s→%s", chargeText(was.ChargeTogether), chargeText(now.ChargeTogether))
+	}
+	if now.AllowOverride != was.AllowOverride {
+		effect := Other
+		if now.AllowOverride {
+			effect = Opens // requests bring their own limits
+		}
+		d.ofDomain(now, effect, "allow_limit_override %t→%t", was.AllowOverride, now.AllowOverride)
+	}
+	if !slices.Equal(now.QuotaGroupBy, was.QuotaGroupBy) {
+		d.ofDomain(now, Other, "quota_group_by %s→%s", groupText(was.QuotaGroupBy), groupText(now.QuotaGroupBy))
+	}
+	d.level(&now.root, &was.root, now.Name)
 }
 
 func groupText(keys []string) string { return "[" + strings.Join(keys, ", ") + "]" }
@@ -51,25 +143,25 @@ func chargeText(together bool) string {
 	return "each"
 }
 
-// diff compares two levels at the same path; either may be nil.
-func (l *level) diff(old *level, path string) (lines []string) {
-	var order []*node // nodes of old that are still there, in the new order
-	for _, n := range l.all() {
-		was := old.same(n)
-		if was != nil {
-			order = append(order, was)
+// level compares two levels at the same path; either may be nil.
+func (d *differ) level(now, was *level, path string) {
+	var order []*node // nodes of was that are still there, in the new order
+	for _, n := range now.all() {
+		before := was.same(n)
+		if before != nil {
+			order = append(order, before)
 		}
-		lines = append(lines, n.diff(was, path+"."+n.label())...)
+		d.node(n, before, path+"."+n.label())
 	}
-	for _, n := range old.all() {
-		if l.same(n) == nil {
-			lines = append(lines, (*node)(nil).diff(n, path+"."+n.label())...)
+	for _, n := range was.all() {
+		if now.same(n) == nil {
+			d.node(nil, n, path+"."+n.label())
 		}
 	}
+	d.reach(now, was, path)
 	if reordered(order) {
-		lines = append(lines, path+": wildcards are tried in a different order")
+		d.changes = append(d.changes, Change{Path: path, Kind: Reordered, Effect: Other, Text: "wildcards are tried in a different order"})
 	}
-	return lines
 }
 
 func (l *level) all() []*node {
@@ -109,8 +201,8 @@ func reordered(nodes []*node) bool {
 	return false
 }
 
-// diff compares a node with what it was before; one of the two may be nil.
-func (n *node) diff(was *node, path string) (lines []string) {
+// node compares a node with what it was before; one of the two may be nil.
+func (d *differ) node(n, was *node, path string) {
 	var children, wereChildren *level
 	if n != nil {
 		children = n.children
@@ -118,37 +210,56 @@ func (n *node) diff(was *node, path string) (lines []string) {
 	if was != nil {
 		wereChildren = was.children
 	}
-	if line := change(n, was); line != "" {
-		lines = append(lines, path+": "+line)
+	if c := change(n, was); c.Text != "" {
+		c.Path = path
+		if n != nil {
+			c.Place = n.at.in(d.now.files[n.file])
+		} else {
+			c.Place = was.at.in(d.was.files[was.file])
+		}
+		d.changes = append(d.changes, c)
 	}
-	return append(lines, children.diff(wereChildren, path)...)
+	d.level(children, wereChildren, path)
 }
 
-// change describes what changed at a node itself, or returns "". Adding or removing a node that only holds others is
-// not mentioned.
-func change(n, was *node) string {
+// change describes what changed at a node itself; there is no text if nothing did. Adding or removing a node that only
+// holds others is not mentioned.
+func change(n, was *node) Change {
 	switch {
 	case was == nil && n.rule != nil:
-		return "added, " + n.rule.whole()
+		return Change{Kind: Added, Effect: Other, Text: "added, " + n.rule.whole()}
 	case was == nil && n.children == nil:
-		return "added, not limited"
+		return Change{Kind: Added, Effect: Other, Text: "added, not limited"}
 	case n == nil && was.rule != nil:
-		return "removed (" + was.rule.whole() + ")"
+		c := Change{Kind: Removed, Effect: Other, Text: "removed (" + was.rule.whole() + ")"}
+		if was.rule.refuses() {
+			c.Effect = Opens
+		}
+		return c
 	case n == nil && was.children == nil:
-		return "removed (not limited)"
+		return Change{Kind: Removed, Effect: Other, Text: "removed (not limited)"}
 	case was == nil || n == nil:
-		return ""
+		return Change{}
 	}
+	c := Change{Kind: Changed, Effect: n.rule.effect(was.rule)}
 	changes := flagChanges(n.flags, was.flags)
 	switch {
 	case n.rule != nil && was.rule != nil:
 		changes = append(n.rule.wholeChanges(was.rule), changes...)
+		c.Counters = n.rule.countersSince(was.rule)
+		if len(changes) == 0 && !n.rule.sameName(was.rule) {
+			changes = append(changes, "another name for its counters, because of what changed above it")
+		}
 	case n.rule != nil:
 		changes = append([]string{"not limited→" + n.rule.whole()}, changes...)
 	case was.rule != nil:
 		changes = append([]string{was.rule.whole() + "→not limited"}, changes...)
 	}
-	return strings.Join(changes, ", ")
+	if c.Effect != Opens && (c.Counters == Anew || c.Counters == Partly) {
+		c.Effect = Anews
+	}
+	c.Text = strings.Join(changes, ", ")
+	return c
 }
 
 func flagChanges(now, was nodeFlags) (out []string) {

@@ -1,6 +1,7 @@
 package descriptors_test
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -37,7 +38,14 @@ func answerDiff(a *txtar.Archive) (string, error) {
 	if same := set.Diff(set); len(same) > 0 {
 		return "", fmt.Errorf("a set differs from itself: %q", same)
 	}
-	return strings.Join(append(set.Diff(was), ""), "\n"), nil
+	if !bytes.Contains(a.Comment, []byte("in full")) {
+		return strings.Join(append(set.Diff(was), ""), "\n"), nil
+	}
+	var b strings.Builder
+	for _, c := range set.Changes(was) {
+		fmt.Fprintf(&b, "%s: %s (%s, %s; %s)\n", c.Path, c.InFull(), c.Kind, c.Effect, c.Place)
+	}
+	return b.String(), nil
 }
 
 // TestExplain tells each call of the file calls step by step.

@@ -1,0 +1,210 @@
+package descriptors
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// refuses reports whether the rule, which may be nil, can refuse a request.
+func (r *Rule) refuses() bool { return r != nil && !r.Unlimited && !r.Shadow }
+
+// effect returns what becomes of the limit of a node when was becomes r; both may be nil.
+func (r *Rule) effect(was *Rule) Effect {
+	switch {
+	case !was.refuses():
+		return Other
+	case !r.refuses(), r.Quota && !was.Quota, r.OnFailure == FailAllow && was.OnFailure != FailAllow, r.RateLimits.Len() < was.RateLimits.Len():
+		return Opens
+	case r.raises(was):
+		return Raises
+	}
+	return Other
+}
+
+// raises reports whether a limit of r admits more than that of the same algorithm and window, or than any, of was.
+func (r *Rule) raises(was *Rule) bool {
+	for i := range min(r.RateLimits.Len(), was.RateLimits.Len()) {
+		now, before := &r.RateLimits.At(i).Limit, &was.RateLimits.At(i).Limit
+		high, low := bits.Mul64(now.Hits, uint64(before.Window))
+		highBefore, lowBefore := bits.Mul64(before.Hits, uint64(now.Window))
+		if high > highBefore || high == highBefore && low > lowBefore {
+			return true
+		}
+	}
+	return false
+}
+
+// countersSince says what becomes of the counters of was. They are kept as long as the names stay: that of the descriptor,
+// in which a shared threshold and a holder leave values out, and that of the limit's state.
+func (r *Rule) countersSince(was *Rule) Counters {
+	var now, before []engine.Slot
+	for i := range r.RateLimits.Len() {
+		if !r.Unlimited {
+			now = append(now, r.RateLimits.At(i).Limit.Slot())
+		}
+	}
+	for i := range was.RateLimits.Len() {
+		if !was.Unlimited {
+			before = append(before, was.RateLimits.At(i).Limit.Slot())
+		}
+	}
+	kept := 0
+	for _, slot := range now {
+		if slices.Contains(before, slot) && r.sameName(was) {
+			kept++
+		}
+	}
+	switch {
+	case len(now) == 0 || len(before) == 0:
+		return None
+	case kept == len(now):
+		return Kept
+	case kept == 0:
+		return Anew
+	}
+	return Partly
+}
+
+// sameName reports whether the counters of r have the names that those of was had, as far as the rules determine them.
+func (r *Rule) sameName(was *Rule) bool {
+	if r.holderAt != was.holderAt {
+		return false
+	}
+	a, b := r.node.path(), was.node.path()
+	return slices.EqualFunc(a, b, func(a, b *node) bool {
+		return (a.flags^b.flags)&shareThreshold == 0
+	})
+}
+
+// maxCompared bounds how many pairs of wildcards a diff compares; it says less of further ones.
+const maxCompared = 100_000
+
+// reach reports the nodes that are still there, and which other descriptors reach, or reach no longer, because nodes were
+// added, removed or put in another order.
+func (d *differ) reach(now, was *level, path string) {
+	if now == nil || was == nil {
+		return
+	}
+	lost, won := map[*node][]string{}, map[*node][]string{}
+	opened := map[*node]bool{}
+	for _, n := range now.nodes {
+		before := was.same(n)
+		switch {
+		case n.isWildcard():
+			d.overtaken(n, before, was, now, func(w *node) {
+				lost[w] = append(lost[w], "what fits "+n.entryText())
+				opened[w] = opened[w] || opens(n, w)
+			})
+		case before == nil:
+			if w := was.find(n.entry()); w != nil && now.same(w) != nil && n.value != "" {
+				lost[w] = append(lost[w], n.entryText())
+				opened[w] = opened[w] || opens(n, w)
+			}
+		}
+	}
+	for _, n := range was.nodes {
+		if now.same(n) != nil || n.isWildcard() || n.value == "" {
+			continue
+		}
+		if w := now.find(n.entry()); w != nil {
+			if before := was.same(w); before != nil {
+				won[before] = append(won[before], n.entryText())
+			}
+		}
+	}
+	for _, n := range was.nodes {
+		c := Change{Path: path + "." + n.label(), Kind: Reached, Effect: Other}
+		if opened[n] {
+			c.Effect = Opens
+		}
+		for _, r := range []struct {
+			text string
+			by   []string
+		}{{"no longer reached by ", lost[n]}, {"now reached by ", won[n]}} {
+			if len(r.by) > 0 {
+				c.Text = r.text + few3(r.by)
+				d.changes = append(d.changes, c)
+			}
+		}
+	}
+}
+
+// overtaken calls visit for each wildcard, and for the node of any value, that n, a wildcard, now comes before, and did not.
+func (d *differ) overtaken(n, before *node, was, now *level, visit func(*node)) {
+	for _, w := range was.nodes {
+		if d.spent++; d.spent > maxCompared {
+			return
+		}
+		still := now.same(w)
+		if still == nil || still == n {
+			continue
+		}
+		bare := !w.isWildcard() && w.value == "" && before == nil
+		passed := w.isWildcard() && n.order < still.order && (before == nil || before.order > w.order)
+		if (bare || passed) && overlaps(n.key, w.key) && (bare || overlaps(n.pattern(), w.pattern())) {
+			visit(w)
+		}
+	}
+}
+
+// opens reports whether descriptors that led to w, which refuses some, lead to n, which never does.
+func opens(n, w *node) bool { return w.rule.refuses() && !n.rule.refuses() }
+
+func (n *node) entry() *Entry { return &Entry{[]byte(n.key), []byte(n.value)} }
+
+// entryText returns the node as an entry of a request.
+func (n *node) entryText() string {
+	if n.value == "" {
+		return printable([]byte(n.key))
+	}
+	return printable([]byte(n.key)) + "=" + printable([]byte(n.value))
+}
+
+// pattern returns the pattern of the node's values.
+func (n *node) pattern() string {
+	if n.value == "" {
+		return "*"
+	}
+	return n.value
+}
+
+// overlaps reports whether a text fits both patterns.
+func overlaps(a, b string) bool {
+	fits := make([]bool, len(b)+1) // whether the rest of a, so far none, and b from here on have a text in common
+	for i := len(a); i >= 0; i-- {
+		next := slices.Clone(fits)
+		for j := len(b); j >= 0; j-- {
+			switch {
+			case i == len(a) && j == len(b):
+				fits[j] = true
+			case j < len(b) && b[j] == '*':
+				fits[j] = fits[j+1] || i < len(a) && (next[j] || a[i] == '*' && next[j])
+			case i < len(a) && a[i] == '*':
+				fits[j] = next[j] || j < len(b) && fits[j+1]
+			case i < len(a) && j < len(b):
+				fits[j] = a[i] == b[j] && next[j+1]
+			default:
+				fits[j] = false
+			}
+		}
+	}
+	return fits[0]
+}
+
+// few3 lists the first three of several: a, b, c and 4 others.
+func few3(all []string) string {
+	switch n := len(all); {
+	case n == 1:
+		return all[0]
+	case n <= 3:
+		return strings.Join(all[:n-1], ", ") + " and " + all[n-1]
+	case n == 4:
+		return strings.Join(all[:3], ", ") + " and another one"
+	default:
+		return fmt.Sprintf("%s and %d others", strings.Join(all[:3], ", "), n-3)
+	}
+}
