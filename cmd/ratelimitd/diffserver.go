@@ -190,7 +190,7 @@ type enum struct {
 	n protoreflect.EnumNumber
 }
 
-func (e enum) Descriptor() protoreflect.EnumDescriptor { return e.EnumDescriptor }
+func (e enum) Descriptor() protoreflect.EnumDescriptor { return e.EnumDescriptor } //nolint:ireturn // protoreflect has no other type for it
 func (e enum) Number() protoreflect.EnumNumber         { return e.n }
 
 // word returns a value of an enumeration as rules spell it: allow for ON_FAILURE_ALLOW. Without a value it is empty.

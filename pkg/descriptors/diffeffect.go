@@ -85,7 +85,7 @@ const maxCompared = 100_000
 
 // reach reports the nodes that are still there, and which other descriptors reach, or reach no longer, because nodes were
 // added, removed or put in another order.
-func (d *differ) reach(now, was *level, path string) {
+func (d *differ) reach(now, was *level, path string) { //nolint:gocognit // one pass for each way in which a node is reached
 	if now == nil || was == nil {
 		return
 	}
