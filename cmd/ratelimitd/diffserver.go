@@ -59,7 +59,7 @@ type treeOfRules struct {
 // ruleNode is a node of it.
 type ruleNode struct {
 	key, value string
-	rule       *adminv1.Rule // nil if there is none
+	rules      []*adminv1.Rule // one, or one for each plan
 	below      []*ruleNode
 	byLevel    map[[2]string]*ruleNode
 }
@@ -88,7 +88,7 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 	for _, l := range levels {
 		n = n.child(string(l.Key), string(l.Value))
 	}
-	n.rule = rule
+	n.rules = append(n.rules, rule)
 }
 
 func (t *treeOfRules) load() (*descriptors.Set, error) {
@@ -103,8 +103,8 @@ func (t *treeOfRules) load() (*descriptors.Set, error) {
 func (n *ruleNode) nodes() (nodes []descriptors.TreeNode) {
 	for _, c := range n.below {
 		node := descriptors.TreeNode{Key: c.key, Value: c.value, Descriptors: c.nodes()}
-		if c.rule != nil {
-			ruleInto(c.rule, &node)
+		for _, r := range c.rules {
+			ruleInto(r, &node)
 		}
 		nodes = append(nodes, node)
 	}
@@ -133,18 +133,40 @@ func ruleInto(r *adminv1.Rule, node *descriptors.TreeNode) {
 			For: q.GetFor().AsDuration().String(), On: word(q.GetOn()), Max: q.GetMax().AsDuration().String(), Escalate: &escalate,
 		}
 	}
-	limits := r.GetLimits()
+	if q := r.GetReserve(); q != nil {
+		estimate := uint32(min(q.GetEstimate(), math.MaxUint32))
+		policy.Reserve = &descriptors.TreeReserve{TTL: q.GetTtl().AsDuration().String(), OnExpiry: "keep", Entry: q.GetEntry(), Estimate: &estimate}
+		if q.GetReturns() {
+			policy.Reserve.OnExpiry = "return"
+		}
+	}
+	one, list := limitsOf(r, policy)
 	switch {
+	case r.GetPlan() != "":
+		node.PlanOf = r.GetPlanOf()
+		node.Plans = append(node.Plans, descriptors.TreePlan{Name: r.GetPlan(), RateLimit: one, RateLimits: list})
+	default:
+		node.RateLimit, node.RateLimits = one, list
+	}
+	if list != nil {
+		node.Policy = policy
+	}
+}
+
+// limitsOf returns the limit of a rule, which has the policy inside, or its limits.
+func limitsOf(r *adminv1.Rule, policy descriptors.TreePolicy) (one *descriptors.TreeLimit, list []descriptors.TreeLimit) {
+	switch limits := r.GetLimits(); {
 	case r.GetIsUnlimited():
-		node.RateLimit = &descriptors.TreeLimit{Unlimited: true}
+		return &descriptors.TreeLimit{Unlimited: true}, nil
 	case len(limits) == 1:
-		node.RateLimit = limitOf(limits[0], false)
-		node.RateLimit.Policy = policy
+		one = limitOf(limits[0], false)
+		one.Policy = policy
+		return one, nil
 	default:
 		for _, l := range limits {
-			node.RateLimits = append(node.RateLimits, *limitOf(l, true))
+			list = append(list, *limitOf(l, true))
 		}
-		node.Policy = policy
+		return nil, list
 	}
 }
 

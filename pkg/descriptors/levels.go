@@ -15,6 +15,9 @@ func (r *Rule) Levels() []Entry {
 // DomainName returns the name of the rule's domain.
 func (r *Rule) DomainName() string {
 	name := r.Path
+	if r.Plan != "" {
+		name = strings.TrimSuffix(name, "@"+r.Plan)
+	}
 	for n := r.node; n != nil; n = n.parent {
 		name = strings.TrimSuffix(name, "."+n.label())
 	}
