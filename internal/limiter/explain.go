@@ -101,6 +101,9 @@ func (l *Limiter) explained(d *descriptors.Domain, table *controls.Table, r *Req
 	if t.match.Rule != nil && t.match.Rule.Plan != "" {
 		x.Steps = append(x.Steps[:len(x.Steps)-1], t.explainPlan(l.config.Tenants, r.Descriptors[i].Entries)...)
 	}
+	if text := t.explainReserving(); text != "" {
+		x.Steps = append(x.Steps, descriptors.Step{Text: text})
+	}
 	p.explainControls(&x, table, r, i)
 	if t.op >= 0 {
 		x.Counter, x.Holder = counterName(&p.ops[t.op]), p.ops[t.op].Take.Owner

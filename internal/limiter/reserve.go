@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -169,6 +170,22 @@ func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
 	}
 	difference := p.ops[t.op].Decision.Difference
 	return uint64(max(difference, -difference)), difference <= 0
+}
+
+// explainReserving says what t does about reservations; "" if nothing.
+func (t *part) explainReserving() string {
+	switch t.reserving {
+	case reserves:
+		return fmt.Sprintf("it reserves %d, unless it is refused", t.hits)
+	case settles:
+		return fmt.Sprintf("it settles a reservation, if that is open, whose true cost is %d", t.hits)
+	case forged:
+		return "no server that shares a key with this one made the id of the reservation, so nothing changes"
+	case charges:
+		return "it has no reservation to settle, so its hits are charged at once"
+	case reservesNothing, released:
+	}
+	return ""
 }
 
 // What became of reservations, as metrics have it.
