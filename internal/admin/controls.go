@@ -110,7 +110,7 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	}
 	a := actOf(ctx)
 	a.Before, a.After = inForce(before), inForce(c)
-	p := &put{control: controlMessage(c, nil), reach: s.reach(ctx), notes: s.notes(c, entries)}
+	p := &put{control: controlMessage(c, nil), reach: s.reach(ctx), notes: s.notes(ctx, c, entries)}
 	if before != nil {
 		p.replaced = controlMessage(before, nil)
 	}
@@ -118,8 +118,11 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 }
 
 // notes says what may not be as it was meant.
-func (s *Service) notes(c *controls.Control, entries []descriptors.Entry) (notes []string) {
+func (s *Service) notes(ctx context.Context, c *controls.Control, entries []descriptors.Entry) (notes []string) {
 	text, limited := s.limiter.Outcome(c.Domain, entries)
+	if whoOf(ctx).Limited() && !s.limiter.HasDomain(c.Domain) {
+		text = noRulesOf(c.Domain)
+	}
 	switch {
 	case limited || c.Below && s.limiter.HasDomain(c.Domain):
 	case c.Kind == controls.Block:

@@ -62,11 +62,22 @@ func (w *Who) domainText() string {
 
 // within is [Who.within], and counts what it refuses.
 func (s *Service) within(who *Who, q request) error {
-	err := who.within(q)
-	if err != nil {
+	if err := who.within(q); err != nil {
 		s.access.Guard.refused()
+		return err
 	}
-	return err
+	switch q := q.(type) {
+	case *adminv1.ExplainRequest, *adminv1.PeekRequest, *adminv1.ResetRequest, *adminv1.GrantRequest, *adminv1.LimitRequest:
+		if d := q.(interface{ GetDomain() string }).GetDomain(); who.Limited() && s.limiter.Rules() != nil && !s.limiter.HasDomain(d) {
+			return status.Error(codes.NotFound, noRulesOf(d))
+		}
+	}
+	return nil
+}
+
+// noRulesOf says that a domain has no rules, to those who may not know which domains have some.
+func noRulesOf(domain string) string {
+	return fmt.Sprintf("there are no rules of the domain %q", valid(domain))
 }
 
 // liftable returns an error if w may not know of one of the controls, as if it was not there.
