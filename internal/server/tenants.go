@@ -40,7 +40,9 @@ func (v *Server) takeTenants() {
 	})
 	v.registry.Source(v.tenantGauges)
 	if path != "" {
-		v.listed = file.New(v.log, file.Config{Layout: file.Path(path), List: v.loadTenants}, nil)
+		l := file.Path(path)
+		l.What = "tenants"
+		v.listed = file.New(v.log, file.Config{Layout: l, List: v.loadTenants}, nil)
 	}
 }
 

@@ -147,7 +147,7 @@ func (s *snapshot) scan(l Layout) {
 	if err != nil && !errors.Is(err, errTooMuch) {
 		s.problem(dir, "%s", reason(err))
 	}
-	if len(s.sources) == 0 && len(s.problems) == 0 && !s.listing {
+	if len(s.sources)+len(s.files) == 0 && len(s.problems) == 0 {
 		s.problem(dir, "no %s here: %s", l.what(), l.expects())
 	}
 }
