@@ -52,11 +52,11 @@ func TestSlowLink(t *testing.T) {
 	}
 	asked := time.Now()
 	_ = far.List(t.Context())
-	if took := time.Since(asked); took > 2*storeTime {
+	if took := time.Since(asked); took > 10*storeTime { // and not as long as everything takes
 		t.Errorf("a list takes %v", took)
 	}
-	took := testkit.Eventually(t, "all controls are in force", all)
-	testkit.Eventually(t, "all can be changed", func() bool {
+	took := atLength(t, "all controls are in force", all)
+	atLength(t, "all can be changed", func() bool {
 		_, err := far.Lift(t.Context(), []string{"none"}, true)
 		return errors.Is(err, ErrUnknown)
 	})
@@ -76,11 +76,25 @@ func TestSlowLink(t *testing.T) {
 	reach.Target("127.0.0.1:1")
 	reach.Cut()
 	db.CLI("FLUSHALL")
-	took = testkit.Eventually(t, "Redis has all", func() bool { return count(t, db, ":text") == Max })
+	took = atLength(t, "Redis has all", func() bool { return count(t, db, ":text") == Max })
 	t.Logf("put back after %v", took)
 	if !all() {
 		t.Errorf("%d are in force", far.Table().Count(Block))
 	}
+}
+
+// atLength waits for what takes long by itself, and much longer where others have the processors. It looks seldom: each look
+// may be a process.
+func atLength(t *testing.T, what string, ok func() bool) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for !ok() {
+		if time.Since(begin) > 4*testkit.Patience {
+			t.Fatalf("not within %v: %s", 4*testkit.Patience, what)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return time.Since(begin)
 }
 
 // heap returns the bytes that are in use.
