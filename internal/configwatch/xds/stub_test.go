@@ -114,7 +114,7 @@ func tellResponse(t *testing.T, r *discoveryv3.DiscoveryResponse) told {
 			t.Errorf("a refusal with the code OK: %v", q)
 		}
 		return told{f, q.GetErrorDetail().GetMessage()}
-	case <-time.After(testkit.Patience):
+	case <-time.After(4 * testkit.Patience): // some messages are large, which the race detector makes slow
 		t.Fatalf("no answer\n%s", f.log.String())
 		return told{}
 	}
