@@ -5,11 +5,11 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/ratelimitd/ratelimitd/internal/secret"
 )
 
 // Bounds of a file of tokens, in bytes.
@@ -41,17 +41,9 @@ const byteOrderMark = "\uFEFF"
 // these domains alone. White space around them, empty lines, lines that begin
 // with # and a byte order mark are no part of them. A file without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
-	f, err := os.Open(file)
+	b, err := secret.ReadFile(file, maxTokens)
 	if err != nil {
 		return nil, err
-	}
-	defer func() { _ = f.Close() }() // nothing was written
-	b, err := io.ReadAll(io.LimitReader(f, maxTokens+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(b) > maxTokens {
-		return nil, fmt.Errorf("%s holds more than %d bytes", file, maxTokens)
 	}
 	all, err := parseTokens(string(b))
 	if err != nil {

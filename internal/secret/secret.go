@@ -46,23 +46,32 @@ type seal struct {
 // Read reads a file that has a secret, or two, in lines of current: SECRET and previous: SECRET. White space around them, empty
 // lines, and lines that begin with # are no part of them. Errors do not repeat it.
 func Read(file string) (*Keys, error) {
-	f, err := os.Open(file)
+	text, err := ReadFile(file, maxFile)
 	if err != nil {
 		return nil, err
-	}
-	defer func() { _ = f.Close() }() // nothing was written
-	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s holds more than %d bytes", file, maxFile)
 	}
 	current, previous, err := parse(string(text))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return New(current, previous)
+}
+
+// ReadFile reads a file, which may be a pipe or a device, of at most so many bytes.
+func ReadFile(file string, most int) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > most {
+		return nil, fmt.Errorf("%s holds more than %d bytes", file, most)
+	}
+	return text, nil
 }
 
 // labelled is a line of a file with two secrets.

@@ -6,10 +6,10 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
@@ -22,8 +22,9 @@ const (
 )
 
 const (
-	keySize    = 32 // of a key that is made here
-	leastInKey = 32 // characters in a line of RESERVATION_KEY_FILE
+	keySize    = 32       // of a key that is made here
+	leastInKey = 32       // characters in a line of RESERVATION_KEY_FILE
+	mostInKeys = 64 << 10 // bytes in the file
 )
 
 // reservations holds the key that ids of reservations are made with. As a task it shares it with other replicas.
@@ -58,7 +59,7 @@ func newReservations(s *settings.Settings, st *store, log *slog.Logger, needed f
 
 // readKeys returns the lines of a file.
 func readKeys(name string) (keys [][]byte, err error) {
-	text, err := os.ReadFile(name)
+	text, err := secret.ReadFile(name, mostInKeys)
 	if err != nil {
 		return nil, err
 	}
