@@ -98,7 +98,8 @@ func (v *bucketView) set(l *Limit, s *State, now Micros) {
 	if l.Hits == 0 {
 		return
 	}
-	v.rate, v.now, v.as, v.seen = l.rate(), now, l.step(now), now < s.expires
+	v.rate, v.now, v.as = l.rate(), now, l.step(now)
+	v.seen = now < s.expires && s.at < s.expires // else what was given back left nothing to remember, even if the clock goes back
 	switch {
 	case v.seen:
 		v.read(l, s)

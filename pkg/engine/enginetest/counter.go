@@ -20,7 +20,7 @@ type counter struct {
 // at returns a copy of the counter of l, brought up to date.
 func (m *Model) at(l *engine.Limit, now engine.Micros) *counter {
 	c := m.counters[l.Slot()]
-	if now >= c.until {
+	if now >= c.until || c.bucket.last >= c.until { // what was given back can leave a bucket that says nothing, at any time
 		c = counter{}
 	}
 	switch l.Algorithm {

@@ -122,7 +122,7 @@ families[1] = function()
       local expires = #state > 48 and struct.unpack('<d', state, 49) or stop
       if sound(at, n, part, math.abs(unit), stop, kept, expires) then
         v.stop, v.kept, v.expires = stop, kept, expires
-        v.seen = now < expires
+        v.seen = now < expires and at < expires -- else what was given back left nothing to remember
         if v.seen then
           read(l, v, at, n, part, unit)
           return v
