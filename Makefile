@@ -187,7 +187,7 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write what is generated into README.md, docs/metrics.md, docs/algorithms.md and docs/rules.schema.json
+docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md and rules.schema.json
 	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./pkg/descriptors
 
 .PHONY: image

@@ -93,7 +93,7 @@ func drainDelay(t *testing.T, env map[string]string) time.Duration {
 	t.Helper()
 	text := env["DRAIN_DELAY"]
 	if text == "" {
-		text = regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../README.md"))[1]
+		text = regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../docs/settings.md"))[1]
 	}
 	delay, err := time.ParseDuration(text)
 	if err != nil {

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Markdown returns the table of variables, as it is in the README.
+// Markdown returns the table of variables, as it is in docs/settings.md.
 func Markdown() string {
 	var b strings.Builder
 	for _, s := range sections(new(Settings)) {
-		fmt.Fprintf(&b, "**%s**\n\n| Variable | Default | Meaning |\n| --- | --- | --- |\n", s.title)
+		fmt.Fprintf(&b, "## %s\n\n| Variable | Default | Meaning |\n| --- | --- | --- |\n", s.title)
 		for _, v := range s.rows {
 			def := "–"
 			if v.def != "" {

@@ -2,7 +2,7 @@
 //
 // One table, in table.go and, for stores, table_stores.go, lists every variable that envoyproxy/ratelimit reads, and our
 // own, each with its default, what it accepts, and the field of [Settings] that takes its value or why there is none. The
-// table in the README is generated from it. A variable that is set but empty counts as not set. All errors are reported at
+// table in docs/settings.md is generated from it. A variable that is set but empty counts as not set. All errors are reported at
 // once, each with the variable, its value and what it accepts.
 package settings
 
@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-//go:generate go test -run ^TestREADME$ . -update
+//go:generate go test -run ^TestDocument$ . -update
 
 // Settings are the values of the variables that are honoured. Defaults are filled in.
 type Settings struct {

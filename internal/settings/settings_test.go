@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the table into the README")
+var update = flag.Bool("update", false, "write the table into docs/settings.md")
 
 // parse parses an environment with counters in memory, and more.
 func parse(t *testing.T, more ...string) (s Settings, notices, lines []string) {
@@ -328,30 +328,30 @@ func TestUnknownNamesAreIgnored(t *testing.T) {
 	}
 }
 
-// The table of variables in the README is the one in this package; run with -update, or make docs, to write it.
-func TestREADME(t *testing.T) {
+// The table of variables in docs/settings.md is the one in this package; run with -update, or make docs, to write it.
+func TestDocument(t *testing.T) {
 	const (
-		readme     = "../../README.md"
+		document   = "../../docs/settings.md"
 		begin, end = "<!-- variables: written by make docs -->\n", "<!-- end of variables -->"
 	)
-	raw, err := os.ReadFile(readme)
+	raw, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)
 	}
 	head, rest, found := strings.Cut(string(raw), begin)
 	_, tail, closed := strings.Cut(rest, end)
 	if !found || !closed {
-		t.Fatalf("%s has no table between %q and %q", readme, begin, end)
+		t.Fatalf("%s has no table between %q and %q", document, begin, end)
 	}
 	want := head + begin + "\n" + Markdown() + "\n" + end + tail
 	if *update {
-		if err := os.WriteFile(readme, []byte(want), 0o644); err != nil {
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	if d := cmp.Diff(want, string(raw)); d != "" {
-		t.Errorf("run make docs; README (-want +got):\n%s", d)
+		t.Errorf("run make docs; docs/settings.md (-want +got):\n%s", d)
 	}
 }
 

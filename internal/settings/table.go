@@ -55,7 +55,7 @@ func (v *variable) set(value string) (err error) {
 	return err
 }
 
-// variables is the table of every variable, in the order of the README. Names and defaults are those of
+// variables is the table of every variable, in the order of docs/settings.md. Names and defaults are those of
 // envoyproxy/ratelimit, except for our own rows.
 func variables(s *Settings) []variable {
 	var all []variable
@@ -71,7 +71,7 @@ type Variable struct {
 	NoEffect      bool // changes nothing, which is logged if it is set to anything but its default
 }
 
-// Table returns every variable, in the order of the README.
+// Table returns every variable, in the order of docs/settings.md.
 func Table() []Variable {
 	var all []Variable
 	for _, v := range variables(new(Settings)) {

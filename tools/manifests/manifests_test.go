@@ -223,7 +223,7 @@ func checkProbes(t *testing.T, c *corev1.Container) {
 // stops returns how long a server with these variables may take to stop: DRAIN_DELAY, and what the documentation says.
 func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
 	t.Helper()
-	delay := regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../README.md"))
+	delay := regexp.MustCompile("(?m)^\\| `DRAIN_DELAY` \\| `(.*?)`").FindStringSubmatch(read(t, "../docs/settings.md"))
 	bound := regexp.MustCompile(`DRAIN_DELAY plus (\d+ s) before you kill it`).FindStringSubmatch(read(t, "../docs/operations.md"))
 	if delay == nil || bound == nil {
 		t.Fatalf("the documentation does not say how long stopping takes: %q, %q", delay, bound)
@@ -244,17 +244,17 @@ func stops(t *testing.T, env []corev1.EnvVar) time.Duration {
 	return sum
 }
 
-// checkVariables: every variable is in the README's table, which is generated from the server's.
+// checkVariables: every variable is in the table of docs/settings.md, which is generated from the server's.
 func checkVariables(t *testing.T, env []corev1.EnvVar) {
 	t.Helper()
-	readme := read(t, "../README.md")
+	table := read(t, "../docs/settings.md")
 	set := map[string]bool{}
 	for _, v := range env {
 		if set[v.Name] {
 			t.Errorf("%s is set twice", v.Name)
 		}
 		set[v.Name] = true
-		if !strings.Contains(readme, "| `"+v.Name+"` |") {
+		if !strings.Contains(table, "| `"+v.Name+"` |") {
 			t.Errorf("the server has no variable %s", v.Name)
 		}
 	}
