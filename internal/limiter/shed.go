@@ -20,6 +20,16 @@ func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
 	return d.FallsBack || l.config.OnFailure != descriptors.FailError
 }
 
+// Fails reports whether policies can but fail requests for a domain.
+func (l *Limiter) Fails(domain []byte) bool {
+	if s := l.rules.Load(); s != nil {
+		if d := s.set.Domain(domain); d != nil {
+			return !l.fallsBack(d)
+		}
+	}
+	return false
+}
+
 // shed fails ops as the store does those for which it has no time.
 func shed(ops []backend.Op) {
 	for i := range ops {

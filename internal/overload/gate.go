@@ -63,6 +63,7 @@ type Client struct {
 // Call is one that has been read.
 type Call struct {
 	Domain   uint32        // a hash of its name
+	Fails    bool          // policies can but fail it
 	Size     int           // of its message
 	Waited   time.Duration // since its headers were read
 	Deadline time.Time     // when its caller gives up

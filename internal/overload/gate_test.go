@@ -149,7 +149,8 @@ func TestClients(t *testing.T) {
 	})
 }
 
-// TestLimit: where there are many more calls for policies than others, fewer are let in; and more again when there are not.
+// TestLimit: where there are many more calls without a decision than others, fewer are let in; and more again when there are not.
+// Of those that policies can but fail there are too many sooner.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -159,25 +160,33 @@ func TestLimit(t *testing.T) {
 		for range 800 {
 			g.Enter(nil)
 		}
-		late := func(lap time.Duration) {
-			for range 200 {
-				enter(l, Call{Deadline: time.Now().Add(3 * ms)})
+		late := func(calls int, fails bool, lap time.Duration) {
+			for range calls {
+				enter(l, Call{Deadline: time.Now().Add(3 * ms), Fails: fails})
 			}
 			l.turns(time.Now(), lap, 0)
 			time.Sleep(2 * settle)
 		}
 		for range 50 {
-			late(0)
+			late(200, true, 0)
 		}
 		if s := g.Stats(); s.Limit != 1000 {
 			t.Fatalf("with time for everybody the limit is %d", s.Limit)
 		}
-		late(ms)
-		if s := g.Stats(); s.Limit != 700 {
-			t.Errorf("after too many calls for policies: %+v, want a limit of 700", s)
+		if late(1024, false, ms); g.Stats().Limit != 1000 {
+			t.Errorf("after 1,024 answers by policy: %+v, want a limit of 1000", g.Stats())
+		}
+		if late(1, false, ms); g.Stats().Limit != 700 {
+			t.Errorf("after one more: %+v, want a limit of 700", g.Stats())
+		}
+		if late(153, true, ms); g.Stats().Limit != 700 {
+			t.Errorf("after 153 errors: %+v, want a limit of 700", g.Stats())
+		}
+		if late(1, true, ms); g.Stats().Limit != 612 {
+			t.Errorf("after one more: %+v, want a limit of 612", g.Stats())
 		}
 		for range 100 {
-			late(ms)
+			late(200, true, ms)
 		}
 		if s := g.Stats(); s.Limit != least || !g.Full(nil) {
 			t.Errorf("after 100 times as many: %+v, want a limit of %d", s, least)

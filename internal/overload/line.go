@@ -22,12 +22,14 @@ const (
 	mostBytes = 64 << 20              // of messages that wait
 )
 
-// A call that policies decide has been read and has to be answered, which takes a quarter to a half of the time of a
-// decision. With more of them than these, little else would be done, so then fewer calls are read.
+// A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
+// too many of them little else would be done, so then fewer calls are read. Five answers by policy for a decision are not too
+// many: what is refused unread is an error, which Envoy lets pass. Of errors three for two decisions are.
 const (
-	policies = 3
-	perCalls = 2
-	debt     = 128 * perCalls // how far policies may be ahead for a moment
+	earned     = 30 // by a decision
+	costPolicy = earned / 5
+	costError  = earned * 2 / 3
+	debt       = 1024 * costPolicy // for a moment
 )
 
 // line is where calls wait for their turn once this process is busy. As long as anybody waits, everybody does.
@@ -46,7 +48,7 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
-	owed    int              // what is owed to calls that go on (if negative) or to policies
+	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
 	took    time.Duration    // from a call's turn to its answer, on average
 	patient time.Duration    // how long callers wait, on average
@@ -60,6 +62,14 @@ type place struct {
 	Call
 
 	turn chan Turn
+}
+
+// cost returns what it costs to answer a call without a decision.
+func (p *place) cost() int {
+	if p.Fails {
+		return costError
+	}
+	return costPolicy
 }
 
 // Verdict says what is to become of a call.
@@ -169,8 +179,10 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 		switch left := p.Deadline.Sub(now) - l.lap; {
 		case left < policy:
 			l.give(p, Turn{Verdict: Lost})
+			l.credit -= costError
 		case left < decide:
 			l.give(p, Turn{Verdict: Late, Answer: l.lap})
+			l.credit -= p.cost()
 		default:
 			kept = append(kept, p)
 			continue
@@ -179,11 +191,11 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 	}
 	clear(l.calls[len(kept):])
 	l.calls = kept
-	if l.owed -= perCalls * turns; idle {
-		l.owed = max(l.owed, 0)
+	if idle {
+		l.credit = max(l.credit, 0)
 	}
-	if l.owed < -debt {
-		l.owed = -debt / 2
+	if l.credit < -debt {
+		l.credit = -debt / 2
 		l.gate.lower(now, l.room)
 	}
 	return turns
@@ -206,7 +218,7 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 		}
 	}
 	l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
-	l.owed = min(l.owed+policies*turns, debt)
+	l.credit = min(l.credit+earned*turns, debt)
 	return turns
 }
 

@@ -248,14 +248,22 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// domainOf returns a hash of the domain of a message if that comes first, as it usually does, and 0 otherwise.
-func domainOf(message []byte) uint32 {
+// domainOf returns the domain of a message if that comes first, as it usually does, and nil otherwise. It shares its memory.
+func domainOf(message []byte) []byte {
 	number, kind, n := protowire.ConsumeTag(message)
 	if n < 0 || number != requestDomain || kind != protowire.BytesType {
-		return 0
+		return nil
 	}
 	domain, n := protowire.ConsumeBytes(message[n:])
 	if n < 0 {
+		return nil
+	}
+	return domain
+}
+
+// hashOf returns a number by which domains are told apart, most of the time; 0 if there is none.
+func hashOf(domain []byte) uint32 {
+	if domain == nil {
 		return 0
 	}
 	const offset, prime = 2166136261, 16777619 // FNV-1a

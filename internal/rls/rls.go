@@ -53,9 +53,10 @@ type Config struct {
 	DynamicMetadata  bool  // RESPONSE_DYNAMIC_METADATA
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
-	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
-	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
-	Log              *slog.Logger   // nil discards
+	Gate             *overload.Gate           // knows of all calls; nil lets in as many as come
+	Fails            func(domain []byte) bool // reports whether policies can but fail requests for a domain; nil says that of none
+	MaxWaiting       int                      // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
+	Log              *slog.Logger             // nil discards
 }
 
 // Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
@@ -119,6 +120,9 @@ func New(d Decider, c Config) *Service {
 	c.Headers = c.Headers.withDefaults()
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	c.Hooks = c.Hooks.withDefaults()
+	if c.Fails == nil {
+		c.Fails = func([]byte) bool { return false }
+	}
 	if c.Gate == nil {
 		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt, Patience: time.Hour})
 	}
@@ -244,7 +248,8 @@ func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.
 		return overload.Turn{}
 	}
 	message := a.message.ReadOnlyData()
-	c := overload.Call{Domain: domainOf(message), Size: len(message), Waited: waited, Client: a.client}
+	domain := domainOf(message)
+	c := overload.Call{Domain: hashOf(domain), Fails: s.config.Fails(domain), Size: len(message), Waited: waited, Client: a.client}
 	var found bool
 	if c.Deadline, found = ctx.Deadline(); !found {
 		c.Deadline = a.at.Add(s.config.Gate.Patience())

@@ -211,6 +211,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 	return rls.Config{
 		Body:       body,
 		Gate:       v.gate,
+		Fails:      v.limiter.Fails,
 		MaxWaiting: s.GRPC.MaxWaiting,
 		Headers: rls.Headers{
 			Enabled:    s.Answer.Headers,
