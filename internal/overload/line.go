@@ -23,13 +23,14 @@ const (
 )
 
 // A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
-// too many of them little else would be done, so then fewer calls are read. Five answers by policy for a decision are not too
-// many: what is refused unread is an error, which Envoy lets pass. Of errors three for two decisions are.
+// too many of them little else would be done, so then fewer calls are read. Five for a decision are not too many: what is
+// refused unread is an error, which Envoy lets pass. But three for two are, where policies can but fail, and for a domain that
+// takes more than its share from others.
 const (
-	earned     = 30 // by a decision
-	costPolicy = earned / 5
-	costError  = earned * 2 / 3
-	debt       = 1024 * costPolicy // for a moment
+	earned  = 30 // by a decision
+	cost    = earned / 5
+	costBad = earned * 2 / 3
+	debt    = 1024 * cost // for a moment
 )
 
 // line is where calls wait for their turn once this process is busy. As long as anybody waits, everybody does.
@@ -62,14 +63,6 @@ type place struct {
 	Call
 
 	turn chan Turn
-}
-
-// cost returns what it costs to answer a call without a decision.
-func (p *place) cost() int {
-	if p.Fails {
-		return costError
-	}
-	return costPolicy
 }
 
 // Verdict says what is to become of a call.
@@ -179,10 +172,10 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 		switch left := p.Deadline.Sub(now) - l.lap; {
 		case left < policy:
 			l.give(p, Turn{Verdict: Lost})
-			l.credit -= costError
+			l.credit -= costBad
 		case left < decide:
 			l.give(p, Turn{Verdict: Late, Answer: l.lap})
-			l.credit -= p.cost()
+			l.credit -= l.cost(p)
 		default:
 			kept = append(kept, p)
 			continue
@@ -199,6 +192,14 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 		l.gate.lower(now, l.room)
 	}
 	return turns
+}
+
+// cost returns what it costs to have policies decide a call.
+func (l *line) cost(p *place) int {
+	if p.Fails || l.gate.shares.over(p.Domain) {
+		return costBad
+	}
+	return cost
 }
 
 // proceed has as many go on as there is room for: those of domains that take less than their share first, and of them the

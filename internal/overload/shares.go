@@ -37,6 +37,9 @@ func (s *shares) under(domain uint32) bool {
 	return s.used[domain%uint32(len(s.used))].Load()*max(2, s.active.Load()) <= s.total.Load()
 }
 
+// over reports whether a domain has used more than an equal share, and others have used anything.
+func (s *shares) over(domain uint32) bool { return s.active.Load() > 1 && !s.under(domain) }
+
 // halve forgets the older half of what was counted.
 func (s *shares) halve(now time.Duration) {
 	if !s.mu.TryLock() {
