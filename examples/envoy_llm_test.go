@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -24,7 +25,7 @@ import (
 func llm(t *testing.T) (*ratelimitv3.RateLimit, []*routev3.RateLimit) {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
-	if err := decodeEnvoy(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
+	if err := envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
 		t.Fatal(err)
 	}
 	hcm := connectionManager(t, &b, "edge")
@@ -165,7 +166,7 @@ func TestEnvoyLLM(t *testing.T) {
 func TestEnvoyLLMReadsUsage(t *testing.T) {
 	t.Parallel()
 	var b bootstrapv3.Bootstrap
-	if err := decodeEnvoy(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
+	if err := envoytest.Decode(read(t, "envoy-llm/envoy.yaml"), &b); err != nil {
 		t.Fatal(err)
 	}
 	filters := connectionManager(t, &b, "edge").GetHttpFilters()

@@ -24,6 +24,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 )
 
 const (
@@ -35,7 +37,7 @@ const (
 func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
-	if err := decodeEnvoy(change(read(t, "envoy/envoy.yaml")), &b); err != nil {
+	if err := envoytest.Decode(change(read(t, "envoy/envoy.yaml")), &b); err != nil {
 		t.Fatal(err)
 	}
 	return &b
@@ -201,7 +203,7 @@ func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
 		if slipped == text {
 			t.Errorf("envoy.yaml has no %q", tt.old)
 		}
-		if err := decodeEnvoy(slipped, &bootstrapv3.Bootstrap{}); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := envoytest.Decode(slipped, &bootstrapv3.Bootstrap{}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("with %q: %v, want an error with %q", tt.slip, err, tt.want)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 )
 
 // meta has the common fields of the Kubernetes objects in these files.
@@ -83,7 +85,7 @@ func TestIstioFilterPatch(t *testing.T) {
 		t.Errorf("the filter is not put before the router of the gateway: %+v", p)
 	}
 	var f hcmv3.HttpFilter
-	if err := decodeTree(p.Patch.Value, &f); err != nil {
+	if err := envoytest.DecodeTree(p.Patch.Value, &f); err != nil {
 		t.Fatal(err)
 	}
 	if f.GetName() != filterName {
@@ -120,7 +122,7 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	value := p.Patch.Value
 	value["name"], value["domains"] = "any", []string{"*"} // from the host that it is merged into
 	var host routev3.VirtualHost
-	if err := decodeTree(value, &host); err != nil {
+	if err := envoytest.DecodeTree(value, &host); err != nil {
 		t.Fatal(err)
 	}
 	limits := unpack(t, host.GetTypedPerFilterConfig()[filterName], &ratelimitv3.RateLimitPerRoute{}).GetRateLimits()

@@ -9,6 +9,7 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 
+	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -66,7 +67,7 @@ func TestEnvoyDescriptorsMeetRules(t *testing.T) {
 	t.Parallel()
 	set := load(t, descriptors.Options{}, source(t, "envoy/rules/edge.yaml"))
 	var b bootstrapv3.Bootstrap
-	if err := decodeEnvoy(read(t, "envoy/envoy.yaml"), &b); err != nil {
+	if err := envoytest.Decode(read(t, "envoy/envoy.yaml"), &b); err != nil {
 		t.Fatal(err)
 	}
 	hcm := connectionManager(t, &b, "edge")
