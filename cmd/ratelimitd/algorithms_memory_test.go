@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,32 +18,47 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/server"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // playOnMemory plays a trace against a server over counters in memory, on virtual time that begins with a window of every
-// length used.
+// length used. Beside its rules a trace may have a table of tenants, an overlay, and settings of answers.
 func playOnMemory(t *testing.T, parts map[string]string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{})
-		l := limiter.New(store, stats.New(), limiter.Config{})
-		if err := loadRules(l, parts["rules.yaml"]); err != nil {
+		store, registry := memory.New(memory.Config{}), stats.New()
+		o := operators{controls: controls.New(controls.Config{}), tenants: tenants.New(tenants.Config{Files: true})}
+		sealer := new(limiter.Sealer)
+		sealer.SetKeys([]byte(t.Name()))
+		l := limiter.New(store, registry, limiter.Config{Controls: o.controls, Tenants: o.tenants, Reservations: sealer})
+		reload := func(rules string) error { return loadRules(l, rules, parts["overlay.yaml"]) }
+		if err := reload(parts["rules.yaml"]); err != nil {
 			t.Fatal(err)
 		}
-		client, stop := serveTraces(t, l)
+		if table, ok := parts["tenants.csv"]; ok {
+			if err := o.tenants.Load([]tenants.Input{{Name: "tenants.csv", Reader: strings.NewReader(table)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		client, stop := serveTraces(t, l, answers(t, parts["settings"]))
 		start := time.Now() // midnight UTC of a day that begins no week, but none is used
 		play(t, &traced{
 			client: client,
 			reset: func(ctx context.Context, domain, descriptor string, force bool) (bool, error) {
 				return resetCounter(ctx, l, domain, descriptor, force)
 			},
-			reload: func(rules string) error { return loadRules(l, rules) },
-			sleep:  func(until time.Duration) error { return sleepUntil(start.Add(until)) },
+			reload:  reload,
+			sleep:   func(until time.Duration) error { return sleepUntil(start.Add(until)) },
+			command: o.command,
+			metric:  func(series string) (string, error) { return metricOf(registry, series) },
 		}, parts)
 		stop()
 		if err := store.Close(); err != nil {
@@ -48,16 +67,96 @@ func playOnMemory(t *testing.T, parts map[string]string) {
 	})
 }
 
-// serveTraces serves what l decides, until stop is called.
-func serveTraces(t *testing.T, l *limiter.Limiter) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // what the generated code has
+// answers returns how a server with these settings, one a line, answers; times are told in any case.
+func answers(t *testing.T, environ string) rls.Config {
 	t.Helper()
-	server := rls.NewServer(rls.New(l, rls.Config{
-		Headers:          rls.Headers{Enabled: true},
-		DecisionMetadata: true,
-	}), rls.ServerConfig{})
+	if environ == "" {
+		return rls.Config{Headers: rls.Headers{Enabled: true}, DecisionMetadata: true}
+	}
+	s, notices, err := settings.Parse(append(strings.Fields(environ), "BACKEND_TYPE=memory"))
+	if err != nil || len(notices) > 0 {
+		t.Fatal(notices, err)
+	}
+	return rls.Config{Headers: server.AnswerHeaders(&s), DecisionMetadata: true}
+}
+
+// metricOf returns the value of a series.
+func metricOf(r *stats.Registry, series string) (string, error) {
+	w := httptest.NewRecorder()
+	r.Handler(stats.PrometheusConfig{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	_, after, found := strings.Cut("\n"+w.Body.String(), "\n"+series+" ")
+	if !found {
+		return "", fmt.Errorf("there is no series %s", series)
+	}
+	value, _, _ := strings.Cut(after, "\n")
+	return value, nil
+}
+
+// operators are those who change what stands above and beside the rules.
+type operators struct {
+	controls *controls.Controls
+	tenants  *tenants.Tenants
+}
+
+// command does what a command of ratelimitd does, whose flags are read by that.
+func (o operators) command(ctx context.Context, args []string) error {
+	cmd, rest, err := new(program).root().Find(args) //nolint:contextcheck // nothing of it runs
+	if err != nil {
+		return err
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return err
+	}
+	given := cmd.Flags().Args()
+	d, err := parseDescriptors(given[1:])
+	if err != nil || len(d) != 1 {
+		return fmt.Errorf("%d descriptors, want one: %w", len(d), err)
+	}
+	c := &controls.Control{Domain: given[0]}
+	for _, e := range d[0].entries {
+		c.Entries = append(c.Entries, controls.Entry{Key: e.key, Value: e.value})
+	}
+	if cmd.Name() == "lift" {
+		var ids []string
+		for _, known := range o.controls.List(ctx) {
+			if known.Text() == c.Text() {
+				ids = append(ids, known.ID)
+			}
+		}
+		if len(ids) == 0 {
+			return errors.New("there is no such control")
+		}
+		_, err := o.controls.Lift(ctx, ids, false)
+		return err
+	}
+	kind := slices.IndexFunc(controls.Kinds(), func(k controls.Kind) bool { return k.String() == cmd.Name() })
+	if kind < 0 {
+		return fmt.Errorf("this test cannot play %s", cmd.Name())
+	}
+	c.Kind = controls.Kinds()[kind]
+	if c.Below, err = cmd.Flags().GetBool("below"); err != nil {
+		return err
+	}
+	if to := cmd.Flags().Lookup("to"); to != nil {
+		if c.To, err = parseOverride(to.Value.String()); err != nil {
+			return err
+		}
+	}
+	span, err := time.ParseDuration(cmd.Flags().Lookup("for").Value.String())
+	if err != nil {
+		return err
+	}
+	_, err = o.controls.Set(ctx, c, span, false)
+	return err
+}
+
+// serveTraces serves what l decides, until stop is called.
+func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // what the generated code has
+	t.Helper()
+	s := rls.NewServer(rls.New(l, c), rls.ServerConfig{})
 	listener := bufconn.Listen(1 << 16)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() { served <- s.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///trace",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
@@ -68,7 +167,7 @@ func serveTraces(t *testing.T, l *limiter.Limiter) (client rlsv3.RateLimitServic
 		if err := conn.Close(); err != nil {
 			t.Error(err)
 		}
-		server.Shutdown(context.WithoutCancel(t.Context()))
+		s.Shutdown(context.WithoutCancel(t.Context()))
 		if err := <-served; err != nil {
 			t.Errorf("serving: %v", err)
 		}
@@ -85,8 +184,12 @@ func sleepUntil(at time.Time) error {
 	return nil
 }
 
-func loadRules(l *limiter.Limiter, rules string) error {
-	set, _, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{Strict: true})
+func loadRules(l *limiter.Limiter, rules, overlay string) error {
+	o := descriptors.Options{Strict: true}
+	if overlay != "" {
+		o.Overlay = []descriptors.Source{{Name: "overlay.yaml", Data: []byte(overlay)}}
+	}
+	set, _, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, o)
 	if err != nil {
 		return fmt.Errorf("loading the rules: %w", err)
 	}

@@ -70,7 +70,7 @@ func playOnRedis(t *testing.T, parts map[string]string, db *redistest.Server, se
 	}
 	reload := func(rules string) error {
 		for _, l := range limiters {
-			if err := loadRules(l, rules); err != nil {
+			if err := loadRules(l, rules, ""); err != nil {
 				return err
 			}
 		}
@@ -98,7 +98,7 @@ func serveOnRedis(t *testing.T, c redis.Config) (*limiter.Limiter, rlsv3.RateLim
 	}
 	testkit.Run(t, store.Run)
 	l := limiter.New(store, stats.New(), limiter.Config{ReferenceNames: c.KeyFormat == redis.ReferenceKeys})
-	client, stop := serveTraces(t, l)
+	client, stop := serveTraces(t, l, answers(t, ""))
 	t.Cleanup(func() {
 		stop()
 		if err := store.Close(); err != nil {

@@ -209,19 +209,11 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 	waiting := v.registry.Counter(stats.ShedTotal, "", "waiting")
 	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
-		Body:       body,
-		Gate:       v.gate,
-		Fails:      v.limiter.Fails,
-		MaxWaiting: s.GRPC.MaxWaiting,
-		Headers: rls.Headers{
-			Enabled:    s.Answer.Headers,
-			Draft:      strings.EqualFold(s.Answer.HeadersFormat, "draft"),
-			Limit:      s.Answer.LimitHeader,
-			Remaining:  s.Answer.RemainingHeader,
-			Reset:      s.Answer.ResetHeader,
-			RetryAfter: s.Answer.RetryAfterHeader,
-			Rule:       s.Answer.RuleHeader,
-		},
+		Body:             body,
+		Gate:             v.gate,
+		Fails:            v.limiter.Fails,
+		MaxWaiting:       s.GRPC.MaxWaiting,
+		Headers:          AnswerHeaders(s),
 		DynamicMetadata:  s.Answer.DynamicMetadata,
 		DecisionMetadata: s.Answer.DecisionMetadata,
 		Hooks: rls.Hooks{
@@ -237,6 +229,19 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 		},
 		Log: v.log,
 	}, nil
+}
+
+// AnswerHeaders returns which headers answers have by the settings.
+func AnswerHeaders(s *settings.Settings) rls.Headers {
+	return rls.Headers{
+		Enabled:    s.Answer.Headers,
+		Draft:      strings.EqualFold(s.Answer.HeadersFormat, "draft"),
+		Limit:      s.Answer.LimitHeader,
+		Remaining:  s.Answer.RemainingHeader,
+		Reset:      s.Answer.ResetHeader,
+		RetryAfter: s.Answer.RetryAfterHeader,
+		Rule:       s.Answer.RuleHeader,
+	}
 }
 
 // group lists the tasks: rules first, then what answers, and last the one that drains, which therefore stops first.

@@ -3,6 +3,7 @@ package descriptors_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -109,6 +110,60 @@ func TestReferenceShowsEveryKey(t *testing.T) {
 			t.Errorf("line %d: %s has no comment above it where it stands first", first+1, key)
 		default:
 			checkComment(t, key, comment(lines[:first]))
+		}
+	}
+}
+
+// TestCookbookShowsEveryKey checks that each key of the grammar is in a recipe of docs/cookbook.md, or not worth one.
+func TestCookbookShowsEveryKey(t *testing.T) {
+	without := map[string]string{
+		"allow_limit_override": "a switch against callers that bring limits of their own",
+		"metadata":             "what is answered, not what is limited",
+		"detailed_metric":      "what is measured",
+		"value_to_metric":      "what is measured",
+		"precision":            "the default will do for nearly everybody; docs/algorithms.md says what another one costs",
+		"align":                "clocks will do for nearly everybody",
+		"debt":                 "who wants it is better served by reserve, or by a charge afterwards",
+		"fill_interval":        "for whoever has to refill like another limiter",
+		"initial":              "likewise",
+		"on_expiry":            "its default is right, unless answers are often lost",
+		"entry":                "its default is right, unless a descriptor has an entry of that name already",
+	}
+	page, err := os.ReadFile("../../docs/cookbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules strings.Builder
+	for _, block := range regexp.MustCompile("(?ms)^```yaml (\\w+)\n(.*?)^```$").FindAllStringSubmatch(string(page), -1) {
+		if block[1] != "envoy" {
+			rules.WriteString(block[2])
+		}
+	}
+	for _, key := range descriptors.Keys() {
+		shown := regexp.MustCompile(`(?m)(^|[ {])` + key + `:`).MatchString(rules.String())
+		if why, ok := without[key]; shown == ok {
+			t.Errorf("%s: want it in a recipe, or a reason why not, and not both: %t, %q", key, shown, why)
+		}
+		delete(without, key)
+	}
+	for key := range without {
+		t.Errorf("%s is no key", key)
+	}
+}
+
+// TestCompatibilityNamesEveryKey checks that docs/compatibility.md says of each key that it is ours.
+func TestCompatibilityNamesEveryKey(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/compatibility.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `algorithm`.*$").FindAllString(string(doc), -1)
+	if len(rows) != 1 {
+		t.Fatalf("%d rows begin with `algorithm`, want one", len(rows))
+	}
+	for _, key := range descriptors.OwnKeywords() {
+		if !strings.Contains(rows[0], "`"+key+"`") {
+			t.Errorf("the row of keys that are ours does not name %s", key)
 		}
 	}
 }

@@ -7,3 +7,13 @@ func Keys() (out []string) {
 	}
 	return out
 }
+
+// OwnKeywords lists the keys of the grammar that envoyproxy/ratelimit does not have.
+func OwnKeywords() (out []string) {
+	for _, k := range keywords() {
+		if !k.ofReference {
+			out = append(out, k.name)
+		}
+	}
+	return out
+}
