@@ -18,6 +18,7 @@ LOADGEN_DIR ?= ../shared/loadgen
 
 GOLANGCI := bin/golangci-lint
 BUF := bin/buf
+PROTO_BREAKS = $(BUF) breaking --against api/proto.yaml || { echo 'This may break whoever relies on it; see api/README.md' >&2; exit 1; }
 VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
 
 .PHONY: help
@@ -52,6 +53,8 @@ test: ## run every test; with the race detector where it can find something and 
 	@tools/need -x promtool prometheus
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
+	$(GO) -C tools/api vet ./...
+	$(GO) -C tools/api test ./...
 	$(GO) -C tools/bench vet ./...
 	$(GO) -C tools/bench test ./...
 	$(GO) -C tools/exact vet ./...
@@ -100,10 +103,12 @@ bin/buf: tools/buf/go.mod tools/buf/go.sum
 	$(GO) build -modfile=tools/buf/go.mod -o $@ github.com/bufbuild/buf/cmd/buf
 
 .PHONY: lint
-lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint and buf lint
+lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, buf lint and buf breaking
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	$(BUF) lint
+	@$(PROTO_BREAKS)
+	@$(BUF) build --exclude-source-info -o -#format=yaml | cmp - api/proto.yaml || { echo 'api/proto.yaml is not what proto has: run make api' >&2; exit 1; }
 
 .PHONY: vuln
 vuln: ## look for known vulnerabilities in what is called here; asks vuln.go.dev
@@ -189,6 +194,12 @@ proto: $(BUF) ## generate Go and the OpenAPI file from the .proto files
 .PHONY: docs
 docs: ## write what is generated into docs: settings.md, metrics.md, algorithms.md and rules.schema.json
 	$(GO) generate ./internal/settings ./internal/stats ./pkg/engine ./pkg/descriptors
+
+.PHONY: api
+api: $(BUF) ## write what users rely on into api/, for tests to compare, unless something breaks; BREAK=1 accepts that
+	@$(if $(BREAK),,$(PROTO_BREAKS))
+	$(GO) -C tools/api run . $(if $(BREAK),-break)
+	$(BUF) build --exclude-source-info -o api/proto.yaml
 
 .PHONY: image
 image: ## build the container image IMAGE

@@ -68,14 +68,17 @@ func variables(s *Settings) []variable {
 // Variable is a row of the table, for users of [Table].
 type Variable struct {
 	Name, Default string
-	NoEffect      bool // changes nothing, which is logged if it is set to anything but its default
+	Takes         string   // what it accepts, as the end of a sentence
+	Words         []string // all of it, in upper or lower case, if that is only a few words
+	NoEffect      bool     // changes nothing, which is logged if it is set to anything but its default
 }
 
 // Table returns every variable, in the order of docs/settings.md.
 func Table() []Variable {
 	var all []Variable
 	for _, v := range variables(new(Settings)) {
-		all = append(all, Variable{Name: v.name, Default: v.def, NoEffect: v.to == tuning})
+		a := v.kind.accepts()
+		all = append(all, Variable{Name: v.name, Default: v.def, Takes: a.takes, Words: a.words, NoEffect: v.to == tuning})
 	}
 	return all
 }

@@ -1,0 +1,168 @@
+// Command api keeps what users rely on in the text files of the directory api: the exported names of pkg/, the variables,
+// the metrics, the keys of rules, and where the admin API is over HTTP. Each line grants something to users, or, where it
+// begins with "only", restricts it. So a line that goes, and a restriction that is new, may break somebody; all else is
+// compatible. The Protocol Buffers are beside them, for buf.
+//
+// It adds what is compatible, and refuses what breaks unless -break is set. Its test, which make test runs, fails if a file
+// is not what the code has. docs/upgrading.md says what is promised, api/README.md how to change it.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// list is one of the files.
+type list struct {
+	name  string // of the file
+	about string // what its lines say, as the header of the file
+	lines func(repository string) ([]string, error)
+}
+
+func lists() []list {
+	return []list{
+		{"pkg.txt", "the exported names of the packages below pkg, and their types", packageLines},
+		{"settings.txt", "the variables of the server: default, and what each takes", settingLines},
+		{"metrics.txt", "the metrics: name in Prometheus, type, labels, and name in statsd", metricLines},
+		{"rules.txt", "the keys of files of rules, by what they are in, and what each takes", ruleLines},
+		{"admin-http.txt", "the methods of the admin API over HTTP", pathLines},
+	}
+}
+
+func main() {
+	repository := flag.String("C", "../..", "the directory of the repository")
+	breaking := flag.Bool("break", false, "write what breaks, too")
+	flag.Parse()
+	if err := run(os.Stdout, lists(), *repository, filepath.Join(*repository, "api"), *breaking); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1) //nolint:forbidigo // this is main
+	}
+}
+
+// run writes each of the files in dir that is not what the code has. It writes none if one of them would break somebody, unless
+// breaking.
+func run(out io.Writer, all []list, repository, dir string, breaking bool) error {
+	changes := make([]change, len(all))
+	var broken []string
+	for i, l := range all {
+		var err error
+		if changes[i], err = l.changed(repository, dir); err != nil {
+			return fmt.Errorf("api/%s: %w", l.name, err)
+		}
+		if len(changes[i].breaks) > 0 {
+			broken = append(broken, "api/"+l.name+"\n"+strings.Join(changes[i].breaks, "\n"))
+		}
+	}
+	if broken != nil && !breaking {
+		return fmt.Errorf("%s\n%s", strings.Join(broken, "\n"), advice)
+	}
+	for i, l := range all {
+		if changes[i].none() {
+			continue
+		}
+		if _, err := fmt.Fprintf(out, "api/%s\n%s\n", l.name, changes[i]); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, l.name), l.text(changes[i].now), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// advice says what to do about changes that break.
+const advice = `This may break whoever relies on it. api/README.md says what to do instead, and how to accept it: make api BREAK=1.`
+
+func (l list) text(lines []string) []byte {
+	return []byte("# Written by make api: " + l.about + ".\n" + strings.Join(lines, "\n") + "\n")
+}
+
+// changed compares the file with the code.
+func (l list) changed(repository, dir string) (change, error) {
+	now, err := l.lines(repository)
+	if err != nil {
+		return change{}, err
+	}
+	slices.Sort(now)
+	now = slices.Compact(now)
+	raw, err := os.ReadFile(filepath.Join(dir, l.name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return change{now: now, others: []string{"it is new"}}, nil
+	}
+	if err != nil {
+		return change{}, err
+	}
+	var before []string
+	for line := range strings.Lines(string(raw)) {
+		if line = strings.TrimSuffix(line, "\n"); !strings.HasPrefix(line, "# ") {
+			before = append(before, line)
+		}
+	}
+	return compare(before, now), nil
+}
+
+// change is what is different in a file.
+type change struct {
+	now    []string // the lines that it should have
+	breaks []string // as in a diff
+	others []string // the same, compatible
+}
+
+// compare tells the lines that break somebody from those that do not. A restriction of something that is new itself, such
+// as the least value of a new key, breaks nobody.
+func compare(before, now []string) change {
+	c := change{now: now}
+	words := fresh(before, now)
+	for _, line := range before {
+		switch {
+		case slices.Contains(now, line):
+		case strings.HasPrefix(line, "only "):
+			c.others = append(c.others, "- "+line)
+		default:
+			c.breaks = append(c.breaks, "- "+line)
+		}
+	}
+	for _, line := range now {
+		switch {
+		case slices.Contains(before, line):
+		case strings.HasPrefix(line, "only ") && !slices.ContainsFunc(words, func(w string) bool { return slices.Contains(wordsOf(line), w) }):
+			c.breaks = append(c.breaks, "+ "+line)
+		default:
+			c.others = append(c.others, "+ "+line)
+		}
+	}
+	return c
+}
+
+// fresh returns the words of what is granted now that were in no line before.
+func fresh(before, now []string) []string {
+	var known, words []string
+	for _, line := range before {
+		known = append(known, wordsOf(line)...)
+	}
+	for _, line := range now {
+		if !strings.HasPrefix(line, "only ") {
+			words = append(words, wordsOf(line)...)
+		}
+	}
+	return slices.DeleteFunc(words, func(w string) bool { return slices.Contains(known, w) })
+}
+
+// wordsOf returns the names in a line.
+func wordsOf(line string) []string {
+	return strings.FieldsFunc(line, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+}
+
+func (c change) none() bool { return len(c.breaks)+len(c.others) == 0 }
+
+func (c change) String() string {
+	return strings.Join(append(slices.Clone(c.breaks), c.others...), "\n")
+}
