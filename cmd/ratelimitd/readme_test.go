@@ -29,19 +29,26 @@ import (
 // repository is the root of the checkout, where the commands of the README are meant to be run.
 const repository = "../.."
 
-// TestREADME runs the console blocks of the README one after the other, from `make run` on, and compares what the
-// commands print with what the README shows. The server is on ports of its own; what differs from one run to the next
+// TestREADME runs the console blocks of the README and then those of docs/commands.md one after the other, from `make run` on,
+// and compares what the commands print with what is shown there. The server is on ports of its own; what differs from one run to the next
 // is compared by [volatile] alone.
 func TestREADME(t *testing.T) {
 	testkit.NotShort(t)
-	raw, err := os.ReadFile(filepath.Join(repository, "README.md"))
-	if err != nil {
-		t.Fatal(err)
+	var text string
+	for _, name := range []string{"README.md", "docs/commands.md"} {
+		raw, err := os.ReadFile(filepath.Join(repository, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += string(raw)
 	}
-	script := readmeScript(string(raw))
-	for _, want := range []string{"make run", "curl ", "bin/ratelimitd call "} {
+	script := readmeScript(text)
+	for _, want := range []string{
+		"make run", "curl ", "bin/ratelimitd call ", "bin/ratelimitd block ", "bin/ratelimitd lift ",
+		"bin/ratelimitd check ", "bin/ratelimitd explain ", "bin/ratelimitd reset ",
+	} {
 		if !strings.Contains(script, "\n"+want) {
-			t.Errorf("no console block of the README runs %q", want)
+			t.Errorf("no console block of README.md or docs/commands.md runs %q", want)
 		}
 	}
 	dir := t.TempDir()
@@ -60,7 +67,7 @@ func TestREADME(t *testing.T) {
 	})
 }
 
-// readmeScript makes a script of the console blocks in a Markdown file. A line that begins with "$ " is a command of the
+// readmeScript makes a script of the console blocks in Markdown. A line that begins with "$ " is a command of the
 // script, and what follows it in the block is a file that "shows" compares with its output.
 func readmeScript(markdown string) string {
 	var commands, files strings.Builder
@@ -170,10 +177,12 @@ func (r *readme) shows(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// volatile makes output comparable: times, versions and spans of time become words.
+// volatile makes output comparable: times, versions, IDs and spans of time become words.
 func volatile(output string) string {
 	for _, v := range []struct{ pattern, word string }{
 		{`time=\S+`, "time=TIME"},
+		{`\b\d{4}-\d\d-\d\dT\S+Z\b`, "TIME"},
+		{`\b[0-9a-f]{16}\b`, "ID"},
 		{`ratelimitd (v\d\S*|\(devel\)) go\S+`, "ratelimitd VERSION"},
 		{`\b(\d+(\.\d+)?(h|m|s|ms|µs))+\b`, "SPAN"},
 	} {

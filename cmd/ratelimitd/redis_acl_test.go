@@ -61,8 +61,8 @@ func TestACLs(t *testing.T) {
 	if len(lines) != 2 {
 		t.Fatalf("operations.md has %d lines of ACL SETUSER, want 2: %q", len(lines), lines)
 	}
-	if got := aclLines(t, "README.md"); len(got) != 1 || "~rl:* "+got[0] != lines[0] {
-		t.Errorf("README.md has %q, want the first of operations.md but for the keys: %q", got, lines[0])
+	if got := aclLines(t, "docs/upgrading.md"); len(got) != 1 || "~rl:* "+got[0] != lines[0] {
+		t.Errorf("upgrading.md has %q, want the first of operations.md but for the keys: %q", got, lines[0])
 	}
 	for i, format := range []string{"", "reference"} {
 		t.Run("format_"+format, func(t *testing.T) {
@@ -131,8 +131,8 @@ func (d *daemon) denied(what string) []string {
 	return strings.Fields(line)
 }
 
-// TestMigrationWithACL goes from a Redis user who was sized for envoyproxy/ratelimit to one with what step 2 of the
-// README needs, with the command that the server gives; then it takes something away again, and has the user replaced.
+// TestMigrationWithACL goes from a Redis user who was sized for envoyproxy/ratelimit to one with what step 2 of
+// docs/migration.md needs, with the command that the server gives; then it takes something away again, and has the user replaced.
 func TestMigrationWithACL(t *testing.T) {
 	t.Parallel()
 	db := redistest.Start(t)
@@ -167,8 +167,8 @@ func TestMigrationWithACL(t *testing.T) {
 	if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "a")); err == nil || !strings.Contains(err.Error(), "may not run evalsha") {
 		t.Errorf("step 2, too early: %v, want an error that names the command", err)
 	}
-	if want := aclLines(t, "README.md")[0]; strings.Join(line, " ") != "ACL SETUSER limiter "+want {
-		t.Errorf("to be allowed: %q, want what the README says: %q", line, want)
+	if want := strings.TrimPrefix(aclLines(t, "docs/operations.md")[0], "~rl:* "); strings.Join(line, " ") != "ACL SETUSER limiter "+want {
+		t.Errorf("to be allowed: %q, want what docs/operations.md says, but for the keys: %q", line, want)
 	}
 	db.CLI(line...)
 	d.ready()

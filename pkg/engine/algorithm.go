@@ -5,7 +5,7 @@ import "iter"
 // Algorithm says how a limit counts.
 type Algorithm uint8
 
-// The algorithms. The project's README says when to choose which. Their numbers are part of [Slot] and never change.
+// The algorithms. docs/algorithms.md says when to choose which. Their numbers are part of [Slot] and never change.
 const (
 	FixedWindow   Algorithm = iota // counts hits in consecutive windows
 	SlidingWindow                  // counts hits in the last window, cut into Precision sub-windows

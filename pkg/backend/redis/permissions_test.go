@@ -42,7 +42,7 @@ func TestPermittedKnowsCommands(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(slices.Values(strings.Fields(grantsOurs)))); diff != "" {
-		t.Errorf("grantsOurs, which docs/operations.md and README.md repeat, is not what the scripts call (-scripts +grants):\n%s", diff)
+		t.Errorf("grantsOurs, which docs/operations.md repeats, is not what the scripts call (-scripts +grants):\n%s", diff)
 	}
 	if found < 20 {
 		t.Errorf("only %d calls were found in the script", found)
