@@ -82,7 +82,8 @@ func (p *program) root() *cobra.Command {
 		Long: `ratelimitd is a rate limit service for Envoy, and a drop-in for envoyproxy/ratelimit.
 
 Without a command it serves. The server has no flags: its settings are the environment
-variables that envoyproxy/ratelimit reads, and a few more; docs/settings.md has the table.
+variables that envoyproxy/ratelimit reads, and a few more, which are listed in docs/settings.md
+(https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md).
 
 Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no: a call was
 over its limit, a server is not healthy or not ready (status), rules were refused (reload).

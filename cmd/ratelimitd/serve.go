@@ -23,7 +23,8 @@ func (p *program) serveCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Serve; this is what ratelimitd does without a command",
 		Long: `Serve answers Envoy on GRPC_PORT (8081), /json and health pages on PORT (8080), and pages for
-operators on DEBUG_PORT (6070). All settings are environment variables; docs/settings.md has the table.
+operators on DEBUG_PORT (6070). All settings are environment variables, which are listed in
+https://github.com/ratelimitd/ratelimitd/blob/main/docs/settings.md.
 
 Counters live in Redis, at REDIS_URL, or with BACKEND_TYPE=memory in this process. Where neither
 is set, Redis is looked for at the unix socket that is envoyproxy/ratelimit's default. It starts
