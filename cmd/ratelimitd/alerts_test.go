@@ -26,6 +26,16 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
+const planRules = `
+domain: shop
+descriptors:
+  - key: customer
+    plan_of: customer
+    plans:
+      default: {unit: hour, requests_per_unit: 1000000}
+      gold: {unit: hour, requests_per_unit: 2000000}
+`
+
 const wellFor = 10 // minutes for which all is well, at first
 
 // trouble is something that happens to a server, and the alerts that it is to raise.
@@ -46,10 +56,13 @@ func troubles() []trouble {
 		{"rules are refused", []string{"RateLimitRulesRefused", "RateLimitRulesStale"}, rulesRefused},
 		{"more comes than can be decided", []string{"RateLimitOverload"}, moreThanCanBeDecided},
 		{"the store panics", []string{"RateLimitPanic"}, storePanics},
+		{"the server is gone", []string{"RateLimitNoServer"}, serverGone},
+		{"tenants are refused", []string{"RateLimitTenantsRefused"}, tenantsRefused},
+		{"memory is full of counters", []string{"RateLimitCountersForcedOut"}, memoryIsFull},
 	}
 }
 
-// TestAlerts has promtool evaluate the alerts of examples/compose over what real servers showed: none is raised while all
+// TestAlerts has promtool evaluate the alerts of deploy/grafana over what real servers showed: none is raised while all
 // is well, and each by its trouble.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
@@ -65,14 +78,8 @@ func TestAlerts(t *testing.T) {
 			})
 		})
 	}
-	var file struct {
-		Groups []struct{ Rules []struct{ Alert string } }
-	}
-	if err := yaml.Unmarshal([]byte(alerts(t)), &file); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range file.Groups[0].Rules {
-		if !slices.Contains(raised, r.Alert) {
+	for _, r := range rulesOfPrometheus(t) {
+		if r.Alert != "" && !slices.Contains(raised, r.Alert) {
 			t.Errorf("nothing here raises %s", r.Alert)
 		}
 	}
@@ -87,17 +94,38 @@ func TestAlertOfTheCertificate(t *testing.T) {
 		cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 		certstest.NewCA(t, "servers").Issue(t, x509.Certificate{NotAfter: time.Now().AddDate(0, 0, days)}).Write(t, cert, key)
 		d := startProcess(t, endlessRules, "BACKEND_TYPE=memory", "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT="+cert, "GRPC_SERVER_TLS_KEY="+key)
-		promtool(t, today, []string{"", metrics(d)}, []expectation{{at: 1, alerts: want}})
+		page := metrics(d)
+		promtool(t, today, []string{page, page}, []expectation{{at: 1, alerts: want}})
 	}
 }
 
+// rulesFile has the alerts and recording rules.
+const rulesFile = "deploy/grafana/rules.yaml"
+
 func alerts(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repository, "examples", "compose", "alerts.yaml"))
+	text, err := os.ReadFile(filepath.Join(repository, rulesFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// prometheusRule is an alert, or a series that is recorded.
+type prometheusRule struct{ Alert, Record, Expr string }
+
+func rulesOfPrometheus(t *testing.T) (all []prometheusRule) {
+	t.Helper()
+	var file struct {
+		Groups []struct{ Rules []prometheusRule }
+	}
+	if err := yaml.Unmarshal([]byte(alerts(t)), &file); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range file.Groups {
+		all = append(all, g.Rules...)
+	}
+	return all
 }
 
 // expectation says which alerts are raised with a page; none at all if there are no names.
@@ -361,5 +389,41 @@ func storePanics(t *testing.T) []string {
 		if got := asked(t, client); got != "Internal" {
 			t.Errorf("a bug is answered %s", got)
 		}
+	})
+}
+
+func serverGone(t *testing.T) []string {
+	t.Helper()
+	d := startProcess(t, endlessRules, "BACKEND_TYPE=memory")
+	d.ready()
+	return append([]string{metrics(d)}, slices.Repeat([]string{""}, 12)...) // Prometheus looks back for 5 minutes
+}
+
+func tenantsRefused(t *testing.T) []string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "tenants.csv")
+	certstest.Write(t, file, []byte("acme,gold\n"))
+	d := startProcess(t, planRules, "BACKEND_TYPE=memory", "TENANTS_FILE="+file)
+	return minutes(d, 1, func(int) {
+		certstest.Write(t, file, []byte("acme,platinum\n"))
+		d.until("the file is refused", func() bool { return d.metric(`ratelimitd_tenants_loads_total{result="refused"}`) > 0 })
+	})
+}
+
+func memoryIsFull(t *testing.T) []string {
+	t.Helper()
+	d := startProcess(t, endlessRules, "BACKEND_TYPE=memory", "MEMORY_MAX_KEYS=100")
+	client := d.client()
+	n := 0
+	return minutes(d, 1, func(int) {
+		d.until("a counter is dropped", func() bool {
+			for range 100 {
+				n++
+				if _, err := client.ShouldRateLimit(t.Context(), request("user", strconv.Itoa(n))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return d.metric("ratelimitd_memory_forced_out_total") > 0
+		})
 	})
 }
