@@ -51,6 +51,7 @@ test: ## run every test; with the race detector where it can find something and 
 	@tools/need memcached memcached
 	@tools/need -x nutcracker nutcracker libyaml-0-2
 	@tools/need -x promtool prometheus
+	@tools/need -x prometheus prometheus
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
 	$(GO) -C tools/api vet ./...
@@ -67,6 +68,8 @@ test: ## run every test; with the race detector where it can find something and 
 	$(GO) -C tools/manifests test ./...
 	$(GO) -C tools/schema vet ./...
 	$(GO) -C tools/schema test ./...
+	$(GO) -C tools/dashboards vet ./...
+	$(GO) -C tools/dashboards test ./...
 
 .PHONY: ui
 ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
@@ -200,6 +203,10 @@ api: $(BUF) ## write what users rely on into api/, for tests to compare, unless 
 	@$(if $(BREAK),,$(PROTO_BREAKS))
 	$(GO) -C tools/api run . $(if $(BREAK),-break)
 	$(BUF) build --exclude-source-info -o api/proto.yaml
+
+.PHONY: dashboards
+dashboards: ## write the dashboard in deploy/grafana, and the Helm chart's copies of what is there
+	$(GO) -C tools/dashboards run .
 
 .PHONY: image
 image: ## build the container image IMAGE
