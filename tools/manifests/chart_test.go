@@ -6,15 +6,19 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/loader"
 	"helm.sh/helm/v4/pkg/engine"
 	"helm.sh/helm/v4/pkg/strvals"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -46,7 +50,7 @@ func render(t *testing.T, values string) (string, error) {
 		return "", err
 	}
 	var docs []string
-	for _, name := range []string{"rules", "service", "deployment", "hpa", "pdb", "networkpolicy"} {
+	for _, name := range []string{"rules", "service", "deployment", "hpa", "pdb", "networkpolicy", "servicemonitor", "prometheusrule", "dashboard"} {
 		path := "ratelimitd/templates/" + name + ".yaml"
 		text, ok := files[path]
 		if !ok {
@@ -203,6 +207,42 @@ func TestChartSecured(t *testing.T) {
 	}
 }
 
+// TestChartMonitoring: the operator scrapes the port that has metrics, and gets the rules; Grafana's sidecar gets the dashboard.
+func TestChartMonitoring(t *testing.T) {
+	t.Parallel()
+	text, err := render(t, `
+serviceMonitor: {enabled: true, interval: 15s, labels: {release: stack}}
+prometheusRule: {enabled: true, labels: {release: stack, app.kubernetes.io/name: other}}
+grafanaDashboard: {enabled: true, annotations: {grafana_folder: Edge}}
+annotations: {example.com/team: edge}
+env: {PROMETHEUS_PATH: /m}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := decode(t, text)
+	checkDeployment(t, o)
+	checkService(t, o)
+	m := o.monitor
+	if !matches(m.Spec.Selector.MatchLabels, o.service.Labels) || m.Labels["release"] != "stack" {
+		t.Errorf("the monitor, %v, selects %v, the service is labelled %v", m.Labels, m.Spec.Selector.MatchLabels, o.service.Labels)
+	}
+	e := m.Spec.Endpoints[0]
+	if !slices.ContainsFunc(o.service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == e.Port && p.Port == 9090 }) || e.Path != "/m" || e.Interval != "15s" {
+		t.Errorf("what is scraped is %+v", e)
+	}
+	if o.alerts.Labels["release"] != "stack" || o.alerts.Labels["app.kubernetes.io/name"] != "ratelimitd" || len(o.alerts.Spec.Groups) < 2 {
+		t.Errorf("alerts: %v, %d groups", o.alerts.Labels, len(o.alerts.Spec.Groups))
+	}
+	if got, want := o.alerts.Spec, strict[monitoringv1.PrometheusRuleSpec](t, read(t, "../deploy/grafana/rules.yaml")); !reflect.DeepEqual(&got, want) {
+		t.Errorf("the rules are %+v, not those of deploy/grafana, %+v", got, want)
+	}
+	if d := o.dashboard; d.Labels["grafana_dashboard"] != "1" || d.Annotations["grafana_folder"] != "Edge" || d.Annotations["example.com/team"] != "edge" ||
+		d.Data["ratelimitd.json"]+"\n" != read(t, "../deploy/grafana/dashboard.json") {
+		t.Errorf("the dashboard: %v, %v, %d bytes", d.Labels, d.Annotations, len(d.Data["ratelimitd.json"]))
+	}
+}
+
 // TestChartProbe: a probe of another kind takes the place of the request.
 func TestChartProbe(t *testing.T) {
 	t.Parallel()
@@ -273,6 +313,9 @@ func TestChartRefuses(t *testing.T) {
 		{`rules: {"a/b.yaml": ""}`, "a/b.yaml"},
 		{`grpc: {clientCASecret: ca}`, "certSecret"},
 		{`networkPolicy: {redisPorts: [70000]}`, "redisPorts"},
+		{`serviceMonitor: {interval: 15}`, "interval"},
+		{`prometheusRule: {enable: true}`, "enable"},
+		{`grafanaDashboard: {labels: {grafana_dashboard: 1}}`, "grafana_dashboard"},
 	} {
 		if _, err := render(t, tt.values); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v; want a refusal that names %s", tt.values, err, tt.want)

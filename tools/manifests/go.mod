@@ -4,6 +4,7 @@ go 1.26.7
 
 require (
 	github.com/envoyproxy/gateway v1.9.1
+	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.92.1
 	github.com/rhysd/actionlint v1.7.12
 	helm.sh/helm/v4 v4.3.1
 	k8s.io/api v0.37.1

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,9 @@ type objects struct {
 	scaler     *autoscalingv2.HorizontalPodAutoscaler
 	budget     *policyv1.PodDisruptionBudget
 	policy     *networkingv1.NetworkPolicy
+	monitor    *monitoringv1.ServiceMonitor
+	alerts     *monitoringv1.PrometheusRule
+	dashboard  *corev1.ConfigMap
 }
 
 // decode decodes manifests into Kubernetes' types, and rejects unknown fields.
@@ -57,12 +61,18 @@ func decode(t *testing.T, text string) objects {
 // target returns a new object to decode a document into; nil for one without content.
 func (o *objects) target(t *testing.T, doc string) any {
 	t.Helper()
-	var head struct{ APIVersion, Kind string }
+	var head struct {
+		APIVersion, Kind string
+		Metadata         struct{ Name string }
+	}
 	if err := yaml.Unmarshal([]byte(doc), &head); err != nil {
 		t.Fatalf("%v\n%s", err, doc)
 	}
 	switch head.APIVersion + " " + head.Kind {
 	case "v1 ConfigMap":
+		if strings.HasSuffix(head.Metadata.Name, "-dashboard") {
+			return fresh(&o.dashboard)
+		}
 		return fresh(&o.rules)
 	case "v1 Service":
 		return fresh(&o.service)
@@ -74,6 +84,10 @@ func (o *objects) target(t *testing.T, doc string) any {
 		return fresh(&o.budget)
 	case "networking.k8s.io/v1 NetworkPolicy":
 		return fresh(&o.policy)
+	case "monitoring.coreos.com/v1 ServiceMonitor":
+		return fresh(&o.monitor)
+	case "monitoring.coreos.com/v1 PrometheusRule":
+		return fresh(&o.alerts)
 	case " ":
 		return nil
 	}

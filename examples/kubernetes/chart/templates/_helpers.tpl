@@ -13,6 +13,17 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{/* The same with further labels and annotations, from a list: the chart's root, the labels, and the annotations if there are any. */}}
+{{- define "ratelimitd.labelled" -}}
+{{- $root := first . -}}
+labels:
+  {{- toYaml (merge (fromYaml (include "ratelimitd.selector" $root)) (default dict (index . 1))) | nindent 2 }}
+{{- with merge (dict) (default dict (index (append . dict) 2)) (default dict $root.Values.annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* A value of a variable as text. Helm's numbers are floating-point, and 2000000 would become 2e+06. */}}
 {{- define "ratelimitd.text" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
