@@ -2,20 +2,17 @@ package examples_test
 
 import (
 	"maps"
+	"net/http"
 	"slices"
-	"strings"
 	"testing"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	contentv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/content_parsers/json/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3" // in an Any of envoy.yaml
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/structpb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -36,88 +33,46 @@ func llm(t *testing.T) (*ratelimitv3.RateLimit, []*routev3.RateLimit) {
 // stream is what Envoy's filter does for a stream: the calls that the configuration asks for, and the metadata that it
 // keeps between them.
 type stream struct {
-	t        *testing.T
-	server   *server
-	config   *ratelimitv3.RateLimit
-	limits   []*routev3.RateLimit
-	metadata map[string]*structpb.Struct // by namespace
+	envoytest.Stream
+
+	t      *testing.T
+	server *server
 }
 
 func (s *server) stream(t *testing.T) *stream {
 	t.Helper()
 	config, limits := llm(t)
-	return &stream{t: t, server: s, config: config, limits: limits, metadata: map[string]*structpb.Struct{}}
+	alice := http.Header{"X-User": {"alice"}}
+	return &stream{t: t, server: s, Stream: envoytest.Stream{
+		Config: config, Limits: limits, Path: "/v1/chat", Request: alice, Metadata: map[string]*structpb.Struct{},
+	}}
 }
 
 // call makes the call for the request, or for the end of the stream. It is never made without descriptors.
 func (s *stream) call(done bool) rlsv3.RateLimitResponse_Code {
 	s.t.Helper()
-	r := &rlsv3.RateLimitRequest{Domain: s.config.GetDomain()}
-	for _, limit := range s.limits {
-		if d := s.descriptor(limit); d != nil && limit.GetApplyOnStreamDone() == done {
-			r.Descriptors = append(r.Descriptors, d)
-		}
+	r, err := s.Call(done)
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	if len(r.GetDescriptors()) == 0 {
+	if r == nil {
 		return rlsv3.RateLimitResponse_UNKNOWN
 	}
 	answer, err := s.server.client.ShouldRateLimit(s.t.Context(), r)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if m := answer.GetDynamicMetadata(); len(m.GetFields()) > 0 && !done {
-		s.metadata[filterName] = m
+	if !done {
+		s.Keep(answer)
 	}
 	return answer.GetOverallCode()
-}
-
-// descriptor returns what a rate limit makes of the stream as it is now, or nil.
-func (s *stream) descriptor(limit *routev3.RateLimit) *rlcommonv3.RateLimitDescriptor {
-	s.t.Helper()
-	d := new(rlcommonv3.RateLimitDescriptor)
-	for _, a := range limit.GetActions() {
-		m := a.GetMetadata()
-		if m == nil {
-			d.Entries = append(d.Entries, entries(s.t, []*routev3.RateLimit_Action{a}, "/v1/chat")...)
-			continue
-		}
-		value := m.GetDefaultValue()
-		if m.GetSource() != routev3.RateLimit_Action_MetaData_DYNAMIC || len(m.GetMetadataKey().GetPath()) != 1 {
-			s.t.Fatalf("this test cannot play %v", m)
-		}
-		if v := s.value(m.GetMetadataKey().GetKey(), m.GetMetadataKey().GetPath()[0].GetKey()).GetStringValue(); v != "" {
-			value = v
-		}
-		if value == "" {
-			return nil
-		}
-		d.Entries = append(d.Entries, &rlcommonv3.RateLimitDescriptor_Entry{Key: m.GetDescriptorKey(), Value: value})
-	}
-	d.HitsAddend = limit.GetHitsAddend().GetNumber()
-	if format := limit.GetHitsAddend().GetFormat(); format != "" {
-		path, ok := strings.CutPrefix(strings.TrimSuffix(format, ")%"), "%DYNAMIC_METADATA(")
-		namespace, key, _ := strings.Cut(path, ":")
-		number, is := s.value(namespace, key).GetKind().(*structpb.Value_NumberValue)
-		if !ok {
-			s.t.Fatalf("this test cannot play %s", format)
-		}
-		if !is { // Envoy leaves the descriptor out
-			return nil
-		}
-		d.HitsAddend = wrapperspb.UInt64(uint64(number.NumberValue))
-	}
-	return d
-}
-
-func (s *stream) value(namespace, key string) *structpb.Value {
-	return s.metadata[namespace].GetFields()[key]
 }
 
 // ends ends the stream. tokens is what the answer says that it took, −1 if it says nothing.
 func (s *stream) ends(tokens int) {
 	s.t.Helper()
 	if tokens >= 0 {
-		s.metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"total_tokens": structpb.NewNumberValue(float64(tokens))}}
+		s.Metadata["llm"] = &structpb.Struct{Fields: map[string]*structpb.Value{"total_tokens": structpb.NewNumberValue(float64(tokens))}}
 	}
 	s.call(true)
 }
@@ -141,7 +96,7 @@ func TestEnvoyLLM(t *testing.T) {
 	}
 	ids := map[string]bool{}
 	for _, one := range open {
-		ids[one.value(filterName, "reservation").GetStringValue()] = true
+		ids[one.Value(envoytest.FilterName, "reservation").GetStringValue()] = true
 	}
 	if len(ids) != 5 || ids[""] {
 		t.Fatalf("the streams have the ids %q, want five", slices.Collect(maps.Keys(ids)))

@@ -2,6 +2,7 @@ package examples_test
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -12,10 +13,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	ratelimitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3" // in an Any of envoy.yaml
 	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3" // in an Any of envoy.yaml
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -28,10 +27,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 )
 
-const (
-	filterName   = "envoy.filters.http.ratelimit"
-	protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-)
+const protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 // bootstrap returns the decoded and validated envoy.yaml, after change has been applied to its text.
 func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap {
@@ -48,13 +44,11 @@ func asItIs(text string) string { return text }
 // connectionManager returns the connection manager of the listener with the given name.
 func connectionManager(t *testing.T, b *bootstrapv3.Bootstrap, listener string) *hcmv3.HttpConnectionManager {
 	t.Helper()
-	for _, l := range b.GetStaticResources().GetListeners() {
-		if l.GetName() == listener {
-			return unpack(t, l.GetFilterChains()[0].GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{})
-		}
+	hcm, err := envoytest.ConnectionManager(b, listener)
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatalf("no listener %q", listener)
-	return nil
+	return hcm
 }
 
 // filter returns the configuration of the rate-limit filter, which must be right before the router.
@@ -64,7 +58,7 @@ func filter(t *testing.T, hcm *hcmv3.HttpConnectionManager) *ratelimitv3.RateLim
 	for _, f := range hcm.GetHttpFilters() {
 		names = append(names, f.GetName())
 	}
-	if diff := cmp.Diff([]string{filterName, "envoy.filters.http.router"}, names); diff != "" {
+	if diff := cmp.Diff([]string{envoytest.FilterName, "envoy.filters.http.router"}, names); diff != "" {
 		t.Fatalf("HTTP filters (-want +got):\n%s", diff)
 	}
 	return unpack(t, hcm.GetHttpFilters()[0].GetTypedConfig(), &ratelimitv3.RateLimit{})
@@ -120,7 +114,7 @@ func perRoute(t *testing.T, host *routev3.VirtualHost, prefix string) *ratelimit
 	t.Helper()
 	for _, r := range host.GetRoutes() {
 		if r.GetMatch().GetPrefix() == prefix {
-			return unpack(t, r.GetTypedPerFilterConfig()[filterName], &ratelimitv3.RateLimitPerRoute{})
+			return unpack(t, r.GetTypedPerFilterConfig()[envoytest.FilterName], &ratelimitv3.RateLimitPerRoute{})
 		}
 	}
 	t.Fatalf("no route for %q", prefix)
@@ -212,24 +206,10 @@ func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
 // entries returns the entries that Envoy's actions make from a request by alice for path.
 func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*rlcommonv3.RateLimitDescriptor_Entry {
 	t.Helper()
-	var list []*rlcommonv3.RateLimitDescriptor_Entry
-	for _, a := range actions {
-		var e rlcommonv3.RateLimitDescriptor_Entry
-		switch a := a.GetActionSpecifier().(type) {
-		case *routev3.RateLimit_Action_RemoteAddress_:
-			e.Key, e.Value = "remote_address", "192.0.2.1"
-		case *routev3.RateLimit_Action_GenericKey_:
-			e.Key, e.Value = a.GenericKey.GetDescriptorKey(), a.GenericKey.GetDescriptorValue()
-		case *routev3.RateLimit_Action_RequestHeaders_:
-			value, found := map[string]string{"x-user": "alice", ":path": path}[a.RequestHeaders.GetHeaderName()]
-			if !found {
-				t.Fatalf("requests of this test have no header %q", a.RequestHeaders.GetHeaderName())
-			}
-			e.Key, e.Value = a.RequestHeaders.GetDescriptorKey(), value
-		default:
-			t.Fatalf("this test cannot play action %T", a)
-		}
-		list = append(list, &e)
+	s := envoytest.Stream{Path: path, Remote: "192.0.2.1", Request: http.Header{"X-User": {"alice"}}}
+	list, err := s.Entries(actions)
+	if err != nil || len(list) != len(actions) {
+		t.Fatalf("%v are the entries %v, %v", actions, list, err)
 	}
 	return list
 }

@@ -88,8 +88,8 @@ func TestIstioFilterPatch(t *testing.T) {
 	if err := envoytest.DecodeTree(p.Patch.Value, &f); err != nil {
 		t.Fatal(err)
 	}
-	if f.GetName() != filterName {
-		t.Errorf("the filter's name is %q, want %q", f.GetName(), filterName)
+	if f.GetName() != envoytest.FilterName {
+		t.Errorf("the filter's name is %q, want %q", f.GetName(), envoytest.FilterName)
 	}
 	want := &ratelimitv3.RateLimit{
 		Domain:                         "ratelimit",
@@ -125,7 +125,7 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	if err := envoytest.DecodeTree(value, &host); err != nil {
 		t.Fatal(err)
 	}
-	limits := unpack(t, host.GetTypedPerFilterConfig()[filterName], &ratelimitv3.RateLimitPerRoute{}).GetRateLimits()
+	limits := unpack(t, host.GetTypedPerFilterConfig()[envoytest.FilterName], &ratelimitv3.RateLimitPerRoute{}).GetRateLimits()
 	if len(limits) != 1 {
 		t.Fatalf("%d rate limits, want 1", len(limits))
 	}

@@ -62,7 +62,7 @@ var allowed = map[string]row{
 	"internal/certs":                      {},
 	"internal/certs/certstest":            {},
 	"internal/testkit":                    {},
-	"internal/envoytest":                  {third: []string{protobuf, envoy, yaml}},
+	"internal/envoytest":                  {third: []string{grpc, protobuf, envoy, yaml}},
 	"internal/configwatch":                {ours: []string{"pkg/descriptors"}},
 	"internal/configwatch/file":           {ours: []string{"internal/configwatch", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
 	"internal/configwatch/xds":            {ours: []string{"internal/configwatch", "pkg/descriptors", "proto/ratelimitd/config/v1"}, third: []string{grpc, protobuf, envoy}},
