@@ -23,7 +23,7 @@ VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: build
 build: ## build bin/ratelimitd, static
@@ -52,6 +52,8 @@ test: ## run every test; with the race detector where it can find something and 
 	@tools/need -x nutcracker nutcracker libyaml-0-2
 	@tools/need -x promtool prometheus
 	@tools/need -x prometheus prometheus
+	@tools/need gpg gpg
+	@tools/need curl curl
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
 	$(GO) -C tools/api vet ./...
@@ -62,6 +64,8 @@ test: ## run every test; with the race detector where it can find something and 
 	$(GO) -C tools/exact test ./...
 	$(GO) -C tools/chaos vet ./...
 	$(GO) -C tools/chaos test ./...
+	$(GO) -C tools/e2e vet ./...
+	$(GO) -C tools/e2e test ./...
 	$(GO) -C tools/dist vet ./...
 	$(GO) -C tools/dist test ./...
 	$(GO) -C tools/manifests vet ./...
@@ -174,6 +178,12 @@ chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CH
 	@tools/need redis-server redis-server
 	$(GO) -C tools/chaos build -o '$(CURDIR)/bin/chaos' .
 	bin/chaos -server bin/ratelimitd -run '$(CHAOS)' $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(PEER)')
+
+.PHONY: e2e
+e2e: build ## play the examples for Envoy, and failures, through ENVOY=/path/to/envoy, or its filter as it is played; SEED, PEER as for chaos
+	@tools/need redis-server redis-server
+	$(GO) -C tools/e2e test -count=1 -timeout 20m -args -full -server '$(CURDIR)/bin/ratelimitd' \
+		$(if $(ENVOY),-envoy '$(abspath $(ENVOY))') $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))')
 
 .PHONY: soak
 soak: build ## run three servers at half their peak for SOAK, with a fault every ten seconds; SEED repeats the faults

@@ -21,6 +21,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	_ "google.golang.org/grpc/health" // as the cluster has health checks
 	"google.golang.org/grpc/resolver"
@@ -99,6 +100,17 @@ func (p *Proxy) dial(c *clusterv3.Cluster) error {
 		grpc.WithDefaultServiceConfig(fmt.Sprintf(`{"loadBalancingConfig":[{"round_robin":{}}],"healthCheckConfig":{"serviceName":%q}}`, health)))
 	p.client = rlsv3.NewRateLimitServiceClient(p.conn)
 	return err
+}
+
+// Ready waits until the rate-limit service is connected, as Envoy is once it has been found healthy.
+func (p *Proxy) Ready(ctx context.Context) error {
+	p.conn.Connect()
+	for state := p.conn.GetState(); state != connectivity.Ready; state = p.conn.GetState() {
+		if !p.conn.WaitForStateChange(ctx, state) {
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // Close waits for the calls that are still made, and closes connections.

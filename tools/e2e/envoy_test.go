@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func examplesOfEnvoy() []example {
+	return []example{
+		{name: "the files of the examples, as they are", want: "Envoy takes them", play: valid, real: true},
+		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
+		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat},
+		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},
+		{name: "limits", want: "of each user exactly as many as the limit, in random order", play: exact, peer: true},
+	}
+}
+
+// valid has Envoy check the files.
+func valid(w *world) {
+	for _, name := range []string{"envoy", "envoy-llm"} {
+		if name == "envoy" && !tellsWhenToRetry() {
+			w.got(true, "%s: not asked, because of enable_retry_after_header", name)
+			continue
+		}
+		out, err := exec.CommandContext(w.Context(), *envoy, "--mode", "validate", "-c", filepath.Join("..", "..", "examples", name, "envoy.yaml")).CombinedOutput()
+		w.got(err == nil, "%s: %v", name, err)
+		if err != nil {
+			w.Logf("%s", out)
+		}
+	}
+}
+
+// users goes on until a user is refused.
+func users(w *world) {
+	up := w.upstream(hello)
+	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
+	begin := time.Now()
+	first := w.ask(p, "/", "alice")
+	// of alice's 40, and of the address's 60: policies of both, in any case without names
+	w.got(first.status == http.StatusOK && first.header.Get("x-ratelimit-remaining") == "39" &&
+		regexp.MustCompile(`^20, 60;w=60(;name="[^"]*")?, 20;w=60(;name="[^"]*")?$`).MatchString(first.header.Get("x-ratelimit-limit")) &&
+		regexp.MustCompile(`^\d+$`).MatchString(first.header.Get("x-ratelimit-reset")) && first.header.Get("x-envoy-ratelimited") == "",
+		"the first is answered %s", told(first))
+	passed, last := 1, first
+	for last.status == http.StatusOK && passed < 59 {
+		if last = w.ask(p, "/", "alice"); last.status == http.StatusOK {
+			passed++
+		}
+	}
+	most := 40 + int(time.Since(begin)/(3*time.Second)) + 1 // 20 come back in a minute
+	w.got(passed >= 40 && passed <= most && up.of("alice") == passed, "%d of alice pass, %d reach the upstream", passed, up.of("alice"))
+	retry := last.header.Get("retry-after")
+	w.got(last.status == http.StatusTooManyRequests && last.header.Get("x-envoy-ratelimited") == "true" &&
+		last.header.Get("x-ratelimit-remaining") == "0" && regexp.MustCompile(`^[1-3]$`).MatchString(retry) == tellsWhenToRetry(),
+		"then she is answered %s", told(last))
+	bob := w.ask(p, "/", "bob")
+	w.got(bob.status == http.StatusOK, "bob: %d", bob.status)
+	logged := func() bool { return strings.Count(p.log(), "\n") >= passed+2 }
+	testkit.Eventually(w, "the access log has all requests", logged, p.log)
+	lines := strings.Split(strings.TrimSpace(p.log()), "\n")
+	refused := lines[passed]
+	w.got(strings.HasPrefix(refused, "GET / 429 RL {") && strings.Contains(refused, "edge.user"), "the access log has the rule: %t", strings.Contains(refused, "edge.user"))
+	if !strings.Contains(refused, "edge.user") {
+		w.Log(refused)
+	}
+}
+
+// told writes an answer.
+func told(a answer) string {
+	text := fmt.Sprint(a.status)
+	for _, name := range []string{"x-ratelimit-limit", "x-ratelimit-remaining", "retry-after", "x-envoy-ratelimited"} {
+		if value := a.header.Get(name); value != "" {
+			text += fmt.Sprintf(", %s: `%s`", name, value)
+		}
+	}
+	return text
+}
+
+// left returns what is left of a user's tokens.
+func (s *service) left(w *world, domain, user string) int {
+	w.Helper()
+	answer, err := adminv1.NewAdminServiceClient(s.conn).Peek(w.Context(), &adminv1.PeekRequest{
+		Domain: domain, Entries: []*adminv1.Entry{{Key: "user", Value: user}, {Key: "budget", Value: "tokens"}},
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return int(answer.GetCounter().GetLeft())
+}
+
+// chat spends a user's tokens. A charge comes when an answer has ended, and nobody waits for it.
+func chat(w *world) {
+	silent := false
+	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {
+		if !silent {
+			out.Header().Set("x-tokens-used", "300")
+		}
+		fmt.Fprintln(out, "hello")
+	})
+	s := w.serveExample("envoy")
+	p := w.proxy(setup{example: "envoy", timeout: patient}, up, s)
+	for i, want := range []int{700, 400, 100, 0} {
+		a := w.ask(p, "/v1/chat", "alice")
+		if a.status != http.StatusOK {
+			w.got(false, "request %d: %d", i+1, a.status)
+		}
+		testkit.Eventually(w, fmt.Sprintf("%d are left", want), func() bool { return s.left(w, "edge", "alice") <= want+1 })
+	}
+	a := w.ask(p, "/v1/chat", "alice")
+	w.got(a.status == http.StatusTooManyRequests && up.of("alice") == 4, "%d of alice reach the upstream; the fifth: %d", up.of("alice"), a.status)
+	a = w.ask(p, "/", "alice")
+	w.got(a.status == http.StatusOK, "/ is another limit: %d", a.status)
+	silent = true // nothing else is on its way
+	a = w.ask(p, "/v1/chat", "bob")
+	w.ask(p, "/v1/chat", "carol") // its charge would come after bob's
+	w.got(a.status == http.StatusOK && s.left(w, "edge", "bob") == 1000, "without x-tokens-used: %d, %d tokens left", a.status, s.left(w, "edge", "bob"))
+}
+
+// strangers sends no user, so that there is no descriptor of one.
+func strangers(w *world) {
+	up := w.upstream(hello)
+	p := w.proxy(setup{example: "envoy", timeout: patient}, up, w.serveExample("envoy"))
+	y := w.send(p, make([]string, 70)...)
+	w.got(y.passed == 60 && y.refused == 10 && up.all() == 60, "%d of 70 pass, %d reach the upstream", y.passed, up.all())
+}
+
+// perUser are rules of ten per hour for each user, for what happens while the store is away.
+func perUser(onFailure string) string {
+	return "domain: edge\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: hour\n      requests_per_unit: 10\n" +
+		"      on_failure: " + onFailure + " #+\n      lease: off #+\n"
+}
+
+// exact has users come at random, and more often than they may.
+func exact(w *world) {
+	_, redis := w.redis()
+	up := w.upstream(hello)
+	p := w.proxy(setup{example: "envoy", deny: true, timeout: patient}, up, w.serve(perUser("error"), redis))
+	names := []string{"alice", "bob", "carol", "dave", "erin"}
+	sent, drawn := map[string]int{}, make([]string, 120)
+	for i := range drawn {
+		drawn[i] = names[w.rand.IntN(len(names))]
+		sent[drawn[i]]++
+	}
+	y := w.send(p, drawn...)
+	through, want, off := 0, 0, 0
+	for _, name := range names {
+		n := min(sent[name], 10)
+		want, through = want+n, through+up.of(name)
+		if up.of(name) != n || y.passedOf[name] != n {
+			off++
+		}
+	}
+	w.got(off == 0 && y.refused == len(drawn)-want, "%d of %d reach the upstream, %d by the limits; %d users got something else", through, len(drawn), want, off)
+}

@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+func examplesOfLLM() []example {
+	return []example{
+		{name: "examples/envoy-llm, streams", want: "5 of 2000 at once; what a stream has not used comes back when it has ended", play: streams},
+		{name: "examples/envoy-llm, answers in JSON", want: "settled by their usage; without one the estimate stands", play: bodies},
+	}
+}
+
+// stream is an answer that has begun.
+type stream struct {
+	w     *world
+	usage chan int
+	resp  *http.Response
+	end   context.CancelFunc
+}
+
+// open makes a request whose answer streams. A nil stream was refused.
+func open(w *world, p proxy, usages chan chan int) *stream {
+	w.Helper()
+	ctx, cancel := context.WithCancel(w.Context())
+	w.Cleanup(cancel)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url()+"/v1/chat", http.NoBody)
+	if err != nil {
+		w.Fatal(err)
+	}
+	req.Header.Set("x-user", "alice")
+	resp, err := callers.Do(req)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if resp.StatusCode == http.StatusTooManyRequests {
+		resp.Body.Close()
+		return nil
+	}
+	if resp.StatusCode != http.StatusOK {
+		w.Fatalf("a stream is answered %d", resp.StatusCode)
+	}
+	return &stream{w: w, usage: <-usages, resp: resp, end: cancel}
+}
+
+// ends ends a stream that has taken so many tokens, and reads it to its end.
+func (s *stream) ends(tokens int) {
+	s.w.Helper()
+	s.usage <- tokens
+	said := ""
+	lines := bufio.NewScanner(s.resp.Body)
+	for lines.Scan() {
+		said += lines.Text() + "\n"
+	}
+	s.resp.Body.Close()
+	if lines.Err() != nil || !strings.Contains(said, "[DONE]") {
+		s.w.Errorf("a stream ends with %v, after %q", lines.Err(), said)
+	}
+}
+
+func streams(w *world) {
+	usages := make(chan chan int, 10)
+	up := w.upstream(func(out http.ResponseWriter, r *http.Request) {
+		usage := make(chan int)
+		out.Header().Set("content-type", "text/event-stream")
+		fmt.Fprint(out, "data: {\"choices\": [{\"delta\": {\"content\": \"hello\"}}]}\n\n")
+		_ = http.NewResponseController(out).Flush() // the end of the test does not wait for it
+		usages <- usage
+		select {
+		case n := <-usage:
+			fmt.Fprintf(out, "data: {\"usage\": {\"total_tokens\": %d}}\n\ndata: [DONE]\n\n", n)
+		case <-r.Context().Done():
+		}
+	})
+	s := w.serveExample("envoy-llm")
+	p := w.proxy(setup{example: "envoy-llm", timeout: patient}, up, s)
+	var all []*stream
+	for range 5 {
+		if one := open(w, p, usages); one != nil {
+			all = append(all, one)
+		}
+	}
+	w.got(len(all) == 5 && up.all() == 5, "%d of 10,000 tokens stream at once", len(all))
+	w.got(open(w, p, usages) == nil && up.all() == 5, "the next is refused")
+	if len(all) < 5 {
+		return
+	}
+	left := func(want int, when string) {
+		w.Helper()
+		testkit.Eventually(w, fmt.Sprintf("%s %d are left", when, want), func() bool { return s.left(w, "llm", "alice") == want },
+			func() string { return fmt.Sprintf("%d are left", s.left(w, "llm", "alice")) })
+		w.got(true, "%s %d are left", when, want)
+	}
+	left(0, "now")
+	all[0].ends(500)
+	left(1500, "500 used instead of 2000,")
+	w.got(open(w, p, usages) == nil, "2000 more do not fit")
+	all[1].ends(1300)
+	left(2200, "1300 used,")
+	again := open(w, p, usages)
+	w.got(again != nil, "2000 more fit")
+	if again == nil {
+		return
+	}
+	left(200, "then")
+	again.ends(2100)
+	left(100, "2100 used,")
+	all[2].end() // the caller goes, and nobody says what it took: the estimate stands
+	all[3].ends(2000)
+	all[4].ends(0)
+	left(2100, "after all of them")
+}
+
+func bodies(w *world) {
+	answer := `{"choices": [], "usage": {"total_tokens": 1200}}`
+	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {
+		out.Header().Set("content-type", "application/json")
+		fmt.Fprint(out, answer)
+	})
+	s := w.serveExample("envoy-llm")
+	p := w.proxy(setup{example: "envoy-llm", timeout: patient}, up, s)
+	for _, want := range []int{8800, 7600} {
+		w.ask(p, "/v1/chat", "alice")
+		testkit.Eventually(w, fmt.Sprintf("%d are left", want), func() bool { return s.left(w, "llm", "alice") == want })
+	}
+	w.got(true, "2 of 1200 leave 7600")
+	answer = `{"choices": []}` // nothing else is on its way
+	w.ask(p, "/v1/chat", "alice")
+	w.got(s.left(w, "llm", "alice") == 5600, "one without usage leaves %d", s.left(w, "llm", "alice"))
+}

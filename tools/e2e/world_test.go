@@ -1,0 +1,313 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+// world is what a case works with: it starts what is needed, which ends with the case, and takes down what was measured.
+type world struct {
+	*testing.T
+
+	program string // the server
+	other   bool   // whether that is not ratelimitd
+	rand    *rand.Rand
+	result  *result
+}
+
+// play plays a case, and writes down what came of it, also if it is given up.
+func play(t *testing.T, x example, program string, r *result) {
+	t.Helper()
+	program, err := filepath.Abs(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := fnv.New64a()
+	h.Write([]byte(x.name))
+	w := &world{T: t, program: program, other: r.other, rand: rand.New(rand.NewPCG(uint64(*seed), h.Sum64())), result: r}
+	defer func() {
+		if t.Failed() {
+			r.bad = true
+			r.said = append(r.said, "**failed**")
+		}
+	}()
+	x.play(w)
+}
+
+// got takes down what was measured, and whether it is as expected. Another server is not judged.
+func (w *world) got(good bool, format string, args ...any) {
+	w.Helper()
+	text := fmt.Sprintf(format, args...)
+	if !good {
+		w.result.bad = true
+		if !w.other {
+			w.Errorf("not as expected: %s", text)
+		}
+		text = "**" + text + "**"
+	}
+	w.result.said = append(w.result.said, text)
+}
+
+// service is a running rate-limit service.
+type service struct {
+	*testkit.Server
+
+	conn *grpc.ClientConn
+}
+
+// serve starts the server with rules, and environment variables such as REDIS_URL. What stands on lines that end in #+ only
+// ratelimitd knows: another server does not see them.
+func (w *world) serve(rules string, env ...string) *service {
+	w.Helper()
+	var kept strings.Builder
+	for line := range strings.Lines(rules) {
+		if !w.other || !strings.HasSuffix(strings.TrimSpace(line), "#+") {
+			kept.WriteString(line)
+		}
+	}
+	root := w.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "config"), 0o700); err != nil {
+		w.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "config", "rules.yaml"), []byte(kept.String()), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return w.start(append([]string{
+		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false",
+		"USE_STATSD=false", "LOG_LEVEL=warn", "DRAIN_DELAY=0s", "EXPIRATION_JITTER_MAX_SECONDS=0",
+	}, env...))
+}
+
+// serveExample starts the server with the rules and the environment that an example has.
+func (w *world) serveExample(name string) *service {
+	w.Helper()
+	dir := filepath.Join("..", "..", "examples", name)
+	var compose struct {
+		Services struct {
+			Ratelimitd struct{ Environment map[string]string }
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "compose.yaml"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &compose)
+	}
+	env := compose.Services.Ratelimitd.Environment
+	root := w.TempDir()
+	if err == nil {
+		err = os.CopyFS(filepath.Join(root, env["RUNTIME_APPDIRECTORY"]), os.DirFS(filepath.Join(dir, "rules")))
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	env["RUNTIME_ROOT"], env["DRAIN_DELAY"], env["ADMIN"] = root, "0s", "true" // to look at counters
+	var all []string
+	for name, value := range env {
+		all = append(all, name+"="+value)
+	}
+	return w.start(all)
+}
+
+// start starts the server on a free port.
+func (w *world) start(env []string) *service {
+	w.Helper()
+	s := new(service)
+	s.Server = testkit.Start(w, &testkit.Program{
+		Name: "env", Package: "coreutils", // for a program with an environment of its own
+		Args: func(port int) []string {
+			all := append([]string{"-i", "HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PORT=0", "DEBUG_PORT=0"}, env...)
+			return append(all, fmt.Sprintf("GRPC_PORT=%d", port), w.program)
+		},
+		Ready: func(at *testkit.Server, _ string) bool {
+			conn, err := grpc.NewClient(at.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				return false
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+			defer cancel()
+			answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "ratelimit"})
+			return err == nil && answer.GetStatus() == healthpb.HealthCheckResponse_SERVING
+		},
+	})
+	var err error
+	if s.conn, err = grpc.NewClient(s.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { s.conn.Close() })
+	return s
+}
+
+// redis starts a Redis, and returns it with the variable that names it.
+func (w *world) redis() (*redistest.Server, string) {
+	w.Helper()
+	r := redistest.Start(w.T)
+	return r, "REDIS_URL=" + r.Addr()
+}
+
+// upstream is an application, which counts what reaches it.
+type upstream struct {
+	*httptest.Server
+
+	mu   sync.Mutex
+	seen map[string]int // by x-user
+}
+
+// upstream starts an application.
+func (w *world) upstream(answer http.HandlerFunc) *upstream {
+	u := &upstream{seen: map[string]int{}}
+	u.Server = httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		u.mu.Lock()
+		u.seen[r.Header.Get("x-user")]++
+		u.mu.Unlock()
+		answer(out, r)
+	}))
+	w.Cleanup(u.Close)
+	return u
+}
+
+func hello(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
+
+// of counts the requests of a user that have reached the upstream.
+func (u *upstream) of(user string) int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.seen[user]
+}
+
+// all counts the requests that have reached the upstream.
+func (u *upstream) all() (n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, m := range u.seen {
+		n += m
+	}
+	return n
+}
+
+// answer is what a caller gets.
+type answer struct {
+	status int
+	header http.Header
+	took   time.Duration
+}
+
+// ask makes a request as a user, and reads the whole answer.
+func (w *world) ask(p proxy, path, user string) answer {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url()+path, http.NoBody)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if user != "" {
+		req.Header.Set("x-user", user)
+	}
+	begin := time.Now()
+	resp, err := callers.Do(req)
+	if err != nil {
+		w.Errorf("a caller gets no answer: %v", err)
+		return answer{header: http.Header{}}
+	}
+	defer resp.Body.Close()
+	if _, err := drain(resp.Body); err != nil {
+		w.Errorf("a caller gets half an answer: %v", err)
+	}
+	return answer{resp.StatusCode, resp.Header, time.Since(begin)}
+}
+
+// tally counts answers.
+type tally struct {
+	mu                           sync.Mutex
+	passed, refused, failed, odd int
+	shortest, longest            time.Duration
+	all                          int
+	passedOf                     map[string]int
+	firstOdd                     int
+}
+
+func (y *tally) add(user string, a answer) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.all == 0 || a.took < y.shortest {
+		y.shortest = a.took
+	}
+	y.longest = max(y.longest, a.took)
+	y.all++
+	switch a.status {
+	case http.StatusOK:
+		y.passed++
+		if y.passedOf == nil {
+			y.passedOf = map[string]int{}
+		}
+		y.passedOf[user]++
+	case http.StatusTooManyRequests:
+		y.refused++
+	case http.StatusInternalServerError:
+		y.failed++
+	default:
+		y.odd++
+		y.firstOdd = a.status
+	}
+}
+
+// send makes a request for each of users, four at a time.
+func (w *world) send(p proxy, users ...string) *tally {
+	w.Helper()
+	y := new(tally)
+	next := make(chan string)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for user := range next {
+				y.add(user, w.ask(p, "/", user))
+			}
+		})
+	}
+	for _, user := range users {
+		next <- user
+	}
+	close(next)
+	wg.Wait()
+	return y
+}
+
+// flow makes requests at an even rate until stop is called, which returns what came of them.
+func (w *world) flow(p proxy, rate int, users ...string) (stop func() *tally) {
+	y, end := new(tally), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(time.Second / time.Duration(rate))
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				user := users[i%len(users)]
+				wg.Go(func() { y.add(user, w.ask(p, "/", user)) })
+			}
+		}
+	})
+	stop = sync.OnceValue(func() *tally { close(end); wg.Wait(); return y })
+	w.Cleanup(func() { stop() })
+	return stop
+}
