@@ -95,7 +95,7 @@ func charts(samples []Sample) []chart {
 		join         func([]float64) float64
 		text         func(float64) string
 	}{
-		{"Calls over gRPC", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
+		{"Calls", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
 		{"Hits allowed", "good", func(s *Sample) float64 { return s.Allowed }, mean, number},
 		{"Hits refused", "warn", func(s *Sample) float64 { return s.Refused }, mean, number},
 		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, mean, number},

@@ -318,11 +318,19 @@ func (v *Server) debugPages() web.Debug {
 	return d
 }
 
+// json answers /json, and counts it.
+func (v *Server) json(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
+	begin := time.Now()
+	code, contentType, answer = v.service.JSON(ctx, body)
+	v.registry.ObserveJSON(time.Since(begin).Seconds())
+	return code, contentType, answer
+}
+
 func (v *Server) mainPages() web.Main {
 	return web.Main{
 		MaxBody: v.settings.HTTP.MaxBody,
 		Heavy:   v.garbage.expectHeavy,
-		JSON:    v.service.JSON,
+		JSON:    v.json,
 		Healthy: v.health.OK,
 		Components: func() []web.Component {
 			var all []web.Component

@@ -76,6 +76,14 @@ func (r *Registry) ObserveCall(method string, seconds float64) {
 	if !ok {
 		c = r.addMethod(method)
 	}
+	c.observe(seconds)
+}
+
+// ObserveJSON counts one request to /json and how long it took, in seconds. Only [Registry.Totals] tells of it: the series of
+// response times are those of gRPC alone, as in envoyproxy/ratelimit.
+func (r *Registry) ObserveJSON(seconds float64) { r.overHTTP.observe(seconds) }
+
+func (c *calls) observe(seconds float64) {
 	if !(seconds > 0) { // or is NaN
 		seconds = 0
 	}

@@ -61,6 +61,7 @@ type Registry struct {
 	sources    []func(*Values)
 	histograms map[Metric]*Histogram
 	calls      atomic.Pointer[map[string]*calls] // by gRPC method; copied when one is added
+	overHTTP   *calls                            // of /json, which are in no series
 }
 
 // Label is a name and a value that distinguish series of the same name. Statsd calls it a tag.
@@ -81,6 +82,7 @@ func newRegistry(s scale) *Registry {
 		counters:   make(map[string]*series[*Counter]),
 		gauges:     make(map[string]*series[func() float64]),
 		histograms: make(map[Metric]*Histogram),
+		overHTTP:   newCalls(s),
 	}
 	r.calls.Store(&map[string]*calls{})
 	return r

@@ -4,13 +4,13 @@ package stats
 // each series.
 type Totals struct {
 	Allowed, Refused uint64 // hits
-	Calls            uint64 // of the named method
+	Calls            uint64 // of the named method, and of /json
 
 	cells [cells]uint64 // the same, by how long they took
 	scale scale
 }
 
-// Totals returns the sums, of the calls of one gRPC method.
+// Totals returns the sums, of the calls of one gRPC method and of /json.
 func (r *Registry) Totals(method string) Totals {
 	t := Totals{scale: r.scale}
 	r.mu.RLock()
@@ -19,8 +19,12 @@ func (r *Registry) Totals(method string) Totals {
 		t.Refused += c.OverLimit.Load()
 	}
 	r.mu.RUnlock()
+	t.cells, _ = r.overHTTP.read()
 	if c := (*r.calls.Load())[method]; c != nil {
-		t.cells, _ = c.read()
+		all, _ := c.read()
+		for i, n := range all {
+			t.cells[i] += n
+		}
 	}
 	for _, n := range t.cells {
 		t.Calls += n

@@ -6,7 +6,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
-// TestTotals: totals are those of all rules, and of calls between two readings.
+// TestTotals: totals are those of all rules, and of calls over gRPC and of /json between two readings.
 func TestTotals(t *testing.T) {
 	for _, r := range []*stats.Registry{stats.New(), stats.NewMilliseconds()} {
 		for i, name := range []string{"shop.user", "shop.path"} {
@@ -17,8 +17,9 @@ func TestTotals(t *testing.T) {
 		}
 		r.ObserveCall("ShouldRateLimit", 5)
 		before := r.Totals("ShouldRateLimit")
-		for range 98 {
+		for range 49 {
 			r.ObserveCall("ShouldRateLimit", 0.001)
+			r.ObserveJSON(0.001)
 		}
 		r.ObserveCall("ShouldRateLimit", 0.1)
 		r.ObserveCall("ShouldRateLimit", 0.1)
