@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -77,9 +76,7 @@ errors; 2, with --exit-code, there are changes.`,
 		if err != nil {
 			return err
 		}
-		slices.SortStableFunc(changes, func(a, b descriptors.Change) int {
-			return slices.Index(descriptors.Effects(), a.Effect) - slices.Index(descriptors.Effects(), b.Effect)
-		})
+		descriptors.SortChanges(changes)
 		text, err := write(changes)
 		if err != nil {
 			return err
@@ -135,43 +132,13 @@ func changeWriters() map[string]func([]descriptors.Change) (string, error) {
 	}
 }
 
-// effectText says what an effect is.
-func effectText(e descriptors.Effect) string {
-	switch e {
-	case descriptors.Opens:
-		return "opens a limit"
-	case descriptors.Anews:
-		return "counts anew"
-	case descriptors.Raises:
-		return "raises a limit"
-	case descriptors.Other:
-	}
-	return ""
-}
-
 // summaryOfChanges returns how many changes there are, and of which effects.
 func summaryOfChanges(all []descriptors.Change) string {
-	var parts []string
-	for _, e := range descriptors.Effects() {
-		n := 0
-		for i := range all {
-			if all[i].Effect == e {
-				n++
-			}
-		}
-		if text := effectText(e); n > 0 && text != "" {
-			verb, rest, _ := strings.Cut(text, " ")
-			if n > 1 {
-				verb = strings.TrimSuffix(verb, "s")
-			}
-			parts = append(parts, fmt.Sprintf("%d %s %s", n, verb, rest))
-		}
+	var t descriptors.Tally
+	for i := range all {
+		t.Count(all[i].Effect)
 	}
-	text := descriptors.CountText(len(all), "change")
-	if len(parts) > 0 {
-		text += ": " + strings.Join(parts, ", ")
-	}
-	return text
+	return t.String()
 }
 
 func changesText(all []descriptors.Change) (string, error) {
@@ -182,7 +149,7 @@ func changesText(all []descriptors.Change) (string, error) {
 	for i := range all {
 		line := all[i].Path + ": " + all[i].InFull()
 		if all[i].Effect == descriptors.Opens || all[i].Effect == descriptors.Raises {
-			line += " (" + effectText(all[i].Effect) + ")"
+			line += " (" + all[i].Effect.Text() + ")"
 		}
 		fmt.Fprintf(&b, "%s\n", plain(line))
 	}
@@ -220,7 +187,7 @@ func changesMarkdown(all []descriptors.Change) (string, error) {
 	fmt.Fprintf(&b, "%s.\n\n| | rule | change | where |\n| --- | --- | --- | --- |\n", summaryOfChanges(all))
 	for i := range all {
 		c := &all[i]
-		effect := effectText(c.Effect)
+		effect := c.Effect.Text()
 		if c.Effect == descriptors.Opens {
 			effect = "**" + effect + "**"
 		}

@@ -89,9 +89,10 @@ func statusReport(s *adminv1.StatusResponse) string {
 	if l := s.GetLeases(); l != nil {
 		line("leases", "%s held; %d leased, %d spent, %d given back", descriptors.CountText(int(l.GetHeld()), "hit"), l.GetLeased(), l.GetSpent(), l.GetReturned())
 	}
-	l := s.GetLoad()
-	line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the store, %d unread",
-		descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
+	if l := s.GetLoad(); l != nil {
+		line("load", "%s in progress, of at most %d; waiting %s; shed %d for this process, %d for the store, %d unread",
+			descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
+	}
 	line("controls", "%d in force; %s", s.GetControls(), reachText(s.GetReach()))
 	line("watchers", "%d", s.GetWatchers())
 	return b.String()
@@ -119,6 +120,9 @@ func rulesLines(s *adminv1.StatusResponse, line func(name, format string, args .
 		line("rules", "none: %s", r.GetMissing())
 	} else {
 		line("rules", "%s", rulesText(r))
+	}
+	if c := r.GetLastChange(); c != nil {
+		line("changed", "at %s, %s; --output json lists them", timeText(c.GetTime()), c.GetSummary())
 	}
 	refused := s.GetRefusedRules()
 	if refused == nil {

@@ -98,21 +98,23 @@ func (w *Who) controls(all []*controls.Control) []*controls.Control {
 	return slices.DeleteFunc(slices.Clone(all), func(c *controls.Control) bool { return !w.Sees(c.Domain) })
 }
 
-// problems returns those that are in domains of w, as far as their paths tell.
+// problems returns those that are in domains of w. Where a domain is not known, as in a file that is no YAML, nobody who is limited
+// sees what is wrong.
 func (w *Who) problems(all descriptors.Problems) descriptors.Problems {
 	if !w.Limited() {
 		return all
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p descriptors.Problem) bool {
-		return !slices.ContainsFunc(w.Domains, func(d string) bool { return p.Path == d || strings.HasPrefix(p.Path, d+".") })
+		return p.Domain == "" || !w.Sees(p.Domain)
 	})
 }
 
-// status takes out of an answer what tells of rules in other domains.
+// status takes out of an answer what tells of rules in other domains, or of the traffic of all of them together.
 func (w *Who) status(a *adminv1.StatusResponse) {
 	if !w.Limited() {
 		return
 	}
+	a.Domains, a.NearCache, a.Leases, a.Load, a.Store.MemoryKeys = w.Domains, nil, nil, nil, 0
 	const rules = "rules"
 	for i, why := range a.GetNotReady() {
 		if strings.HasPrefix(why, rules+":") {

@@ -56,6 +56,9 @@ type Rules struct {
 	Loaded          time.Time // in this version; zero if there are none
 	Behind          time.Time // zero if they are up to date
 	Missing         string    // why there are none
+
+	Changed time.Time            // when they were changed last; zero if they are the first ones
+	Changes *descriptors.Summary // what was changed then
 }
 
 // Refused is what was not taken.
@@ -100,7 +103,7 @@ type Load struct {
 type Reloaded struct {
 	Refused  bool
 	Problems descriptors.Problems
-	Changes  []string
+	Changes  *descriptors.Summary
 	Rules    Rules // in use
 }
 

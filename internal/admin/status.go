@@ -100,11 +100,12 @@ func (s *Service) reloadRules(ctx context.Context, q *adminv1.ReloadRulesRequest
 	if act.After = "rules " + r.Rules.Version; r.Refused {
 		act.After += ", as the new ones were refused"
 	}
+	lines, more := r.Changes.Lines(mostShown)
 	a := &adminv1.ReloadRulesResponse{
 		Refused: r.Refused, Problems: problemMessages(r.Problems), TotalProblems: uint32(len(r.Problems)),
-		TotalChanges: uint32(len(r.Changes)), Rules: s.rulesMessage(&r.Rules, whoOf(ctx)),
+		TotalChanges: uint32(len(lines) + more), Rules: s.rulesMessage(&r.Rules, whoOf(ctx)),
 	}
-	for _, line := range r.Changes[:min(len(r.Changes), mostShown)] {
+	for _, line := range lines {
 		a.Changes = append(a.Changes, valid(line))
 	}
 	return a, nil
@@ -137,6 +138,7 @@ func (s *Service) rulesMessage(r *Rules, who *Who) *adminv1.RulesStatus {
 	if !r.Loaded.IsZero() {
 		m.Age = durationpb.New(time.Since(r.Loaded))
 	}
+	m.LastChange = changeMessage(r, who)
 	if set := s.limiter.Rules(); set != nil {
 		for r := range set.Rules() {
 			if who.Sees(r.DomainName()) {
@@ -150,6 +152,35 @@ func (s *Service) rulesMessage(r *Rules, who *Who) *adminv1.RulesStatus {
 		}
 	}
 	return m
+}
+
+// changeMessage returns what was changed last in the domains of w; nil if nothing was.
+func changeMessage(r *Rules, who *Who) *adminv1.RulesChange {
+	first, all := r.Changes.In(who.Sees)
+	if all.Total() == 0 {
+		return nil
+	}
+	m := &adminv1.RulesChange{Time: timestamppb.New(r.Changed), Summary: all.String(), Total: uint32(all.Total())}
+	for i := range first[:min(len(first), mostShown)] {
+		c := &first[i]
+		m.Differences = append(m.Differences, &adminv1.RulesDifference{
+			Path: valid(c.Path), Text: valid(c.InFull()), Place: valid(c.Place), Effect: effectOf(c.Effect),
+		})
+	}
+	return m
+}
+
+func effectOf(e descriptors.Effect) adminv1.ChangeEffect {
+	switch e {
+	case descriptors.Opens:
+		return adminv1.ChangeEffect_CHANGE_EFFECT_OPENS
+	case descriptors.Anews:
+		return adminv1.ChangeEffect_CHANGE_EFFECT_ANEW
+	case descriptors.Raises:
+		return adminv1.ChangeEffect_CHANGE_EFFECT_RAISES
+	case descriptors.Other:
+	}
+	return adminv1.ChangeEffect_CHANGE_EFFECT_UNSPECIFIED
 }
 
 func problemMessages(all descriptors.Problems) (out []*adminv1.RulesProblem) {

@@ -23,6 +23,9 @@ import (
 // even the first one.
 var ErrNoSources = errors.New("there are no rules")
 
+// KeptChanges is how many changes an [Outcome] holds at most.
+const KeptChanges = 100
+
 // The most changes in the line of a reload, and the most problems in the log of one that was refused.
 const (
 	mostChanges  = 20
@@ -53,6 +56,7 @@ type Watch struct {
 	given   int   // how many inputs there were
 
 	accepted atomic.Pointer[Outcome] // of the update that set comes from
+	changed  atomic.Pointer[Outcome] // of the last one with changes
 	rejected atomic.Pointer[Outcome] // of the last one that was refused
 }
 
@@ -112,27 +116,29 @@ func (w *Watch) update(g, other given) error {
 	return err
 }
 
-// accept puts a set in use.
+// accept puts a set in use, and then finds out what that changes.
 func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Problems) {
 	o := w.outcome(g, problems, nil, nil)
 	old := w.set
-	w.used = g
+	w.used, w.set = g, set
+	w.config.Loaded(set, warnings(problems))
 	o.Since = o.At
 	if old != nil {
-		o.Changes = set.Diff(old)
+		o.Changes = descriptors.Summarize(set.Changes(old), KeptChanges)
 		if before := w.accepted.Load(); before.Version == o.Version {
 			o.Since = before.Since
 		}
 	}
-	w.set = set
+	if o.Changes != nil {
+		w.changed.Store(o)
+	}
 	w.accepted.Store(o)
-	w.config.Loaded(set, warnings(problems))
 	w.report(problems)
 	w.announce(old, set, o.Changes)
 }
 
 // outcome returns the outcome of one more update.
-func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes []string) *Outcome {
+func (w *Watch) outcome(g given, problems descriptors.Problems, err error, changes *descriptors.Summary) *Outcome {
 	w.updates++
 	return &Outcome{Number: w.updates, At: time.Now(), Version: g.version(), Changes: changes, Problems: problems, Err: err}
 }
@@ -206,7 +212,7 @@ func (w *Watch) report(problems descriptors.Problems) {
 
 // announce logs a set that is accepted, and what changed. It uses the default log level, as the reference does for what
 // its operators look for at the start.
-func (w *Watch) announce(old, set *descriptors.Set, changes []string) {
+func (w *Watch) announce(old, set *descriptors.Set, changes *descriptors.Summary) {
 	rules := 0
 	for range set.Rules() {
 		rules++
@@ -216,12 +222,13 @@ func (w *Watch) announce(old, set *descriptors.Set, changes []string) {
 		w.log.Warn("rules loaded", "rules", rules, "files", len(set.Files()))
 		return
 	}
-	if len(changes) == 0 {
+	lines, more := changes.Lines(mostChanges)
+	if len(lines) == 0 {
 		w.log.Info("rules reloaded, nothing changed", "rules", rules, "files", len(set.Files()))
 		return
 	}
-	shown := strings.Join(changes[:min(len(changes), mostChanges)], "; ")
-	if more := len(changes) - mostChanges; more > 0 {
+	shown := strings.Join(lines, "; ")
+	if more > 0 {
 		shown += fmt.Sprintf("; and %d more", more)
 	}
 	w.log.Warn("rules changed", "changes", shown, "rules", rules, "files", len(set.Files()))

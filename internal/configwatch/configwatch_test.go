@@ -3,6 +3,7 @@ package configwatch_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -224,6 +225,46 @@ func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
 	}
 }
 
+// lines are the changes of an outcome.
+func lines(o *configwatch.Outcome) []string {
+	all, _ := o.Changes.Lines(configwatch.KeptChanges)
+	return all
+}
+
+// TestChangesAreBounded: of very many changes the most dangerous are kept, and the number of all; and rules are in force before it
+// is known what they change.
+func TestChangesAreBounded(t *testing.T) {
+	t.Parallel()
+	const rules = 5000
+	text := func(n int, limit string) descriptors.Source {
+		var b strings.Builder
+		b.WriteString("domain: shop\ndescriptors:\n")
+		for i := range n {
+			fmt.Fprintf(&b, "  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %s}}\n", i, limit)
+		}
+		return source("a.yaml", b.String())
+	}
+	var w *configwatch.Watch
+	var known []*configwatch.Outcome
+	w = configwatch.New(slog.New(slog.DiscardHandler), configwatch.Config{Loaded: func(*descriptors.Set, int) { known = append(known, w.Changed()) }})
+	for _, s := range []descriptors.Source{text(rules, "1"), text(rules-1, "2"), text(rules-1, "2")} {
+		if err := w.Update([]descriptors.Source{s}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := w.Changed()
+	first, all := o.Changes.In(nil)
+	if len(first) != configwatch.KeptChanges || all.String() != "5000 changes: 1 opens a limit, 4999 raise a limit" || first[0].Kind != descriptors.Removed || o.Number != 2 {
+		t.Errorf("%d of %s, beginning with %+v, of the update %d", len(first), &all, first[0], o.Number)
+	}
+	if known[1] != nil || known[2] != o {
+		t.Errorf("when rules were put in force, the last changes were %v", known)
+	}
+	if first, all := o.Changes.In(func(domain string) bool { return domain != "shop" }); len(first) != 0 || all.Total() != 0 {
+		t.Errorf("in another domain: %v, %s", first, &all)
+	}
+}
+
 // What became of updates is known afterwards, and of those that are only tried.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
@@ -241,12 +282,12 @@ func TestOutcomes(t *testing.T) {
 		_ = f.Update(sources, nil) // the outcome has its error
 		o := f.Last()
 		if before == nil { // all is new, which an outcome that is kept need not say
-			if len(tried.Changes) != 2 {
-				t.Errorf("the first rules change %q", tried.Changes)
+			if lines, more := tried.Changes.Lines(9); len(lines) != 2 || more != 0 {
+				t.Errorf("the first rules change %q and %d more", lines, more)
 			}
 			tried.Changes = nil
 		}
-		if d := cmp.Diff(tried.Changes, o.Changes); d != "" || tried.Version != o.Version || len(tried.Problems) != len(o.Problems) || (tried.Err == nil) != (o.Err == nil) {
+		if d := cmp.Diff(lines(tried), lines(o)); d != "" || tried.Version != o.Version || len(tried.Problems) != len(o.Problems) || (tried.Err == nil) != (o.Err == nil) {
 			t.Errorf("%s: tried %+v, done %+v", limit, tried, o)
 		}
 		return o
@@ -255,8 +296,11 @@ func TestOutcomes(t *testing.T) {
 	if first.Changes != nil || same.Changes != nil || same.Since != first.Since || same.Version != first.Version || same.Number != 2 {
 		t.Errorf("the same twice: %+v, %+v", first, same)
 	}
-	if len(other.Changes) != 1 || other.Version == first.Version || other.Since != other.At || again.Since != other.Since {
+	if len(lines(other)) != 1 || other.Version == first.Version || other.Since != other.At || again.Since != other.Since {
 		t.Errorf("another: %+v, and again after bad ones: %+v", other, again)
+	}
+	if f.Changed() != other {
+		t.Errorf("the last changes are those of %+v, want %+v", f.Changed(), other)
 	}
 	if bad.Err == nil || len(bad.Problems) != 1 || bad.Problems[0].Line != 4 || bad != f.Rejected() || again != f.Accepted() {
 		t.Errorf("bad: %+v", bad)

@@ -16,13 +16,17 @@ type Outcome struct {
 	At       time.Time            // when that was decided
 	Since    time.Time            // since when rules of this version are in use without a break; zero if it was refused
 	Version  string               // of its sources; the same wherever they have the same names and contents
-	Changes  []string             // what differs from the set before, in words; nil for the first set, but for that of Try; if it was refused, what differs in what is used in its place
+	Changes  *descriptors.Summary // what differs from the set before; nil for the first set, but for that of Try; if it was refused, what differs in what is used in its place
 	Problems descriptors.Problems // with warnings
 	Err      error                // why it was refused; nil if it was not
 }
 
 // Accepted returns what became of the update whose set is in use, or nil if there is none.
 func (w *Watch) Accepted() *Outcome { return w.accepted.Load() }
+
+// Changed returns what became of the last update that changed the rules, or nil if none did since the first ones. Later ones may
+// have been the same, or refused.
+func (w *Watch) Changed() *Outcome { return w.changed.Load() }
 
 // Rejected returns what became of the last update that was refused, or nil if none was. It may be older than the set that is
 // in use.
@@ -48,7 +52,7 @@ func (w *Watch) try(g given) *Outcome {
 	set, problems, err := w.tryLoad(g)
 	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err == nil {
-		o.Changes = set.Diff(w.set)
+		o.Changes = descriptors.Summarize(set.Changes(w.set), KeptChanges)
 	}
 	return o
 }

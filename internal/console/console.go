@@ -88,6 +88,7 @@ func New(c Config) (http.Handler, error) {
 	mux.HandleFunc("GET /ui/live/events", u.events)
 	for pattern, p := range map[string]page{
 		"GET /ui/{$}":         {"overview", "Overview", data(u.overview)},
+		"GET /ui/change":      {"change", "Last change", data(u.lastChange)},
 		"GET /ui/rules":       {"rules", "Rules", data(u.ruleTree)},
 		"GET /ui/rule":        {"rule", "Rule", data(u.rule)},
 		"GET /ui/descriptor":  {"descriptor", "Descriptor", data(u.descriptor)},

@@ -27,6 +27,12 @@ func (u *console) overview(ctx context.Context, _ *http.Request) (*overview, err
 	return &v, nil
 }
 
+// lastChange shows what the last reload changed that changed anything.
+func (u *console) lastChange(ctx context.Context, _ *http.Request) (*adminv1.RulesStatus, error) {
+	s, err := u.API.Status(ctx, &adminv1.StatusRequest{})
+	return s.GetRules(), err
+}
+
 // listed is a page of what the API lists, with how to get to the next.
 type listed struct {
 	Domain   string

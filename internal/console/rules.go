@@ -114,7 +114,11 @@ func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err
 			break
 		}
 	}
-	before, over := u.rates.since(prefix, time.Now(), now)
+	what := seenRules{prefix: prefix, rules: len(all)}
+	if len(all) > 0 {
+		what.first = all[0].rule.GetPath()
+	}
+	before, over := u.rates.since(what, time.Now(), now)
 	for i := range all {
 		x := &all[i]
 		b, known := before[x.rule.GetPath()]
@@ -142,30 +146,40 @@ type looked struct {
 	rules map[string]done
 }
 
-// rates remembers what was seen when somebody looked, by what they looked at. Its zero value remembers nothing.
+// seenRules is what somebody looks at: rules whose path begins so, as many of them as they may see, and the first of these.
+type seenRules struct {
+	prefix, first string
+	rules         int
+}
+
+// rates remembers what was seen when somebody looked, by what they looked at: the last time, and one some time before. Its zero
+// value remembers nothing.
 type rates struct {
 	mu   sync.Mutex
-	seen map[string][]looked
+	seen map[seenRules][2]looked
 }
 
 // since remembers what is seen now, and returns what was seen some seconds before, and how long ago that is.
-func (s *rates) since(what string, now time.Time, rules map[string]done) (map[string]done, time.Duration) {
+func (s *rates) since(what seenRules, now time.Time, rules map[string]done) (map[string]done, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, all := range s.seen { // what nobody looks at any more
-		if now.Sub(all[len(all)-1].at) > 2*rateOver {
-			delete(s.seen, name)
+	for other, two := range s.seen { // what nobody looks at any more
+		if now.Sub(two[1].at) > rateOver {
+			delete(s.seen, other)
 		}
 	}
-	all := slices.DeleteFunc(s.seen[what], func(l looked) bool { return now.Sub(l.at) > rateOver })
-	if n := len(all); n == 0 || now.Sub(all[n-1].at) >= 2*time.Second {
-		all = append(all, looked{now, rules})
-	}
 	if s.seen == nil {
-		s.seen = make(map[string][]looked)
+		s.seen = make(map[seenRules][2]looked)
 	}
-	s.seen[what] = all
-	return all[0].rules, now.Sub(all[0].at)
+	two, known := s.seen[what]
+	switch {
+	case !known:
+		two = [2]looked{{now, rules}, {now, rules}}
+	case now.Sub(two[1].at) >= rateOver/2:
+		two = [2]looked{two[1], {now, rules}}
+	}
+	s.seen[what] = two
+	return two[0].rules, now.Sub(two[0].at)
 }
 
 // ruleText returns a rule in words.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -37,7 +38,17 @@ func words() template.FuncMap {
 		"n":       func(n uint64) string { return count(float64(n)) },
 		"obey":    obey,
 		"masked":  masked,
-		"depth":   func(n int) string { return "d" + strconv.Itoa(min(n, 8)) },
+		"domains": func(all []string) string {
+			if len(all) == 1 {
+				return "the domain " + all[0]
+			}
+			return "the domains " + strings.Join(all, ", ")
+		},
+		"first":    func(all []*adminv1.RulesDifference) []*adminv1.RulesDifference { return all[:min(len(all), 5)] },
+		"more":     func(c *adminv1.RulesChange) int { return int(c.GetTotal()) - len(c.GetDifferences()) },
+		"care":     func(e adminv1.ChangeEffect) string { return cares()[e].tone },
+		"careText": func(e adminv1.ChangeEffect) string { return cares()[e].text },
+		"depth":    func(n int) string { return "d" + strconv.Itoa(min(n, 8)) },
 	}
 }
 
@@ -70,6 +81,17 @@ func tone(o adminv1.Outcome) string {
 	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_NO_LIMIT, adminv1.Outcome_OUTCOME_UNLIMITED, adminv1.Outcome_OUTCOME_REPLACED:
 	}
 	return "plain"
+}
+
+// care is how a change of rules looks that deserves some.
+type care struct{ tone, text string }
+
+func cares() map[adminv1.ChangeEffect]care {
+	return map[adminv1.ChangeEffect]care{
+		adminv1.ChangeEffect_CHANGE_EFFECT_OPENS:  {"bad", descriptors.Opens.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_ANEW:   {"warn", descriptors.Anews.Text()},
+		adminv1.ChangeEffect_CHANGE_EFFECT_RAISES: {"warn", descriptors.Raises.Text()},
+	}
 }
 
 // at returns a time as people write it, in UTC as logs have it.

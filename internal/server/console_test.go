@@ -38,7 +38,7 @@ type browser struct {
 func browse(t *testing.T, env ...string) (v *Server, b *browser) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{"config/shop.yaml": consoleRules, "full": "ann: sesame-of-ann-0123456789abcdef\n", "read": "looking-only-0123456789abcdef\n"} {
+	for name, text := range map[string]string{"config/shop.yaml": consoleRules, "full": "ann: sesame-of-ann-0123456789abcdef\n", "read": "looking-only-0123456789abcdef\n", "some": "eve[domains=search]: good-for-one-0123456789abcdef\n"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -297,6 +297,34 @@ func TestConsoleLogin(t *testing.T) {
 	wantPage(t, "once logged out", a, 303)
 }
 
+// TestConsoleInDomains: with a token for a domain the overview says so, and shows no curves, which are about all domains.
+func TestConsoleInDomains(t *testing.T) {
+	_, b := browse(t, "ADMIN_TOKEN_FILE=DIR/some")
+	b.post(t, "/ui/login", url.Values{"token": {"good-for-one-0123456789abcdef"}})
+	a := b.get(t, "/ui/")
+	wantPage(t, "overview", a, 200, "Your token is good for the domain search alone", "0 rules in 0 domains", "!<svg", "!No request has come", "!In progress", "!counters in memory")
+	a = b.get(t, "/ui/rules")
+	wantPage(t, "rules", a, 200, "!shop")
+	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
+	wantPage(t, "another domain", a, 403, "your token is good for the domain search, and not for")
+}
+
+// TestConsoleCounts: what is asked over /json is in the curves too.
+func TestConsoleCounts(t *testing.T) {
+	v, b := browse(t)
+	testkit.Eventually(t, "the curves show a call", func() bool {
+		hit(t, v, "ann")
+		for _, s := range v.history.Last() {
+			if s.Requests > 0 && s.Slow > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	a := b.get(t, "/ui/")
+	wantPage(t, "overview", a, 200, "Calls <b>", "!No request has come")
+}
+
 // TestConsoleInClear: without TLS nobody is asked for a token over a network.
 func TestConsoleInClear(t *testing.T) {
 	dir := t.TempDir()
@@ -339,6 +367,8 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 	wantPage(t, "controls", a, 200, "No control is in force")
 	a = b.get(t, "/ui/rules")
 	wantPage(t, "rules", a, 200, "3 per hour, sliding_log")
+	a = b.get(t, "/ui/change")
+	wantPage(t, "no change", a, 200, "The rules are those with which the server began")
 
 	file := filepath.Join(v.settings.Rules.Root, "config", "shop.yaml")
 	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "unit: hour", "unit: fortnight", 1)), 0o600); err != nil {
@@ -349,7 +379,18 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 		a = b.get(t, "/ui/")
 		return strings.Contains(a.text, "The last reload was refused")
 	})
-	wantPage(t, "refused rules", a, 200, "shop.yaml:4", "fortnight", "1 problem")
+	wantPage(t, "refused rules", a, 200, "shop.yaml:4", "fortnight", "1 problem", "!Changed")
+	if err := os.WriteFile(file, []byte(strings.Replace(consoleRules, "requests_per_unit: 3,", "requests_per_unit: 4,", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v.Reload()
+	testkit.Eventually(t, "the overview shows what has changed", func() bool {
+		a = b.get(t, "/ui/")
+		return strings.Contains(a.text, "1 change: 1 raises a limit")
+	})
+	wantPage(t, "changed rules", a, 200, `<li class="warn"><code>shop.user</code>`, "Refused some time ago")
+	a = b.get(t, "/ui/change")
+	wantPage(t, "the change", a, 200, "shop.user", "3→4 per hour, sliding_log, keeps its counters", "raises a limit", "shop.yaml:3:5")
 }
 
 // TestConsoleLive: decisions come as they are made, as rows that are escaped; what is not wanted does not.

@@ -55,6 +55,9 @@ func (v *Server) rulesInUse() admin.Rules {
 	if o := v.loads.Accepted(); o != nil {
 		r.Version, r.Loaded = o.Version, o.Since
 	}
+	if o := v.loads.Changed(); o != nil {
+		r.Changed, r.Changes = o.At, o.Changes
+	}
 	if since := v.rules.behind.Load(); since != nil {
 		r.Behind = *since
 	}
@@ -109,7 +112,7 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 	}
 	r := v.reloaded(o)
 	if set := v.limiter.Rules(); none && set != nil && !r.Refused { // an outcome says nothing of the first rules
-		r.Changes = set.Diff(nil)
+		r.Changes = descriptors.Summarize(set.Changes(nil), configwatch.KeptChanges)
 	}
 	return r, nil
 }

@@ -138,7 +138,7 @@ func onlyFixedWindows(why string) func(*descriptors.Set) descriptors.Problems {
 		var all descriptors.Problems
 		for r := range set.Rules() {
 			if what := beyondFixedWindow(r); what != "" {
-				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: what + why})
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Domain: r.DomainName(), Path: r.Path, Text: what + why})
 			}
 		}
 		return all

@@ -8,6 +8,7 @@ import (
 
 // Change is one difference between two sets of rules.
 type Change struct {
+	Domain   string
 	Path     string // the domain, keys and values; the domain alone if the change is of the domain as a whole
 	Kind     ChangeKind
 	Effect   Effect
@@ -64,6 +65,20 @@ const (
 // Effects lists the effects, the most dangerous first.
 func Effects() []Effect { return []Effect{Opens, Anews, Raises, Other} }
 
+// Text says what an effect is, in words; other effects have none.
+func (e Effect) Text() string {
+	switch e {
+	case Opens:
+		return "opens a limit"
+	case Anews:
+		return "counts anew"
+	case Raises:
+		return "raises a limit"
+	case Other:
+	}
+	return ""
+}
+
 // Counters says what becomes of the counters of a rule.
 type Counters string
 
@@ -91,10 +106,11 @@ func (s *Set) Changes(old *Set) []Change {
 	}
 	d := &differ{now: s, was: old}
 	for _, domain := range s.domains {
+		d.name = domain.Name
 		d.domain(domain, old.byName[domain.Name])
 	}
 	for _, domain := range old.domains {
-		if s.byName[domain.Name] == nil {
+		if d.name = domain.Name; s.byName[domain.Name] == nil {
 			d.domain(&Domain{Name: domain.Name, AllowOverride: domain.AllowOverride, ChargeTogether: domain.ChargeTogether, QuotaGroupBy: domain.QuotaGroupBy}, domain)
 			d.ofDomain(domain, Other, "domain removed")
 		}
@@ -105,12 +121,18 @@ func (s *Set) Changes(old *Set) []Change {
 // differ collects the changes between two sets.
 type differ struct {
 	now, was *Set
+	name     string // of the domain
 	changes  []Change
 	spent    int // comparisons of wildcards
 }
 
+func (d *differ) add(c Change) {
+	c.Domain = d.name
+	d.changes = append(d.changes, c)
+}
+
 func (d *differ) ofDomain(domain *Domain, effect Effect, format string, args ...any) {
-	d.changes = append(d.changes, Change{Path: domain.Name, Kind: OfDomain, Effect: effect, Text: fmt.Sprintf(format, args...)})
+	d.add(Change{Path: domain.Name, Kind: OfDomain, Effect: effect, Text: fmt.Sprintf(format, args...)})
 }
 
 func (d *differ) domain(now, was *Domain) {
@@ -160,7 +182,7 @@ func (d *differ) level(now, was *level, path string) {
 	}
 	d.reach(now, was, path)
 	if reordered(order) {
-		d.changes = append(d.changes, Change{Path: path, Kind: Reordered, Effect: Other, Text: "wildcards are tried in a different order"})
+		d.add(Change{Path: path, Kind: Reordered, Effect: Other, Text: "wildcards are tried in a different order"})
 	}
 }
 
@@ -217,7 +239,7 @@ func (d *differ) node(n, was *node, path string) {
 		} else {
 			c.Place = was.at.in(d.was.files[was.file])
 		}
-		d.changes = append(d.changes, c)
+		d.add(c)
 	}
 	d.level(children, wereChildren, path)
 }

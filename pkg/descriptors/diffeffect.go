@@ -127,7 +127,7 @@ func (d *differ) reach(now, was *level, path string) { //nolint:gocognit // one 
 		}{{"no longer reached by ", lost[n]}, {"now reached by ", won[n]}} {
 			if len(r.by) > 0 {
 				c.Text = r.text + few3(r.by)
-				d.changes = append(d.changes, c)
+				d.add(c)
 			}
 		}
 	}

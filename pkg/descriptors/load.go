@@ -20,6 +20,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 		c.set.files = append(c.set.files, s.Name)
 		r := reader{report: report{file: s.Name, strict: o.Strict, overlays: over.files}, grammar: g}
 		raw := r.source(&s)
+		r.domain = raw.domain.s
 		over.lay(&raw, &r)
 		reports[i], c.report = &r.report, &r.report
 		c.misread = r.failures > 0
@@ -32,7 +33,10 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	var all Problems
 	for _, r := range append(reports, over.reports...) {
 		r.sort()
-		all = append(all, r.problems...)
+		for _, p := range r.problems {
+			p.Domain = r.domain
+			all = append(all, p)
+		}
 	}
 	if len(sources) > 0 {
 		all = append(all, over.unmet()...)

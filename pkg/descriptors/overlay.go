@@ -115,6 +115,9 @@ func (o *overlay) read(r *reader, data []byte) {
 	if name.s == "" && !name.broken {
 		r.fail(name.or(p.at), "", "an overlay without a domain: want the name of one under domain, or \"*\" for all")
 	}
+	if r.domain = name.s; r.domain == "*" {
+		r.domain = ""
+	}
 	r.root(p.node(nil), &ignored)
 	p = o.enter(r, &o.domains, p, name.s, "")
 	if below != nil {

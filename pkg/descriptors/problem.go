@@ -13,6 +13,7 @@ import (
 type Problem struct {
 	File         string
 	Line, Column int    // from 1; 0 if the problem concerns the file as a whole
+	Domain       string // that the source is about; empty if that is not known, or it is about several
 	Path         string // in the tree, such as shop.user_u1; may be empty
 	Text         string // what is wrong, and what would be accepted
 	Warning      bool
@@ -94,6 +95,7 @@ func (m mark) overlaid() bool { return m.column>>overlayShift > 0 }
 // report collects the problems of one source.
 type report struct {
 	file     string
+	domain   string // that it is about; empty until it is read
 	strict   bool
 	overlays []string // the files of the overlay
 	problems Problems

@@ -703,6 +703,63 @@ func (Health) EnumDescriptor() ([]byte, []int) {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
+// ChangeEffect is how much care a change of rules deserves.
+type ChangeEffect int32
+
+const (
+	// None in particular.
+	ChangeEffect_CHANGE_EFFECT_UNSPECIFIED ChangeEffect = 0
+	// Something that was limited is not, or may not be.
+	ChangeEffect_CHANGE_EFFECT_OPENS ChangeEffect = 1
+	// Counters begin anew, so that for once more is admitted.
+	ChangeEffect_CHANGE_EFFECT_ANEW ChangeEffect = 2
+	// A limit is raised.
+	ChangeEffect_CHANGE_EFFECT_RAISES ChangeEffect = 3
+)
+
+// Enum value maps for ChangeEffect.
+var (
+	ChangeEffect_name = map[int32]string{
+		0: "CHANGE_EFFECT_UNSPECIFIED",
+		1: "CHANGE_EFFECT_OPENS",
+		2: "CHANGE_EFFECT_ANEW",
+		3: "CHANGE_EFFECT_RAISES",
+	}
+	ChangeEffect_value = map[string]int32{
+		"CHANGE_EFFECT_UNSPECIFIED": 0,
+		"CHANGE_EFFECT_OPENS":       1,
+		"CHANGE_EFFECT_ANEW":        2,
+		"CHANGE_EFFECT_RAISES":      3,
+	}
+)
+
+func (x ChangeEffect) Enum() *ChangeEffect {
+	p := new(ChangeEffect)
+	*p = x
+	return p
+}
+
+func (x ChangeEffect) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChangeEffect) Descriptor() protoreflect.EnumDescriptor {
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[11].Descriptor()
+}
+
+func (ChangeEffect) Type() protoreflect.EnumType {
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[11]
+}
+
+func (x ChangeEffect) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChangeEffect.Descriptor instead.
+func (ChangeEffect) EnumDescriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
 // Breaker is the state of a breaker.
 type Breaker int32
 
@@ -744,11 +801,11 @@ func (x Breaker) String() string {
 }
 
 func (Breaker) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[11].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[12].Descriptor()
 }
 
 func (Breaker) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[11]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[12]
 }
 
 func (x Breaker) Number() protoreflect.EnumNumber {
@@ -757,7 +814,7 @@ func (x Breaker) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Breaker.Descriptor instead.
 func (Breaker) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 // TenantSource is where it is said which plan a tenant is on.
@@ -797,11 +854,11 @@ func (x TenantSource) String() string {
 }
 
 func (TenantSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_ratelimitd_admin_v1_admin_proto_enumTypes[12].Descriptor()
+	return file_ratelimitd_admin_v1_admin_proto_enumTypes[13].Descriptor()
 }
 
 func (TenantSource) Type() protoreflect.EnumType {
-	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[12]
+	return &file_ratelimitd_admin_v1_admin_proto_enumTypes[13]
 }
 
 func (x TenantSource) Number() protoreflect.EnumNumber {
@@ -810,7 +867,7 @@ func (x TenantSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TenantSource.Descriptor instead.
 func (TenantSource) EnumDescriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // ListRulesRequest asks for the rules, a page at a time.
@@ -4685,7 +4742,12 @@ type StatusResponse struct {
 	// How many controls are in force.
 	Controls uint32 `protobuf:"varint,16,opt,name=controls,proto3" json:"controls,omitempty"`
 	// How many callers watch.
-	Watchers      uint32 `protobuf:"varint,17,opt,name=watchers,proto3" json:"watchers,omitempty"`
+	Watchers uint32 `protobuf:"varint,17,opt,name=watchers,proto3" json:"watchers,omitempty"`
+	// The domains that the caller's token is good for; none where it is good for all. Then what tells of the traffic of all domains
+	// together is left out: near_cache, leases, load, and how many counters are in memory.
+	Domains []string `protobuf:"bytes,18,rep,name=domains,proto3" json:"domains,omitempty"`
+	// The replicas that reach counts, sorted by name; none where they are not known.
+	Replicas      []*Replica `protobuf:"bytes,19,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4839,6 +4901,102 @@ func (x *StatusResponse) GetWatchers() uint32 {
 	return 0
 }
 
+func (x *StatusResponse) GetDomains() []string {
+	if x != nil {
+		return x.Domains
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetReplicas() []*Replica {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+// Replica is one of several servers that share a Redis, as it said of itself within the last five seconds.
+type Replica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of its host, and a text that is its own.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether it is the server that answers.
+	IsSelf bool `protobuf:"varint,2,opt,name=is_self,json=isSelf,proto3" json:"is_self,omitempty"`
+	// How it is; unspecified where it does not say so.
+	Health Health `protobuf:"varint,3,opt,name=health,proto3,enum=ratelimitd.admin.v1.Health" json:"health,omitempty"`
+	// Whether an operator has drained it.
+	IsDrained bool `protobuf:"varint,4,opt,name=is_drained,json=isDrained,proto3" json:"is_drained,omitempty"`
+	// The version of its rules, as in RulesStatus; empty where it has none.
+	RulesVersion  string `protobuf:"bytes,5,opt,name=rules_version,json=rulesVersion,proto3" json:"rules_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replica) Reset() {
+	*x = Replica{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replica) ProtoMessage() {}
+
+func (x *Replica) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replica.ProtoReflect.Descriptor instead.
+func (*Replica) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *Replica) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Replica) GetIsSelf() bool {
+	if x != nil {
+		return x.IsSelf
+	}
+	return false
+}
+
+func (x *Replica) GetHealth() Health {
+	if x != nil {
+		return x.Health
+	}
+	return Health_HEALTH_UNSPECIFIED
+}
+
+func (x *Replica) GetIsDrained() bool {
+	if x != nil {
+		return x.IsDrained
+	}
+	return false
+}
+
+func (x *Replica) GetRulesVersion() string {
+	if x != nil {
+		return x.RulesVersion
+	}
+	return ""
+}
+
 // Component is a part of health.
 type Component struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4856,7 +5014,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +5026,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +5039,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Component) GetName() string {
@@ -4930,14 +5088,17 @@ type RulesStatus struct {
 	// Since when the source may have others, which have been refused or cannot be had; unset where they are up to date.
 	Behind *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=behind,proto3" json:"behind,omitempty"`
 	// Why there are none; empty where there are.
-	Missing       string `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
+	Missing string `protobuf:"bytes,8,opt,name=missing,proto3" json:"missing,omitempty"`
+	// What was changed last; unset where they are the first ones. Of a token for some domains it is what was changed in these, and
+	// unset where nothing was. It stays where a later reload changes nothing or is refused.
+	LastChange    *RulesChange `protobuf:"bytes,9,opt,name=last_change,json=lastChange,proto3" json:"last_change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5110,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5123,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5021,6 +5182,159 @@ func (x *RulesStatus) GetMissing() string {
 	return ""
 }
 
+func (x *RulesStatus) GetLastChange() *RulesChange {
+	if x != nil {
+		return x.LastChange
+	}
+	return nil
+}
+
+// RulesChange is what differs between rules and those before them.
+type RulesChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// How many differences there are, and which of them want care, in words.
+	Summary string `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`
+	// The first 100 differences, those that open a limit first.
+	Differences []*RulesDifference `protobuf:"bytes,3,rep,name=differences,proto3" json:"differences,omitempty"`
+	// How many there are.
+	Total         uint32 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RulesChange) Reset() {
+	*x = RulesChange{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RulesChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RulesChange) ProtoMessage() {}
+
+func (x *RulesChange) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
+func (*RulesChange) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RulesChange) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RulesChange) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *RulesChange) GetDifferences() []*RulesDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+func (x *RulesChange) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+// RulesDifference is one of them, as ratelimitd diff has it.
+type RulesDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where in the tree of rules, such as shop.user; a domain where it is about the domain as a whole.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// What is different, and what becomes of the counters, in words.
+	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// How much care it deserves.
+	Effect ChangeEffect `protobuf:"varint,3,opt,name=effect,proto3,enum=ratelimitd.admin.v1.ChangeEffect" json:"effect,omitempty"`
+	// The file and the line of the new rule, or of the one that was removed; may be empty.
+	Place         string `protobuf:"bytes,4,opt,name=place,proto3" json:"place,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RulesDifference) Reset() {
+	*x = RulesDifference{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RulesDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RulesDifference) ProtoMessage() {}
+
+func (x *RulesDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
+func (*RulesDifference) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *RulesDifference) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RulesDifference) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *RulesDifference) GetEffect() ChangeEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return ChangeEffect_CHANGE_EFFECT_UNSPECIFIED
+}
+
+func (x *RulesDifference) GetPlace() string {
+	if x != nil {
+		return x.Place
+	}
+	return ""
+}
+
 // RefusedRules is why rules were refused.
 type RefusedRules struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5040,7 +5354,7 @@ type RefusedRules struct {
 
 func (x *RefusedRules) Reset() {
 	*x = RefusedRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5052,7 +5366,7 @@ func (x *RefusedRules) String() string {
 func (*RefusedRules) ProtoMessage() {}
 
 func (x *RefusedRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5065,7 +5379,7 @@ func (x *RefusedRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
 func (*RefusedRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
@@ -5124,7 +5438,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5136,7 +5450,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5149,7 +5463,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -5211,7 +5525,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5223,7 +5537,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5236,7 +5550,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -5284,7 +5598,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5610,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5623,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StoreNode) GetName() string {
@@ -5359,7 +5673,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5371,7 +5685,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5384,7 +5698,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -5439,7 +5753,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5765,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5778,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -5516,7 +5830,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5528,7 +5842,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5541,7 +5855,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -5599,7 +5913,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5925,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5938,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -5650,7 +5964,7 @@ type ReloadRulesResponse struct {
 	Problems []*RulesProblem `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	// How many problems there are.
 	TotalProblems uint32 `protobuf:"varint,3,opt,name=total_problems,json=totalProblems,proto3" json:"total_problems,omitempty"`
-	// What is different from the rules before, in words: the first 100 differences.
+	// What is different from the rules before, in words: the first 100 differences, those that open a limit first.
 	Changes []string `protobuf:"bytes,4,rep,name=changes,proto3" json:"changes,omitempty"`
 	// How many differences there are.
 	TotalChanges uint32 `protobuf:"varint,5,opt,name=total_changes,json=totalChanges,proto3" json:"total_changes,omitempty"`
@@ -5662,7 +5976,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5674,7 +5988,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5687,7 +6001,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReloadRulesResponse) GetRefused() bool {
@@ -5747,7 +6061,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5759,7 +6073,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5772,7 +6086,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -5811,7 +6125,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5823,7 +6137,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5836,7 +6150,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -5881,7 +6195,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5893,7 +6207,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5906,7 +6220,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -5964,7 +6278,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6290,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6303,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -6021,7 +6335,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6033,7 +6347,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6046,7 +6360,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -6085,7 +6399,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6411,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6424,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -6147,7 +6461,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6473,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6486,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -6206,7 +6520,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6218,7 +6532,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6231,7 +6545,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -6275,7 +6589,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6287,7 +6601,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6300,7 +6614,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -6334,7 +6648,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6346,7 +6660,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6359,7 +6673,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -6409,7 +6723,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6735,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6748,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -6487,7 +6801,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6499,7 +6813,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6512,7 +6826,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -6551,7 +6865,7 @@ type ImportTenantsResponse struct {
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6563,7 +6877,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6576,7 +6890,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -6928,7 +7242,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\aallowed\x18\x03 \x01(\x04R\aallowed\x12\x18\n" +
 	"\arefused\x18\x04 \x01(\x04R\arefused\x12\x1a\n" +
 	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x0f\n" +
-	"\rStatusRequest\"\xb5\x06\n" +
+	"\rStatusRequest\"\x89\a\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1d\n" +
 	"\n" +
@@ -6951,13 +7265,22 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04load\x18\x0e \x01(\v2\x1f.ratelimitd.admin.v1.LoadStatusR\x04load\x120\n" +
 	"\x05reach\x18\x0f \x01(\v2\x1a.ratelimitd.admin.v1.ReachR\x05reach\x12\x1a\n" +
 	"\bcontrols\x18\x10 \x01(\rR\bcontrols\x12\x1a\n" +
-	"\bwatchers\x18\x11 \x01(\rR\bwatchers\"\xa5\x01\n" +
+	"\bwatchers\x18\x11 \x01(\rR\bwatchers\x12\x18\n" +
+	"\adomains\x18\x12 \x03(\tR\adomains\x128\n" +
+	"\breplicas\x18\x13 \x03(\v2\x1c.ratelimitd.admin.v1.ReplicaR\breplicas\"\xaf\x01\n" +
+	"\aReplica\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
+	"\ais_self\x18\x02 \x01(\bR\x06isSelf\x123\n" +
+	"\x06health\x18\x03 \x01(\x0e2\x1b.ratelimitd.admin.v1.HealthR\x06health\x12\x1d\n" +
+	"\n" +
+	"is_drained\x18\x04 \x01(\bR\tisDrained\x12#\n" +
+	"\rrules_version\x18\x05 \x01(\tR\frulesVersion\"\xa5\x01\n" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x06health\x18\x02 \x01(\x0e2\x1b.ratelimitd.admin.v1.HealthR\x06health\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x04 \x01(\tR\tlastError\"\x9e\x02\n" +
+	"last_error\x18\x04 \x01(\tR\tlastError\"\xe1\x02\n" +
 	"\vRulesStatus\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
@@ -6966,7 +7289,19 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06loaded\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06loaded\x12+\n" +
 	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\x122\n" +
 	"\x06behind\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06behind\x12\x18\n" +
-	"\amissing\x18\b \x01(\tR\amissing\"\xc6\x01\n" +
+	"\amissing\x18\b \x01(\tR\amissing\x12A\n" +
+	"\vlast_change\x18\t \x01(\v2 .ratelimitd.admin.v1.RulesChangeR\n" +
+	"lastChange\"\xb5\x01\n" +
+	"\vRulesChange\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
+	"\asummary\x18\x02 \x01(\tR\asummary\x12F\n" +
+	"\vdifferences\x18\x03 \x03(\v2$.ratelimitd.admin.v1.RulesDifferenceR\vdifferences\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\rR\x05total\"\x8a\x01\n" +
+	"\x0fRulesDifference\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x129\n" +
+	"\x06effect\x18\x03 \x01(\x0e2!.ratelimitd.admin.v1.ChangeEffectR\x06effect\x12\x14\n" +
+	"\x05place\x18\x04 \x01(\tR\x05place\"\xc6\x01\n" +
 	"\fRefusedRules\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12=\n" +
@@ -7150,7 +7485,12 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12HEALTH_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tHEALTH_OK\x10\x01\x12\x13\n" +
 	"\x0fHEALTH_DEGRADED\x10\x02\x12\x12\n" +
-	"\x0eHEALTH_FAILING\x10\x03*_\n" +
+	"\x0eHEALTH_FAILING\x10\x03*x\n" +
+	"\fChangeEffect\x12\x1d\n" +
+	"\x19CHANGE_EFFECT_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13CHANGE_EFFECT_OPENS\x10\x01\x12\x16\n" +
+	"\x12CHANGE_EFFECT_ANEW\x10\x02\x12\x18\n" +
+	"\x14CHANGE_EFFECT_RAISES\x10\x03*_\n" +
 	"\aBreaker\x12\x17\n" +
 	"\x13BREAKER_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eBREAKER_CLOSED\x10\x01\x12\x15\n" +
@@ -7195,8 +7535,8 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_ratelimitd_admin_v1_admin_proto_rawDescData
 }
 
-var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -7209,257 +7549,267 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Align)(0),                    // 8: ratelimitd.admin.v1.Align
 	(OnFailure)(0),                // 9: ratelimitd.admin.v1.OnFailure
 	(Health)(0),                   // 10: ratelimitd.admin.v1.Health
-	(Breaker)(0),                  // 11: ratelimitd.admin.v1.Breaker
-	(TenantSource)(0),             // 12: ratelimitd.admin.v1.TenantSource
-	(*ListRulesRequest)(nil),      // 13: ratelimitd.admin.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),     // 14: ratelimitd.admin.v1.ListRulesResponse
-	(*ExplainRequest)(nil),        // 15: ratelimitd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 16: ratelimitd.admin.v1.ExplainResponse
-	(*Explanation)(nil),           // 17: ratelimitd.admin.v1.Explanation
-	(*Step)(nil),                  // 18: ratelimitd.admin.v1.Step
-	(*PeekRequest)(nil),           // 19: ratelimitd.admin.v1.PeekRequest
-	(*PeekResponse)(nil),          // 20: ratelimitd.admin.v1.PeekResponse
-	(*ResetRequest)(nil),          // 21: ratelimitd.admin.v1.ResetRequest
-	(*ResetResponse)(nil),         // 22: ratelimitd.admin.v1.ResetResponse
-	(*Control)(nil),               // 23: ratelimitd.admin.v1.Control
-	(*Reach)(nil),                 // 24: ratelimitd.admin.v1.Reach
-	(*BlockRequest)(nil),          // 25: ratelimitd.admin.v1.BlockRequest
-	(*BlockResponse)(nil),         // 26: ratelimitd.admin.v1.BlockResponse
-	(*AllowRequest)(nil),          // 27: ratelimitd.admin.v1.AllowRequest
-	(*AllowResponse)(nil),         // 28: ratelimitd.admin.v1.AllowResponse
-	(*LimitRequest)(nil),          // 29: ratelimitd.admin.v1.LimitRequest
-	(*LimitResponse)(nil),         // 30: ratelimitd.admin.v1.LimitResponse
-	(*LiftRequest)(nil),           // 31: ratelimitd.admin.v1.LiftRequest
-	(*LiftResponse)(nil),          // 32: ratelimitd.admin.v1.LiftResponse
-	(*ListControlsRequest)(nil),   // 33: ratelimitd.admin.v1.ListControlsRequest
-	(*ListControlsResponse)(nil),  // 34: ratelimitd.admin.v1.ListControlsResponse
-	(*GrantRequest)(nil),          // 35: ratelimitd.admin.v1.GrantRequest
-	(*GrantResponse)(nil),         // 36: ratelimitd.admin.v1.GrantResponse
-	(*AuditRequest)(nil),          // 37: ratelimitd.admin.v1.AuditRequest
-	(*AuditResponse)(nil),         // 38: ratelimitd.admin.v1.AuditResponse
-	(*AuditEntry)(nil),            // 39: ratelimitd.admin.v1.AuditEntry
-	(*TopRequest)(nil),            // 40: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 41: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 42: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 43: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 44: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 45: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 46: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 47: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 48: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 49: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 50: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 51: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 52: ratelimitd.admin.v1.Limit
-	(*Reserve)(nil),               // 53: ratelimitd.admin.v1.Reserve
-	(*Penalty)(nil),               // 54: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 55: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 56: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 57: ratelimitd.admin.v1.StatusResponse
-	(*Component)(nil),             // 58: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 59: ratelimitd.admin.v1.RulesStatus
-	(*RefusedRules)(nil),          // 60: ratelimitd.admin.v1.RefusedRules
-	(*RulesProblem)(nil),          // 61: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 62: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 63: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 64: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 65: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 66: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 67: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 68: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 69: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 70: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 71: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 72: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 73: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 74: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 75: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 76: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 77: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 78: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 79: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 80: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 81: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 82: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 83: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 84: google.protobuf.Struct
+	(ChangeEffect)(0),             // 11: ratelimitd.admin.v1.ChangeEffect
+	(Breaker)(0),                  // 12: ratelimitd.admin.v1.Breaker
+	(TenantSource)(0),             // 13: ratelimitd.admin.v1.TenantSource
+	(*ListRulesRequest)(nil),      // 14: ratelimitd.admin.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),     // 15: ratelimitd.admin.v1.ListRulesResponse
+	(*ExplainRequest)(nil),        // 16: ratelimitd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),       // 17: ratelimitd.admin.v1.ExplainResponse
+	(*Explanation)(nil),           // 18: ratelimitd.admin.v1.Explanation
+	(*Step)(nil),                  // 19: ratelimitd.admin.v1.Step
+	(*PeekRequest)(nil),           // 20: ratelimitd.admin.v1.PeekRequest
+	(*PeekResponse)(nil),          // 21: ratelimitd.admin.v1.PeekResponse
+	(*ResetRequest)(nil),          // 22: ratelimitd.admin.v1.ResetRequest
+	(*ResetResponse)(nil),         // 23: ratelimitd.admin.v1.ResetResponse
+	(*Control)(nil),               // 24: ratelimitd.admin.v1.Control
+	(*Reach)(nil),                 // 25: ratelimitd.admin.v1.Reach
+	(*BlockRequest)(nil),          // 26: ratelimitd.admin.v1.BlockRequest
+	(*BlockResponse)(nil),         // 27: ratelimitd.admin.v1.BlockResponse
+	(*AllowRequest)(nil),          // 28: ratelimitd.admin.v1.AllowRequest
+	(*AllowResponse)(nil),         // 29: ratelimitd.admin.v1.AllowResponse
+	(*LimitRequest)(nil),          // 30: ratelimitd.admin.v1.LimitRequest
+	(*LimitResponse)(nil),         // 31: ratelimitd.admin.v1.LimitResponse
+	(*LiftRequest)(nil),           // 32: ratelimitd.admin.v1.LiftRequest
+	(*LiftResponse)(nil),          // 33: ratelimitd.admin.v1.LiftResponse
+	(*ListControlsRequest)(nil),   // 34: ratelimitd.admin.v1.ListControlsRequest
+	(*ListControlsResponse)(nil),  // 35: ratelimitd.admin.v1.ListControlsResponse
+	(*GrantRequest)(nil),          // 36: ratelimitd.admin.v1.GrantRequest
+	(*GrantResponse)(nil),         // 37: ratelimitd.admin.v1.GrantResponse
+	(*AuditRequest)(nil),          // 38: ratelimitd.admin.v1.AuditRequest
+	(*AuditResponse)(nil),         // 39: ratelimitd.admin.v1.AuditResponse
+	(*AuditEntry)(nil),            // 40: ratelimitd.admin.v1.AuditEntry
+	(*TopRequest)(nil),            // 41: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 42: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 43: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 44: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 45: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 46: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 47: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 48: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 49: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 50: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 51: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 52: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 53: ratelimitd.admin.v1.Limit
+	(*Reserve)(nil),               // 54: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 55: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 56: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 57: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 58: ratelimitd.admin.v1.StatusResponse
+	(*Replica)(nil),               // 59: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 60: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 61: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 62: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 63: ratelimitd.admin.v1.RulesDifference
+	(*RefusedRules)(nil),          // 64: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 65: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 66: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 67: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 68: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 69: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 70: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 71: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 72: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 73: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 74: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 75: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 76: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 77: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 78: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 79: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 80: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 81: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 82: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 83: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 84: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 85: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 87: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 88: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	51,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	55,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	82,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
-	47,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
-	17,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
-	18,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	51,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	56,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	86,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	48,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
+	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
+	52,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	50,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
-	23,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	48,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	50,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	48,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	50,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	24,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	51,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
+	49,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	51,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	49,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	51,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	48,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	49,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	82,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	82,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	48,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	83,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
-	23,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
-	23,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	24,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	48,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	83,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
-	23,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
-	23,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	24,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	48,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	83,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	49,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
-	23,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
-	23,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
-	24,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	51,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	23,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
-	24,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	23,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
-	24,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	48,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	51,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	50,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	50,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	24,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	39,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	82,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	48,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	43,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	49,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	86,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	86,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	49,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	87,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	24,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	49,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	87,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	24,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	49,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	87,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	50,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	24,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
+	24,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
+	25,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	52,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	24,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
+	25,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	24,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
+	25,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	49,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	52,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	51,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	51,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	25,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	40,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	86,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	49,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	44,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	2,   // 52: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
 	3,   // 53: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	42,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	82,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	82,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	48,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	43,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	43,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	86,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	86,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	49,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	44,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
 	0,   // 59: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	46,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	82,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	48,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	47,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	86,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	49,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
 	0,   // 63: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
 	4,   // 64: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
 	9,   // 65: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	83,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	83,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	48,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	49,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	87,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	87,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	49,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	50,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
 	7,   // 70: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	52,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	83,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	83,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	83,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	83,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	52,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	54,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	53,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	87,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	87,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	87,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	87,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	53,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	55,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
 	9,   // 78: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	84,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	53,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	88,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	54,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
 	6,   // 81: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
 	7,   // 82: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	83,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	83,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	87,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	87,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
 	8,   // 85: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	83,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	83,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	87,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	87,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
 	5,   // 88: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	83,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	43,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	82,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	83,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	58,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	82,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	59,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	60,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	62,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	64,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	65,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	66,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	24,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	10,  // 102: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	82,  // 103: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	82,  // 104: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	83,  // 105: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	82,  // 106: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	82,  // 107: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	61,  // 108: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	63,  // 109: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	11,  // 110: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	83,  // 111: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	83,  // 112: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	61,  // 113: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	59,  // 114: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	82,  // 115: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	82,  // 116: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	12,  // 117: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	71,  // 118: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 119: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 120: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 121: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 122: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 123: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 124: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	12,  // 125: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	71,  // 126: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	71,  // 127: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 128: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	15,  // 129: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	19,  // 130: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	21,  // 131: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	25,  // 132: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	27,  // 133: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	29,  // 134: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	31,  // 135: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	33,  // 136: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	35,  // 137: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	37,  // 138: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	40,  // 139: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	44,  // 140: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	56,  // 141: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	67,  // 142: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	69,  // 143: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	72,  // 144: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	74,  // 145: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	76,  // 146: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	78,  // 147: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	80,  // 148: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	14,  // 149: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	16,  // 150: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	20,  // 151: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	22,  // 152: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	26,  // 153: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	28,  // 154: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	30,  // 155: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	32,  // 156: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	34,  // 157: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	36,  // 158: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	38,  // 159: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	41,  // 160: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	45,  // 161: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	57,  // 162: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	68,  // 163: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	70,  // 164: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	73,  // 165: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	75,  // 166: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	77,  // 167: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	79,  // 168: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	81,  // 169: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	149, // [149:170] is the sub-list for method output_type
-	128, // [128:149] is the sub-list for method input_type
-	128, // [128:128] is the sub-list for extension type_name
-	128, // [128:128] is the sub-list for extension extendee
-	0,   // [0:128] is the sub-list for field type_name
+	87,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	44,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	86,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	87,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	60,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	86,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	61,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	64,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	66,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	68,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	69,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	70,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	59,  // 102: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	10,  // 103: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 104: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	86,  // 105: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	86,  // 106: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	87,  // 107: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	86,  // 108: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	62,  // 109: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	86,  // 110: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	63,  // 111: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 112: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	86,  // 113: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	65,  // 114: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	67,  // 115: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 116: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	87,  // 117: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	87,  // 118: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	65,  // 119: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	61,  // 120: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	86,  // 121: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	86,  // 122: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 123: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	75,  // 124: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 125: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 126: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 127: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 128: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 129: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 130: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 131: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	75,  // 132: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	75,  // 133: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 134: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 135: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 136: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 137: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 138: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 139: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 140: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 141: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 142: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 143: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 144: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	41,  // 145: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	45,  // 146: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	57,  // 147: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	71,  // 148: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	73,  // 149: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	76,  // 150: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	78,  // 151: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	80,  // 152: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	82,  // 153: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	84,  // 154: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 155: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 156: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 157: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 158: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 159: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 160: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 161: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 162: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 163: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 164: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 165: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	42,  // 166: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	46,  // 167: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	58,  // 168: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	72,  // 169: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	74,  // 170: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	77,  // 171: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	79,  // 172: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	81,  // 173: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	83,  // 174: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	85,  // 175: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	155, // [155:176] is the sub-list for method output_type
+	134, // [134:155] is the sub-list for method input_type
+	134, // [134:134] is the sub-list for extension type_name
+	134, // [134:134] is the sub-list for extension extendee
+	0,   // [0:134] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -7470,14 +7820,14 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[58].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[61].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
-			NumEnums:      13,
-			NumMessages:   69,
+			NumEnums:      14,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
