@@ -151,7 +151,7 @@ func (c *client) noHandshake(err error, first string) string {
 	case remote.Unproven(err) != "":
 		return c.unproven(err)
 	case strings.Contains(err.Error(), "ALPN"), strings.Contains(remote.Alert(err), "application protocol"): // as grpc says it, and the server
-		return "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to another address"
+		return "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT"
 	case remote.Alert(err) != "":
 		return c.refusedAsClient(err)
 	case remote.ClassOf(err) == remote.Reset:

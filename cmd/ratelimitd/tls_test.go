@@ -378,7 +378,7 @@ func TestCallToHTTPS(t *testing.T) {
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	certstest.Write(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate().Raw}))
 	err := run(t.Context(), []string{"ratelimitd", "call", "--addr", other.URL, "--ca", ca, "shop", "user=ann"}, nil, io.Discard, io.Discard)
-	if err == nil || !strings.HasSuffix(err.Error(), ": the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to another address") {
+	if err == nil || !strings.HasSuffix(err.Error(), ": the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT") {
 		t.Error(err)
 	}
 }

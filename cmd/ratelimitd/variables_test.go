@@ -74,6 +74,7 @@ func scriptsIn(t *testing.T, dir string) []string {
 func shownBy() map[string][]string {
 	return map[string][]string{
 		"TestTLSFloor":      {"GRPC_SERVER_TLS_MIN_VERSION"},
+		"TestDebugTLS":      {"DEBUG_TLS"},
 		"TestAdminToken":    {"ADMIN_TOKEN_FILE", "ADMIN_TOKENS_IN_CLEAR"},
 		"TestStatsd":        {"STATSD_PROTOCOL"},
 		"TestFlushInterval": {"STATS_FLUSH_INTERVAL"},

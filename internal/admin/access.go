@@ -58,12 +58,21 @@ type Who struct {
 	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
 }
 
-// Why a token is not taken.
-const (
-	refusedToken = "the token is refused"
-	inClear      = "a token is accepted only over TLS, or from this machine, because others can read it on its way: " +
-		"connect over TLS, or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted"
-)
+// refusedToken is why a token is not taken.
+const refusedToken = "the token is refused"
+
+// debugHost is the variable of the debug listener's address.
+const debugHost = "DEBUG_HOST"
+
+// inClear is the error for a token that comes over a network without TLS.
+func (a *Access) inClear() error {
+	do := "connect over TLS"
+	if a.Host == debugHost {
+		do = "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY, and connect with https://"
+	}
+	return status.Error(codes.PermissionDenied, "a token is accepted only over TLS, or from this machine, because others can read it on its way: "+
+		do+", or set ADMIN_TOKENS_IN_CLEAR=true where the network is trusted")
+}
 
 // errNoToken is the text for a call that shows nothing.
 const errNoToken = `this needs the token of ADMIN_TOKEN_FILE: send "authorization: Bearer TOKEN"`
@@ -91,8 +100,12 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 	}
 	switch {
 	case !exactlyLocal(c.From):
-		return Who{}, status.Error(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE this is for callers from 127.0.0.1, from ::1 or on a unix socket: set ADMIN_TOKEN_FILE to let others in with a token")
+		set := "ADMIN_TOKEN_FILE"
+		if a.Host == debugHost && c.TLS == nil {
+			set += ", and DEBUG_TLS=true,"
+		}
+		return Who{}, status.Errorf(codes.PermissionDenied,
+			"without ADMIN_TOKEN_FILE this is for callers from 127.0.0.1, from ::1 or on a unix socket: set %s to let others in with a token", set)
 	case change && !private(a.Listener):
 		return Who{Name: local}, status.Errorf(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
@@ -110,7 +123,7 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	var shown Token
 	switch {
 	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
-		return Who{}, status.Error(codes.PermissionDenied, inClear)
+		return Who{}, a.inClear()
 	case hasToken: // and a certificate, if there is one too, does not count
 		name, full, isNamed = "", false, false
 		crowded := a.Guard.crowded(c.From)

@@ -36,7 +36,7 @@ func (a *Access) Reachable(r *http.Request) error {
 	if !a.Guarded() || a.InClear || r.TLS != nil || private(remote(r)) {
 		return nil
 	}
-	return status.Error(codes.PermissionDenied, inClear)
+	return a.inClear()
 }
 
 // Login returns a text that stands for a token for a time, for a cookie, if the token is good for looking at least. The text

@@ -54,8 +54,9 @@ type digest [sha256.Size]byte
 
 // loaded is a configuration made from the files.
 type loaded struct {
-	tls   *tls.Config
-	until time.Time // when the certificate expires
+	tls   *tls.Config // for gRPC
+	web   *tls.Config // for HTTP/1.1
+	until time.Time   // when the certificate expires
 }
 
 // New reads the files. The error names the file, and says what is wrong with it.
@@ -90,6 +91,19 @@ func (s *Server) TLS() *tls.Config {
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.current.Load().tls, nil },
 	}
 }
+
+// WebTLS returns a configuration for a listener of HTTP/1.1, where browsers and programs have no certificates as a rule: clients need
+// none, but if they show one it has to be valid and of the CA of clients. Which names are good for what is for others to say.
+func (s *Server) WebTLS() *tls.Config {
+	return &tls.Config{
+		MinVersion:         s.config.MinVersion,
+		NextProtos:         []string{http1},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.current.Load().web, nil },
+	}
+}
+
+// http1 is how HTTP/1.1 is called in a handshake.
+const http1 = "http/1.1"
 
 // NotAfter returns when the certificate in use expires.
 func (s *Server) NotAfter() time.Time { return s.current.Load().until }
@@ -163,10 +177,15 @@ func (s *Server) load(f files) (*loaded, error) {
 			return nil, fmt.Errorf("loading the CA of clients: %q has no certificate in PEM form", s.config.ClientCA)
 		}
 	}
+	web := c.Clone()
+	web.NextProtos = []string{http1}
+	if s.config.ClientCA != "" {
+		web.ClientAuth = tls.VerifyClientCertIfGiven
+	}
 	if len(s.config.ClientNames) > 0 {
 		c.VerifyConnection = s.checkName
 	}
-	return &loaded{tls: c, until: pair.Leaf.NotAfter}, nil
+	return &loaded{tls: c, web: web, until: pair.Leaf.NotAfter}, nil
 }
 
 // checkName lets in clients whose verified certificate contains one of the names.

@@ -90,6 +90,9 @@ func (v *Server) banner() string {
 	if v.console != nil {
 		pages += " /ui/"
 	}
+	if v.settings.Debug.TLS {
+		pages = "(TLS) " + pages
+	}
 	line("debug", "%s  %s", v.listeners.debug.Addr(), pages)
 	if v.listeners.prometheus != nil {
 		line("metrics", "%s  %s", v.listeners.prometheus.Addr(), v.settings.Stats.PrometheusPath)

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
@@ -13,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -325,21 +328,48 @@ func TestConsoleCounts(t *testing.T) {
 	wantPage(t, "overview", a, 200, "Calls <b>", "!No request has come")
 }
 
-// TestConsoleInClear: without TLS nobody is asked for a token over a network.
-func TestConsoleInClear(t *testing.T) {
+// fromAfar starts a server whose debug port is reached from another machine.
+func fromAfar(t *testing.T, env ...string) *browser {
+	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/full", []byte("sesame"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	v := inProcess(t, "ADMIN=true", "ADMIN_TOKEN_FILE="+dir+"/full")
+	ca := certstest.NewCA(t, "servers")
+	ca.Issue(t, x509.Certificate{}).Write(t, dir+"/cert", dir+"/key")
+	for i := range env {
+		env[i] = strings.ReplaceAll(env[i], "DIR", dir)
+	}
+	v := inProcess(t, append([]string{"ADMIN=true"}, env...)...)
 	v.listeners.debug = testkit.From(v.listeners.debug, &net.TCPAddr{IP: net.IPv4(203, 0, 113, 5), Port: 5})
 	v.tasks = v.group()
 	testkit.Run(t, v.Run)
 	b := newBrowser(t, v)
+	if v.settings.Debug.TLS {
+		b.at = strings.Replace(b.at, "http", "https", 1)
+		b.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: ca.Pool()}}
+	}
+	return b
+}
+
+// TestConsoleFromAfar: from another machine a token is asked for, and taken, over TLS alone; without TLS it is said what to set.
+func TestConsoleFromAfar(t *testing.T) {
+	b := fromAfar(t, "ADMIN_TOKEN_FILE=DIR/full")
 	a := b.get(t, "/ui/")
-	wantPage(t, "in clear", a, 403, "accepted only over TLS", "!name=\"token\"")
+	wantPage(t, "in clear", a, 403, "accepted only over TLS", "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT", "!name=\"token\"")
 	a = b.post(t, "/ui/login", url.Values{"token": {"sesame"}})
-	wantPage(t, "a token in clear", a, 403, "accepted only over TLS")
+	wantPage(t, "a token in clear", a, 403, "accepted only over TLS", "set DEBUG_TLS=true")
+
+	b = fromAfar(t)
+	a = b.get(t, "/ui/")
+	wantPage(t, "without tokens", a, 403, "set ADMIN_TOKEN_FILE, and DEBUG_TLS=true, to let others in with a token")
+
+	secure := []string{"DEBUG_TLS=true", "GRPC_SERVER_TLS_CERT=DIR/cert", "GRPC_SERVER_TLS_KEY=DIR/key"}
+	b = fromAfar(t, append(secure, "ADMIN_TOKEN_FILE=DIR/full")...)
+	a = b.get(t, "/ui/")
+	wantPage(t, "over TLS", a, 200, `name="token"`)
+	a = b.post(t, "/ui/login", url.Values{"token": {"sesame"}})
+	wantPage(t, "a token over TLS", a, 200, "Overview")
 }
 
 // TestConsoleWithoutRules: what needs no rules is shown, and the rest says why it is not.

@@ -287,7 +287,7 @@ func (v *Server) group() *task.Group {
 		g.Add(web.NewServer("Prometheus", v.listeners.prometheus, h, v.log, web.Limits{}))
 	}
 	g.Add(
-		web.NewServer("debug", v.listeners.debug, web.DebugHandler(v.debugPages()), v.log, web.Limits{Write: 90 * time.Second}),
+		v.debugServer(),
 		v.afterRules(web.NewServer("HTTP", v.listeners.http, v.mainHandler(), v.log, web.Limits{})),
 		v.afterRules(task.Func{Name: "gRPC", Do: v.serveGRPC}),
 		task.Func{Name: "draining", Do: v.drain},

@@ -6,15 +6,17 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/web"
 )
 
-// newCerts reads the certificates of the gRPC listener, and counts their reloads. It returns nil without TLS.
+// newCerts reads the certificates of the gRPC and of the debug listener, and counts their reloads. It returns nil without TLS.
 func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs.Server, error) {
-	if !s.GRPC.UseTLS {
+	if !s.GRPC.UseTLS && !s.Debug.TLS {
 		return nil, nil //nolint:nilnil // plain text
 	}
 	attempts, failures := r.Counter(stats.CertsLoadAttempts), r.Counter(stats.CertsLoadFailures)
@@ -50,10 +52,23 @@ func newCerts(s *settings.Settings, log *slog.Logger, r *stats.Registry) (*certs
 
 // serverTLS returns the TLS configuration of the gRPC listener; nil means plain text.
 func (v *Server) serverTLS() *tls.Config {
-	if v.certs == nil {
+	if !v.settings.GRPC.UseTLS {
 		return nil
 	}
 	return v.certs.TLS()
+}
+
+// debugServer serves the debug listener, with TLS if DEBUG_TLS says so.
+func (v *Server) debugServer() *web.Server {
+	s := web.NewServer("debug", v.listeners.debug, web.DebugHandler(v.debugPages()), v.log, web.Limits{Write: 90 * time.Second})
+	if !v.settings.Debug.TLS {
+		return s
+	}
+	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
+	return s.Secure(v.certs.WebTLS(), func(about string) {
+		failed.Add(1)
+		v.log.Debug("a TLS handshake with the debug port failed", "client", about)
+	})
 }
 
 // handshakeFailed counts clients that could not connect. Anybody can cause a failure, so they are logged only if asked

@@ -45,6 +45,7 @@ type Settings struct {
 	Debug struct {
 		Host string
 		Port string
+		TLS  bool
 	}
 	Rules struct {
 		Source         string
@@ -320,9 +321,9 @@ func lookUp(given map[string]string) (values map[string]string, notices []string
 	return values, append(notices, notesOnTLS(given, values)...), problems
 }
 
-// notesOnTLS are the notices about variables that need TLS on the gRPC listener, where there is none.
+// notesOnTLS are the notices about variables that need TLS, where neither the gRPC nor the debug listener has it.
 func notesOnTLS(given, values map[string]string) (notices []string) {
-	if boolean.same(values["GRPC_SERVER_USE_TLS"], "true") {
+	if boolean.same(values["GRPC_SERVER_USE_TLS"], "true") || boolean.same(values["DEBUG_TLS"], "true") {
 		return nil
 	}
 	for _, name := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_CLIENT_TLS_CACERT"} {
@@ -377,16 +378,23 @@ func relations(given, values map[string]string) []error {
 	return append(problems, checkSecret(given, values)...)
 }
 
-// checkTLS returns what is missing for TLS on the gRPC listener.
+// checkTLS returns what is missing for TLS on the gRPC and on the debug listener.
 func checkTLS(given map[string]string) []error {
-	if !boolean.same(given["GRPC_SERVER_USE_TLS"], "true") {
-		return nil
-	}
 	var problems []error
-	for _, file := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"} {
-		if given[file] == "" {
-			problems = append(problems, fmt.Errorf("GRPC_SERVER_USE_TLS=true needs %s: the path of a PEM file", file))
+	on := false
+	for _, name := range []string{"GRPC_SERVER_USE_TLS", "DEBUG_TLS"} {
+		if !boolean.same(given[name], "true") {
+			continue
 		}
+		on = true
+		for _, file := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"} {
+			if given[file] == "" {
+				problems = append(problems, fmt.Errorf("%s=true needs %s: the path of a PEM file", name, file))
+			}
+		}
+	}
+	if !on {
+		return nil
 	}
 	for _, names := range []string{"ADMIN_TLS_SAN", "ADMIN_READ_TLS_SAN"} {
 		if given[names] != "" && given["GRPC_CLIENT_TLS_CACERT"] == "" {

@@ -287,6 +287,12 @@ func TestTLSNeedsBothFiles(t *testing.T) {
 	if len(problems) != 1 || !strings.Contains(problems[0], "needs GRPC_SERVER_TLS_KEY") {
 		t.Errorf("problems = %q", problems)
 	}
+	if _, _, problems := parse(t, "DEBUG_TLS=true"); len(problems) != 2 || !strings.Contains(problems[0], "DEBUG_TLS=true needs GRPC_SERVER_TLS_CERT") {
+		t.Errorf("problems = %q", problems)
+	}
+	if _, notices, problems := parse(t, "USE_STATSD=false", "DEBUG_TLS=true", "GRPC_SERVER_TLS_CERT=a", "GRPC_SERVER_TLS_KEY=b"); problems != nil || notices != nil {
+		t.Errorf("problems = %q, notices = %q", problems, notices)
+	}
 	if _, _, problems := parse(t, "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=a", "GRPC_SERVER_TLS_KEY=b"); problems != nil {
 		t.Errorf("problems = %q", problems)
 	}

@@ -125,6 +125,7 @@ func listening(s *Settings) []variable {
 		{"JSON_MAX_BODY_SIZE_IN_BYTES", "1048576", positive, &s.HTTP.MaxBody, "", "largest body of a request to `/json`; a larger one is answered 413 (ours)"},
 		{"DEBUG_HOST", "0.0.0.0", host, &s.Debug.Host, "", "address of the debug listener: `/rlconfig`, `/stats`, `/metrics`, and pprof, which needs the token of ADMIN_TOKEN_FILE, or, if there is none, a loopback address here and a caller on this machine"},
 		{"DEBUG_PORT", "6070", port, &s.Debug.Port, "", "port of the debug listener"},
+		{"DEBUG_TLS", "false", boolean, &s.Debug.TLS, "", "TLS on the debug listener, with the certificate and the key of GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY; clients need no certificate (ours)"},
 	}
 }
 

@@ -3,11 +3,14 @@ package web
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -46,7 +49,7 @@ type Server struct {
 
 // NewServer returns a Server that serves h on ln, which it owns from then on. Its name is for messages. Nothing is
 // served until Run. Web pages of other origins may only read. Errors of connections, and panics of h, are logged.
-func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, limits Limits) *Server {
+func NewServer(name string, ln net.Listener, h http.Handler, logger *slog.Logger, limits Limits) *Server {
 	limits = limits.withDefaults()
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -65,10 +68,35 @@ func NewServer(name string, ln net.Listener, h http.Handler, log *slog.Logger, l
 			ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 				return context.WithValue(ctx, callerKey{}, c.RemoteAddr())
 			},
-			ErrorLog: slog.NewLogLogger(log.With("listener", name).Handler(), slog.LevelWarn),
+			ErrorLog: slog.NewLogLogger(logger.With("listener", name).Handler(), slog.LevelWarn),
 		},
 		grace: limits.Grace,
 	}
+}
+
+// Secure has s speak TLS, and calls failed with the address of each client that could not connect so, and why. It has to be called
+// before Run.
+func (s *Server) Secure(c *tls.Config, failed func(about string)) *Server {
+	s.ln = tls.NewListener(s.ln, c)
+	s.http.ErrorLog = log.New(handshakes{s.http.ErrorLog, failed}, "", 0)
+	return s
+}
+
+// handshakes are lines of net/http, of which those about handshakes are told apart: anybody can cause one.
+type handshakes struct {
+	others *log.Logger
+	failed func(about string)
+}
+
+// Write implements [io.Writer].
+func (h handshakes) Write(line []byte) (int, error) {
+	text := strings.TrimSpace(string(line))
+	if about, ok := strings.CutPrefix(text, "http: TLS handshake error from "); ok {
+		h.failed(about)
+	} else {
+		h.others.Print(text)
+	}
+	return len(line), nil
 }
 
 type callerKey struct{}
