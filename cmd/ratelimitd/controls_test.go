@@ -78,6 +78,18 @@ func TestControls(t *testing.T) {
 	}
 	obey("user", "ann", false)
 
+	// Each is told how the others are: a drained one is, and a healthy one has the same rules.
+	servers[1].command("drain")
+	testkit.Eventually(t, "a drained replica is shown", func() bool {
+		said := servers[0].command("status")
+		return strings.Contains(said, ": drained, rules ") && strings.Contains(said, " (this one)") && strings.Contains(said, ": ok, rules ")
+	}, func() string { return servers[0].command("status") })
+	servers[1].command("drain", "--undo")
+	testkit.Eventually(t, "it is put back, and there are two", func() bool {
+		said := servers[0].command("status", "--output", "json")
+		return strings.Count(said, `"health":"HEALTH_OK","isDrained":false,"rulesVersion":"`) == 2 && strings.Count(said, `"isSelf":true`) == 1
+	}, func() string { return servers[0].command("status", "--output", "json") })
+
 	// A block wins over hits that both have leased, and what ends it is felt at once.
 	for _, d := range servers {
 		testkit.Eventually(t, "hits are leased", func() bool {

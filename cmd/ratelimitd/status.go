@@ -94,8 +94,32 @@ func statusReport(s *adminv1.StatusResponse) string {
 			descriptors.CountText(int(l.GetCalls()), "call"), l.GetLimit(), millis(l.GetWait().AsDuration()), l.GetShedByProcess(), l.GetShedByStore(), l.GetShedCalls())
 	}
 	line("controls", "%d in force; %s", s.GetControls(), reachText(s.GetReach()))
+	for _, r := range s.GetReplicas() {
+		if len(s.GetReplicas()) > 1 {
+			line("", "  %s", replicaText(r))
+		}
+	}
 	line("watchers", "%d", s.GetWatchers())
 	return b.String()
+}
+
+// replicaText says how a replica is.
+func replicaText(r *adminv1.Replica) string {
+	state := "does not say how it is"
+	switch {
+	case r.GetIsDrained():
+		state = "drained"
+	case r.GetHealth() != adminv1.Health_HEALTH_UNSPECIFIED:
+		state = strings.ToLower(strings.TrimPrefix(r.GetHealth().String(), "HEALTH_"))
+	}
+	text := r.GetName() + ": " + state
+	if v := r.GetRulesVersion(); v != "" {
+		text += ", rules " + v
+	}
+	if r.GetIsSelf() {
+		text += " (this one)"
+	}
+	return text
 }
 
 func healthWord(s *adminv1.StatusResponse) string {

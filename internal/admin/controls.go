@@ -236,14 +236,6 @@ func (s *Service) grant(ctx context.Context, q *adminv1.GrantRequest) (*adminv1.
 	}, nil
 }
 
-func (s *Service) reach(ctx context.Context) *adminv1.Reach {
-	r := s.controls.Reach(ctx)
-	if r.Alone != "" {
-		return &adminv1.Reach{Replicas: 1, Alone: r.Alone}
-	}
-	return &adminv1.Reach{Replicas: int32(min(len(r.Replicas), 1<<20))}
-}
-
 func controlMessage(c *controls.Control, masks *mask) *adminv1.Control {
 	m := &adminv1.Control{
 		Id: c.ID, Kind: adminv1.ControlKind(enumValue(adminv1.ControlKind_value, "CONTROL_KIND", c.Kind)), Domain: valid(c.Domain), Below: c.Below,

@@ -57,10 +57,10 @@ func (s *Service) status(ctx context.Context, _ *adminv1.StatusRequest) (*adminv
 		Rules:      s.rulesMessage(&now.Rules, who),
 		Store:      storeMessage(&now.Store),
 		Load:       loadMessage(&now.Load),
-		Reach:      s.reach(ctx),
 		Controls:   uint32(len(who.controls(s.controls.Known()))),
 		Components: componentMessages(now.Components),
 	}
+	a.Reach, a.Replicas = s.replicas(ctx)
 	for _, why := range now.NotReady {
 		a.NotReady = append(a.NotReady, valid(why))
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,8 +30,11 @@ type Store interface {
 	noteStore
 	toldStore
 
-	// Replicas returns the names of the processes that poll.
+	// Replicas returns the names of the processes that poll, those that polled last behind the others. What a process says of itself
+	// follows its name, after a blank.
 	Replicas(ctx context.Context) ([]string, error)
+	// Name returns the name of this process.
+	Name() string
 	// Leave takes this process off the replicas, and ends the connection.
 	Leave(ctx context.Context)
 }
@@ -165,8 +170,15 @@ func (c *Controls) leave(ctx context.Context) {
 
 // Reach is for whom a control is in force.
 type Reach struct {
-	Replicas []string // the names of the processes; none if that is not known now
-	Alone    string   // why it is this process alone; empty if all replicas share the store
+	Replicas []Replica // sorted by name; none if they are not known now
+	Alone    string    // why it is this process alone; empty if all replicas share the store
+}
+
+// Replica is one of the processes that share a store.
+type Replica struct {
+	Name string
+	Says string // of itself; empty if it says nothing
+	Self bool   // it is this process
 }
 
 // Reach returns for whom controls are in force.
@@ -175,11 +187,25 @@ func (c *Controls) Reach(ctx context.Context) Reach {
 		return Reach{Alone: c.Alone()}
 	}
 	var r Reach
-	_ = c.ask(ctx, func(ctx context.Context) (err error) { // the number is then not known
-		r.Replicas, err = c.config.Store.Replicas(ctx)
+	_ = c.ask(ctx, func(ctx context.Context) error { // the number is then not known
+		texts, err := c.config.Store.Replicas(ctx)
+		r.Replicas = replicas(texts, c.config.Store.Name())
 		return err
 	})
 	return r
+}
+
+// replicas returns the replicas in texts, of which the last one about each is what it says now.
+func replicas(texts []string, self string) (all []Replica) {
+	says := make(map[string]string, len(texts))
+	for _, text := range texts {
+		name, state, _ := strings.Cut(text, " ")
+		says[name] = state
+	}
+	for _, name := range slices.Sorted(maps.Keys(says)) {
+		all = append(all, Replica{Name: name, Says: says[name], Self: name == self})
+	}
+	return all
 }
 
 // Alone returns why controls are those of this process alone; empty if all replicas share the store.

@@ -24,6 +24,7 @@ func (given) PutBack(context.Context, []backend.Note, int64) error      { panic(
 func (given) Tell(context.Context, []backend.Told, int) error           { panic("nothing is done") }
 func (given) Told(context.Context, int64) ([][]byte, error)             { return nil, nil }
 func (given) Replicas(context.Context) ([]string, error)                { return nil, nil }
+func (given) Name() string                                              { return "" }
 func (given) Leave(context.Context)                                     {}
 
 // manyControls returns n blocks, each of another user, path or bucket than those of the requests in hot.

@@ -48,6 +48,8 @@ type markedStore interface {
 
 	// Mark adds a text to the name of this process among the replicas. It is called before anything else.
 	Mark(text string)
+	// Says has this process say of itself what f returns. It is called before anything else.
+	Says(f func() string)
 }
 
 // sealedStore keeps texts so that only who has the secret can read them, and sees to it that all replicas have the same. Without a
@@ -207,7 +209,8 @@ func (s *sealedStore) compare(ctx context.Context) {
 	var others []string
 	for _, name := range names {
 		if replica, mark, _ := strings.Cut(name, markOf); mark != s.mark {
-			others = append(others, replica)
+			name, _, _ := strings.Cut(replica, " ")
+			others = append(others, name)
 		}
 	}
 	if differs := len(others) > 0; differs != s.differs {

@@ -115,6 +115,9 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.observe()
 	}
 	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
+	if v.store.notes != nil {
+		v.store.notes.Says(v.says)
+	}
 	v.controls = controls.New(v.store.controls(&s, log))
 	if v.reservations, err = newReservations(&s, v.store, log, func() bool { return v.limiter.Reserves() }); err != nil {
 		return nil, err

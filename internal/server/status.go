@@ -45,6 +45,18 @@ func (v *Server) Status() admin.Status {
 	return now
 }
 
+// says returns what this server says of itself to the others.
+func (v *Server) says() string {
+	s := admin.ReplicaState{Healthy: v.health.OK(), Drained: !v.shutdown.drained().IsZero()}
+	for _, c := range v.health.Components() {
+		s.Degraded = s.Degraded || c.Degraded
+	}
+	if o := v.loads.Accepted(); o != nil {
+		s.Rules = o.Version
+	}
+	return s.String()
+}
+
 // rulesInUse returns what is known of the rules.
 func (v *Server) rulesInUse() admin.Rules {
 	files := 0

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -26,7 +25,7 @@ type store struct {
 	name  string          // of what holds the counters, for people; empty if that is this process
 	task  task.Task       // keeps the store going; nil if it needs none
 	near  task.Task       // of the near cache; nil if there is none
-	notes controls.Store  // where replicas share controls; nil if there is no such place
+	notes markedStore  // where replicas share controls; nil if there is no such place
 
 	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
 

@@ -24,9 +24,12 @@ const notesAtOnce = 200
 type Notes struct {
 	aside
 
-	name   string // of this process
-	atOnce int    // how many notes are read in one call: fewer after an error, since the link may be slow
-	more   bool   // there were more than the last call read
+	name   string        // of this process
+	mark   string        // what follows the name, and what it says of itself
+	says   func() string // what it says of itself; nil is nothing
+	here   string        // all of that, as Redis has it
+	atOnce int           // how many notes are read in one call: fewer after an error, since the link may be slow
+	more   bool          // there were more than the last call read
 }
 
 // Notes returns the notes of b. There are none without scripts, with [ReferenceKeys].
@@ -43,22 +46,34 @@ func (b *Backend) Notes() (*Notes, error) {
 }
 
 // Mark adds a text to the name of this process among the replicas. It must be called before all other methods.
-func (n *Notes) Mark(text string) { n.name += text }
+func (n *Notes) Mark(text string) { n.mark += text }
+
+// Says has this process say of itself, at each beat, what f returns. It must be called before all other methods.
+func (n *Notes) Says(f func() string) { n.says = f }
+
+// Name returns the name of this process among the replicas.
+func (n *Notes) Name() string { return n.name }
 
 // Poll returns what is new since a version. With beat, this process is one of the replicas from now on.
 func (n *Notes) Poll(ctx context.Context, since backend.Version, beat bool) (backend.Notes, error) {
 	name := ""
 	if beat {
-		name = n.name
+		if name = n.name; n.says != nil {
+			name += " " + n.says()
+		}
+		name += n.mark
 	} else if !n.more {
 		if same, ok := n.same(ctx, since); ok {
 			return same, nil
 		}
 	}
-	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(n.atOnce), name)
+	reply, err := n.call(ctx, "poll", since.Epoch, strconv.FormatInt(since.Revision, 10), strconv.Itoa(n.atOnce), name, n.here)
 	if n.more = false; err != nil {
 		n.atOnce = max(1, n.atOnce/4)
 		return backend.Notes{}, err
+	}
+	if beat {
+		n.here = name
 	}
 	n.atOnce = min(notesAtOnce, 2*n.atOnce)
 	var out backend.Notes
@@ -235,7 +250,8 @@ func (n *Notes) Secret(ctx context.Context, offered []byte) ([]byte, error) {
 	return []byte(secret), nil
 }
 
-// Replicas returns the names of the processes that have polled, with beat, within the last 5 seconds.
+// Replicas returns the names of the processes that have polled, with beat, within the last 5 seconds, the latest last. Behind a
+// name there may be a blank and what its process says of itself, and then its mark.
 func (n *Notes) Replicas(ctx context.Context) ([]string, error) {
 	reply, err := n.call(ctx, "here")
 	if err != nil {
@@ -258,6 +274,6 @@ func (n *Notes) Leave(ctx context.Context) {
 	if n.link == nil {
 		return
 	}
-	_, _ = n.call(ctx, "leave", n.name) // else it is taken off later
+	_, _ = n.call(ctx, "leave", n.here) // else it is taken off later
 	n.hangUp()
 }

@@ -10,12 +10,13 @@
 -- KEYS[3]  text → revision; a text is: time of the note (µs), its end, 1 if it was taken away or 0, its ID, what it says
 -- KEYS[4]  ID → end, of those that were not taken away
 -- KEYS[5]  ID → revision, of those that were taken away
--- KEYS[6]  name of a replica → when it was last here (ms)
+-- KEYS[6]  name of a replica, with what it says of itself → when it was last here (ms)
 -- KEYS[7]  what operators did, as text → when (µs); the last ones
 -- KEYS[8]  a secret that replicas share
 --
 -- ARGV[1]  what to do
---   poll   ARGV[2..5]: epoch and revision that are known, the most texts to return, name of a replica that is here or ''
+--   poll   ARGV[2..6]: epoch and revision that are known, the most texts to return, name of a replica that is here or '', the
+--          name that it had before or ''
 --          result: epoch, revision of the last text returned, or of all, floor, horizon, 1 if there are more, 1 if some were
 --          lost, texts
 --   put    ARGV[2..5]: epoch if there is none yet, the most notes in force, 1 if notes are put back or 0, a horizon to put back
@@ -43,6 +44,7 @@ revision, floor, horizon, count = tonumber(revision or 0), tonumber(floor or 0),
 if ARGV[1] == 'poll' then
   local most, name = tonumber(ARGV[4]), ARGV[5]
   if name ~= '' then
+    if ARGV[6] ~= name then redis.call('ZREM', KEYS[6], ARGV[6]) end
     redis.call('ZADD', KEYS[6], ms(now), name)
     redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', ms(now - 60000000))
     redis.call('PEXPIRE', KEYS[6], '60000')

@@ -4746,7 +4746,7 @@ type StatusResponse struct {
 	// The domains that the caller's token is good for; none where it is good for all. Then what tells of the traffic of all domains
 	// together is left out: near_cache, leases, load, and how many counters are in memory.
 	Domains []string `protobuf:"bytes,18,rep,name=domains,proto3" json:"domains,omitempty"`
-	// The replicas that reach counts, sorted by name; none where they are not known.
+	// The replicas that reach counts, sorted by name, at most 1,000; none where they are not known.
 	Replicas      []*Replica `protobuf:"bytes,19,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
