@@ -60,6 +60,7 @@ test: ## run every test; with the race detector where it can find something and 
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
 	for tool in $(TOOLS); do $(GO) -C tools/$$tool vet ./...; $(GO) -C tools/$$tool test ./...; done
+	$(MAKE) ui-test
 
 .PHONY: ui
 ui: tools/ui/node_modules ## copy what the console serves of others from npm, as tools/ui/package-lock.json has it
@@ -71,7 +72,7 @@ tools/ui/node_modules: tools/ui/package-lock.json
 	@touch $@
 
 .PHONY: ui-test
-ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in half a minute
+ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in a minute
 	@tools/need chromium chromium
 	cmp tools/ui/node_modules/htmx.org/dist/htmx.min.js internal/console/static/htmx.min.js
 	$(GO) -C tools/ui vet ./...

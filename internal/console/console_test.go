@@ -31,8 +31,8 @@ func TestSizeAndInline(t *testing.T) {
 			}
 		}
 	}
-	if size > 150<<10 {
-		t.Errorf("all files have %d bytes, more than 150 KiB", size)
+	if size > 150_000 {
+		t.Errorf("all files have %d bytes, more than 150 KB", size)
 	}
 }
 

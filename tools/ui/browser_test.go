@@ -41,6 +41,23 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}
 `
 
+// binary is the program, which is built once for all tests.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "ratelimitd")
+	if err != nil {
+		panic(err)
+	}
+	binary = filepath.Join(dir, "ratelimitd")
+	if out, err := exec.Command("go", "build", "-C", "../..", "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("%v\n%s", err, out))
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir) // which is in the directory of temporary files
+	os.Exit(code)
+}
+
 // start starts ratelimitd, with environment variables besides.
 func start(t *testing.T, env ...string) *testkit.Daemon {
 	t.Helper()
@@ -50,10 +67,6 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 	}
 	if err := os.WriteFile(filepath.Join(dir, "config", "shop.yaml"), []byte(rules), 0o600); err != nil {
 		t.Fatal(err)
-	}
-	binary := filepath.Join(t.TempDir(), "ratelimitd")
-	if out, err := exec.Command("go", "build", "-C", "../..", "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.Command(binary)
 	cmd.Dir = dir
@@ -136,8 +149,35 @@ func (b *tab) sees(text string) {
 	b.t.Helper()
 	var seen string
 	testkit.Eventually(b.t, "the page says "+text, func() bool {
-		return chromedp.Run(b.Context, chromedp.Text("body", &seen, chromedp.ByQuery)) == nil && strings.Contains(seen, text)
+		return b.now(`document.body?.innerText ?? ""`, &seen) && strings.Contains(seen, text)
 	}, func() string { return seen })
+}
+
+// now evaluates an expression on the page that is there now. It is not ok while one goes and another comes.
+func (b *tab) now(expression string, into any) (ok bool) {
+	ctx, cancel := context.WithTimeout(b.Context, 10*time.Second)
+	defer cancel()
+	return chromedp.Run(ctx, chromedp.Evaluate(expression, into)) == nil
+}
+
+// press presses keys, once the page has its scripts, until the browser is at a path: two keys count as one only if they come
+// soon after each other, which a busy machine does not see to.
+func (b *tab) press(keys, path string) {
+	b.t.Helper()
+	var at string
+	testkit.Eventually(b.t, "the keys "+keys+" lead to "+path, func() bool {
+		var ready bool
+		if !b.now(`document.readyState === "complete"`, &ready) || !ready {
+			return false
+		}
+		if b.now("location.pathname", &at) && at == path {
+			return true
+		}
+		b.run(chromedp.KeyEvent(keys))
+		time.Sleep(300 * time.Millisecond) // the browser needs a moment to go, and the keys must not meet the next page
+		return b.now("location.pathname", &at) && at == path
+	}, func() string { return "it is at " + at })
+	b.run(chromedp.WaitReady("footer"))
 }
 
 // click clicks on a link, a button or a summary by its words.

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,7 +28,8 @@ func TestStory(t *testing.T) {
 	b.visit("/ui/rules")
 	b.run(chromedp.SendKeys("#token", token+kb.Enter, chromedp.ByID))
 	b.sees("Overview")
-	b.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("r"), chromedp.WaitVisible("#q", chromedp.ByID), chromedp.KeyEvent("/"))
+	b.press("gr", "/ui/rules")
+	b.run(chromedp.Poll(`document.readyState === "complete"`, nil), chromedp.KeyEvent("/"))
 	var focus string
 	b.run(chromedp.Evaluate(`document.activeElement.id`, &focus), chromedp.Evaluate(`document.getElementById("q").value = ""`, nil), chromedp.SendKeys("#q", "sliding_log", chromedp.ByID))
 	if focus != "q" {
@@ -59,7 +61,7 @@ func TestStory(t *testing.T) {
 		t.Errorf("blocked: %d", got)
 	}
 	for range 2 {
-		b.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("c"))
+		b.press("gc", "/ui/controls")
 		b.sees("What operators have decided")
 		b.click("Lift…")
 		b.run(chromedp.SendKeys("#reason", "over", chromedp.ByID))
@@ -68,16 +70,16 @@ func TestStory(t *testing.T) {
 	}
 	b.click("Controls")
 	b.sees("No control is in force")
-	b.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("a"))
+	b.press("ga", "/ui/audit")
 	b.sees("ticket 7")
 	b.sees("lift")
-	b.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("l"))
+	b.press("gl", "/ui/live")
 	b.sees("live")
 	ask(t, d, "user=zoe")
 	b.sees("user=zoe")
 	b.click("Pause")
 	b.sees("paused")
-	b.run(chromedp.KeyEvent("?"))
+	b.press("?", "/ui/help")
 	b.sees("Keys")
 	b.click("Log out")
 	b.sees("Token")
@@ -96,46 +98,124 @@ type violation struct {
 // awaited has a promise be waited for.
 func awaited(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 
+func readAxe(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("node_modules/axe-core/axe.min.js")
+	if err != nil {
+		t.Fatalf("%v: make ui-test installs it", err)
+	}
+	return string(text)
+}
+
+// sound fails the test if the page is wider than the window, made the browser's console say anything, or does not pass the checks of
+// axe-core. An answer that is an error is one that the browser's console tells.
+func (b *tab) sound(where, axe string, isError bool) {
+	b.t.Helper()
+	var over int
+	var found string
+	b.run(chromedp.Evaluate(`document.documentElement.scrollWidth - document.documentElement.clientWidth`, &over))
+	if over > 0 {
+		b.t.Errorf("%s: %d px too wide", where, over)
+	}
+	if !isError {
+		b.quiet(where)
+	}
+	b.run(chromedp.Evaluate(axe, nil), chromedp.Evaluate(`axe.run().then(r => JSON.stringify(r.violations))`, &found, awaited))
+	var all []violation
+	if err := json.Unmarshal([]byte(found), &all); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, v := range all {
+		b.t.Errorf("%s: %s: %s", where, v.ID, v.Help)
+		for _, n := range v.Nodes[:min(3, len(v.Nodes))] {
+			b.t.Logf("%s\n%s", n.HTML, n.FailureSummary)
+		}
+	}
+	b.mu.Lock()
+	b.said = nil // what axe-core made it say
+	b.mu.Unlock()
+}
+
+// still fails the test if something on the page jumps while its parts are replaced by new ones.
+func (b *tab) still(where string) {
+	b.t.Helper()
+	var moved float64
+	b.run(chromedp.Evaluate(`new Promise(done => {
+		let moved = 0;
+		new PerformanceObserver(l => { for (const e of l.getEntries()) moved += e.value; }).observe({ type: "layout-shift", buffered: true });
+		document.addEventListener("htmx:afterSettle", () => requestAnimationFrame(() => setTimeout(() => done(moved), 50)));
+		setTimeout(() => done(-1), 40000);
+	})`, &moved, awaited))
+	if moved < 0 || moved > 0.01 {
+		b.t.Errorf("%s: the layout shifts by %v while it is renewed; want 0, and -1 stands for never", where, moved)
+	}
+}
+
+// TestStates: the states in which there is little to show are pages too: nothing yet, no rules, Redis away, a wrong token, a change of
+// rules and a refused one, in all sizes and themes. With STATES each is a picture in that directory.
+func TestStates(t *testing.T) {
+	axe := readAxe(t)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("sesame-0123456789abcdef0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
+		name, path, says string
+		env              []string
+		isError          bool
+		before           func(*tab)
+	}{
+		{"nothing-yet", "/ui/", "No request has come in the last hour", nil, false, nil},
+		{"no-rules", "/ui/", "There are no rules", []string{"RUNTIME_ROOT=nowhere"}, false, nil},
+		{"no-rules-tree", "/ui/rules", "No answer at present", []string{"RUNTIME_ROOT=nowhere"}, true, nil},
+		{"redis-away", "/ui/", "not healthy", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, false, nil},
+		{"redis-away-descriptor", "/ui/descriptor?domain=shop&e=user%3Dann", "No answer at present", []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=unix", "REDIS_URL=/nowhere/redis.sock"}, true, nil},
+		{"wrong-token", "/ui/login", "The token is refused", []string{"ADMIN_TOKEN_FILE=" + file}, true, func(b *tab) {
+			b.run(chromedp.SendKeys("#token", "guess"+kb.Enter, chromedp.ByID))
+		}},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			b := open(t, start(t, s.env...))
+			for _, width := range []int64{360, 2560} {
+				for _, theme := range []string{"light", "dark"} {
+					where := fmt.Sprintf("%s, %d px, %s", s.name, width, theme)
+					b.look(width, 800, theme)
+					b.visit(s.path)
+					if s.before != nil {
+						s.before(b)
+					}
+					b.sees(s.says)
+					b.sound(where, axe, s.isError)
+					if dir := os.Getenv("STATES"); dir != "" {
+						var png []byte
+						b.run(chromedp.CaptureScreenshot(&png))
+						if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", s.name, width, theme)), png, 0o600); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestPages: every page, narrow and wide, light and dark, says nothing in the browser's console, is no wider than the window,
 // and passes the checks of axe-core.
 func TestPages(t *testing.T) {
-	axe, err := os.ReadFile("node_modules/axe-core/axe.min.js")
-	if err != nil {
-		t.Fatalf("%v: make ui installs it", err)
-	}
+	axe := readAxe(t)
 	d := start(t)
 	busy(t, d)
 	b := open(t, d)
 	for _, p := range pages {
-		for _, width := range []int64{360, 1280} {
+		for _, width := range []int64{360, 2560} {
 			for _, theme := range []string{"light", "dark"} {
-				where := p.name + ", " + theme
+				where := fmt.Sprintf("%s, %d px, %s", p.name, width, theme)
 				b.look(width, 800, theme)
 				b.visit(p.path)
-				var over int
-				var found string
-				b.run(chromedp.Evaluate(`document.documentElement.scrollWidth - document.documentElement.clientWidth`, &over))
-				if over > 0 {
-					t.Errorf("%s: %d px wide, and %d px too wide", where, width, over)
+				b.sound(where, axe, p.name == "error")
+				if theme == "light" && (p.name == "overview" || p.name == "rules") {
+					b.still(where)
 				}
-				if p.name != "error" {
-					b.quiet(where)
-				}
-				b.run(chromedp.Evaluate(string(axe), nil),
-					chromedp.Evaluate(`axe.run().then(r => JSON.stringify(r.violations))`, &found, awaited))
-				var all []violation
-				if err := json.Unmarshal([]byte(found), &all); err != nil {
-					t.Fatal(err)
-				}
-				for _, v := range all {
-					t.Errorf("%s, %d px: %s: %s", where, width, v.ID, v.Help)
-					for _, n := range v.Nodes[:min(3, len(v.Nodes))] {
-						t.Logf("%s\n%s", n.HTML, n.FailureSummary)
-					}
-				}
-				b.mu.Lock()
-				b.said = nil // what axe-core made it say
-				b.mu.Unlock()
 			}
 		}
 	}
