@@ -20,17 +20,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
+// answer is what the debug port answers.
+type answer struct {
+	code    int
+	text    string
+	headers http.Header
+}
+
 // fetch asks the debug port over TLS, as a client with a configuration.
-func (s *secured) fetch(t *testing.T, c *tls.Config, r *http.Request) (code int, text string, h http.Header, err error) {
+func (s *secured) fetch(t *testing.T, c *tls.Config, r *http.Request) (a answer, err error) {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: c, DisableKeepAlives: true}
-	answer, err := transport.RoundTrip(r)
+	came, err := transport.RoundTrip(r)
 	if err != nil {
-		return 0, "", nil, err
+		return a, err
 	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	return answer.StatusCode, string(body), answer.Header, err
+	defer came.Body.Close()
+	body, err := io.ReadAll(came.Body)
+	return answer{came.StatusCode, string(body), came.Header}, err
 }
 
 func (s *secured) ask(t *testing.T, method, path, body string) *http.Request {
@@ -73,14 +80,17 @@ func TestDebugTLS(t *testing.T) {
 		{"the API for others", "/admin/v1/status", other, 401, "this needs the token"},
 		{"profiles for ops", "/debug/pprof/", ops, 200, "heap"},
 	} {
-		code, text, _, err := s.fetch(t, tt.config, s.ask(t, http.MethodGet, tt.path, ""))
-		if err != nil || code != tt.code || !strings.Contains(text, tt.wants) {
-			t.Errorf("%s: %d, %v, want %d with %q:\n%.300s", tt.name, code, err, tt.code, tt.wants, text)
+		a, err := s.fetch(t, tt.config, s.ask(t, http.MethodGet, tt.path, ""))
+		if err != nil || a.code != tt.code || !strings.Contains(a.text, tt.wants) {
+			t.Errorf("%s: %d, %v, want %d with %q:\n%.300s", tt.name, a.code, err, tt.code, tt.wants, a.text)
 		}
 	}
 	failures := func() float64 {
-		_, text, _, _ := s.fetch(t, bare, s.ask(t, http.MethodGet, "/metrics", ""))
-		_, rest, _ := strings.Cut(text, "\nratelimitd_tls_handshake_errors_total ")
+		a, err := s.fetch(t, bare, s.ask(t, http.MethodGet, "/metrics", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(a.text, "\nratelimitd_tls_handshake_errors_total ")
 		line, _, _ := strings.Cut(rest, "\n")
 		n, err := strconv.ParseFloat(line, 64)
 		if err != nil {
@@ -96,8 +106,8 @@ func TestDebugTLS(t *testing.T) {
 		"another CA": insistent,
 		"TLS 1.1":    versions(s.config(t, nil), tls.VersionTLS10, tls.VersionTLS11),
 	} {
-		if code, _, _, err := s.fetch(t, config, s.ask(t, http.MethodGet, "/metrics", "")); err == nil {
-			t.Errorf("%s: %d", name, code)
+		if a, err := s.fetch(t, config, s.ask(t, http.MethodGet, "/metrics", "")); err == nil {
+			t.Errorf("%s: %d", name, a.code)
 		}
 	}
 	testkit.Eventually(t, "failed handshakes are counted", func() bool { return failures() == before+2 }, s.Log.String)
@@ -105,14 +115,14 @@ func TestDebugTLS(t *testing.T) {
 		t.Errorf("the log tells of handshakes, which anybody can cause: %s", s.Log.String())
 	}
 
-	code, _, h, err := s.fetch(t, bare, s.ask(t, http.MethodPost, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}}.Encode()))
-	if c := h.Get("Set-Cookie"); err != nil || code != http.StatusSeeOther || !strings.Contains(c, "; Secure") || !strings.Contains(c, "; HttpOnly") || strings.Contains(c, "sesame") {
-		t.Errorf("logging in: %d, %v, %q", code, err, c)
+	a, err := s.fetch(t, bare, s.ask(t, http.MethodPost, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}}.Encode()))
+	if c := a.headers.Get("Set-Cookie"); err != nil || a.code != http.StatusSeeOther || !strings.Contains(c, "; Secure") || !strings.Contains(c, "; HttpOnly") || strings.Contains(c, "sesame") {
+		t.Errorf("logging in: %d, %v, %q", a.code, err, c)
 	}
 	foreign := s.ask(t, http.MethodPost, "/ui/act", "do=block&confirmed=yes") // a browser would show the certificate
 	foreign.Header.Set("Sec-Fetch-Site", "cross-site")
-	if code, _, _, err := s.fetch(t, ops, foreign); err != nil || code != http.StatusForbidden {
-		t.Errorf("a page of another site: %d, %v", code, err)
+	if a, err := s.fetch(t, ops, foreign); err != nil || a.code != http.StatusForbidden {
+		t.Errorf("a page of another site: %d, %v", a.code, err)
 	}
 	plainTold(t, s)
 

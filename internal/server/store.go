@@ -25,7 +25,7 @@ type store struct {
 	name  string          // of what holds the counters, for people; empty if that is this process
 	task  task.Task       // keeps the store going; nil if it needs none
 	near  task.Task       // of the near cache; nil if there is none
-	notes markedStore  // where replicas share controls; nil if there is no such place
+	notes markedStore     // where replicas share controls; nil if there is no such place
 
 	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
 
@@ -83,8 +83,8 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		return nil, err
 	}
 	v.secret = counterSecret(keys)
-	if n, ok := v.notes.(markedStore); ok {
-		v.notes = newSealedStore(n, keys, log, h)
+	if v.notes != nil {
+		v.notes = newSealedStore(v.notes, keys, log, h)
 	}
 	if v.tenants != nil && keys != nil {
 		v.tenants = &sealedTenants{SharedStore: v.tenants, keys: keys}
