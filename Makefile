@@ -17,7 +17,7 @@ CONFORMANCE_DIR ?= ../shared/conformance
 LOADGEN_DIR ?= ../shared/loadgen
 
 # Modules below tools/ whose tests make test runs.
-TOOLS := api bench chaos dashboards dist e2e exact manifests schema
+TOOLS := api bench chaos dashboards dist e2e exact loadgen manifests schema
 
 GOLANGCI := bin/golangci-lint
 BUF := bin/buf

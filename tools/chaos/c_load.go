@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
 
 // loads returns the checks of group C.
@@ -304,6 +306,6 @@ func (s *surge) report(levels []level, share float64) {
 	}
 	s.figure(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
 	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))
-	s.figure(p99 <= envoyTimeout+2*pace, "accepted p99 %s", ms(p99))
+	s.figure(p99 <= envoyTimeout+2*calls.Pace, "accepted p99 %s", ms(p99))
 	s.figure(float64(rss) <= 1.5*float64(s.rss), "RSS %s, at the peak %s", mb(rss), mb(s.rss))
 }

@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// dialTime is how long a connection may take.
+const dialTime = time.Second
+
 // gate is a proxy that cuts each connection after a number of bytes that is drawn, in one of both directions, and knows
 // how many connections were being opened at once.
 type gate struct {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 	"golang.org/x/net/http2"
 )
 
@@ -44,7 +45,7 @@ func attackOf(ctx context.Context, name string, args []string) error {
 const attackTime = 2500 * time.Millisecond
 
 func attackList() []attack {
-	head, one := headers(0), request("d", "k=attack")
+	head, one := calls.Headers(0), request("d", "k=attack")
 	frames := func(n int, write func(fr *http2.Framer, i uint32) error) func(context.Context, target) {
 		return func(ctx context.Context, s target) {
 			crowdOf(n, func() { framesUntil(ctx, s.grpc, write) })

@@ -30,6 +30,7 @@ require (
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
+	github.com/ratelimitd/ratelimitd/tools/loadgen v0.0.0
 	github.com/rs/xid v1.4.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
@@ -39,3 +40,5 @@ require (
 )
 
 replace github.com/ratelimitd/ratelimitd => ../..
+
+replace github.com/ratelimitd/ratelimitd/tools/loadgen => ../loadgen

@@ -7,25 +7,22 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 	"google.golang.org/grpc/codes"
 )
 
 // kind is how a call ended.
-type kind uint8
+type kind = calls.Kind
 
+// What tools/loadgen tells apart.
 const (
-	okay    kind = iota // passed
-	over                // refused
-	unknown             // answered with code UNKNOWN, which Envoy lets pass
-	failed              // ended in a gRPC error
-	late                // not answered in time, and given up, as Envoy does
-	lost                // the connection broke, or there was none
-	reset               // the server reset the call, instead of answering
+	okay    = calls.OK        // passed
+	over    = calls.OverLimit // refused
+	unknown = calls.Unknown   // answered with code UNKNOWN, which Envoy lets pass
+	failed  = calls.Failed    // ended in a gRPC error
+	late    = calls.Late      // not answered in time, and given up, as Envoy does
+	lost    = calls.Lost      // the connection broke, or there was none
 )
-
-func (k kind) String() string {
-	return [...]string{"OK", "OVER_LIMIT", "UNKNOWN", "failed", "late", "lost", "reset"}[k]
-}
 
 // outcome is how a call ended, and when.
 type outcome struct {

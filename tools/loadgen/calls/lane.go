@@ -1,15 +1,15 @@
-package main
+package calls
 
 import (
 	"context"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // lane is a connection of a load, or one after the other.
 type lane struct {
-	load *running
+	load *Running
 	n    int
 	head []byte        // headers of each call
 	wake chan struct{} // something has ended
@@ -19,9 +19,7 @@ type lane struct {
 	current *stream
 	past    []*stream // that are left, and may have open calls
 
-	mu   sync.Mutex // guards what is below
-	kept outcomes
-	open int // calls that are not over
+	open atomic.Int64 // calls that were sent and are not over
 }
 
 // pending is a call that is not over.
@@ -31,27 +29,33 @@ type pending struct {
 	what int32
 }
 
-// pace is how often due calls are sent.
-const pace = 500 * time.Microsecond
+// Pace is how often calls that are due are sent, and calls are given up.
+const Pace = 500 * time.Microsecond
 
 // run sends calls until ctx is done, and then waits for a second for what is open.
 func (a *lane) run(ctx context.Context) {
-	tick := time.NewTicker(pace)
+	tick := time.NewTimer(Pace)
 	defer tick.Stop()
 	for ctx.Err() == nil && !a.finished() {
 		a.fill()
 		a.send()
-		if a.load.at != nil {
-			<-tick.C
-			continue
+		tick.Reset(a.rest())
+		wake := a.wake
+		if a.load.At != nil {
+			wake = nil
 		}
 		select {
 		case <-tick.C:
-		case <-a.wake:
+		case <-wake:
+		case <-ctx.Done():
 		}
 	}
+	if a.load.At != nil { // what was due before the end counts
+		a.fill()
+		a.send()
+	}
 	for _, p := range a.backlog {
-		a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, lag: p.lag, kind: late})
+		a.over(Outcome{Due: p.due, What: p.what, Took: a.load.now() - p.due, Lag: p.lag, Kind: Late})
 	}
 	for end := time.Now().Add(time.Second); a.unfinished() > 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		a.giveUp()
@@ -64,58 +68,52 @@ func (a *lane) run(ctx context.Context) {
 	}
 }
 
+// rest returns how long there is nothing to do, unless a call ends before.
+func (a *lane) rest() time.Duration {
+	if a.load.At == nil || a.load.Patience > 0 || len(a.backlog) > 0 {
+		return Pace // calls are to be given up, or to be sent
+	}
+	return max(Pace, a.load.At(a.n, a.next)-a.load.now())
+}
+
 // fill adds what is due now, or what may be open at once.
 func (a *lane) fill() {
 	now := a.load.now()
-	if a.load.at == nil {
-		for a.unfinished()+len(a.backlog) < a.load.inflight && !a.sentAll() {
+	if a.load.At == nil {
+		for a.unfinished()+len(a.backlog) < a.load.Inflight && !a.sentAll() {
 			a.add(now)
 		}
 		return
 	}
-	for due := a.load.at(a.n, a.next); due <= now; due = a.load.at(a.n, a.next) {
+	for due := a.load.At(a.n, a.next); due <= now; due = a.load.At(a.n, a.next) {
 		a.add(due)
 	}
 }
 
 // sentAll says whether there is nothing more to send, of a load with a total, and finished whether all has been answered.
-func (a *lane) sentAll() bool { return a.load.total > 0 && a.n+a.next*a.load.conns >= a.load.total }
+func (a *lane) sentAll() bool { return a.load.Total > 0 && a.n+a.next*a.load.Conns >= a.load.Total }
 
 func (a *lane) finished() bool { return a.sentAll() && len(a.backlog) == 0 && a.unfinished() == 0 }
 
-func (a *lane) unfinished() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.open
-}
+func (a *lane) unfinished() int { return int(a.open.Load()) }
 
 // add has a call sent next.
 func (a *lane) add(due time.Duration) {
 	// Connections begin at different requests.
-	what := (a.n + a.next*a.load.conns) % len(a.load.requests)
-	if a.load.pick != nil {
-		what = a.load.pick(a.next)
+	what := (a.n + a.next*a.load.Conns) % len(a.load.Requests)
+	if a.load.Pick != nil {
+		what = a.load.Pick(a.n, a.next)
 	}
 	a.next++
 	a.backlog = append(a.backlog, pending{due, a.load.now() - due, int32(what)})
 }
 
-// over takes down how a call that was not sent has ended.
-func (a *lane) over(o outcome) {
-	if a.load.each != nil {
-		a.load.each(o)
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.kept = append(a.kept, o)
-}
+// over tells how a call that was not sent has ended.
+func (a *lane) over(o Outcome) { a.load.Each(a.n, o) }
 
-// ended takes down how a call that was sent has ended.
-func (a *lane) ended(o outcome) {
-	a.mu.Lock()
-	a.open--
-	a.mu.Unlock()
+// ended tells how a call that was sent has ended.
+func (a *lane) ended(o Outcome) {
+	a.open.Add(-1)
 	a.over(o)
 	select {
 	case a.wake <- struct{}{}:
@@ -133,11 +131,11 @@ func (a *lane) send() {
 		s, err := connect(a)
 		if err != nil {
 			for _, p := range a.backlog {
-				a.over(outcome{due: p.due, what: p.what, took: a.load.now() - p.due, kind: lost})
+				a.over(Outcome{Due: p.due, What: p.what, Took: a.load.now() - p.due, Kind: Lost})
 			}
 			a.backlog = a.backlog[:0]
-			if a.load.at == nil {
-				time.Sleep(pace) // or this would be a busy loop
+			if a.load.At == nil {
+				time.Sleep(Pace) // or this would be a busy loop
 			}
 			return
 		}
@@ -152,24 +150,24 @@ func (a *lane) send() {
 
 // giveUp gives up calls for which there is no time left.
 func (a *lane) giveUp() {
-	if a.load.patience == 0 {
+	if a.load.Patience == 0 {
 		return
 	}
 	now := a.load.now()
 	kept := a.backlog[:0]
 	for _, p := range a.backlog {
-		if now-p.due < a.load.patience {
+		if now-p.due < a.load.Patience {
 			kept = append(kept, p)
 			continue
 		}
-		a.over(outcome{due: p.due, what: p.what, took: now - p.due, lag: p.lag, kind: late})
+		a.over(Outcome{Due: p.due, What: p.what, Took: now - p.due, Lag: p.lag, Kind: Late})
 	}
 	a.backlog = kept
 	for _, s := range a.past {
-		s.cancel(now - a.load.patience)
+		s.cancel(now - a.load.Patience)
 	}
 	a.past = slices.DeleteFunc(a.past, (*stream).over)
 	if a.current != nil {
-		a.current.cancel(now - a.load.patience)
+		a.current.cancel(now - a.load.Patience)
 	}
 }

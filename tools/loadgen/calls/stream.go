@@ -1,4 +1,4 @@
-package main
+package calls
 
 import (
 	"bufio"
@@ -40,7 +40,7 @@ type call struct {
 	pending
 
 	answered bool
-	kind     kind
+	kind     Kind
 }
 
 const (
@@ -52,7 +52,7 @@ const (
 
 // connect opens a connection.
 func connect(a *lane) (*stream, error) {
-	conn, err := net.DialTimeout("tcp", a.load.addr, dialTime) //nolint:noctx // has its own time-out
+	conn, err := net.DialTimeout(a.load.Network, a.load.Addr, dialTime) //nolint:noctx // has its own time-out
 	if err != nil {
 		return nil, err
 	}
@@ -81,8 +81,8 @@ func connect(a *lane) (*stream, error) {
 	return s, nil
 }
 
-// headers returns the headers of a call.
-func headers(timeout time.Duration) []byte {
+// Headers returns the headers of a call as one block, without references to others; a timeout of 0 is not told.
+func Headers(timeout time.Duration) []byte {
 	var buf bytes.Buffer
 	enc := hpack.NewEncoder(&buf)
 	enc.SetMaxDynamicTableSize(0)
@@ -129,7 +129,7 @@ func (s *stream) write(calls []pending) (sent int) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
 	for _, p := range calls {
-		body := s.lane.load.requests[p.what]
+		body := s.lane.load.Requests[p.what]
 		s.mu.Lock()
 		if s.broken || s.leaving || len(s.open) >= s.most || s.window < int64(len(body)) || s.next > 1<<30 {
 			s.leaving = s.leaving || s.next > 1<<30
@@ -141,9 +141,7 @@ func (s *stream) write(calls []pending) (sent int) {
 		s.window -= int64(len(body))
 		s.open[id] = &call{pending: p}
 		s.order = append(s.order, id)
-		s.lane.mu.Lock()
-		s.lane.open++
-		s.lane.mu.Unlock()
+		s.lane.open.Add(1)
 		s.mu.Unlock()
 		sent++
 		// What cannot be written is noticed by read.
@@ -176,7 +174,7 @@ func (s *stream) cancel(before time.Duration) {
 	}
 	now := s.lane.load.now()
 	for _, c := range which {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: now - c.due, lag: c.lag, kind: late})
+		s.lane.ended(Outcome{Due: c.due, What: c.what, Took: now - c.due, Lag: c.lag, Kind: Late})
 	}
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
@@ -187,13 +185,13 @@ func (s *stream) cancel(before time.Duration) {
 }
 
 // end takes down that a call is over.
-func (s *stream) end(id uint32, k kind, code codes.Code) {
+func (s *stream) end(id uint32, k Kind, code codes.Code) {
 	s.mu.Lock()
 	c, found := s.open[id]
 	delete(s.open, id)
 	s.mu.Unlock()
 	if found {
-		s.lane.ended(outcome{due: c.due, what: c.what, took: s.lane.load.now() - c.due, lag: c.lag, kind: k, code: code})
+		s.lane.ended(Outcome{Due: c.due, What: c.what, Took: s.lane.load.now() - c.due, Lag: c.lag, Kind: k, Code: code})
 	}
 }
 
@@ -216,7 +214,7 @@ func (s *stream) read() {
 		case *http2.HeadersFrame:
 			s.headers(f)
 		case *http2.RSTStreamFrame:
-			s.end(f.StreamID, reset, codes.Unavailable)
+			s.end(f.StreamID, Reset, codes.Unavailable)
 		case *http2.WindowUpdateFrame:
 			if f.StreamID == 0 {
 				s.mu.Lock()
@@ -264,13 +262,13 @@ func (s *stream) answer(f *http2.DataFrame) {
 	if !found || c.answered || len(d) < prefix {
 		return
 	}
-	c.answered, c.kind = true, unknown
+	c.answered, c.kind = true, Unknown
 	if len(d) > prefix+1 && d[prefix] == 0x08 {
 		switch d[prefix+1] {
 		case 1:
-			c.kind = okay
+			c.kind = OK
 		case 2:
-			c.kind = over
+			c.kind = OverLimit
 		}
 	}
 }
@@ -288,7 +286,7 @@ func (s *stream) headers(f *http2.HeadersFrame) {
 	case c.answered:
 		s.end(f.StreamID, c.kind, codes.OK)
 	default:
-		s.end(f.StreamID, failed, status(f.HeaderBlockFragment()))
+		s.end(f.StreamID, Failed, status(f.HeaderBlockFragment()))
 	}
 }
 
@@ -320,7 +318,7 @@ func (s *stream) leave(last uint32) {
 	idle := len(s.open) == len(gone)
 	s.mu.Unlock()
 	for _, id := range gone {
-		s.end(id, lost, codes.Unavailable)
+		s.end(id, Lost, codes.Unavailable)
 	}
 	if idle {
 		s.close()
@@ -338,7 +336,7 @@ func (s *stream) breakUp() {
 	}
 	s.mu.Unlock()
 	for _, id := range ids {
-		s.end(id, lost, codes.Unavailable)
+		s.end(id, Lost, codes.Unavailable)
 	}
 	close(s.done)
 }

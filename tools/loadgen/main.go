@@ -1,0 +1,197 @@
+// Command loadgen loads a RateLimitService over raw HTTP/2 frames, and prints a line of JSON with what became of the calls,
+// how long they took and how much processor time other processes spent on them.
+//
+// By default it is a closed loop, which keeps -inflight calls open on each connection. With -rates it is an open loop,
+// which calls at each of these rates for -duration, whatever the answers do; a call's latency counts from when it was due.
+// With -times it finds out by a closed loop how many calls a second there are at most, and then offers these multiples of
+// that. Each of them is a line.
+//
+//	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -keys 100000 -watch server=1234,redis=1235
+//	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d|path=/x' -rates 1000,5000 -conns 50
+//	taskset -c 1 loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -times 0.5,1,2,5 -timeout 20ms
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
+)
+
+// config says what to call, and how often.
+type config struct {
+	load             calls.Load
+	domain, template string
+	keys             int
+	zipf             float64
+	seed             uint64
+	rates, times     []float64
+	warmup, duration time.Duration
+	watch            []watched
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "loadgen:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	c.load.Requests = calls.Numbered(c.domain, c.template, c.keys)
+	out := json.NewEncoder(stdout)
+	rates := c.rates
+	if len(c.times) > 0 {
+		atOnce := c
+		atOnce.load.Timeout = 0 // or the peak would be that of this number of open calls
+		peak, err := atOnce.step(ctx, 0)
+		if err != nil {
+			return err
+		}
+		peak.Peak = true
+		if err := out.Encode(peak); err != nil {
+			return err
+		}
+		for _, k := range c.times {
+			rates = append(rates, k*peak.Good)
+		}
+	}
+	if len(rates) == 0 {
+		rates = []float64{0}
+	}
+	for _, rate := range rates {
+		r, err := c.step(ctx, rate)
+		if err != nil {
+			return err
+		}
+		if err := out.Encode(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parse reads the flags.
+func parse(args []string, stderr io.Writer) (c config, err error) {
+	flags := flag.NewFlagSet("loadgen", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&c.load.Network, "network", "tcp", "tcp or unix")
+	flags.StringVar(&c.load.Addr, "addr", "127.0.0.1:8081", "where the server is")
+	flags.StringVar(&c.domain, "domain", "bench", "the domain of the requests")
+	flags.StringVar(&c.template, "template", "key1=hot", "their descriptors: '|' between descriptors, ',' between entries, %d is the number of the key")
+	flags.IntVar(&c.keys, "keys", 1, "how many keys there are")
+	flags.Float64Var(&c.zipf, "zipf", 0, "exponent, above 1, of a Zipf distribution of the keys; 0 draws each as often")
+	flags.Uint64Var(&c.seed, "seed", 1, "which keys are drawn")
+	flags.IntVar(&c.load.Conns, "conns", 4, "connections")
+	flags.IntVar(&c.load.Inflight, "inflight", 32, "open calls on each connection, of a closed loop")
+	flags.DurationVar(&c.load.Timeout, "timeout", 0, "tell the server that there is so much time for a call, and reset it then, as Envoy does; 0 waits")
+	flags.DurationVar(&c.warmup, "warmup", time.Second, "how long to call before measuring, at each rate")
+	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long to measure, at each rate")
+	flags.Func("rates", "calls a second in all, of an open loop, between commas", numbers(&c.rates))
+	flags.Func("times", "the same, as multiples of the most that a closed loop reaches", numbers(&c.times))
+	flags.Func("watch", "NAME=PID of processes whose processor time counts, between commas", func(s string) error {
+		c.watch, err = watchedIn(s)
+		return err
+	})
+	if err := flags.Parse(args); err != nil {
+		return c, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return c, fmt.Errorf("want flags alone, not %q", flags.Args())
+	case len(c.rates) > 0 && len(c.times) > 0:
+		return c, fmt.Errorf("-rates and -times: want one of them")
+	case c.keys < 1 || c.load.Conns < 1 || c.load.Inflight < 1 || c.duration <= 0 || c.warmup < 0 || c.load.Timeout < 0:
+		return c, fmt.Errorf("want at least one of -keys, -conns and -inflight, a -duration above 0, and no negative -warmup or -timeout")
+	case c.zipf != 0 && (c.zipf <= 1 || c.keys < 2):
+		return c, fmt.Errorf("-zipf %g: want 0, or more than 1 and several -keys", c.zipf)
+	}
+	return c, nil
+}
+
+// numbers returns a flag that takes positive numbers.
+func numbers(to *[]float64) func(string) error {
+	return func(s string) error {
+		for text := range strings.SplitSeq(s, ",") {
+			x, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(x > 0) || x > 1e9 {
+				return fmt.Errorf("want numbers above 0 between commas, not %q", text)
+			}
+			*to = append(*to, x)
+		}
+		return nil
+	}
+}
+
+// step calls at a rate, or in a closed loop if that is 0.
+func (c config) step(ctx context.Context, rate float64) (report, error) {
+	l := c.load
+	if rate > 0 {
+		l.At = calls.Evenly(rate, l.Conns)
+	}
+	l.Pick = c.pick()
+	t := newTally(c.warmup, c.warmup+c.duration, l.Timeout)
+	l.Each = t.add
+	running := l.Start(ctx)
+	if err := sleep(ctx, time.Until(running.Began().Add(c.warmup))); err != nil {
+		running.Stop()
+		return report{}, err
+	}
+	before, err := spent(c.watch)
+	if err == nil {
+		err = sleep(ctx, time.Until(running.Began().Add(c.warmup+c.duration)))
+	}
+	took := time.Since(running.Began()) - c.warmup
+	after, err2 := spent(c.watch)
+	running.Stop()
+	if err == nil {
+		err = err2
+	}
+	if err != nil {
+		return report{}, err
+	}
+	r := t.report(c.duration)
+	r.Offered = rate
+	r.charge(before, after, took)
+	return r, nil
+}
+
+// pick returns how each connection draws keys.
+func (c config) pick() func(conn, n int) int {
+	draws := make([]func() int, c.load.Conns)
+	for i := range draws {
+		rng := rand.New(rand.NewPCG(c.seed, uint64(i)))
+		draws[i] = func() int { return rng.IntN(c.keys) }
+		if c.zipf > 0 {
+			z := rand.NewZipf(rng, c.zipf, 1, uint64(c.keys-1))
+			draws[i] = func() int { return int(z.Uint64()) }
+		}
+	}
+	return func(conn, _ int) int { return draws[conn]() }
+}
+
+// sleep waits, unless ctx ends before.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

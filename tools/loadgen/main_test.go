@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// answer is what a server of a test does with a call.
+type answer func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error)
+
+type service struct {
+	rlsv3.UnimplementedRateLimitServiceServer
+
+	answer answer
+}
+
+func (s service) ShouldRateLimit(ctx context.Context, r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+	code, err := s.answer(ctx, r)
+	return &rlsv3.RateLimitResponse{OverallCode: code}, err
+}
+
+// serve returns the address of a server.
+func serve(t *testing.T, a answer) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	rlsv3.RegisterRateLimitServiceServer(s, service{answer: a})
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	return l.Addr().String()
+}
+
+// play runs the command, and returns what it reports.
+func play(t *testing.T, args ...string) (all []report) {
+	t.Helper()
+	var out bytes.Buffer
+	if err := run(t.Context(), args, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	for lines := json.NewDecoder(&out); ; {
+		var r report
+		err := lines.Decode(&r)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+}
+
+// TestVerdicts: each way in which a call can end is counted as such, and keys are drawn evenly.
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, func(_ context.Context, r *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		if d := r.GetDescriptors(); len(d) != 2 || len(d[0].GetEntries()) != 2 || d[1].GetEntries()[0].GetKey() != "path" || r.GetDomain() != "shop" {
+			t.Errorf("asked for %v", r)
+		}
+		switch r.GetDescriptors()[0].GetEntries()[1].GetValue() {
+		case "u0":
+			return rlsv3.RateLimitResponse_OK, nil
+		case "u1":
+			return rlsv3.RateLimitResponse_OVER_LIMIT, nil
+		case "u2":
+			return rlsv3.RateLimitResponse_UNKNOWN, nil
+		default:
+			return 0, status.Error(codes.Unavailable, "no")
+		}
+	})
+	for _, loop := range [][]string{{"-inflight", "3"}, {"-rates", "2000"}} {
+		all := play(t, append([]string{
+			"-addr", addr, "-domain", "shop", "-template", "tenant=a,user=u%d|path=/", "-keys", "4", "-conns", "3",
+			"-warmup", "20ms", "-duration", "300ms", "-watch", "self=" + strconv.Itoa(os.Getpid()),
+		}, loop...)...)
+		if len(all) != 1 {
+			t.Fatalf("%v: want a report, got %+v", loop, all)
+		}
+		r := all[0]
+		if r.OK == 0 || r.OverLimit == 0 || r.Unknown == 0 || r.Failed == 0 || r.Late != 0 || r.Requests != r.OK+r.OverLimit+r.Unknown+r.Failed {
+			t.Errorf("%v: want each verdict, none late, and their sum: %+v", loop, r)
+		}
+		if share := float64(r.OK) / float64(r.Requests); share < 0.05 || share > 0.45 {
+			t.Errorf("%v: want about a quarter of the calls for each key: %+v", loop, r)
+		}
+		if r.P50 <= 0 || r.P50 > r.P99 || r.P99 > r.Max || r.CPU["self"] <= 0 || r.Busy["self"] <= 0 {
+			t.Errorf("%v: want latencies, and processor time: %+v", loop, r)
+		}
+	}
+}
+
+// TestStall: of a server that answers nobody for a while, an open loop counts what all calls waited that were due then.
+func TestStall(t *testing.T) {
+	t.Parallel()
+	const stall = 300 * time.Millisecond
+	first := sync.OnceValue(time.Now)
+	addr := serve(t, func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		time.Sleep(time.Until(first().Add(stall)))
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	r := play(t, "-addr", addr, "-rates", "200", "-warmup", "0s", "-duration", "1s")[0]
+	if r.Requests != 200 || r.OK != 200 || r.Offered != 200 {
+		t.Errorf("want the 200 calls that were due: %+v", r)
+	}
+	if want := 0.9 * float64(stall.Microseconds()); r.Max < want || r.P90 < want/3 {
+		t.Errorf("want a maximum of at least %.0f µs, and a tenth of the calls above a third of it: %+v", want, r)
+	}
+}
+
+// TestGivesUp: what is not answered in time is given up, and the server is told how long that is.
+func TestGivesUp(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, func(ctx context.Context, _ *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		if deadline, told := ctx.Deadline(); !told || time.Until(deadline) > 50*time.Millisecond {
+			return rlsv3.RateLimitResponse_OK, nil
+		}
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	r := play(t, "-addr", addr, "-rates", "500", "-timeout", "50ms", "-warmup", "0s", "-duration", "500ms")[0]
+	if r.Requests != 250 || r.OK != 0 || r.Good != 0 || r.Late+r.Failed != 250 {
+		t.Errorf("want 250 calls, all of them given up: %+v", r)
+	}
+}
+
+// TestTimes: -times measures a peak, and then offers multiples of it.
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		time.Sleep(5 * time.Millisecond)
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	all := play(t, "-addr", addr, "-times", "0.5,2", "-timeout", "1s", "-conns", "2", "-inflight", "2", "-warmup", "50ms", "-duration", "300ms")
+	if len(all) != 3 || !all[0].Peak || all[1].Peak || all[0].Good <= 0 || all[0].Good > 820 {
+		t.Fatalf("want a peak, which 4 calls of 5 ms each limit to 800 a second, and two rates: %+v", all)
+	}
+	for i, k := range []float64{0.5, 2} {
+		if got := all[i+1].Offered; math.Abs(got-k*all[0].Good) > 1 {
+			t.Errorf("offered %g at %g times %g", got, k, all[0].Good)
+		}
+	}
+}
+
+// TestSeed: the seed says which keys are drawn.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	draw := func(seed uint64, zipf float64) (all []int) {
+		c := config{keys: 1000, seed: seed, zipf: zipf}
+		c.load.Conns = 2
+		pick := c.pick()
+		for i := range 100 {
+			all = append(all, pick(i%2, i))
+		}
+		return all
+	}
+	if !slices.Equal(draw(7, 0), draw(7, 0)) || slices.Equal(draw(7, 0), draw(8, 0)) {
+		t.Error("want the same keys for the same seed, and others for another")
+	}
+	small := 0
+	for _, k := range draw(7, 2) {
+		if k < 10 {
+			small++
+		}
+	}
+	if small < 50 {
+		t.Errorf("of 100 draws from a Zipf distribution, %d are of the first ten keys", small)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"-rates 0", "above 0"},
+		{"-rates NaN", "above 0"},
+		{"-rates 1,x", `"x"`},
+		{"-rates 1 -times 2", "one of them"},
+		{"-keys 0", "at least one"},
+		{"-duration 0s", "-duration above 0"},
+		{"-zipf 1 -keys 5", "more than 1"},
+		{"-watch 5", "NAME=PID"},
+		{"-watch a=0", "NAME=PID"},
+		{"-watch a=999999999 -duration 10ms -warmup 0s", "looking at a"},
+		{"more", "flags alone"},
+	} {
+		err := run(t.Context(), strings.Fields(tt.args), io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("loadgen %s: %v, want an error with %q", tt.args, err, tt.want)
+		}
+	}
+}
