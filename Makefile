@@ -14,7 +14,6 @@ IMAGE ?= ratelimitd:dev
 RUN ?=
 DEPLOYMENTS ?= sentinel cluster twemproxy old acl
 CONFORMANCE_DIR ?= ../shared/conformance
-LOADGEN_DIR ?= ../shared/loadgen
 
 # Modules below tools/ whose tests make test runs.
 TOOLS := api bench chaos dashboards dist e2e exact loadgen manifests schema
@@ -146,13 +145,24 @@ bench-go: ## run the benchmarks whose names match BENCH
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
 .PHONY: bench
-bench: build ## compare CPU per request, in memory and with Redis, with an idle grpc-go server (LOADGEN_DIR), and PEER=/path/to/ratelimit
-	@test -f '$(LOADGEN_DIR)/go.mod' || \
-	{ echo 'no load generator in $(LOADGEN_DIR): set LOADGEN_DIR to the directory of its go.mod' >&2; exit 1; }
+bench: ROUNDS ?= 3
+bench: build-bench ## measure what requests cost in a quarter of an hour; BENCH='^Redis' chooses, PEER=/path/to/ratelimit compares, WRITE=1 writes docs/benchmarks.md
+	$(MEASURE) $(if $(WRITE),-write docs)
+
+.PHONY: bench-check
+bench-check: ROUNDS ?= 5
+bench-check: build-bench ## name each request that costs 20 % more than in docs/benchmarks.md; in ten minutes, on a quiet machine
+	$(MEASURE) -check docs
+
+MEASURE = bin/bench -run '$(BENCH)' -rounds '$(ROUNDS)' $(if $(DURATION),-duration '$(DURATION)') $(if $(SEED),-seed '$(SEED)') \
+	$(if $(PEER),-peer '$(PEER)' -peer-version '$(PEER_VERSION)')
+
+.PHONY: build-bench
+build-bench: build
 	@tools/need redis-server redis-server
-	$(GO) -C '$(LOADGEN_DIR)' build -o '$(CURDIR)/bin/loadgen' .
+	@tools/need taskset util-linux
+	$(GO) -C tools/loadgen build -o '$(CURDIR)/bin/' .
 	$(GO) -C tools/bench build -o '$(CURDIR)/bin/' . ./idle
-	bin/bench -loadgen bin/loadgen -idle bin/idle -server bin/ratelimitd $(if $(PEER),-peer '$(PEER)')
 
 .PHONY: exact
 exact: build ## attack three servers on one Redis for EXACT, and look for hits too many or lost; SEED repeats what was found

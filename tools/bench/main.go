@@ -1,74 +1,43 @@
-// Command bench compares the CPU time per request of ratelimitd, with counters in memory and in Redis, with that of an
-// idle grpc-go server. All of them run at the same time on free ports of this machine and are loaded in turn, round
-// after round, so that other load on the machine affects them all. Only the ratios are meaningful; absolute numbers
-// depend on the machine. The cost of a request for Redis is given as processor time of redis-server, beside what a pair
-// of INCRBY and EXPIRE costs it, which is the least that a count with an expiry takes, and as the number of scripts that
-// it runs.
+// Command bench measures what a request costs ratelimitd, with counters in memory and in Redis, beside an idle grpc-go
+// server. All of them run at the same time on free ports of this machine and are loaded in turn, round after round, so
+// that other load on the machine affects them all. Only the ratios are meaningful; absolute numbers depend on the machine.
+// The cost of a request for Redis is given as processor time of redis-server, beside what a pair of INCRBY and EXPIRE
+// costs it, which is the least that a count with an expiry takes.
 //
 // With -peer, envoyproxy/ratelimit or another server with its environment variables is loaded too, on the same Redis. It
 // knows no token buckets, and counts fixed windows where ratelimitd is loaded with those.
+//
+// It prints tables. With -write DIR it also takes down what it measured in DIR/benchmarks/results.json, where the rows
+// that were not measured stay, and writes DIR/benchmarks.md and its plots from all of that; -page writes those alone. With
+// -check it measures costs, and names those that are worse than in results.json.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 	"time"
 )
-
-// traffic is one kind of load, and the result that it must have.
-type traffic struct {
-	name     string
-	template string // as loadgen takes it: '%d' is the key's number, '|' separates descriptors
-	keys     int
-	refused  bool // every request is over its limit
-	redis    bool // counters are in Redis
-
-	scripts float64 // maximum number of scripts that Redis runs per request; 0 means any number
-	second  float64 // and maximum number per second, after the first few
-}
-
-// traffics are the kinds of load. Except for the last, their rules are never exhausted.
-func traffics() []traffic {
-	return []traffic{
-		{name: "100,000 keys", template: "user=u%d", keys: 100_000},
-		{name: "one key", template: "user=hot", keys: 1},
-		{name: "three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: 100_000},
-		{name: "one key over its limit", template: "banned=hot", keys: 1, refused: true},
-		{name: "Redis, 100,000 fixed windows", template: "user=u%d", keys: 100_000, redis: true},
-		{name: "Redis, 100,000 token buckets", template: "bucket=b%d", keys: 100_000, redis: true},
-		{name: "Redis, one fixed window", template: "user=hot", keys: 1, redis: true, scripts: .01},
-		{name: "Redis, one token bucket", template: "bucket=hot", keys: 1, redis: true, scripts: .01},
-		{name: "Redis, one key over its limit", template: "spent=hot", keys: 1, redis: true, refused: true, second: 2}, // one of them is a replica that says that it is there
-	}
-}
-
-const rules = `domain: bench
-descriptors:
-  - {key: user, rate_limit: {unit: year, requests_per_unit: 4294967295}}
-  - {key: path, rate_limit: {unit: year, requests_per_unit: 4294967295}}
-  - {key: tenant, rate_limit: {unit: year, requests_per_unit: 4294967295}}
-  - {key: bucket, rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: token_bucket}}
-  - {key: banned, rate_limit: {unit: year, requests_per_unit: 0}}
-  - {key: spent, rate_limit: {unit: year, requests_per_unit: 1}}
-`
 
 // config says what to run and for how long.
 type config struct {
 	server, idle, loadgen string // programs
 	peer, peerEnv         string // program, and its settings; if there is none, bench measures without
-	redis                 string // program; if empty, bench measures without
-	only                  string // measure only traffics whose name contains this
-	conns, inflight       int
-	rate                  float64 // requests per second in all; 0 for as many as there are answers
+	peerVersion           string // of what it was built, if it does not say that itself
+	redis                 string // program
+	only                  *regexp.Regexp
 	rounds                int
 	warmup, duration      time.Duration
+	seed                  uint64
+	docs                  string // where the page goes; empty leaves it
+	check, page           bool
 }
 
 func main() {
@@ -82,168 +51,93 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var c config
+	c, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(c.docs, "benchmarks", "results.json")
+	before, err := readResults(path)
+	switch {
+	case err != nil:
+		return err
+	case c.page:
+		return before.publish(c.docs)
+	case c.check && len(before.Rows) == 0:
+		return fmt.Errorf("%s has nothing to compare with", path)
+	}
+	now, err := c.measure(ctx, stderr)
+	if err != nil {
+		return err
+	}
+	if err := now.print(stdout); err != nil {
+		return err
+	}
+	switch {
+	case c.check:
+		if before.Machine != now.Machine {
+			fmt.Fprintf(stderr, "results.json was measured on %s, and this is %s: ratios differ between machines\n", before.Machine, now.Machine)
+		}
+		return report(stdout, compare(before, now))
+	case c.docs == "":
+		return nil
+	}
+	if err := before.merge(now); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return errors.Join(before.write(path), before.publish(c.docs))
+}
+
+// parse reads the flags.
+func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&c.server, "server", "bin/ratelimitd", "the server to measure")
 	flags.StringVar(&c.idle, "idle", "bin/idle", "the server to compare with")
 	flags.StringVar(&c.loadgen, "loadgen", "bin/loadgen", "the load generator")
-	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to measure with; empty leaves it out")
+	flags.StringVar(&c.redis, "redis", "redis-server", "the Redis to measure with")
 	flags.StringVar(&c.peer, "peer", "", "another server to compare with on Redis, such as envoyproxy/ratelimit; empty leaves it out")
 	flags.StringVar(&c.peerEnv, "peer-env", bestSettings, "variables of the other server, separated by spaces")
-	flags.StringVar(&c.only, "only", "", "load only the traffics in whose names this is")
-	flags.IntVar(&c.conns, "conns", 4, "connections")
-	flags.IntVar(&c.inflight, "inflight", 32, "open requests per connection")
-	flags.Float64Var(&c.rate, "rate", 0, "requests per second in all, whether or not they are answered; 0 keeps -inflight of them open")
-	flags.IntVar(&c.rounds, "rounds", 3, "how often each server is loaded with each kind of traffic")
-	flags.DurationVar(&c.warmup, "warmup", time.Second, "how long to load a server before measuring")
-	flags.DurationVar(&c.duration, "duration", 4*time.Second, "how long to measure")
+	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
+	only := flags.String("run", "", "measure only the rows whose names match this expression; list prints the names")
+	flags.IntVar(&c.rounds, "rounds", 3, "how often each server is loaded with each row")
+	flags.DurationVar(&c.warmup, "warmup", 500*time.Millisecond, "how long to load a server before measuring")
+	flags.DurationVar(&c.duration, "duration", 2*time.Second, "how long to measure")
+	flags.Uint64Var(&c.seed, "seed", 1, "which keys are drawn")
+	write := flags.String("write", "", "write the page and what it is made of to this directory")
+	page := flags.String("page", "", "measure nothing, and write the page of this directory again")
+	check := flags.String("check", "", "compare with what is in this directory")
 	if err := flags.Parse(args); err != nil {
-		return err
+		return c, err
 	}
-	if flags.NArg() > 0 || c.rounds < 1 || c.duration <= 0 || c.warmup < 0 || c.rate < 0 {
-		return fmt.Errorf("want no arguments, -rounds of at least 1, a -duration above 0, and a -rate of 0 or more")
+	places := slices.DeleteFunc([]string{*write, *page, *check}, func(s string) bool { return s == "" })
+	switch {
+	case flags.NArg() > 0 || c.rounds < 1 || c.duration <= 0 || c.warmup < 0:
+		return c, errors.New("want no arguments, -rounds of at least 1, and a -duration above 0")
+	case len(places) > 1:
+		return c, errors.New("-write, -page and -check: want one of them")
+	case len(places) == 1:
+		c.docs, c.page, c.check = places[0], *page != "", *check != ""
 	}
-	if c.peer != "" && c.redis == "" {
-		return fmt.Errorf("-peer %s is compared on Redis: give -redis too", c.peer)
+	if c.only, err = regexp.Compile(*only); err != nil {
+		return c, fmt.Errorf("-run %q: %w", *only, err)
 	}
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	return c.measure(ctx, dir, stdout, stderr)
+	return c, nil
 }
 
-// measure starts the servers, loads them in turn and prints the table.
-func (c config) measure(ctx context.Context, dir string, stdout, stderr io.Writer) error {
-	kinds := slices.DeleteFunc(traffics(), func(k traffic) bool {
-		return k.redis && c.redis == "" || !strings.Contains(k.name, c.only)
+// chosen returns the rows to measure.
+func (c config) chosen() ([]row, error) {
+	some := slices.DeleteFunc(rows(), func(r row) bool {
+		return !c.only.MatchString(r.name) || c.check && r.part != costs && r.part != connections
 	})
-	if len(kinds) == 0 {
-		return fmt.Errorf("-only %q: no traffic has a name like this", c.only)
+	if len(some) > 0 {
+		return some, nil
 	}
-	servers, err := c.startServers(ctx, dir, stderr)
-	if err != nil {
-		return err
+	names := "no row matches; there are"
+	for _, r := range rows() {
+		names += "\n\t" + r.name
 	}
-	defer servers.stop()
-
-	loads, pairs := 0, slices.ContainsFunc(kinds, func(k traffic) bool { return k.redis })
-	for _, kind := range kinds {
-		loads += len(servers.of(kind))
-	}
-	if pairs {
-		loads++
-	}
-	fmt.Fprintf(stderr, "%d rounds, about %v\n", c.rounds, time.Duration(c.rounds*loads)*(c.warmup+c.duration))
-	t := table{results: make([]result, len(kinds))}
-	for range c.rounds {
-		if pairs {
-			s, err := c.loadPairs(ctx, servers.redis.addr)
-			if err != nil {
-				return fmt.Errorf("loading Redis with INCRBY and EXPIRE: %w", err)
-			}
-			t.pairs = append(t.pairs, s)
-		}
-		for i, kind := range kinds {
-			t.results[i].traffic = kind
-			for _, w := range servers.of(kind) {
-				s, err := c.load(ctx, kind, w)
-				if err == nil {
-					err = s.check(kind, w)
-				}
-				if err != nil {
-					return fmt.Errorf("loading %s with %s: %w", w.name, kind.name, err)
-				}
-				t.results[i].add(w.name, s)
-			}
-		}
-	}
-	return t.print(stdout)
-}
-
-// watched is a server under load and the Redis that it uses, or nil.
-type watched struct {
-	name          string
-	server, redis *process
-}
-
-// The names of servers.
-const (
-	idleServer = "idle"
-	ratelimitd = "ratelimitd"
-	peer       = "peer"
-)
-
-// servers are the servers to measure.
-type servers struct{ idle, memory, shared, peer, redis *process }
-
-// startServers starts the idle server, ratelimitd on counters in memory, and another and c.peer with a Redis to use.
-func (c config) startServers(ctx context.Context, dir string, stderr io.Writer) (s servers, err error) {
-	defer func() {
-		if err != nil {
-			s.stop()
-		}
-	}()
-	if s.idle, err = startIdle(ctx, c.idle, stderr); err != nil {
-		return s, err
-	}
-	if err := writeRules(dir, rules); err != nil {
-		return s, err
-	}
-	if s.memory, err = startServer(ctx, c.server, dir, stderr, "BACKEND_TYPE=memory"); err != nil || c.redis == "" {
-		return s, err
-	}
-	if s.redis, err = startRedis(ctx, c.redis, dir, stderr); err != nil {
-		return s, err
-	}
-	store := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + s.redis.addr}
-	if s.shared, err = startServer(ctx, c.server, dir, stderr, append(store, "REDIS_OP_TIMEOUT=1s")...); err != nil || c.peer == "" {
-		return s, err
-	}
-	dir = filepath.Join(dir, peer)
-	if err := writeRules(dir, peerRules()); err != nil {
-		return s, err
-	}
-	s.peer, err = startServer(ctx, c.peer, dir, stderr, append(store, strings.Fields(c.peerEnv)...)...)
-	return s, err
-}
-
-// bestSettings are the variables with which envoyproxy/ratelimit takes the least processor time.
-const bestSettings = "LOCAL_CACHE_SIZE_IN_BYTES=67108864 REDIS_PIPELINE_WINDOW=150us DISABLE_STATS=true LOG_LEVEL=error"
-
-// of returns what serves a kind of traffic.
-func (s servers) of(kind traffic) []watched {
-	all := []watched{{name: idleServer, server: s.idle}}
-	if !kind.redis {
-		return append(all, watched{name: ratelimitd, server: s.memory})
-	}
-	all = append(all, watched{ratelimitd, s.shared, s.redis})
-	if s.peer != nil {
-		all = append(all, watched{peer, s.peer, s.redis})
-	}
-	return all
-}
-
-func (s servers) stop() {
-	for _, p := range []*process{s.idle, s.memory, s.shared, s.peer, s.redis} {
-		if p != nil {
-			p.stop()
-		}
-	}
-}
-
-// peerRules returns rules for a server that knows fixed windows alone: those of a year, which it begins once.
-func peerRules() string {
-	return strings.ReplaceAll(rules, "unit: second, requests_per_unit: 1000000, algorithm: token_bucket", "unit: year, requests_per_unit: 4294967295")
-}
-
-// writeRules writes rules for the load to where startServer makes the server look for them.
-func writeRules(dir, rules string) error {
-	path := filepath.Join(dir, "config")
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(path, "bench.yaml"), []byte(rules), 0o600)
+	return nil, errors.New(names)
 }

@@ -1,8 +1,9 @@
 package main
 
 import (
-	"fmt"
+	"encoding/json"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/pprof/profile"
 )
 
 func TestMedian(t *testing.T) {
@@ -27,25 +30,45 @@ func TestMedian(t *testing.T) {
 			t.Errorf("median(%v) = %v, want %v", tt.values, got, tt.want)
 		}
 	}
+	if got := median(nil); !math.IsNaN(got) {
+		t.Errorf("median of nothing = %v, want none", got)
+	}
+}
+
+// costing returns a sample of what a request cost.
+func costing(rate, server, inRedis float64) sample {
+	s := sample{Requests: 1000, Rate: rate, Good: rate, P50: 500, P99: 900}
+	s.CPU.Server, s.CPU.Redis = server, inRedis
+	return s
+}
+
+// oneEach returns rounds with a sample each.
+func oneEach(samples ...sample) (rounds [][]sample) {
+	for _, s := range samples {
+		rounds = append(rounds, []sample{s})
+	}
+	return rounds
+}
+
+// example has results of two rows.
+func example() results {
+	return results{machine{"a processor", 2, "Linux 1"}, map[string]result{
+		"memory: one key": {Servers: map[string][][]sample{
+			idleServer: oneEach(costing(1000, 10, 0), costing(1000, 10, 0), costing(800, 20, 0)),
+			ratelimitd: oneEach(costing(1200, 8, 0), costing(900, 12, 0), costing(1000, 18, 0)),
+		}},
+		"Redis, leases off: 100,000 keys": {Servers: map[string][][]sample{
+			idleServer: oneEach(costing(1000, 10, 0)),
+			ratelimitd: oneEach(costing(500, 20, 6)),
+			peer:       oneEach(costing(250, 40, 12)),
+		}, Pairs: []sample{costing(250_000, 0, 4)}},
+	}}
 }
 
 func TestPrint(t *testing.T) {
 	t.Parallel()
-	var memory, redis result
-	memory.traffic.name, redis.traffic = "one key", traffic{name: "Redis, one key", redis: true}
-	for _, s := range []struct{ idle, server sample }{
-		{sample{CPU: 10, Rate: 1000, P99: 900}, sample{CPU: 8, Rate: 1200, P99: 800}},
-		{sample{CPU: 10, Rate: 1000, P99: 900}, sample{CPU: 12, Rate: 900, P99: 900}},
-		{sample{CPU: 20, Rate: 800, P99: 900}, sample{CPU: 18, Rate: 1000, P99: 1000}},
-	} {
-		memory.add(idleServer, s.idle)
-		memory.add(ratelimitd, s.server)
-	}
-	redis.add(idleServer, sample{CPU: 10, Rate: 1000, P99: 900})
-	redis.add(ratelimitd, sample{CPU: 20, Rate: 500, P99: 1000, Redis: 6, Scripts: 490})
-	redis.add(peer, sample{CPU: 40, Rate: 250, P99: 2000, Redis: 12})
 	var out strings.Builder
-	if err := (&table{results: []result{memory, redis}, pairs: []sample{{Rate: 250_000, Redis: 4}}}).print(&out); err != nil {
+	if err := example().print(&out); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -53,17 +76,87 @@ func TestPrint(t *testing.T) {
 		got = append(got, strings.Join(strings.Fields(line), " "))
 	}
 	want := []string{
-		"traffic server req/s p99 ms CPU µs/req ÷ idle Redis µs/req ÷ pair scripts/100 req",
-		"INCRBY and EXPIRE, 100,000 keys 32 in a pipeline 250000 – – – 4.0 1.00 –",
-		"one key idle 1000 0.9 10.0 – – – –",
-		"ratelimitd 1000 0.9 12.0 0.90 (0.80–1.20) – – –",
-		"Redis, one key idle 1000 0.9 10.0 – – – –",
-		"ratelimitd 500 1.0 20.0 2.00 6.0 1.50 98.00",
-		"peer 250 2.0 40.0 4.00 12.0 3.00 –",
-		"ratelimitd ÷ peer 2.00 0.50 0.50 – 0.50 – –",
+		"row server offered/s req/s good/s p50 ms p99 ms CPU µs/req ÷ idle ÷ peer Redis µs/req ÷ pair ÷ peer",
+		"memory: one key idle – 1000 1000 0.5 0.9 10.0 – – – – –",
+		"ratelimitd – 1000 1000 0.5 0.9 12.0 0.90 (0.80–1.20) – – – –",
+		"Redis, leases off: 100,000 keys idle – 1000 1000 0.5 0.9 10.0 – – – – –",
+		"ratelimitd – 500 500 0.5 0.9 20.0 2.00 0.50 6.0 1.50 0.50",
+		"peer – 250 250 0.5 0.9 40.0 – – 12.0 – –",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the table is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestCompare: what costs a fifth more than before is named, and nothing else.
+func TestCompare(t *testing.T) {
+	t.Parallel()
+	const row = "Redis, leases off: 100,000 keys"
+	set := func(ours, theirs sample) results {
+		r := example()
+		one := r.Rows[row]
+		one.Servers = map[string][][]sample{idleServer: one.Servers[idleServer], ratelimitd: oneEach(ours), peer: oneEach(theirs)}
+		r.Rows[row] = one
+		return r
+	}
+	without := example()
+	delete(without.Rows[row].Servers, peer)
+	noisy := example()
+	noisy.Rows["memory: one key"].Servers[ratelimitd][1][0].CPU.Server = 100 // one round of three
+	for _, tt := range []struct {
+		name string
+		now  results
+		want []string
+	}{
+		{"the same", example(), nil},
+		{"nothing", results{}, nil},
+		{"less", set(costing(500, 15, 3), costing(250, 40, 12)), nil},
+		{"a little more", set(costing(500, 23.9, 7.1), costing(250, 40, 12)), nil},
+		{"more for the server", set(costing(500, 25, 6), costing(250, 40, 12)), []string{
+			row + ": server CPU ÷ idle server was 2.00, and is 2.50: 25 % more",
+			row + ": server CPU ÷ peer was 0.50, and is 0.62: 25 % more",
+		}},
+		{"more for Redis", set(costing(500, 20, 9), costing(250, 40, 18)), []string{
+			row + ": Redis CPU ÷ INCRBY and EXPIRE was 1.50, and is 2.25: 50 % more",
+		}},
+		{"no peer", without, nil},
+		{"one bad round", noisy, nil},
+	} {
+		var out strings.Builder
+		err := report(&out, compare(example(), tt.now))
+		if (err != nil) != (len(tt.want) > 0) {
+			t.Errorf("%s: %v, want an error where anything is worse", tt.name, err)
+		}
+		if len(tt.want) == 0 {
+			tt.want = []string{"no figure is more than 20 % worse"}
+		}
+		if got := strings.Split(strings.TrimSpace(out.String()), "\n"); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestMerge: rows that are not measured again stay, unless the machine is another one.
+func TestMerge(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "results.json")
+	if err := example().write(path); err != nil {
+		t.Fatal(err)
+	}
+	all, err := readResults(path)
+	if err != nil || len(all.Rows) != 2 || all.Machine != example().Machine {
+		t.Fatalf("readResults = %+v, %v", all, err)
+	}
+	again := results{all.Machine, map[string]result{"memory: one key": {Taken: taken{Rounds: 7}}, "no row": {}}}
+	if err := all.merge(again); err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Rows) != 2 || all.Rows["memory: one key"].Taken.Rounds != 7 || len(all.Rows["Redis, leases off: 100,000 keys"].Servers) != 3 {
+		t.Errorf("merged: %+v", all.Rows)
+	}
+	again.Machine.Cores = 64
+	if err := all.merge(again); err == nil || !strings.Contains(err.Error(), "measure all rows") {
+		t.Errorf("merging rows of another machine: %v, want an error", err)
 	}
 }
 
@@ -72,31 +165,35 @@ func TestPrint(t *testing.T) {
 // for writing.
 func TestLoad(t *testing.T) {
 	self := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}, addr: "127.0.0.1:0"}
-	redis := &process{cmd: self.cmd, addr: tellsOfScripts(t)}
+	inRedis := &process{cmd: self.cmd, addr: tellsOfScripts(t)}
+	const cost = `,"rps":5,"cpu_us_per_request":{"server":2.5}}`
 	for _, tt := range []struct {
 		name, prints, wantErr string
 		refused, redis        bool
+		part                  part
 	}{
-		{name: "good", prints: `{"requests":10,"ok":10,"over_limit":0,"failed":0,"rps":5,"cpu_us_per_req_server":2.5}`},
-		{name: "failed", prints: `{"requests":10,"ok":9,"failed":1,"rps":5,"cpu_us_per_req_server":2.5}`, wantErr: "1 failed"},
+		{name: "good", prints: `{"requests":10,"ok":10,"over_limit":0,"failed":0` + cost},
+		{name: "failed", prints: `{"requests":10,"ok":9,"failed":1` + cost, wantErr: "1 failed"},
+		{name: "late", prints: `{"requests":10,"ok":9,"late":1` + cost, wantErr: "1 late"},
+		{name: "late in overload", prints: `{"requests":10,"ok":9,"late":1` + cost, part: overloads},
 		{name: "no CPU", prints: `{"requests":10,"ok":10,"rps":5}`, wantErr: "nothing to compare"},
 		{name: "no JSON", prints: `oops`, wantErr: "reading what"},
-		{name: "no CPU of Redis", prints: `{"requests":10,"ok":10,"rps":5,"cpu_us_per_req_server":2.5}`, wantErr: "Redis", redis: true},
-		{name: "Redis", prints: `{"requests":10,"ok":10,"rps":5,"cpu_us_per_req_server":2.5,"cpu_us_per_req_redis":3}`, redis: true},
-		{name: "refused", prints: `{"requests":10,"ok":8,"over_limit":2,"rps":5,"cpu_us_per_req_server":2.5}`, wantErr: "2 requests were refused"},
-		{name: "passed", prints: `{"requests":10,"ok":8,"over_limit":2,"rps":5,"cpu_us_per_req_server":2.5}`, wantErr: "8 requests passed", refused: true},
+		{name: "nothing", prints: ``, wantErr: "printed nothing"},
+		{name: "no CPU of Redis", prints: `{"requests":10,"ok":10` + cost, wantErr: "Redis", redis: true},
+		{name: "Redis", prints: `{"requests":10,"ok":10,"rps":5,"cpu_us_per_request":{"server":2.5,"redis":3}}`, redis: true},
+		{name: "refused", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "2 requests were refused"},
+		{name: "passed", prints: `{"requests":10,"ok":8,"over_limit":2` + cost, wantErr: "8 requests passed", refused: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "loadgen")
 			if err := os.WriteFile(program, []byte("#!/bin/sh\necho '"+tt.prints+"'\n"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			c := config{loadgen: program, conns: 1, inflight: 1, rounds: 1, duration: time.Second}
-			kind := traffic{template: "a=b", keys: 1, refused: tt.refused, redis: tt.redis}
-			s, err := c.load(t.Context(), kind, watched{ratelimitd, self, redis})
-			if err == nil {
-				err = s.check(kind, watched{name: ratelimitd})
+			r := row{template: "a=b", keys: 1, refused: tt.refused, part: tt.part}
+			if tt.redis {
+				r.store = exact
 			}
+			_, err := config{loadgen: program, duration: time.Second}.load(t.Context(), r, watched{ratelimitd, self, inRedis, -1})
 			switch {
 			case tt.wantErr == "" && err != nil:
 				t.Errorf("load: %v", err)
@@ -140,29 +237,85 @@ func TestScripts(t *testing.T) {
 
 func TestLoadPairs(t *testing.T) {
 	t.Parallel()
-	redis, err := startRedis(t.Context(), "redis-server", t.TempDir(), io.Discard)
+	redis, err := startRedis(t.Context(), -1, "redis-server", t.TempDir(), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(redis.stop)
 	s, err := config{duration: 100 * time.Millisecond}.loadPairs(t.Context(), redis.addr)
-	if err != nil || s.Requests < pipelined || s.Rate <= 0 || s.Redis <= 0 {
+	if err != nil || s.Requests < pipelined || s.Rate <= 0 || s.CPU.Redis <= 0 {
 		t.Errorf("loadPairs = %+v, %v; want at least %d pairs, and what they cost", s, err, pipelined)
 	}
 	stats, err := info(t.Context(), redis.addr, "commandstats")
 	if err != nil {
 		t.Fatal(err)
 	}
+	want, err := json.Marshal(s.Requests + pipelined) // with the pipeline of the warmup
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range []string{"cmdstat_incrby", "cmdstat_expire"} {
-		if want := fmt.Sprintf("calls=%d,", s.Requests+pipelined); !strings.HasPrefix(stats[name], want) {
-			t.Errorf("%s:%s, want %s with the pipeline of the warmup", name, stats[name], want)
+		if !strings.HasPrefix(stats[name], "calls="+string(want)+",") {
+			t.Errorf("%s:%s, want calls=%s", name, stats[name], want)
 		}
 	}
 }
 
-func TestPeerRules(t *testing.T) {
+// TestRows: names are unique, so that results can be told apart, and goals are about what is measured.
+func TestRows(t *testing.T) {
 	t.Parallel()
-	if got := peerRules(); strings.Contains(got, "algorithm") || strings.Count(got, "rate_limit") != strings.Count(rules, "rate_limit") {
-		t.Errorf("the peer's rules are\n%swant the same without algorithms", got)
+	seen := map[string]bool{}
+	for _, r := range rows() {
+		if seen[r.name] {
+			t.Errorf("there are two rows %q", r.name)
+		}
+		seen[r.name] = true
+		if r.refused && r.keys != 1 || r.keys < 1 || r.template == "" || r.part == "" {
+			t.Errorf("%s: %+v", r.name, r)
+		}
+		for _, g := range r.goals {
+			if r.store == memory && g.figure != toIdle {
+				t.Errorf("%s has no %s", r.name, g.figure)
+			}
+		}
+	}
+	for _, text := range []string{rules, overloadRules} {
+		if got := peerRules(text); strings.Contains(got, "algorithm") || strings.Contains(got, "on_failure") ||
+			strings.Count(got, "rate_limit") != strings.Count(text, "rate_limit") {
+			t.Errorf("the peer's rules are\n%swant the same with nothing that it does not know", got)
+		}
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ args, want string }{
+		{"-rounds 0", "-rounds"},
+		{"-write a -check b", "one of them"},
+		{"-run (", "missing closing"},
+		{"-run nothing.like.it", "Redis: one key over its limit"},
+		{"-check " + t.TempDir(), "nothing to compare"},
+		{"-page " + t.TempDir(), "no results"},
+	} {
+		err := run(t.Context(), strings.Fields(tt.args), io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("bench %s: %v, want an error with %q", tt.args, err, tt.want)
+		}
+	}
+}
+
+// TestDigest: time belongs to the function that was running, and to its package.
+func TestDigest(t *testing.T) {
+	t.Parallel()
+	var p profile.Profile
+	for i, name := range []string{"runtime.mallocgc", "google.golang.org/grpc/internal/transport.(*loopyWriter).run", "runtime.memmove", "main.main.func1"} {
+		at := &profile.Location{Line: []profile.Line{{Function: &profile.Function{Name: name}}}}
+		below := &profile.Location{Line: []profile.Line{{Function: &profile.Function{Name: "main.main"}}}}
+		p.Sample = append(p.Sample, &profile.Sample{Location: []*profile.Location{at, below}, Value: []int64{1, int64(i+1) * 1e9}})
+	}
+	got := digest(&p)
+	want := []share{{"main", 0.4}, {"runtime", 0.4}, {"google.golang.org/grpc/internal/transport", 0.2}}
+	if got.Seconds != 10 || !slices.Equal(got.Packages, want) || got.Functions[0] != (share{"main.main.func1", 0.4}) || len(got.Functions) != 4 {
+		t.Errorf("digest = %+v, want packages %v", got, want)
 	}
 }

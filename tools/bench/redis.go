@@ -42,7 +42,7 @@ func (c config) loadPairs(ctx context.Context, addr string) (sample, error) {
 	}
 	took := time.Since(begin).Seconds()
 	after, err := redisTime(ctx, addr)
-	return sample{Requests: pairs, Rate: float64(pairs) / took, Redis: (after - before) * 1e6 / float64(pairs)}, err
+	return pairsCost(pairs, took, after-before), err
 }
 
 // playPairs sends pairs for a while, at least one pipeline of them, and returns their number.
@@ -118,4 +118,11 @@ func info(ctx context.Context, addr, section string) (map[string]string, error) 
 		}
 	}
 	return lines, nil
+}
+
+// pairsCost returns what pairs cost that took some time, and some processor time of Redis, in seconds.
+func pairsCost(pairs int64, took, spent float64) sample {
+	s := sample{Requests: pairs, Rate: float64(pairs) / took}
+	s.CPU.Redis = spent * 1e6 / float64(pairs)
+	return s
 }

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"io"
+)
+
+// worse is a row that costs more than it did.
+type worse struct {
+	row     string
+	figure  figure
+	was, is float64
+}
+
+// tolerance is how much more something may cost.
+const tolerance = 1.2
+
+// compare returns what is worse now, by the medians of ratios. What was not measured both times is not compared.
+func compare(before, now results) (all []worse) {
+	for _, r := range rows() {
+		for _, f := range compared(r) {
+			was, is := median(before.Rows[r.name].values(f)), median(now.Rows[r.name].values(f))
+			if is > tolerance*was { // false where one of them is missing, and so no number
+				all = append(all, worse{r.name, f, was, is})
+			}
+		}
+	}
+	return all
+}
+
+// compared returns the figures by which a row is judged. Where nearly no request asks Redis, what it costs Redis is noise.
+func compared(r row) []figure {
+	switch {
+	case r.part != costs && r.part != connections:
+		return nil
+	case r.store == memory || r.scripts > 0 || r.second > 0:
+		return []figure{toIdle, toPeer}
+	default:
+		return []figure{toIdle, toPeer, redisToPair, redisToPeer}
+	}
+}
+
+// report prints what is worse, which is an error.
+func report(w io.Writer, all []worse) error {
+	for _, x := range all {
+		fmt.Fprintf(w, "%s: %s was %.2f, and is %.2f: %.0f %% more\n", x.row, x.figure, x.was, x.is, 100*(x.is/x.was-1))
+	}
+	if len(all) > 0 {
+		return fmt.Errorf("%d figures are more than 20 %% worse than those in results.json; measure again before you believe it", len(all))
+	}
+	fmt.Fprintln(w, "no figure is more than 20 % worse")
+	return nil
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// envoyTimeout is how long Envoy waits for an answer, unless told otherwise.
+const envoyTimeout = 20 * time.Millisecond
+
+// load loads a server with all steps of a row.
+func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
+	scripts, err := w.scripts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	cmd := pinned(ctx, w.loadCPU, c.loadgen, c.arguments(r, w)...)
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil, fmt.Errorf("%s: %w: %s", c.loadgen, err, exit.Stderr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	took := time.Since(begin).Seconds()
+	after, err := w.scripts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []sample
+	for lines := json.NewDecoder(bytes.NewReader(out)); ; {
+		s := sample{Scripts: float64(after-scripts) / took}
+		err := lines.Decode(&s)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what %s printed: %w: %q", c.loadgen, err, out)
+		}
+		if err := s.check(r, w, took); err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s printed nothing", c.loadgen)
+	}
+	return all, nil
+}
+
+// arguments returns those of loadgen.
+func (c config) arguments(r row, w watched) []string {
+	watch := "server=" + strconv.Itoa(w.server.cmd.Process.Pid)
+	if w.redis != nil {
+		watch += ",redis=" + strconv.Itoa(w.redis.cmd.Process.Pid)
+	}
+	args := []string{
+		"-addr", w.server.addr, "-domain", "bench", "-template", r.template, "-keys", strconv.Itoa(r.keys), "-seed", strconv.FormatUint(c.seed, 10),
+		"-warmup", c.warmup.String(), "-duration", c.duration.String(), "-watch", watch,
+	}
+	if r.conns > 0 {
+		args = append(args, "-conns", strconv.Itoa(r.conns))
+	}
+	if r.inflight > 0 {
+		args = append(args, "-inflight", strconv.Itoa(r.inflight))
+	}
+	steps := make([]string, len(r.steps))
+	for i, x := range r.steps {
+		steps[i] = strconv.FormatFloat(x, 'f', -1, 64)
+	}
+	switch r.part {
+	case rates:
+		args = append(args, "-rates", strings.Join(steps, ","))
+	case overloads:
+		args = append(args, "-domain", "overload", "-times", strings.Join(steps, ","), "-timeout", envoyTimeout.String())
+	case costs, connections: // a closed loop
+	}
+	return args
+}
+
+// firstScripts is how many scripts may be needed until many clients that start at the same time are known to be over
+// their limit.
+const firstScripts = 16
+
+// check returns an error if a server's answers are not those that the rules give, or if ratelimitd asked Redis too often.
+// In an open loop there may be more than the server can do.
+func (s sample) check(r row, w watched, took float64) error {
+	open := r.part == rates || r.part == overloads
+	switch {
+	case s.Requests == 0 || s.CPU.Server <= 0 || s.Failed+s.Late > 0 && !open:
+		return fmt.Errorf("%d requests, %d failed, %d late, %g µs each: nothing to compare", s.Requests, s.Failed, s.Late, s.CPU.Server)
+	case w.name == idleServer || r.part == overloads:
+		return nil
+	case r.refused && r.second == 0 && s.OK > 0 || s.OK > 1 && r.refused:
+		return fmt.Errorf("%d requests passed that are over their limit", s.OK)
+	case !r.refused && s.Over > 0:
+		return fmt.Errorf("%d requests were refused that are under their limit", s.Over)
+	case w.name == peer:
+		return nil
+	case r.scripts > 0 && s.Scripts > r.scripts*s.Rate:
+		return fmt.Errorf("it took Redis %.0f scripts for %.0f requests a second", s.Scripts, s.Rate)
+	case r.second > 0 && s.Scripts*took > r.second*took+firstScripts:
+		return fmt.Errorf("it took Redis %.1f scripts a second", s.Scripts)
+	case r.store != memory && r.scripts == 0 && r.second == 0 && s.CPU.Redis <= 0:
+		return errors.New("it used no processor time of Redis")
+	}
+	return nil
+}
+
+// scripts returns how many scripts Redis has run, by whichever command; 0 if there is no Redis.
+func (w watched) scripts(ctx context.Context) (sum int64, err error) {
+	if w.redis == nil {
+		return 0, nil
+	}
+	lines, err := info(ctx, w.redis.addr, "commandstats")
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range []string{"cmdstat_eval", "cmdstat_evalsha"} {
+		_, rest, _ := strings.Cut(lines[name], "calls=")
+		calls, _, _ := strings.Cut(rest, ",")
+		if calls == "" {
+			continue // none yet
+		}
+		scripts, err := strconv.ParseInt(calls, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("reading what Redis says of its commands: %w", err)
+		}
+		sum += scripts
+	}
+	return sum, nil
+}

@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+//go:embed page.md
+var pageText string
+
+// publish writes the page and its plots to a directory.
+func (r results) publish(docs string) error {
+	if len(r.Rows) == 0 {
+		return fmt.Errorf("%s has no results to write a page of", filepath.Join(docs, "benchmarks"))
+	}
+	text, err := r.text()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(docs, "benchmarks.md"), text, 0o644); err != nil {
+		return err
+	}
+	for name, draw := range r.plots() {
+		picture, err := draw()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(docs, "benchmarks", name), picture, 0o644)
+		}
+		if err != nil {
+			return fmt.Errorf("drawing %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// text returns the page.
+func (r results) text() ([]byte, error) {
+	t, err := template.New("page").Parse(pageText)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = t.Execute(&out, page{r})
+	return out.Bytes(), err
+}
+
+// page has the tables of the page, for its template.
+type page struct{ results }
+
+// of returns the rows of a part that were measured.
+func (p page) of(which part, prefix string) (some []row) {
+	return slices.DeleteFunc(rows(), func(r row) bool {
+		_, found := p.Rows[r.name]
+		return !found || r.part != which || !strings.HasPrefix(r.name, prefix)
+	})
+}
+
+// table returns a table in Markdown.
+func table(head string, lines [][]string) string {
+	if len(lines) == 0 {
+		return "*Not measured in this run.*"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s |\n|%s", head, strings.Repeat(" --- |", strings.Count(head, "|")+1))
+	for _, line := range lines {
+		fmt.Fprintf(&b, "\n| %s |", strings.Join(line, " | "))
+	}
+	return b.String()
+}
+
+// Costs returns the table of rows of a part whose names begin with a prefix, without it.
+func (p page) Costs(which, prefix string) string {
+	var lines [][]string
+	inRedis := false
+	for _, r := range p.of(part(which), prefix+": ") {
+		one := p.Rows[r.name]
+		ours := first(one.Servers[ratelimitd])
+		line := []string{
+			strings.TrimPrefix(strings.TrimPrefix(r.name, prefix+": "), "connections: "),
+			middle("%.0f", ours, rate), middle("%.2f", ours, p50), middle("%.2f", ours, p99),
+			spread("%.1f", each(ours, cpu)), spread("%.2f", one.values(toIdle)),
+		}
+		if r.store != memory {
+			inRedis = true
+			line = append(line, spread("%.2f", one.values(toPeer)), spread("%.2f", one.values(rateToPeer)), middle("%.1f", ours, redisCPU))
+			if slices.Contains(compared(r), redisToPeer) {
+				line = append(line, spread("%.2f", one.values(redisToPeer)), spread("%.2f", one.values(redisToPair)))
+			} else {
+				line = append(line, "–", "–")
+			}
+			line = append(line, middle("%.2g", ours, scripts))
+		}
+		lines = append(lines, line)
+	}
+	head := "traffic | requests/s | p50 ms | p99 ms | server µs/request | ÷ idle"
+	if part(which) == connections {
+		head = strings.Replace(head, "traffic", "connections", 1)
+	}
+	if inRedis {
+		head += " | ÷ peer | requests/s ÷ peer | Redis µs/request | ÷ peer | ÷ INCRBY and EXPIRE | scripts per 100 requests"
+	}
+	return table(head, lines)
+}
+
+// Rates returns the table of an open loop.
+func (p page) Rates(name string) string {
+	one := p.Rows[name]
+	var lines [][]string
+	for _, r := range p.of(rates, name) {
+		for i, x := range r.steps {
+			line := []string{fmt.Sprintf("%.0f", x)}
+			for _, server := range one.named() {
+				s := nth(one.Servers[server], i)
+				line = append(line, middle("%.2f", s, p50), middle("%.2f", s, p99), middle("%.1f", s, p999), spread("%.1f", each(s, cpu)))
+			}
+			lines = append(lines, line)
+		}
+	}
+	head := "offered/s"
+	for _, server := range one.named() {
+		head += fmt.Sprintf(" | %s: p50 ms | p99 | p99.9 | server µs/request", server)
+	}
+	return table(head, lines)
+}
+
+// Overload returns the table of an overload.
+func (p page) Overload(name string) string {
+	one := p.Rows[name]
+	var lines [][]string
+	for _, r := range p.of(overloads, name) {
+		for i := range len(r.steps) + 1 {
+			load := "peak, closed loop"
+			if i > 0 {
+				load = fmt.Sprintf("%g × peak", r.steps[i-1])
+			}
+			line := []string{load}
+			for _, server := range one.named() {
+				s := nth(one.Servers[server], i)
+				line = append(line, middle("%.0f", s, offered), spread("%.0f", each(s, good)), middle("%.0f", s, policy), middle("%.1f %%", s, unanswered))
+			}
+			lines = append(lines, line)
+		}
+	}
+	head := "load"
+	for _, server := range one.named() {
+		head += fmt.Sprintf(" | %s: offered/s | goodput/s | by policy/s | errors, or late", server)
+	}
+	return table(head, lines)
+}
+
+// verdict is a goal, and what came of it.
+type verdict struct {
+	what, asked, got string
+	met              bool
+}
+
+// verdicts judges all goals whose rows were measured.
+func (p page) verdicts() (all []verdict) {
+	for _, r := range rows() {
+		for _, g := range r.goals {
+			values := p.Rows[r.name].values(g.figure)
+			if len(values) == 0 {
+				continue
+			}
+			v := verdict{r.name + ": " + string(g.figure), fmt.Sprintf("≤ %g", g.most), spread("%.2f", values), median(values) <= g.most}
+			if g.figure == rateToPeer {
+				v.asked, v.met = fmt.Sprintf("≥ %g", g.most), median(values) >= g.most
+			}
+			all = append(all, v)
+		}
+	}
+	const at = 20_000
+	for _, r := range p.of(rates, "Redis") {
+		i, one := slices.Index(r.steps, at), p.Rows[r.name]
+		ours, theirs := nth(one.Servers[ratelimitd], i), nth(one.Servers[peer], i)
+		if len(theirs) == 0 {
+			continue
+		}
+		for _, number := range []struct {
+			name string
+			of   func(sample) float64
+		}{{"p50", p50}, {"p99", p99}} {
+			a, b := median(each(ours, number.of)), median(each(theirs, number.of))
+			all = append(all, verdict{
+				fmt.Sprintf("%s at %d/s: %s in ms", r.name, at, number.name), fmt.Sprintf("≤ the peer's %.2f", b), spread("%.2f", each(ours, number.of)), a <= b,
+			})
+		}
+	}
+	return all
+}
+
+// Goals returns the table of goals.
+func (p page) Goals() string {
+	var lines [][]string
+	for _, v := range p.verdicts() {
+		met := "yes"
+		if !v.met {
+			met = "**no**"
+		}
+		lines = append(lines, []string{v.what, v.asked, v.got, met})
+	}
+	return table("row and figure | goal | median (between) | met", lines)
+}
+
+// Missed says which goals are missed, in a sentence.
+func (p page) Missed() string {
+	all := p.verdicts()
+	missed := slices.DeleteFunc(slices.Clone(all), func(v verdict) bool { return v.met })
+	if len(missed) == 0 {
+		return fmt.Sprintf("All %d goals of this table are met by the median.", len(all))
+	}
+	names := make([]string, len(missed))
+	for i, v := range missed {
+		names[i] = fmt.Sprintf("*%s* (%s; goal %s)", v.what, v.got, v.asked)
+	}
+	return fmt.Sprintf("%d of %d goals are **missed** by the median: %s.", len(missed), len(all), strings.Join(names, "; "))
+}
+
+// Profile returns where the time of a row goes.
+func (p page) Profile(name string) string {
+	one := p.Rows[name].Profile
+	if one == nil {
+		return table("", nil)
+	}
+	var lines [][]string
+	for i := range min(len(one.Packages), len(one.Functions)) {
+		x, y := one.Packages[i], one.Functions[i]
+		lines = append(lines, []string{"`" + x.Name + "`", fmt.Sprintf("%.1f %%", 100*x.Part), "`" + y.Name + "`", fmt.Sprintf("%.1f %%", 100*y.Part)})
+	}
+	return table("package | share | function | share", lines)
+}
+
+// Runs says what was run when, and how.
+func (p page) Runs() string {
+	var order []taken
+	names := map[taken][]string{}
+	for _, r := range rows() {
+		one, found := p.Rows[r.name]
+		if !found {
+			continue
+		}
+		t := one.Taken
+		t.Date = t.Date.Truncate(24 * 3600e9)
+		if names[t] == nil {
+			order = append(order, t)
+		}
+		names[t] = append(names[t], r.name)
+	}
+	var lines [][]string
+	for _, t := range order {
+		which := strings.Join(names[t], "; ")
+		if len(order) == 1 {
+			which = "all rows"
+		}
+		lines = append(lines, []string{
+			t.Date.Format("2006-01-02"), t.Versions.Commit, t.Versions.Go, orDash(t.Versions.Redis), orDash(t.Versions.Peer),
+			fmt.Sprintf("%d × %g s", t.Rounds, t.Seconds), fmt.Sprint(t.Seed), which,
+		})
+	}
+	return table("date | ratelimitd | Go | Redis | envoyproxy/ratelimit | rounds | seed | rows", lines)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "–"
+	}
+	return s
+}

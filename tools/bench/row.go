@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// store is where a row's counters are.
+type store int
+
+// The stores of rows.
+const (
+	memory store = iota
+	redis        // as ratelimitd is set by default: it leases hits of hot keys
+	exact        // in Redis, without leases
+)
+
+// part is a section of the page.
+type part string
+
+// The parts of the page, each with rows of its own kind.
+const (
+	costs       part = "cost"        // a closed loop
+	connections part = "connections" // a closed loop, one call at a time on each of some connections
+	rates       part = "rates"       // an open loop
+	overloads   part = "overload"    // an open loop above the peak; server and Redis on one processor, the load on another
+)
+
+// row is one kind of load, and what must come of it.
+type row struct {
+	name     string
+	part     part
+	template string // as loadgen takes it: '%d' is the key's number, '|' separates descriptors
+	keys     int
+	store    store
+	refused  bool      // each request is over its limit
+	conns    int       // connections
+	inflight int       // open calls on each, in a closed loop
+	steps    []float64 // calls a second, or multiples of the peak
+	profile  bool      // look where the time goes, too
+
+	scripts float64 // maximum number of scripts that Redis runs per request; 0 means any number
+	second  float64 // and maximum number per second, after the first few
+	goals   []goal
+}
+
+// goal is what docs/design.md asks of a row.
+type goal struct {
+	figure figure
+	most   float64 // or, of rates, the least
+}
+
+// The usual closed loop.
+const (
+	usualConns    = 4
+	usualInflight = 32
+	manyKeys      = 100_000
+	someKeys      = 2000
+)
+
+// rows are all kinds of load. Except for what is refused, their rules are never exhausted.
+func rows() []row {
+	all := []row{
+		{name: "memory: 100,000 keys", template: "user=u%d", keys: manyKeys, profile: true, goals: []goal{{toIdle, 1}}},
+		{name: "memory: one key", template: "user=hot", keys: 1},
+		{name: "memory: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, goals: []goal{{toIdle, 1.5}}},
+		{name: "memory: one key over its limit", template: "banned=hot", keys: 1, refused: true, goals: []goal{{toIdle, 1.2}}},
+		{name: "Redis: 100,000 keys", template: "user=u%d", keys: manyKeys, store: redis},
+		{name: "Redis: one key", template: "user=hot", keys: 1, store: redis, scripts: .01, goals: []goal{{toIdle, 1.2}, {rateToPeer, 3.5}}},
+		{name: "Redis: one token bucket", template: "bucket=hot", keys: 1, store: redis, scripts: .01},
+		{name: "Redis: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, store: redis, goals: []goal{{toIdle, 1.5}}},
+		// One of two scripts a second is of a replica that says that it is there.
+		{
+			name: "Redis: one key over its limit", template: "spent=hot", keys: 1, store: redis, refused: true, second: 2,
+			goals: []goal{{toIdle, 1.2}, {rateToPeer, 1.8}},
+		},
+		{
+			name: "Redis, leases off: 100,000 keys", template: "user=u%d", keys: manyKeys, store: exact, profile: true,
+			goals: []goal{{toIdle, 0.95}, {rateToPeer, 3}, {redisToPeer, 0.5}, {redisToPair, 1.6}},
+		},
+		{
+			name: "Redis, leases off: 100,000 token buckets", template: "bucket=b%d", keys: manyKeys, store: exact,
+			goals: []goal{{toIdle, 0.95}, {redisToPeer, 0.5}, {redisToPair, 1.6}},
+		},
+		{name: "Redis, leases off: one key", template: "user=hot", keys: 1, store: exact},
+		{name: "Redis, leases off: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, store: exact},
+	}
+	for i := range all {
+		all[i].part, all[i].conns, all[i].inflight = costs, usualConns, usualInflight
+	}
+	for _, n := range []int{1, 10, 100, 500} {
+		r := row{part: connections, template: "user=u%d", keys: manyKeys, conns: n, inflight: 1}
+		r.name = fmt.Sprintf("memory: connections: %d", n)
+		all = append(all, r)
+		r.name, r.store = fmt.Sprintf("Redis, leases off: connections: %d", n), exact
+		all = append(all, r)
+	}
+	steps := []float64{2000, 5000, 10_000, 20_000, 30_000}
+	all = append(all,
+		row{name: "memory: open loop", part: rates, template: "user=u%d", keys: manyKeys, conns: 8, steps: steps},
+		row{name: "Redis, leases off: open loop", part: rates, template: "user=u%d", keys: manyKeys, store: exact, conns: 8, steps: steps})
+	times := []float64{0.5, 1, 1.5, 2, 3}
+	return append(all,
+		row{name: "overload: Redis, one descriptor", part: overloads, template: wide(1), keys: someKeys, store: exact, steps: times},
+		row{name: "overload: Redis, 16 descriptors", part: overloads, template: wide(16), keys: someKeys, store: exact, steps: times},
+		row{name: "overload: memory, 16 descriptors", part: overloads, template: wide(16), keys: someKeys, steps: times})
+}
+
+// wide returns a template with n descriptors, none of them that of another key.
+func wide(n int) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("user=%c%%d", 'a'+i)
+	}
+	return strings.Join(all, "|")
+}
+
+// rules are those of the load; that of overload is told by its answers who gave them: a limit that nobody reaches, so that
+// who is refused was refused by policy.
+const (
+	rules = `domain: bench
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 4294967295}}
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 4294967295}}
+  - {key: tenant, rate_limit: {unit: year, requests_per_unit: 4294967295}}
+  - {key: bucket, rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: token_bucket}}
+  - {key: banned, rate_limit: {unit: year, requests_per_unit: 0}}
+  - {key: spent, rate_limit: {unit: year, requests_per_unit: 1}}
+`
+	overloadRules = `domain: overload
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 4294967295, on_failure: deny}}
+`
+)
+
+// peerRules returns rules for a server that knows fixed windows alone: those of a year, which it begins once.
+func peerRules(rules string) string {
+	return strings.NewReplacer(
+		"unit: second, requests_per_unit: 1000000, algorithm: token_bucket", "unit: year, requests_per_unit: 4294967295",
+		", on_failure: deny", "").Replace(rules)
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// bestSettings are the variables with which envoyproxy/ratelimit takes the least processor time.
+const bestSettings = "LOCAL_CACHE_SIZE_IN_BYTES=67108864 REDIS_PIPELINE_WINDOW=150us DISABLE_STATS=true LOG_LEVEL=error"
+
+// watched is a server under load and the Redis that it uses, or nil.
+type watched struct {
+	name          string
+	server, redis *process
+	loadCPU       int // on which the load is to run, if not negative
+}
+
+// servers are those to load. They run all the time, so that each has the same machine.
+type servers struct {
+	c      config
+	dir    string
+	stderr io.Writer
+	cpu    int // on which they run, if not negative
+	load   int // and the load
+
+	idle, memory, leasing, exact, peer, redis *process
+}
+
+// start starts what rows need that is not running yet.
+func (s *servers) start(ctx context.Context, rows []row) (err error) {
+	if s.idle == nil && s.cpu < 0 {
+		if s.idle, err = startIdle(ctx, s.c.idle, s.stderr); err != nil {
+			return err
+		}
+	}
+	for _, r := range rows {
+		if err := s.startFor(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startFor starts what a row needs.
+func (s *servers) startFor(ctx context.Context, r row) (err error) {
+	if r.store == memory {
+		return s.startOne(ctx, &s.memory, s.c.server, "ours", "BACKEND_TYPE=memory")
+	}
+	if s.redis == nil {
+		if s.redis, err = startRedis(ctx, s.cpu, s.c.redis, s.dir, s.stderr); err != nil {
+			return err
+		}
+	}
+	store := []string{"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + s.redis.addr}
+	if s.c.peer != "" {
+		if err := s.startOne(ctx, &s.peer, s.c.peer, peer, append(store, strings.Fields(s.c.peerEnv)...)...); err != nil {
+			return err
+		}
+	}
+	if r.part != overloads { // there the time that calls have is Envoy's
+		store = append(store, "REDIS_OP_TIMEOUT=1s")
+	}
+	if r.store == exact {
+		return s.startOne(ctx, &s.exact, s.c.server, "ours", append(store, "NEAR_CACHE_LEASES=false")...)
+	}
+	return s.startOne(ctx, &s.leasing, s.c.server, "ours", store...)
+}
+
+// startOne starts a server, unless it runs.
+func (s *servers) startOne(ctx context.Context, p **process, path, whose string, env ...string) (err error) {
+	if *p == nil {
+		*p, err = startServer(ctx, program{path, filepath.Join(s.dir, whose), s.cpu, env}, s.stderr)
+	}
+	return err
+}
+
+// of returns what serves a row.
+func (s *servers) of(r row) (all []watched) {
+	if s.idle != nil && (r.part != rates || r.store == memory) { // one curve of it will do
+		all = append(all, watched{idleServer, s.idle, nil, s.load})
+	}
+	switch r.store {
+	case memory:
+		return append(all, watched{ratelimitd, s.memory, nil, s.load})
+	case redis:
+		all = append(all, watched{ratelimitd, s.leasing, s.redis, s.load})
+	case exact:
+		all = append(all, watched{ratelimitd, s.exact, s.redis, s.load})
+	}
+	if s.peer != nil {
+		all = append(all, watched{peer, s.peer, s.redis, s.load})
+	}
+	return all
+}
+
+func (s *servers) stop() {
+	for _, p := range []*process{s.idle, s.memory, s.leasing, s.exact, s.peer, s.redis} {
+		if p != nil {
+			p.stop()
+		}
+	}
+}
+
+// writeRules writes the rules for ratelimitd and for another server to where startServer makes them look for them.
+func writeRules(dir string) error {
+	for domain, text := range map[string]string{"bench": rules, "overload": overloadRules} {
+		for whose, text := range map[string]string{"ours": text, peer: peerRules(text)} {
+			path := filepath.Join(dir, whose, "config")
+			if err := os.MkdirAll(path, 0o700); err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(path, domain+".yaml"), []byte(text), 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
