@@ -72,7 +72,11 @@ func (c config) programs(ctx context.Context) (v versions, err error) {
 		if err != nil {
 			commit, compiler = "unknown", "unknown" // it need not be of Go
 		}
-		v.Peer = fmt.Sprintf("commit %s, %s", commit, compiler)
+		v.Peer = "commit " + commit
+		if c.peerVersion != "" {
+			v.Peer = c.peerVersion
+		}
+		v.Peer += ", " + compiler
 	}
 	return v, nil
 }

@@ -101,7 +101,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.StringVar(&c.peer, "peer", "", "another server to compare with on Redis, such as envoyproxy/ratelimit; empty leaves it out")
 	flags.StringVar(&c.peerEnv, "peer-env", bestSettings, "variables of the other server, separated by spaces")
 	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
-	only := flags.String("run", "", "measure only the rows whose names match this expression; list prints the names")
+	only := flags.String("run", "", "measure only the rows whose names match this expression")
 	flags.IntVar(&c.rounds, "rounds", 3, "how often each server is loaded with each row")
 	flags.DurationVar(&c.warmup, "warmup", 500*time.Millisecond, "how long to load a server before measuring")
 	flags.DurationVar(&c.duration, "duration", 2*time.Second, "how long to measure")

@@ -116,14 +116,14 @@ func (p page) Rates(name string) string {
 			line := []string{fmt.Sprintf("%.0f", x)}
 			for _, server := range one.named() {
 				s := nth(one.Servers[server], i)
-				line = append(line, middle("%.2f", s, p50), middle("%.2f", s, p99), middle("%.1f", s, p999), spread("%.1f", each(s, cpu)))
+				line = append(line, middle("%.2f", s, p50), middle("%.2f", s, p99), middle("%.1f", s, p999), middle("%.1f", s, lag), spread("%.1f", each(s, cpu)))
 			}
 			lines = append(lines, line)
 		}
 	}
 	head := "offered/s"
 	for _, server := range one.named() {
-		head += fmt.Sprintf(" | %s: p50 ms | p99 | p99.9 | server µs/request", server)
+		head += fmt.Sprintf(" | %s: p50 ms | p99 | p99.9 | sent late, p99 | server µs/request", server)
 	}
 	return table(head, lines)
 }
@@ -141,7 +141,7 @@ func (p page) Overload(name string) string {
 			line := []string{load}
 			for _, server := range one.named() {
 				s := nth(one.Servers[server], i)
-				line = append(line, middle("%.0f", s, offered), spread("%.0f", each(s, good)), middle("%.0f", s, policy), middle("%.1f %%", s, unanswered))
+				line = append(line, middle("%.0f", s, offered)+lateness(s), spread("%.0f", each(s, good)), middle("%.0f", s, policy), middle("%.1f %%", s, unanswered))
 			}
 			lines = append(lines, line)
 		}
@@ -151,6 +151,15 @@ func (p page) Overload(name string) string {
 		head += fmt.Sprintf(" | %s: offered/s | goodput/s | by policy/s | errors, or late", server)
 	}
 	return table(head, lines)
+}
+
+// lateness says that calls were sent so late that figures are those of the load rather than of the server.
+func lateness(samples []sample) string {
+	const much = 5 // ms
+	if most := slices.Max(each(samples, lag)); most > much {
+		return fmt.Sprintf(" (sent up to %.0f ms late)", most)
+	}
+	return ""
 }
 
 // verdict is a goal, and what came of it.

@@ -2,11 +2,15 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"image/color"
+	"regexp"
 	"slices"
+	"strconv"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
@@ -56,9 +60,15 @@ func newPlot(title, x, y string) *plot.Plot {
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.Padding = vg.Points(6)
 	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.Padding = vg.Points(2)
+	p.Legend.Padding = vg.Points(4)
+	for _, t := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
+		t.Font.Variant = "Sans"
+	}
 	return p
 }
+
+// narrower is how much smaller text is drawn than there is room for, since fonts that stand in for another are wider.
+const narrower = 0.88
 
 // render returns a plot as SVG, in whatever plain font there is.
 func render(p *plot.Plot, width, height vg.Length) ([]byte, error) {
@@ -68,7 +78,12 @@ func render(p *plot.Plot, width, height vg.Length) ([]byte, error) {
 	if _, err := c.WriteTo(&out); err != nil {
 		return nil, err
 	}
-	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Serif"), []byte("font-family:Helvetica,Arial,sans-serif")), nil
+	style := regexp.MustCompile(`font-family:[^;]*;([^"]*)font-size:([0-9.]+)px`)
+	return style.ReplaceAllFunc(out.Bytes(), func(found []byte) []byte {
+		m := style.FindSubmatch(found)
+		size, _ := strconv.ParseFloat(string(m[2]), 64) // which the expression has checked
+		return fmt.Appendf(nil, "font-family:Arial,Helvetica,Liberation Sans,sans-serif;font-size:%.2fpx", narrower*size)
+	}), nil
 }
 
 // blank returns what there is of rows that were not measured.
@@ -89,7 +104,7 @@ func (r results) bars(title string, number func(sample) float64, want func(row) 
 	}
 	slices.Reverse(some) // the first on top
 	p := newPlot(title, "µs", "")
-	p.X.Min, p.Legend.Left, p.Legend.Top = 0, false, false
+	p.X.Min, p.Legend.Left = 0, false
 	const thick = 8
 	names := make([]string, len(some))
 	for i, x := range some {
@@ -116,6 +131,7 @@ func (r results) bars(title string, number func(sample) float64, want func(row) 
 		p.Legend.Add(at.name, b)
 	}
 	p.NominalY(names...)
+	p.X.Max *= 1.3 // room for the legend
 	return render(p, vg.Points(680), vg.Points(float64(80+len(names)*(len(servers)*thick+10))))
 }
 
@@ -182,7 +198,7 @@ func (r results) goodput(name, title string) ([]byte, error) {
 	if _, found := r.Rows[name]; !found {
 		return blank(title)
 	}
-	p := newPlot(title, "offered, thousands of requests a second", "decided by a counter in 20 ms, thousands a second")
+	p := newPlot(title, "offered, thousands of requests a second", "decided in 20 ms, thousands a second")
 	p.Add(plotter.NewGrid())
 	p.X.Min, p.Y.Min = 0, 0
 	p.Legend.Left, p.Legend.Top = false, true
@@ -192,5 +208,6 @@ func (r results) goodput(name, title string) ([]byte, error) {
 			return nil, err
 		}
 	}
+	p.Y.Max *= 1.1
 	return render(p, vg.Points(640), vg.Points(320))
 }

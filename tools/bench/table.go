@@ -16,6 +16,7 @@ func policy(s sample) float64     { return s.Policy }
 func p50(s sample) float64        { return s.P50 / 1000 }
 func p99(s sample) float64        { return s.P99 / 1000 }
 func p999(s sample) float64       { return s.P999 / 1000 }
+func lag(s sample) float64        { return s.Lag / 1000 }
 func cpu(s sample) float64        { return s.CPU.Server }
 func redisCPU(s sample) float64   { return s.CPU.Redis }
 func scripts(s sample) float64    { return 100 * s.Scripts / s.Rate }

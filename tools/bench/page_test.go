@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPageIsOfResults: docs/benchmarks.md and its plots are what the tool makes of results.json.
+func TestPageIsOfResults(t *testing.T) {
+	t.Parallel()
+	const docs = "../../docs"
+	all, err := readResults(filepath.Join(docs, "benchmarks", "results.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "benchmarks"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := all.publish(dir); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"benchmarks.md"}
+	for name := range all.plots() {
+		names = append(names, filepath.Join("benchmarks", name))
+	}
+	for _, name := range names {
+		want, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(filepath.Join(docs, name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("docs/%s is not what bin/bench -page docs makes of results.json: %v", name, err)
+		}
+	}
+	if text, _ := os.ReadFile(filepath.Join(dir, "benchmarks.md")); bytes.Contains(text, []byte("NaN")) || bytes.Contains(text, []byte("Not measured")) {
+		t.Errorf("the page lacks figures:\n%s", text)
+	}
+}
+
+// TestReadme: the figures of the front page are those of results.json.
+func TestReadme(t *testing.T) {
+	t.Parallel()
+	all, err := readResults("../../docs/benchmarks/results.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		text, row string
+		figure    figure
+	}{
+		{"CPU for a request, in memory, beside a grpc-go server that does nothing", "memory: 100,000 keys", toIdle},
+		{"CPU of the server for a request with Redis, leases off", "Redis, leases off: 100,000 keys", toPeer},
+		{"CPU of Redis for a request, leases off", "Redis, leases off: 100,000 keys", redisToPeer},
+	} {
+		if want := fmt.Sprintf("| %s | %.2f × |", x.text, median(all.Rows[x.row].values(x.figure))); !strings.Contains(string(readme), want) {
+			t.Errorf("README.md has no %q", want)
+		}
+	}
+}
+
+// TestPageOfPart: a page of what was measured of a few rows says what is not there.
+func TestPageOfPart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := (results{}).publish(dir); err == nil {
+		t.Error("a page of nothing: want an error")
+	}
+	if err := os.Mkdir(filepath.Join(dir, "benchmarks"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := example().publish(dir); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"*Not measured in this run.*",
+		"| one key | 1000 | 0.50 | 0.90 | 12.0 (8.0–18.0) | 0.90 (0.80–1.20) |",
+		"| Redis, leases off: 100,000 keys: server CPU ÷ idle server | ≤ 0.95 | 2.00 | **no** |",
+		"| Redis, leases off: 100,000 keys: Redis CPU ÷ peer | ≤ 0.5 | 0.50 | yes |",
+		"2 of 4 goals are **missed**",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page has no %q:\n%s", want, text)
+		}
+	}
+}
