@@ -11,7 +11,7 @@ import (
 	"text/template"
 )
 
-//go:embed page.md
+//go:embed page.tmpl
 var pageText string
 
 // publish writes the page and its plots to a directory.
