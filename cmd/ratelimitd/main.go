@@ -113,6 +113,6 @@ the same environment would be, and take the admin token from --token-file or $AD
 		p.auditCommand(), p.tenantCommand(), p.schemaCommand(),
 	)
 	noFiles(root.Commands()...)
-	root.AddCommand(p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.completionCommand(), p.manpagesCommand())
+	root.AddCommand(p.checkCommand(), p.fmtCommand(), p.diffCommand(), p.replayCommand(), p.completionCommand(), p.manpagesCommand())
 	return root
 }

@@ -107,7 +107,8 @@ func tableLines(rows [][]string) []string {
 }
 
 func isNumber(cell string) bool {
-	return cell == "-" || cell != "" && strings.Trim(cell, "0123456789.") == "" && cell != "."
+	digits := strings.TrimLeft(cell, "+-")
+	return cell == "-" || len(cell)-len(digits) <= 1 && digits != "" && strings.Trim(digits, "0123456789.") == "" && digits != "."
 }
 
 // plain replaces what a terminal would not show but obey.

@@ -26,7 +26,7 @@ type ruleFlags struct {
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
+	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
 	f.store, f.check = s, server.Unsupported(&s)
 	flags := cmd.Flags()
@@ -53,7 +53,7 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	if path != "" { // or else there is only an overlay
 		sources, unreadable = read()
 	}
-	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months}
+	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months, QuotaGroupBy: f.store.Rules.QuotaGroupBy}
 	if f.overlay != "" {
 		var unread descriptors.Problems
 		o.Overlay, unread = file.Read(file.Layout{Root: f.overlay, IgnoreDotFiles: f.ignoreDotFiles, What: "overlay"})

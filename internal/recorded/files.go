@@ -1,0 +1,103 @@
+package recorded
+
+import (
+	"bufio"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// Files are the files of a command line, read one after the other. What is compressed by gzip is decompressed.
+type Files struct {
+	names []string
+	stdin io.Reader
+	open  *os.File
+	read  int64 // bytes of the files as they are
+	total int64
+}
+
+// OpenFiles returns the files with these names, of which - is stdin. It fails if there is one that cannot be read.
+func OpenFiles(names []string, stdin io.Reader) (*Files, error) {
+	f := &Files{names: names, stdin: stdin}
+	known := true
+	for _, name := range names {
+		if name == "-" {
+			known = false
+			continue
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, err
+		}
+		if info.IsDir() {
+			return nil, fmt.Errorf("%s is a directory: give its files", name)
+		}
+		known = known && info.Mode().IsRegular()
+		f.total += info.Size()
+	}
+	if !known {
+		f.total = 0
+	}
+	return f, nil
+}
+
+// Progress returns how many bytes were read, and of how many; the latter is 0 if that is not known.
+func (f *Files) Progress() (read, total int64) { return f.read, f.total }
+
+// Close closes the file that is open.
+func (f *Files) Close() error {
+	if f.open == nil {
+		return nil
+	}
+	open := f.open
+	f.open = nil
+	return open.Close()
+}
+
+// Next implements [Inputs].
+func (f *Files) Next() (io.Reader, string, error) {
+	if err := f.Close(); err != nil {
+		return nil, "", err
+	}
+	if len(f.names) == 0 {
+		return nil, "", io.EOF
+	}
+	name := f.names[0]
+	f.names = f.names[1:]
+	in := f.stdin
+	if name == "-" {
+		name = "standard input"
+	} else {
+		file, err := os.Open(name) //nolint:gosec // the user names it
+		if err != nil {
+			return nil, "", err
+		}
+		f.open, in = file, file
+	}
+	b := bufio.NewReaderSize(counted{in, f}, 1<<16)
+	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
+		z, err := gzip.NewReader(b)
+		if err != nil {
+			return nil, "", fmt.Errorf("%s: %w", name, err)
+		}
+		return z, name, nil
+	} else if err != nil && !errors.Is(err, io.EOF) {
+		return nil, "", fmt.Errorf("%s: %w", name, err)
+	}
+	return b, name, nil
+}
+
+// counted counts what is read.
+type counted struct {
+	io.Reader
+
+	files *Files
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.files.read += int64(n)
+	return n, err
+}

@@ -1,0 +1,192 @@
+package recorded
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+var errNoMapping = errors.New("how a line becomes a request is not said: give --map, with the file of Envoy's configuration, or with a template " +
+	"such as 'edge remote_address=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%REQ(X-USER)%'")
+
+// parser returns what reads the lines of a file of which this is the first, and whether that is only a head. What the file is
+// the first line tells, unless there is a format.
+func (c *Config) parser(first []byte, s *Summary) (p parser, head bool, err error) { //nolint:ireturn // the first line tells which
+	format, text := c.JSON, c.Format
+	if m := c.Mapping; m != nil && format == nil && text == "" {
+		format, text = m.json, m.text
+	}
+	switch object := bytes.TrimSpace(first)[0] == '{'; {
+	case text != "":
+		p, err = c.textParser(text)
+		return p, false, err
+	case format == nil && object && isWatch(first):
+		return newWatchParser(s), false, nil
+	case format == nil && !object && isCSVHead(first):
+		p, err = c.csvParser(first)
+		return p, true, err
+	case format == nil && !object:
+		p, err = c.textParser(DefaultFormat)
+		return p, false, err
+	}
+	l, err := newJSONLayout(format)
+	if err != nil {
+		return nil, false, fmt.Errorf("the JSON format: %w", err)
+	}
+	p, err = c.logParser(l)
+	return p, false, err
+}
+
+func (c *Config) textParser(format string) (*logParser, error) {
+	f, err := newTextFormat(format)
+	if err != nil {
+		return nil, fmt.Errorf("the format of the log: %w", err)
+	}
+	return c.logParser(textLayout{f})
+}
+
+// isWatch reports whether a line is one of `watch --output json`.
+func isWatch(line []byte) bool {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(line, &fields) != nil {
+		return false
+	}
+	_, outcome := fields["outcome"]
+	_, caller := fields["caller"]
+	_, lost := fields["lost"]
+	_, skipped := fields["skipped"]
+	return outcome && caller || lost && skipped
+}
+
+// logParser makes events of a log.
+type logParser struct {
+	layout layout
+	ask    asker
+	frees  bool
+	values [][]byte
+
+	clock    clockFormat
+	start    int
+	duration int // −1 if there is none
+	flags    int // likewise
+	code     int // likewise
+}
+
+func (c *Config) logParser(l layout) (*logParser, error) {
+	p := &logParser{layout: l, frees: !c.Mapping.ends(), duration: -1, flags: -1, code: -1}
+	if c.Mapping == nil {
+		return nil, errNoMapping
+	}
+	var ok bool
+	if p.start, ok = l.find(operator{name: opStart}); !ok {
+		if p.start, ok = findStart(l); !ok {
+			return nil, fmt.Errorf("when a request came is not in %s, which needs %%START_TIME%%", l.what())
+		}
+	}
+	for name, into := range map[string]*int{opDuration: &p.duration, opFlags: &p.flags, opCode: &p.code} {
+		if i, ok := l.find(operator{name: name}); ok {
+			*into = i
+		}
+	}
+	var err error
+	if p.ask, err = c.Mapping.bind(l); err != nil {
+		return nil, err
+	}
+	p.clock, err = l.clock(p.start)
+	return p, err
+}
+
+// findStart finds an operator START_TIME that has a format.
+func findStart(l layout) (int, bool) {
+	starter, ok := l.(interface{ operators() []operator })
+	if !ok {
+		return 0, false
+	}
+	for _, o := range starter.operators() {
+		if o.name == opStart {
+			return l.find(o)
+		}
+	}
+	return 0, false
+}
+
+func (p *logParser) rest() *replay.Event { return nil }
+
+var errNoTime = errors.New("the line does not have the time at which the request came")
+
+func (p *logParser) event(line []byte) (*replay.Event, error) {
+	var err error
+	if p.values, err = p.layout.split(line, p.values[:0]); err != nil {
+		return nil, err
+	}
+	if p.values[p.start] == nil {
+		return nil, errNoTime
+	}
+	e := &replay.Event{Frees: p.frees}
+	if e.At, err = p.clock.parse(p.values[p.start]); err != nil {
+		return nil, err
+	}
+	if p.duration >= 0 {
+		if ms, ok := duration(p.values[p.duration]); ok {
+			e.End = e.At + ms
+		}
+	}
+	e.Then = p.then()
+	out := p.ask(p.values)
+	e.Request, e.Charge = out.request, out.charge
+	if e.Request == nil && e.Charge != nil {
+		return p.silent(e), nil
+	}
+	return e, nil
+}
+
+// silent makes a line of which only the call at the end is asked be that call.
+func (p *logParser) silent(e *replay.Event) *replay.Event {
+	r := e.Charge.Always
+	switch {
+	case r == nil:
+		r = e.Charge.Passed
+	case e.Charge.Passed != nil:
+		r.Descriptors = append(r.Descriptors, e.Charge.Passed.Descriptors...)
+	}
+	return &replay.Event{At: max(e.At, e.End), Request: r, Silent: true}
+}
+
+// then returns what became of the request: Envoy's flag RL says that it was refused, and where there are no flags 429 does.
+func (p *logParser) then() replay.Then {
+	refused := false
+	switch {
+	case p.flags >= 0:
+		for flag := range bytes.SplitSeq(p.values[p.flags], []byte(",")) {
+			refused = refused || string(flag) == "RL" || string(flag) == "RateLimited"
+		}
+	case p.code >= 0 && p.values[p.code] != nil:
+		refused = string(p.values[p.code]) == "429"
+	default:
+		return replay.Unknown
+	}
+	if refused {
+		return replay.Refused
+	}
+	return replay.Passed
+}
+
+// duration parses a number of milliseconds, or one with a unit such as 1.5s.
+func duration(text []byte) (engine.Micros, bool) {
+	const most = 100 * 365 * 24 * time.Hour
+	if ms, err := strconv.ParseFloat(string(text), 64); err == nil {
+		if ms < 0 || math.IsNaN(ms) || ms > float64(most/time.Millisecond) {
+			return 0, false
+		}
+		return engine.Micros(ms * 1000), true
+	}
+	d, err := time.ParseDuration(string(text))
+	return engine.Micros(d.Microseconds()), err == nil && d >= 0 && d <= most
+}

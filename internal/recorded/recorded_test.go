@@ -1,0 +1,289 @@
+package recorded_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/recorded"
+	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// parse parses key=value,key=value, which is what the tests need of how commands write descriptors.
+func parse(text string) (d limiter.Descriptor, err error) {
+	for pair := range strings.SplitSeq(text, ",") {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok {
+			return d, fmt.Errorf("%q is not of the form key=value", pair)
+		}
+		d.Entries = append(d.Entries, descriptors.Entry{Key: []byte(key), Value: []byte(value)})
+	}
+	return d, nil
+}
+
+// texts are files with these contents.
+type texts []string
+
+func (t *texts) Next() (io.Reader, string, error) {
+	if len(*t) == 0 {
+		return nil, "", io.EOF
+	}
+	first := (*t)[0]
+	*t = (*t)[1:]
+	return strings.NewReader(first), "log", nil
+}
+
+// read returns what is made of files, an event a line, and what was read; or why nothing is.
+func read(t *testing.T, c recorded.Config, files ...string) (string, recorded.Summary, error) {
+	t.Helper()
+	c.Parse = parse
+	r := recorded.New((*texts)(&files), c)
+	var b strings.Builder
+	for {
+		e, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return b.String(), r.Summary(), nil
+		}
+		if err != nil {
+			return b.String(), r.Summary(), err
+		}
+		b.WriteString(eventText(e) + "\n")
+	}
+}
+
+func eventText(e *replay.Event) string {
+	text := time.UnixMicro(int64(e.At)).UTC().Format("02 15:04:05.000000")
+	if e.End > 0 {
+		text += fmt.Sprintf("+%v", time.Duration(e.End-e.At)*time.Microsecond)
+	}
+	if e.Silent {
+		text += " silent"
+	}
+	text += map[replay.Then]string{replay.Passed: " passed", replay.Refused: " refused"}[e.Then] + requestText(e.Request)
+	if e.Charge != nil {
+		text += " | always" + requestText(e.Charge.Always) + " | passed" + requestText(e.Charge.Passed)
+	}
+	return text
+}
+
+func requestText(r *limiter.Request) string {
+	if r == nil {
+		return " -"
+	}
+	text := " " + string(r.Domain)
+	for i := range r.Descriptors {
+		d := &r.Descriptors[i]
+		text += " " + d.Text(1000)
+		if d.HasHits {
+			text += fmt.Sprintf(";hits=%d", d.Hits)
+		}
+		if d.Negative {
+			text += ";negative"
+		}
+		if d.HasOverride {
+			text += fmt.Sprintf(";limit=%d/%dx%v", d.Override.RequestsPerUnit, d.Override.Multiplier, d.Override.Unit)
+		}
+	}
+	return text
+}
+
+func template(t *testing.T, text string) *recorded.Mapping {
+	t.Helper()
+	m, err := recorded.Template(text, parse)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestLogs(t *testing.T) {
+	t.Parallel()
+	const line = `[2026-11-20T10:00:00.123Z] "GET /a?b=c HTTP/1.1" 429 RL 0 3 7 - "-" "curl/8 (x) y" "id" "shop.example" "-"`
+	for name, tt := range map[string]struct {
+		config recorded.Config
+		text   string
+		want   string
+	}{
+		"Envoy's default format": {
+			recorded.Config{Mapping: template(t, "edge path=%REQ(:PATH)%,q=%QUERY_PARAM(b)% agent=%REQ(USER-AGENT):4% host=%REQ(host)%")},
+			line,
+			"20 10:00:00.123000+7ms refused edge path=/a?b=c,q=c agent=curl host=shop.example\n",
+		},
+		"a format": {
+			recorded.Config{Format: `%START_TIME(%s.%3f)% "%REQ(X-USER)%" %%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			"1795773600.250 \"a b\" %\r\n1795773601.000 \"-\" %\n",
+			"27 10:00:00.250000 edge user=a b\n27 10:00:01.000000 -\n",
+		},
+		"a clock of another zone": {
+			recorded.Config{Format: `[%START_TIME(%d/%b/%Y:%H:%M:%S %z)%] %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			"[20/Nov/2026:11:00:00 +0100] ann",
+			"20 10:00:00.000000 edge user=ann\n",
+		},
+		"JSON of the usual names": {
+			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%jwt.sub% m=%REQ(:METHOD)%")},
+			`{"start_time":"2026-11-20T10:00:00Z","method":"GET","duration":1500,"downstream_remote_address":"[2001:db8::1]:443","jwt":{"sub":"a\"b"},"response_flags":"-"}`,
+			"20 10:00:00.000000+1.5s passed edge a=2001:db8::1 user=a\"b m=GET\n",
+		},
+		"JSON of a json_format": {
+			recorded.Config{
+				JSON:    map[string]any{"t": "%START_TIME%", "in": map[string]any{"line": "%REQ(:METHOD)% %REQ(:PATH)%"}, "n": 1, "v": "fixed"},
+				Mapping: template(t, "edge path=%REQ(:PATH)%"),
+			},
+			`{"t":"2026-11-20T10:00:00Z","in":{"line":"GET /x"},"n":1}`,
+			"20 10:00:00.000000 edge path=/x\n",
+		},
+		"CSV": {
+			recorded.Config{},
+			"\uFEFFtime,domain,descriptor,descriptor,hits,duration\n1795773600,edge,\"user=a,path=b\",ip=1,3,1s\n1795773600123,edge,user=a,,,\n",
+			"27 10:00:00.000000+1s edge user=a,path=b ip=1\n27 10:00:00.123000 edge user=a\n",
+		},
+		"CSV and a template": {
+			recorded.Config{Mapping: template(t, "edge user=%who%")},
+			"who,time\nann,2026-11-20 10:00:00.5\n",
+			"20 10:00:00.500000 edge user=ann\n",
+		},
+		"watch": {
+			recorded.Config{},
+			`{"lost":"2","skipped":"1","decisions":[]}
+{"time":"2026-11-20T10:00:00.5Z","caller":"a:1","domain":"d","entries":[{"key":"k","value":"v"}],"outcome":"OUTCOME_REFUSED","overLimit":true,"hits":"2"}
+{"time":"2026-11-20T10:00:00.5Z","caller":"a:1","domain":"d","entries":[{"key":"l","value":"w"}],"outcome":"OUTCOME_ADMITTED","overLimit":true,"hits":"0","isOverride":true,"limit":"10 per 5 minutes, token_bucket"}
+{"time":"2026-11-20T10:00:00.5Z","caller":"a:2","domain":"d","entries":[{"key":"k","value":"v"}],"isCut":true,"outcome":"OUTCOME_ADMITTED","hits":"1","isNegativeHits":true}
+`,
+			"20 10:00:00.500000 refused d k=v;hits=2 l=w;hits=0;limit=10/5xMINUTE\n20 10:00:00.500000 silent passed d k=v;hits=1;negative\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, s, err := read(t, tt.config, tt.text)
+			if d := cmp.Diff(tt.want, got); d != "" || err != nil || s.Unread > 0 {
+				t.Errorf("%v, %v (-want +got):\n%s", err, s.First, d)
+			}
+			if name == "watch" && (s.Lost != 3 || s.Cut != 1) {
+				t.Errorf("%+v, want 3 lost and 1 cut", s)
+			}
+		})
+	}
+}
+
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"2026-11-20T10:00:00Z":           "20 10:00:00.000000",
+		"2026-11-20T10:00:00.123456789Z": "20 10:00:00.123456",
+		"2026-11-20T11:00:00+01:00":      "20 10:00:00.000000",
+		"2026-11-20T11:00:00.5+0100":     "20 10:00:00.500000",
+		"2026-11-20 10:00:00":            "20 10:00:00.000000",
+		"1795773600":                     "27 10:00:00.000000",
+		"1795773600.25":                  "27 10:00:00.250000",
+		"1795773600250":                  "27 10:00:00.250000",
+		"1795773600250000":               "27 10:00:00.250000",
+		"1795773600250000999":            "27 10:00:00.250000",
+		"yesterday":                      "", "99999999999999999999": "", "0001-01-01T00:00:00Z": "", "1.2.3": "", "": "",
+	} {
+		got, s, err := read(t, recorded.Config{}, "time,domain,descriptor\n"+text+",d,a=b\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want != "" {
+			want += " d a=b\n"
+		}
+		if got != want || (want == "") != (s.Unread == 1) {
+			t.Errorf("%q: %q %v, want %q", text, got, s.First, want)
+		}
+	}
+}
+
+// TestUnread: what cannot be read is counted, the first ones with file and line, and the lines after it are read.
+func TestUnread(t *testing.T) {
+	t.Parallel()
+	text := "time,domain,descriptor\n\nnever,d,a=b\n1,d\n1795773600,d,a\n\"1795773600,d\n" + strings.Repeat("x", 3<<20) + "\n0x1,d,a=b\n,d,a=b\n1795773600,d,a=b\n"
+	got, s, err := read(t, recorded.Config{}, text, "")
+	want := []string{
+		"log:3: \"never\" is not a time: want one such as 2026-11-20T10:00:00.000Z, or seconds, ms, µs or ns since 1970",
+		"log:4: the line has not as many cells as the first line",
+		`log:5: "a" is not of the form key=value`,
+		`log:6: the line is not CSV: extraneous or missing " in quoted-field`,
+		"log:7: the line is longer than 1048576 bytes",
+	}
+	if d := cmp.Diff(want, s.First); d != "" || err != nil || s.Unread != 7 || s.Lines != 8 || got != "27 10:00:00.000000 d a=b\n" {
+		t.Errorf("%q, %+v, %v (-want +got):\n%s", got, s, err, d)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	head := "time,domain,descriptor\n"
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, _ = z.Write([]byte(head + "1795773601,d,a=b\n"))
+	_ = z.Close()
+	for name, text := range map[string]string{"a.csv": head + "1795773600,d,a=b", "b.gz": packed.String(), "cut.gz": packed.String()[:packed.Len()-6], "empty": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := func(names ...string) (n int, err error) {
+		for i, name := range names {
+			if name != "-" {
+				names[i] = filepath.Join(dir, name)
+			}
+		}
+		f, err := recorded.OpenFiles(names, strings.NewReader(head+"1795773602,d,a=b\n"))
+		if err != nil {
+			return 0, err
+		}
+		defer f.Close()
+		for r := recorded.New(f, recorded.Config{Parse: parse}); ; n++ {
+			if _, err := r.Next(); errors.Is(err, io.EOF) {
+				return n, nil
+			} else if err != nil {
+				return n, err
+			}
+		}
+	}
+	if n, err := all("a.csv", "b.gz", "empty", "-"); n != 3 || err != nil {
+		t.Errorf("%d, %v; want 3 requests", n, err)
+	}
+	if _, err := all("cut.gz"); !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "cut.gz") {
+		t.Errorf("%v, want that cut.gz ends too early", err)
+	}
+	for _, name := range []string{"none", "."} {
+		if _, err := all(name); err == nil {
+			t.Errorf("%s is read", name)
+		}
+	}
+}
+
+// FuzzLines reads what strangers may have logged.
+func FuzzLines(f *testing.F) {
+	for _, s := range []string{
+		"time,domain,descriptor\n1,d,a=b", `{"time":"2026-11-20T10:00:00Z","caller":"","outcome":"OUTCOME_ADMITTED"}`, `{"start_time":1,"path":"/?%zz"}`,
+		`[2026-11-20T10:00:00.123Z] "GET /a?b=c HTTP/1.1" 429 RL 0 3 7 - "-" "c" "id" "h" "-"`, "{}\n{", `{"lost":"1","skipped":"1"}`,
+	} {
+		f.Add(s)
+	}
+	m, err := recorded.Template("d p=%REQ(:PATH)% q=%QUERY_PARAM(b)%", parse)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, c := range []recorded.Config{{}, {Mapping: m}, {Mapping: m, Format: "%START_TIME% %REQ(:PATH)% x"}} {
+			_, s, _ := read(t, c, text)
+			if s.Unread > s.Lines {
+				t.Errorf("%+v", s)
+			}
+		}
+	})
+}

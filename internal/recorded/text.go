@@ -1,0 +1,87 @@
+package recorded
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// DefaultFormat is the format of Envoy's access logs unless its configuration has another one.
+const DefaultFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE% %RESPONSE_FLAGS% ` +
+	`%BYTES_RECEIVED% %BYTES_SENT% %DURATION% %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%" ` +
+	`"%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"`
+
+var errNotFormat = errors.New("the line is not of the log's format")
+
+// textFormat reads values from a text that was written in a format.
+type textFormat struct {
+	ops      []operator
+	literals [][]byte // before each of ops, and at the end
+}
+
+func newTextFormat(text string) (*textFormat, error) {
+	pieces, err := parseFormat(strings.TrimRight(text, "\r\n"))
+	if err != nil {
+		return nil, err
+	}
+	f := &textFormat{literals: [][]byte{nil}}
+	for _, p := range pieces {
+		if p.op == nil {
+			f.literals[len(f.literals)-1] = []byte(p.text)
+			continue
+		}
+		if n := len(f.ops); n > 0 && len(f.literals[n]) == 0 {
+			return nil, fmt.Errorf("%v%v: with nothing between them, nobody can tell where the first one ends", f.ops[n-1], *p.op)
+		}
+		f.ops = append(f.ops, *p.op)
+		f.literals = append(f.literals, nil)
+	}
+	if len(f.ops) == 0 {
+		return nil, fmt.Errorf("%q: a format has operators, such as %%START_TIME%%", text)
+	}
+	return f, nil
+}
+
+// split appends the value of each operator in line to values, nil where there is none. A value ends where the text that
+// follows it in the format comes first; the last one ends where the line does.
+func (f *textFormat) split(line []byte, values [][]byte) ([][]byte, error) {
+	line, ok := bytes.CutPrefix(line, f.literals[0])
+	if !ok {
+		return values, errNotFormat
+	}
+	for i := range f.ops {
+		next := f.literals[i+1]
+		var value []byte
+		if i == len(f.ops)-1 {
+			if value, ok = bytes.CutSuffix(line, next); !ok {
+				return values, errNotFormat
+			}
+		} else if value, line, ok = bytes.Cut(line, next); !ok {
+			return values, errNotFormat
+		}
+		if string(value) == "-" {
+			value = nil
+		}
+		values = append(values, value)
+	}
+	return values, nil
+}
+
+// textLayout is a log of lines of text.
+type textLayout struct{ *textFormat }
+
+func (l textLayout) find(want operator) (int, bool) {
+	for i, o := range l.ops {
+		if o.gives(want) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func (l textLayout) clock(i int) (clockFormat, error) { return clockOf(l.ops[i]) }
+
+func (textLayout) what() string { return "the format of the log" }
+
+func (l textLayout) operators() []operator { return l.ops }

@@ -1,0 +1,154 @@
+package replay
+
+import (
+	"context"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/memory"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Settings say how a server with the rules would decide. The zero value is one with no settings.
+type Settings struct {
+	MaxKeys      int              // MEMORY_MAX_KEYS; 0 means its default
+	Quota        bool             // QUOTA_MODE
+	StopWhenOver bool             // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT
+	LocalCache   bool             // LOCAL_CACHE_SIZE_IN_BYTES is set
+	Tenants      *tenants.Tenants // says who is on which plan; nil means that all are on the default
+}
+
+// maxLater is how many calls at the ends of requests may wait for their time.
+const maxLater = 1 << 20
+
+// Player is a server on virtual time, with one set of rules.
+type Player struct {
+	name    string
+	set     *descriptors.Set
+	now     engine.Micros
+	store   *memory.Backend
+	limiter *limiter.Limiter
+	scratch limiter.Scratch
+	aside   limiter.Scratch         // of calls whose verdict nobody sees
+	later   queue[*limiter.Request] // calls at the ends of requests
+
+	charges uint64 // calls at the ends of requests
+	hasty   uint64 // of these, those that were made too early, because too many waited
+	endless uint64 // slots that were taken by requests of which the record does not say when they ended
+}
+
+// NewPlayer returns a player of rules, which are called by a name in reports.
+func NewPlayer(name string, set *descriptors.Set, s Settings) *Player {
+	p := &Player{name: name, set: set}
+	p.store = memory.New(memory.Config{MaxKeys: s.MaxKeys, Now: func() engine.Micros { return p.now }})
+	p.limiter = limiter.New(p.store, stats.New(), limiter.Config{
+		Quota: s.Quota, StopWhenOver: s.StopWhenOver, LocalCache: s.LocalCache, Tenants: s.Tenants, Local: p.store,
+	})
+	p.limiter.SetRules(set)
+	return p
+}
+
+// play decides about a request as it would have been decided at its time. The verdict is valid until the next call.
+func (p *Player) play(ctx context.Context, e *Event) (*limiter.Verdict, error) {
+	p.reach(ctx, e.At)
+	p.now = e.At
+	v, err := p.limiter.Decide(ctx, e.Request, &p.scratch)
+	over := err == nil && v.Over
+	if err == nil {
+		p.hold(ctx, e, v)
+	}
+	if e.Charge != nil {
+		p.at(ctx, max(e.End, e.At), e.Charge.Always)
+		if !over {
+			p.at(ctx, max(e.End, e.At), e.Charge.Passed)
+		}
+	}
+	return v, err
+}
+
+// reach makes the calls that come until then.
+func (p *Player) reach(ctx context.Context, until engine.Micros) {
+	for p.later.due(until) {
+		p.next(ctx)
+	}
+}
+
+// finish makes all calls that are left.
+func (p *Player) finish(ctx context.Context) {
+	for p.later.Len() > 0 {
+		p.next(ctx)
+	}
+}
+
+func (p *Player) next(ctx context.Context) {
+	p.now = max(p.now, p.later.items[0].at)
+	p.call(ctx, p.later.pop())
+}
+
+// call makes a call for whose answer nobody waits.
+func (p *Player) call(ctx context.Context, r *limiter.Request) {
+	_, _ = p.limiter.Decide(ctx, r, &p.aside)
+}
+
+// at has a call made at a time.
+func (p *Player) at(ctx context.Context, when engine.Micros, r *limiter.Request) {
+	if r == nil {
+		return
+	}
+	p.charges++
+	p.wait(ctx, when, r)
+}
+
+func (p *Player) wait(ctx context.Context, when engine.Micros, r *limiter.Request) {
+	if p.later.Len() == maxLater {
+		p.hasty++
+		p.call(ctx, r)
+		return
+	}
+	p.later.push(when, r)
+}
+
+// hold has the slots that a request has taken be free when it ends, which is now if it was refused.
+func (p *Player) hold(ctx context.Context, e *Event, v *limiter.Verdict) {
+	for i := range v.Statuses {
+		s, d := &v.Statuses[i], &e.Request.Descriptors[i]
+		if s.Refused || d.Negative || !holds(s) {
+			continue
+		}
+		switch {
+		case !e.Frees:
+			continue
+		case v.Over:
+			p.wait(ctx, e.At, givesBack(e.Request, d))
+		case e.End == 0:
+			p.endless++
+		default:
+			p.wait(ctx, max(e.End, e.At), givesBack(e.Request, d))
+		}
+	}
+}
+
+// holds reports whether a descriptor met a limit whose slots are held.
+func holds(s *limiter.Status) bool {
+	if s.RateLimit == nil {
+		return false
+	}
+	if s.Limits == nil {
+		return s.RateLimit.Limit.Algorithm.Holds()
+	}
+	for _, l := range s.Limits.All() {
+		if l.Limit.Algorithm.Holds() {
+			return true
+		}
+	}
+	return false
+}
+
+// givesBack returns the request that frees what a descriptor of r has taken.
+func givesBack(r *limiter.Request, d *limiter.Descriptor) *limiter.Request {
+	back := *d
+	back.Negative = true
+	return &limiter.Request{Domain: r.Domain, Hits: r.Hits, Descriptors: []limiter.Descriptor{back}}
+}

@@ -1,0 +1,265 @@
+package replay
+
+import (
+	"embed"
+	"fmt"
+	"html/template"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed templates
+var embedded embed.FS
+
+// Measures of a plot, in pixels.
+const (
+	plotWidth   = 960
+	plotLeft    = 72
+	plotRight   = plotWidth - 24
+	firstPanel  = 72
+	panelName   = 22
+	totalHeight = 170
+	ruleHeight  = 72
+	panelGap    = 18
+	maxTicks    = 8
+	tabled      = 50 // rows of a table
+)
+
+// plot is what the template of a plot shows.
+type plot struct {
+	Width, Height, Left, Right int
+	LabelX, TimesY, ZoneY      int
+	Title, Says, Zone          string
+
+	Legend []legend
+	Panels []panel
+	X      []tick
+}
+
+type legend struct {
+	All               bool
+	Class, Text       string
+	X, LineEnd, TextX int
+}
+
+type panel struct {
+	Name                   string
+	NameY, Bottom, TickEnd int
+	Y                      []tick
+	All                    string // path of all requests; empty if they are not shown
+	Lines                  []line
+
+	all  []uint64   // what All shows
+	sets [][]uint64 // what Lines show
+}
+
+type tick struct {
+	At, TextAt string
+	Text       string
+}
+
+type line struct{ Class, Path string }
+
+// page is what the template of a page shows.
+type page struct {
+	Plot   *plot
+	Report *Report
+	Rules  []Rule
+	Values []Value
+}
+
+// WriteSVG writes a plot of a report: requests and refusals over time, and those of the rules that refuse most.
+func WriteSVG(w io.Writer, r *Report) error { return write(w, "svg", newPlot(r)) }
+
+// WriteHTML writes a page with the plot and the tables of a report, which needs no other files.
+func WriteHTML(w io.Writer, r *Report) error {
+	return write(w, "html", &page{
+		Plot: newPlot(r), Report: r, Rules: r.Rules[:min(len(r.Rules), tabled)], Values: r.Values[:min(len(r.Values), tabled)],
+	})
+}
+
+func write(w io.Writer, name string, data any) error {
+	t, err := template.New("").Funcs(template.FuncMap{
+		"percent": func(n, all uint64) string {
+			return strconv.FormatFloat(100*float64(n)/float64(max(all, 1)), 'f', 2, 64)
+		},
+		"most": slices.Max[[]uint64],
+		"last": func(all []string) (text string) {
+			for _, s := range all {
+				if s != "" {
+					text = s
+				}
+			}
+			return text
+		},
+		"earliest": func(all []*time.Time) string { return extreme(all, time.Time.Before) },
+		"latest":   func(all []*time.Time) string { return extreme(all, time.Time.After) },
+	}).ParseFS(embedded, "templates/*.html")
+	if err != nil {
+		return fmt.Errorf("reading the template: %w", err)
+	}
+	return t.ExecuteTemplate(w, name, data)
+}
+
+func extreme(all []*time.Time, better func(a, b time.Time) bool) string {
+	var found *time.Time
+	for _, t := range all {
+		if t != nil && (found == nil || better(*t, *found)) {
+			found = t
+		}
+	}
+	if found == nil {
+		return ""
+	}
+	return found.Format(time.RFC3339)
+}
+
+func newPlot(r *Report) *plot {
+	p := &plot{Width: plotWidth, Left: plotLeft, Right: plotRight, LabelX: plotLeft - 8, Title: "Requests and refusals", Says: says(r)}
+	t := &r.Timeline
+	p.X, p.Zone = timeTicks(t)
+	p.Legend = legends(r)
+	at := firstPanel
+	at = p.add(panel{Name: "all rules, per second", all: t.Requests, sets: t.Refused}, at, totalHeight, t)
+	for i := range t.Rules {
+		at = p.add(panel{Name: t.Rules[i].Path + ", refused per second", sets: t.Rules[i].Refused}, at, ruleHeight, t)
+	}
+	p.TimesY, p.ZoneY = at-panelGap+20, at-panelGap+40
+	p.Height = at - panelGap + 52
+	return p
+}
+
+// says says in words what a plot shows.
+func says(r *Report) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d requests from %s to %s.", r.Requests, r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
+	for i := range r.Sets {
+		s := &r.Sets[i]
+		fmt.Fprintf(&b, " %s refuses %d (%.2f%%).", s.Rules, s.Refused, 100*float64(s.Refused)/float64(max(r.Requests, 1)))
+	}
+	return b.String()
+}
+
+func legends(r *Report) (all []legend) {
+	x := plotLeft
+	add := func(l legend) {
+		l.X, l.LineEnd, l.TextX = x, x+24, x+30
+		x += 30 + 7*len([]rune(l.Text)) + 24
+		all = append(all, l)
+	}
+	add(legend{All: true, Text: "requests"})
+	for i := range r.Sets {
+		text := "refused"
+		if len(r.Sets) > 1 {
+			text = "refused by " + r.Sets[i].Rules
+		}
+		add(legend{Class: "set" + strconv.Itoa(i), Text: text})
+	}
+	return all
+}
+
+// add adds a panel below a height, and returns the height below which the next one is.
+func (p *plot) add(out panel, top, height int, t *Timeline) int {
+	all, sets := out.all, out.sets
+	out.NameY = top + 12
+	top += panelName
+	out.Bottom, out.TickEnd = top+height, top+height+5
+	most := uint64(0)
+	for _, s := range append(slices.Clone(sets), all) {
+		if len(s) > 0 {
+			most = max(most, slices.Max(s))
+		}
+	}
+	seconds := float64(max(t.Seconds, 1))
+	highest, steps := nice(float64(most) / seconds)
+	y := func(rate float64) float64 { return float64(top+height) - rate/highest*float64(height) }
+	for i := range steps + 1 {
+		rate := highest * float64(i) / float64(steps)
+		out.Y = append(out.Y, tick{At: pixels(y(rate)), TextAt: pixels(y(rate) + 4), Text: strconv.FormatFloat(rate, 'g', 4, 64)})
+	}
+	if all != nil {
+		out.All = steplike(all, len(t.Requests), func(n uint64) float64 { return y(float64(n) / seconds) }) +
+			fmt.Sprintf("L%d,%dL%d,%dZ", plotRight, top+height, plotLeft, top+height)
+	}
+	for i, s := range sets {
+		if len(s) > 0 {
+			path := steplike(s, len(t.Requests), func(n uint64) float64 { return y(float64(n) / seconds) })
+			out.Lines = append(out.Lines, line{Class: "set" + strconv.Itoa(i), Path: path})
+		}
+	}
+	p.Panels = append(p.Panels, out)
+	return top + height + panelGap
+}
+
+// steplike returns the path of values, each of which is level for as long as its bucket lasts.
+func steplike(values []uint64, n int, y func(uint64) float64) string {
+	var b strings.Builder
+	width := float64(plotRight-plotLeft) / float64(max(n, 1))
+	for i, v := range values {
+		letter := "L"
+		if i == 0 {
+			letter = "M"
+		}
+		from := plotLeft + float64(i)*width
+		fmt.Fprintf(&b, "%s%s,%sH%s", letter, pixels(from), pixels(y(v)), pixels(from+width))
+	}
+	return b.String()
+}
+
+// nice returns a round number that is at least n, and into how many steps an axis to it is divided.
+func nice(n float64) (highest float64, steps int) {
+	if n <= 0 {
+		return 1, 1
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(n)))
+	for _, c := range []struct {
+		times float64
+		steps int
+	}{{1, 2}, {2, 2}, {3, 3}, {4, 2}, {5, 5}, {6, 3}, {8, 4}, {10, 2}} {
+		if n <= c.times*unit*(1+1e-9) {
+			return c.times * unit, c.steps
+		}
+	}
+	return 10 * unit, 2
+}
+
+// timeTicks returns where times stand on the axis, and what is said below it.
+func timeTicks(t *Timeline) (ticks []tick, zone string) {
+	length := time.Duration(max(len(t.Requests), 1)) * time.Duration(t.Seconds) * time.Second
+	const day = 24 * time.Hour
+	step := day
+	for _, s := range []time.Duration{
+		time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second,
+		time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute,
+		time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, day, 2 * day, 7 * day, 14 * day, 30 * day, 90 * day, 365 * day,
+	} {
+		if step = s; length/s <= maxTicks {
+			break
+		}
+	}
+	for length/step > maxTicks {
+		step *= 10
+	}
+	layout := "15:04"
+	switch {
+	case step < time.Minute:
+		layout = time.TimeOnly
+	case step >= day:
+		layout = time.DateOnly
+	}
+	first := t.Start.Truncate(step)
+	if first.Before(t.Start) {
+		first = first.Add(step)
+	}
+	for at := first; !at.After(t.Start.Add(length)); at = at.Add(step) {
+		x := plotLeft + float64(at.Sub(t.Start))/float64(max(length, 1))*float64(plotRight-plotLeft)
+		ticks = append(ticks, tick{At: pixels(x), Text: at.Format(layout)})
+	}
+	return ticks, "UTC, " + t.Start.Format(time.DateOnly)
+}
+
+func pixels(x float64) string { return strconv.FormatFloat(x, 'f', 1, 64) }

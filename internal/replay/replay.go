@@ -1,0 +1,113 @@
+// Package replay tries rules on requests that were recorded: it plays them, in the order of their times and on virtual time,
+// through one set of rules or several, and reports what would have been refused, by which rule, of whom and when, and how
+// the sets differ.
+//
+// What decides is internal/limiter with counters in memory, which is what a server decides with; nothing is decided here.
+// Memory is bounded whatever is recorded: so many requests are held back to put them in order, counters are those of
+// pkg/backend/memory, and of descriptors the busiest are known.
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Then is what became of a request when it was recorded.
+type Then uint8
+
+// What is known of it.
+const (
+	Unknown Then = iota
+	Passed
+	Refused
+)
+
+// Event is a request that was recorded.
+type Event struct {
+	At      engine.Micros
+	Request *limiter.Request // nil if nobody would be asked about it, because it has no descriptors
+	Then    Then
+	End     engine.Micros // when it ended; 0 if that is not known
+	Frees   bool          // slots of concurrency limits that it takes are free at its end; else the record says when they are
+	Charge  *Charge       // the call at its end; nil if there is none
+	Silent  bool          // it is not a request but the call at the end of one, which is no longer refused
+}
+
+// Charge is a call that is made when a request ends, such as by apply_on_stream_done of Envoy.
+type Charge struct {
+	Always *limiter.Request // made in any case; may be nil
+	Passed *limiter.Request // made if the request passed, because it depends on the response; may be nil
+}
+
+// Source yields events, and then [io.EOF].
+type Source interface {
+	Next() (*Event, error)
+}
+
+// DefaultHeld is how many events are held back to put them in order.
+const DefaultHeld = 100_000
+
+// Config says how to play. The zero value works.
+type Config struct {
+	Held     int         // events that are held back to put them in order; 0 means DefaultHeld
+	Values   int         // descriptors that are known by name; 0 means 100,000
+	Progress func(Stage) // told every thousand events; may be nil
+}
+
+// Stage says how far a play is.
+type Stage struct{ Events uint64 }
+
+// progressEvery is how many events there are between two calls of Config.Progress.
+const progressEvery = 1000
+
+// Run plays what a source has through players, of which there is at least one.
+func Run(ctx context.Context, from Source, players []*Player, c Config) (*Report, error) {
+	if c.Held <= 0 {
+		c.Held = DefaultHeld
+	}
+	if c.Values <= 0 {
+		c.Values = 100_000
+	}
+	t := newTally(players, c.Values)
+	var (
+		waiting queue[*Event]
+		read    uint64
+	)
+	for {
+		e, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading what was recorded: %w", err)
+		}
+		if read++; read%progressEvery == 0 {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			if c.Progress != nil {
+				c.Progress(Stage{Events: read})
+			}
+		}
+		waiting.push(e.At, e)
+		if waiting.Len() > c.Held {
+			t.play(ctx, waiting.pop())
+		}
+	}
+	for waiting.Len() > 0 {
+		t.play(ctx, waiting.pop())
+	}
+	for _, p := range players {
+		p.finish(ctx)
+	}
+	return t.report(), nil
+}
+
+// timeOf returns a virtual time as a time.
+func timeOf(at engine.Micros) time.Time { return time.UnixMicro(int64(at)).UTC() }

@@ -1,0 +1,336 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+// Bounds of a report.
+const (
+	maxRules     = 10_000 // rules, beyond which the others are counted together
+	maxLimits    = 20     // limits of a rule; a request may bring its own
+	reported     = 1000   // descriptors
+	charted      = 8      // rules of which a report has the course
+	maxValueText = 192    // bytes of a descriptor's text
+)
+
+// Others is what is counted together where there would be too many.
+const Others = "(others)"
+
+// tally plays events and counts what becomes of them.
+type tally struct {
+	players []*Player
+	values  *values
+	clock   clock
+	last    engine.Micros
+
+	r       Report
+	then    Recorded
+	changed Changed
+	total   series
+	refused []series // for each player
+	rules   map[string]*ruleTally
+	over    []bool // of the event that is played, for each player
+	text    []byte
+	known   []*value // of the event's descriptors
+}
+
+// ruleTally counts what a rule does.
+type ruleTally struct {
+	Rule
+
+	series []series
+	limits map[string]*Limit
+}
+
+func newTally(players []*Player, room int) *tally {
+	n := len(players)
+	t := &tally{
+		players: players, values: newValues(room, n), refused: make([]series, n), rules: map[string]*ruleTally{}, over: make([]bool, n),
+	}
+	for _, p := range players {
+		t.r.Sets = append(t.r.Sets, Outcome{Rules: p.name})
+	}
+	return t
+}
+
+// play plays the next event. One that comes too late is played as if it came now.
+func (t *tally) play(ctx context.Context, e *Event) {
+	if t.clock.begun && e.At < t.last {
+		t.r.Late++
+		e.At = t.last
+	}
+	bucket := t.reach(e.At)
+	if e.Silent {
+		t.r.Calls++
+		for _, p := range t.players {
+			_, _ = p.play(ctx, e) // no longer refused
+		}
+		return
+	}
+	t.r.Requests++
+	t.total.add(bucket)
+	if e.Then != Unknown {
+		t.then.Requests++
+	}
+	if e.Then == Refused {
+		t.then.Refused++
+	}
+	if e.Request == nil {
+		t.r.Unasked++
+		for i := range t.players {
+			t.compare(e, i, false)
+		}
+		return
+	}
+	t.known = append(t.known[:0], make([]*value, len(e.Request.Descriptors))...)
+	for i, p := range t.players {
+		v, err := p.play(ctx, e)
+		t.over[i] = t.count(e, i, v, err)
+		t.compare(e, i, t.over[i])
+		if t.over[i] {
+			t.refused[i].add(bucket)
+		}
+		if err == nil {
+			t.descriptors(e, i, v, bucket)
+		}
+	}
+	if len(t.players) == 2 {
+		t.change()
+	}
+}
+
+// reach notes that it is a time, and returns its bucket.
+func (t *tally) reach(at engine.Micros) (bucket int) {
+	if !t.clock.begun {
+		t.r.From = timeOf(at)
+	}
+	t.last = at
+	bucket, doubled := t.clock.bucket(at)
+	for range doubled {
+		t.total.double()
+		for _, s := range t.refused {
+			s.double()
+		}
+		for _, r := range t.rules {
+			for _, s := range r.series {
+				s.double()
+			}
+		}
+	}
+	return bucket
+}
+
+// count counts what became of a request under set i, and reports whether it is refused.
+func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool) {
+	o := &t.r.Sets[i]
+	if err != nil {
+		o.Failed++
+		o.Error = cmp.Or(o.Error, err.Error())
+		return false
+	}
+	met, shadowed := false, false
+	for k := range v.Statuses {
+		s := &v.Statuses[k]
+		met = met || s.RateLimit != nil
+		shadowed = shadowed || s.Refused && !s.Over && !e.Request.Descriptors[k].Negative
+	}
+	switch {
+	case v.Over:
+		o.Refused++
+	case shadowed:
+		o.Shadowed++
+	case !met:
+		o.NoLimit++
+	}
+	return v.Over
+}
+
+// compare compares what becomes of a request under set i with what became of it when it was recorded.
+func (t *tally) compare(e *Event, i int, over bool) {
+	switch {
+	case e.Then == Passed && over:
+		t.r.Sets[i].RefusedAnew++
+	case e.Then == Refused && !over:
+		t.r.Sets[i].PassedAnew++
+	}
+}
+
+func (t *tally) change() {
+	switch {
+	case t.over[0] && t.over[1]:
+		t.changed.Both++
+	case t.over[0]:
+		t.changed.First++
+	case t.over[1]:
+		t.changed.Second++
+	}
+}
+
+// descriptors counts what became of the descriptors of a request under set i.
+func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
+	for k := range v.Statuses {
+		s, d := &v.Statuses[k], &e.Request.Descriptors[k]
+		if s.RateLimit == nil || d.Negative {
+			continue
+		}
+		r := t.rule(s, e.Request.Domain, i)
+		r.Asked[i]++
+		if known := t.known[k]; known == nil || known.rule != r.Path {
+			t.text = append(append(append(t.text[:0], e.Request.Domain...), ' '), d.Text(maxValueText)...)
+			t.known[k] = t.values.find(r.Path, t.text)
+		}
+		switch {
+		case !s.Refused:
+			continue
+		case !s.Over:
+			r.Shadowed[i]++
+			continue
+		}
+		r.refuse(i, bucket, t.last)
+		t.known[k].refused[i]++
+		if s.Limits != nil && s.Limits.Len() > 1 {
+			r.limit(s).Refused[i]++
+		}
+	}
+}
+
+// rule returns where to count what a rule does under set i.
+func (t *tally) rule(s *limiter.Status, domain []byte, i int) *ruleTally {
+	path, place := "", ""
+	if s.Rule != nil {
+		path, place = s.Rule.Path, s.Rule.Place()
+	} else {
+		path = string(domain) + " (limits of requests, without a rule)"
+	}
+	r := t.rules[path]
+	if r == nil && len(t.rules) >= maxRules {
+		path, place = Others, ""
+		r = t.rules[path]
+	}
+	if r == nil {
+		n := len(t.players)
+		r = &ruleTally{Rule: Rule{
+			Path: path, Places: make([]string, n), Asked: make([]uint64, n), Refused: make([]uint64, n), Shadowed: make([]uint64, n),
+			First: make([]*time.Time, n), Last: make([]*time.Time, n),
+		}, series: make([]series, n)}
+		t.rules[path] = r
+	}
+	r.Places[i] = place
+	return r
+}
+
+// refuse counts a refusal under set i.
+func (r *ruleTally) refuse(i, bucket int, at engine.Micros) {
+	r.Refused[i]++
+	r.series[i].add(bucket)
+	if r.First[i] == nil {
+		first := timeOf(at)
+		r.First[i], r.Last[i] = &first, new(time.Time)
+	}
+	*r.Last[i] = timeOf(at)
+}
+
+// limit returns where to count that one of several limits of a rule refused.
+func (r *ruleTally) limit(s *limiter.Status) *Limit {
+	text := s.RateLimit.String()
+	if s.RateLimit.Name != "" {
+		text = s.RateLimit.Name + ": " + text
+	}
+	if r.limits[text] == nil {
+		if len(r.limits) >= maxLimits {
+			text = Others
+		}
+		if r.limits == nil {
+			r.limits = map[string]*Limit{}
+		}
+		if r.limits[text] == nil {
+			r.limits[text] = &Limit{Limit: text, Refused: make([]uint64, len(r.Refused))}
+		}
+	}
+	return r.limits[text]
+}
+
+// report returns the report of what was played.
+func (t *tally) report() *Report {
+	r := &t.r
+	r.To = timeOf(t.last)
+	if t.then.Requests > 0 {
+		r.Then = &t.then
+	}
+	if len(t.players) == 2 {
+		r.Changed = &t.changed
+	}
+	for i, p := range t.players {
+		o := &r.Sets[i]
+		o.Charges, o.Hasty, o.Endless, o.ForcedOut = p.charges, p.hasty, p.endless, p.store.Stats().ForcedOut
+	}
+	t.reportRules()
+	t.reportValues()
+	buckets := t.clock.last + 1
+	if r.Requests == 0 {
+		buckets = 0
+	}
+	r.Timeline.Start, r.Timeline.Seconds = timeOf(t.clock.start), int64(t.clock.width/second)
+	r.Timeline.Requests = t.total.first(buckets)
+	for _, s := range t.refused {
+		r.Timeline.Refused = append(r.Timeline.Refused, s.first(buckets))
+	}
+	return r
+}
+
+func (t *tally) reportRules() {
+	all := make([]*ruleTally, 0, len(t.rules))
+	for _, r := range t.rules {
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b *ruleTally) int {
+		return cmp.Or(
+			-cmp.Compare(slices.Max(a.Refused), slices.Max(b.Refused)),
+			-cmp.Compare(slices.Max(a.Shadowed), slices.Max(b.Shadowed)),
+			-cmp.Compare(slices.Max(a.Asked), slices.Max(b.Asked)),
+			cmp.Compare(a.Path, b.Path))
+	})
+	t.r.Rules = make([]Rule, 0, len(all))
+	for n, r := range all {
+		for _, l := range r.limits {
+			r.Limits = append(r.Limits, *l)
+		}
+		slices.SortFunc(r.Limits, func(a, b Limit) int {
+			return cmp.Or(-cmp.Compare(slices.Max(a.Refused), slices.Max(b.Refused)), cmp.Compare(a.Limit, b.Limit))
+		})
+		t.r.Rules = append(t.r.Rules, r.Rule)
+		if n < charted && slices.Max(r.Refused) > 0 {
+			course := RuleSeries{Path: r.Path}
+			for _, s := range r.series {
+				course.Refused = append(course.Refused, s.first(t.clock.last+1))
+			}
+			t.r.Timeline.Rules = append(t.r.Timeline.Rules, course)
+		}
+	}
+}
+
+func (t *tally) reportValues() {
+	all := make([]*value, 0, reported)
+	for _, v := range t.values.heap {
+		if slices.Max(v.refused) > 0 {
+			all = append(all, v)
+		}
+	}
+	slices.SortFunc(all, func(a, b *value) int {
+		return cmp.Or(-cmp.Compare(slices.Max(a.refused), slices.Max(b.refused)), cmp.Compare(a.text, b.text), cmp.Compare(a.rule, b.rule))
+	})
+	t.r.Forgotten = t.values.dropped
+	t.r.Values = make([]Value, 0, min(len(all), reported))
+	for _, v := range all[:min(len(all), reported)] {
+		t.r.Values = append(t.r.Values, Value{Rule: v.rule, Text: v.text, Asked: v.asked, Missed: v.missed, Refused: v.refused})
+	}
+}
+
+// first returns what happened in the first n buckets; nil if nothing did.
+func (s series) first(n int) []uint64 { return s[:min(n, len(s))] }
