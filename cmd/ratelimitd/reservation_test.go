@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -91,6 +93,53 @@ func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimi
 		t.Fatalf("the first request is answered %v, %v, want an id", answer, err)
 	}
 	return d, g.clients[0]
+}
+
+// TestReservationsBelowTheEstimate: a tenant whose own number, or whose control, is below the estimate is served, in memory and in
+// Redis, one request at a time.
+func TestReservationsBelowTheEstimate(t *testing.T) {
+	t.Parallel()
+	const rules = `
+domain: llm
+descriptors:
+  - key: tenant
+    plan_of: tenant
+    plans:
+      default: {unit: hour, requests_per_unit: 1000, reserve: {estimate: 100}}
+`
+	tenants := filepath.Join(t.TempDir(), "tenants.csv")
+	if err := os.WriteFile(tenants, []byte("ann,default,30\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, db := range map[string]*redistest.Server{"memory": nil, "redis": redistest.Start(t)} {
+		t.Run(name, func(t *testing.T) {
+			env := []string{"ADMIN=true", "TENANTS_FILE=" + tenants, "REDIS_OP_TIMEOUT=10s"}
+			if db != nil {
+				env = append(env, "BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "REDIS_URL="+db.Addr())
+			} else {
+				env = append(env, "BACKEND_TYPE=memory")
+			}
+			d := startProcess(t, rules, env...)
+			d.ready()
+			d.command("limit", "llm", "tenant=bob", "--to", "20/hour", "--for", "1h")
+			g := &envoys{t: t, clients: []rlsv3.RateLimitServiceClient{d.client()}}
+			for _, tenant := range []string{"ann", "bob"} {
+				answer, err := g.ask("tenant", tenant, "", 0)
+				if err != nil || answer.GetOverallCode() != rlsv3.RateLimitResponse_OK || idOf(answer) == "" {
+					t.Fatalf("the first request is answered %v, %v, want an id", answer, err)
+				}
+				if second, err := g.ask("tenant", tenant, "", 0); err != nil || second.GetOverallCode() != rlsv3.RateLimitResponse_OVER_LIMIT {
+					t.Errorf("one beside it is answered %v, %v", second, err)
+				}
+				if _, err := g.ask("tenant", tenant, idOf(answer), 0); err != nil {
+					t.Fatal(err)
+				}
+				if third, err := g.ask("tenant", tenant, "", 0); err != nil || third.GetOverallCode() != rlsv3.RateLimitResponse_OK {
+					t.Errorf("the one after it is answered %v, %v", third, err)
+				}
+			}
+		})
+	}
 }
 
 // ledger is what became of streams.

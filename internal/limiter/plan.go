@@ -124,11 +124,11 @@ func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	if desc.HasOverride {
 		p.override(d, desc, t)
 	}
-	if t.rule != nil && t.match.Rule.Reserve != nil {
-		p.reserve(s.sealer, r, desc, t)
-	}
 	if len(p.steered.found) > 0 {
 		p.control(desc, i)
+	}
+	if t.rule != nil && t.match.Rule.Reserve != nil {
+		p.reserve(s.sealer, r, desc, t)
 	}
 }
 

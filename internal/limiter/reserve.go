@@ -88,9 +88,22 @@ func (p *Scratch) reserve(s *Sealer, r *Request, desc *Descriptor, t *part) {
 	default:
 		t.reserving = reserves
 		if desc.HasHits && desc.Hits == 0 || !desc.HasHits && r.Hits == 0 {
-			t.hits = t.match.Rule.Reserve.Estimate
+			t.hits = t.estimate()
 		}
 	}
+}
+
+// estimate returns what t reserves where the request does not say: no more than the limit in force ever admits, which a tenant's
+// own number, a control or the request may have made smaller than the estimate of the rule.
+func (t *part) estimate() uint64 {
+	hits := t.match.Rule.Reserve.Estimate
+	if t.unlimited || t.limits.Len() == 0 {
+		return hits
+	}
+	if most := t.limits.At(0).Limit.MaxCost(); most > 0 {
+		return min(hits, most)
+	}
+	return hits
 }
 
 // reserveOp makes op, the last one, one beside reservations. All of a request have one name; only where several are of one
