@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
@@ -93,6 +95,66 @@ func startReserving(t *testing.T, db *redistest.Server) (*daemon, rlsv3.RateLimi
 		t.Fatalf("the first request is answered %v, %v, want an id", answer, err)
 	}
 	return d, g.clients[0]
+}
+
+// TestReservationsWithSecret: with CACHE_KEY_SECRET_FILE nothing in Redis makes ids, a change of the secret leaves none of them
+// unsettled, and a server with another secret takes them for forged, which it says and counts, and charges nothing.
+func TestReservationsWithSecret(t *testing.T) {
+	t.Parallel()
+	const current, next = "the-secret-of-all-replicas-until-today", "the-secret-of-all-replicas-since-today"
+	db := redistest.Start(t)
+	start := func(file string) (*daemon, *envoys) {
+		name := filepath.Join(t.TempDir(), "secret")
+		if err := os.WriteFile(name, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d := startDaemon(t, db, reservationRules, "REDIS_OP_TIMEOUT=10s", "CACHE_KEY_SECRET_FILE="+name)
+		d.ready()
+		return d, &envoys{t: t, clients: []rlsv3.RateLimitServiceClient{d.client()}}
+	}
+	outcome := func(d *daemon, name string) float64 {
+		return d.metric(fmt.Sprintf(`ratelimitd_reservations_total{domain="llm",outcome=%q}`, name))
+	}
+	ask := func(g *envoys, id string, hits uint64) string {
+		t.Helper()
+		answer, err := g.ask("once", "ann", id, hits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return idOf(answer)
+	}
+	_, first := start(current)
+	id, other := ask(first, "", 0), ask(first, "", 0)
+	if keys := db.CLI("--scan", "--pattern", "rl:{notes}:secret"); id == "" || keys != "" {
+		t.Errorf("the id is %q, and Redis has the key %q", id, keys)
+	}
+
+	strange, g := start("a secret that only this replica has")
+	ask(g, id, 10)
+	if n := outcome(strange, "forged"); n != 1 {
+		t.Errorf("%v ids are counted as forged, want that of the others", n)
+	}
+	testkit.Eventually(t, "the log says it", func() bool { return strings.Contains(strange.Log.String(), "ids of reservations come that no server with this one's keys has made") }, strange.Log.String)
+	testkit.Eventually(t, "the log says it", func() bool { return strings.Contains(strange.Log.String(), "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none") }, strange.Log.String)
+	if left := g.left("once", "ann"); left != 4_000_000 {
+		t.Errorf("%d are left, want nothing to be charged", left)
+	}
+
+	rotated, g := start("previous: " + current + "\ncurrent: " + next + "\n")
+	ask(g, id, 10) // its counter has another name by now, but the id is known for one of ours
+	if forged, unknown := outcome(rotated, "forged"), outcome(rotated, "unknown"); forged != 0 || unknown != 1 {
+		t.Errorf("%v ids are counted as forged, and %v as unknown, want none and 1", forged, unknown)
+	}
+
+	same, g := start("current: " + current + "\nprevious: " + next + "\n")
+	ask(g, other, 10)
+	ask(g, id, 20)
+	if n := outcome(same, "settled"); n != 2 {
+		t.Errorf("%v reservations are settled, want both", n)
+	}
+	if left := g.left("once", "ann"); left != 4_000_000-30 {
+		t.Errorf("%d are left, want what did not cost 10 and 20", left)
+	}
 }
 
 // TestReservationsBelowTheEstimate: a tenant whose own number, or whose control, is below the estimate is served, in memory and in

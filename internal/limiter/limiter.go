@@ -97,6 +97,20 @@ func (l *Limiter) Reserves() bool {
 	return s != nil && s.reserves
 }
 
+// ForeignIDs returns how many ids of reservations came, in domains that have rules, that were made with none of the keys here.
+func (l *Limiter) ForeignIDs() (ids uint64) {
+	s := l.rules.Load()
+	if s == nil {
+		return 0
+	}
+	for _, d := range s.domains {
+		if n := d.reservations.Load(); n != nil {
+			ids += n.outcomes[countForged].Load()
+		}
+	}
+	return ids
+}
+
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {

@@ -1,5 +1,5 @@
 // Package secret makes of one file, which all replicas have, what keeps those who read a store from learning whom it is about:
-// the key of the names of counters, and a seal for texts that are kept beside them.
+// the key of the names of counters, those of ids of reservations, and a seal for texts that are kept beside counters.
 package secret
 
 import (
@@ -29,6 +29,8 @@ const (
 type Keys struct {
 	// Counters is the key of the names of counters.
 	Counters []byte
+	// Reservations are the keys of ids of reservations: that in use, and that of the previous secret, if there is one.
+	Reservations [][]byte
 	// Mark is the same for all who have the same secret, and tells nothing else about it.
 	Mark string
 
@@ -128,6 +130,16 @@ func New(current, previous string) (*Keys, error) {
 			return nil, err
 		}
 		k.seals = append(k.seals, before)
+	}
+	for _, one := range []string{current, previous} {
+		if one == "" {
+			continue
+		}
+		key, err := derive(one, "reservations")
+		if err != nil {
+			return nil, err
+		}
+		k.Reservations = append(k.Reservations, key)
 	}
 	return k, nil
 }

@@ -27,32 +27,48 @@ const (
 	mostInKeys = 64 << 10 // bytes in the file
 )
 
+// foreignEach is how often the log says that ids come which no server with this one's keys has made.
+const foreignEach = time.Minute
+
 // reservations holds the key that ids of reservations are made with. As a task it shares it with other replicas.
 type reservations struct {
 	sealer limiter.Sealer
 	secret func(ctx context.Context, offered []byte) ([]byte, error) // nil if the key is known
-	needed func() bool                                               // whether a rule takes reservations
+	uses   reserver
 	log    *slog.Logger
 	keys   [][]byte // the one in use, and then the one before it
+	from   string   // where the keys come from, for people
+
+	foreign uint64 // how many ids the log has told of
 }
 
-// newReservations takes the key from RESERVATION_KEY_FILE, or makes one: to be offered to the others where a store is
-// shared, and for this process alone elsewhere. needed says whether a rule takes reservations.
-func newReservations(s *settings.Settings, st *store, log *slog.Logger, needed func() bool) (*reservations, error) {
-	r := &reservations{log: log, needed: needed}
-	if name := s.Backend.ReservationKey; name != "" {
+// reserver is what uses the keys.
+type reserver interface {
+	Reserves() bool     // whether a rule takes reservations
+	ForeignIDs() uint64 // how many came that were made with none of the keys
+}
+
+// newReservations takes the keys from RESERVATION_KEY_FILE; else those that are made of CACHE_KEY_SECRET_FILE, with which whoever
+// reads the store must not learn how to make ids; or else makes one: to be offered to the others where a store is shared, and for
+// this process alone elsewhere.
+func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reservations, error) {
+	r := &reservations{log: log}
+	switch name := s.Backend.ReservationKey; {
+	case name != "":
 		keys, err := readKeys(name)
 		if err != nil {
 			return nil, fmt.Errorf("%w (RESERVATION_KEY_FILE)", err)
 		}
-		r.sealer.SetKeys(keys...)
-		return r, nil
+		r.keys, r.from = keys, "RESERVATION_KEY_FILE"
+	case st.reservationKeys != nil:
+		r.keys, r.from = st.reservationKeys, "CACHE_KEY_SECRET_FILE"
+	default:
+		key := make([]byte, keySize)
+		_, _ = rand.Read(key) // never fails
+		r.keys, r.from, r.secret = [][]byte{key}, "Redis", st.reservationKey
 	}
-	key := make([]byte, keySize)
-	_, _ = rand.Read(key) // never fails
-	r.keys = [][]byte{key}
-	if r.secret = st.reservationKey; r.secret == nil {
-		r.sealer.SetKeys(key)
+	if r.secret == nil {
+		r.sealer.SetKeys(r.keys...)
 	}
 	return r, nil
 }
@@ -83,26 +99,32 @@ func (r *reservations) String() string { return "key of reservations" }
 
 // notReady returns why requests that reserve would be charged at once, and ids be taken for forged; "" if they would not.
 func (r *reservations) notReady() string {
-	if r.secret == nil || r.sealer.Ready() || !r.needed() {
+	if r.secret == nil || r.sealer.Ready() || !r.uses.Reserves() {
 		return ""
 	}
 	return "the store, which keeps it for all replicas, has not been asked yet"
 }
 
-// Run keeps the key in step with the store, once a rule needs it. Where the store has lost it, the one in use is put back;
-// where it has another one, ids that were made with the one before are still accepted.
+// Run keeps the key in step with the store, if it is there, once a rule needs it. Where the store has lost it, the one in use is
+// put back; where it has another one, ids that were made with the one before are still accepted. And it tells of ids that no
+// server with these keys has made.
 func (r *reservations) Run(ctx context.Context) error {
-	logged, good := false, time.Now()
+	logged, good, told := false, time.Now(), time.Time{}
 	for {
-		wait := keyNeeded
-		if r.needed() {
-			err := r.sync(ctx)
-			if wait = keyRetry; err == nil {
-				wait, logged, good = keyCheck, false, time.Now()
-			}
-			if err != nil && !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
+		wait := keyCheck
+		if r.secret != nil {
+			wait = keyNeeded
+		}
+		if r.uses.Reserves() {
+			wait = keyCheck
+			if err := r.sync(ctx); err == nil {
+				logged, good = false, time.Now()
+			} else if wait = keyRetry; !logged && time.Since(good) > 2*keyCheck && ctx.Err() == nil {
 				logged = true
 				r.log.Warn("the key of reservations cannot be shared with other replicas: without it hits are charged at once", "error", err)
+			}
+			if time.Since(told) >= foreignEach && r.tell() {
+				told = time.Now()
 			}
 		}
 		select {
@@ -113,7 +135,22 @@ func (r *reservations) Run(ctx context.Context) error {
 	}
 }
 
+// tell reports whether the log has got to tell of ids.
+func (r *reservations) tell() bool {
+	n := r.uses.ForeignIDs()
+	if n == r.foreign {
+		return false
+	}
+	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: replicas may have different keys, or somebody makes them up",
+		"ids", n-r.foreign, "keys", r.from)
+	r.foreign = n
+	return true
+}
+
 func (r *reservations) sync(ctx context.Context) error {
+	if r.secret == nil {
+		return nil
+	}
 	key, err := r.secret(ctx, r.keys[0])
 	if err != nil {
 		return err

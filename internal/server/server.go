@@ -119,7 +119,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.store.notes.Says(v.says)
 	}
 	v.controls = controls.New(v.store.controls(&s, log))
-	if v.reservations, err = newReservations(&s, v.store, log, func() bool { return v.limiter.Reserves() }); err != nil {
+	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
 		return nil, err
 	}
 	v.takeTenants()
@@ -141,6 +141,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		Reservations:    &v.reservations.sealer,
 	})
 
+	v.reservations.uses = v.limiter
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
 	v.shutdown = &shutdown{health: v.health, component: v.health.Add(draining, true, "")}
@@ -270,9 +271,7 @@ func (v *Server) group() *task.Group {
 		g.Add(v.store.task)
 	}
 	g.Add(v.controls)
-	if v.reservations.secret != nil {
-		g.Add(v.reservations)
-	}
+	g.Add(v.reservations)
 	if v.store.tenants != nil {
 		g.Add(v.tenants)
 	}

@@ -31,8 +31,9 @@ type store struct {
 
 	what string // for people
 
-	secret         *descriptors.Secret                                       // of the names of counters; nil if they are plain hashes
-	reservationKey func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
+	secret          *descriptors.Secret                                       // of the names of counters; nil if they are plain hashes
+	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
+	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
 
 	observer *storeObserver                  // of the store; nil if it is this process
 	waits    func() map[string]time.Duration // of its nodes; nil if there are none
@@ -83,6 +84,9 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		return nil, err
 	}
 	v.secret = counterSecret(keys)
+	if keys != nil {
+		v.reservationKeys = keys.Reservations
+	}
 	if v.notes != nil {
 		v.notes = newSealedStore(v.notes, keys, log, h)
 	}

@@ -35,9 +35,9 @@ func backends(s *Settings) []variable {
 		{"NEAR_CACHE_REFUSAL", "1s", duration, &s.NearCache.Refusal, "", "how long, at most, a replica repeats a refusal without asking Redis; 0 means not at all (ours)"},
 		{"NEAR_CACHE_LEASES", "true", boolean, &s.NearCache.Leases, "", "fetch hits of hot keys in advance, if their rules have `lease: auto`, the default, or a number of hits; never with REDIS_KEY_FORMAT=reference or memcached (ours)"},
 		{"EXPIRATION_JITTER_MAX_SECONDS", "300", seconds, &s.Backend.JitterSeconds, shared, "counters are kept for up to this long after they stop counting, to spread their expiry; below 0 means 0"},
-		{"RESERVATION_KEY_FILE", "", text, &s.Backend.ReservationKey, "", "file with the key that ids of reservations are made with, for rules with `reserve`: at least 32 characters, the same for all replicas; what further lines have is accepted too, so that keys can be changed. Without it replicas share one in Redis, and with BACKEND_TYPE=memory it is random (ours)"},
+		{"RESERVATION_KEY_FILE", "", text, &s.Backend.ReservationKey, "", "file with the key that ids of reservations are made with, for rules with `reserve`: at least 32 characters, the same for all replicas; what further lines have is accepted too, so that keys can be changed. Without it the key is made of CACHE_KEY_SECRET_FILE; without that replicas share one in Redis, and with BACKEND_TYPE=memory it is random (ours)"},
 		{"CACHE_KEY_PREFIX", "", text, &s.Backend.KeyPrefix, "", "prefix of the names of counters in a store"},
-		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which nobody can tell from a store whom its counters, controls, tenants and audit are about; not with `reference` as the format of keys (ours)"},
+		{"CACHE_KEY_SECRET_FILE", "", text, &s.Backend.KeySecretFile, "", "file of a secret, the same for all replicas, without which nobody can tell from a store whom its counters, controls, tenants and audit are about, nor make ids of reservations; not with `reference` as the format of keys (ours)"},
 	}
 }
 
