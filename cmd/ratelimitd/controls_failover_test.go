@@ -14,10 +14,24 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
-// deployment is Redis servers, and how the one that has the controls is lost.
+// deployment is Redis servers, and how the one is lost, once its replica has what it has, whose keys begin with what is given.
 type deployment struct {
 	env  []string
-	lose func()
+	lose func(key string)
+}
+
+// replicated waits until a replica has all that was written to a master, which has the slot of a key.
+func replicated(t *testing.T, master *redistest.Server, key string) {
+	t.Helper()
+	last := master.Client().Conn()
+	defer func() { _ = last.Close() }() // nothing is under way any more
+	if err := last.Set(t.Context(), key+":last", 1, time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "a replica has what the master has", func() bool {
+		n, err := last.Wait(t.Context(), 1, time.Second).Result()
+		return err == nil && n > 0
+	})
 }
 
 // sentinels is a master and its replica, watched by three sentinels.
@@ -31,9 +45,9 @@ func sentinels(t *testing.T) deployment {
 	for _, s := range all {
 		url += "," + s.Addr()
 	}
-	return deployment{[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=" + url}, func() {
+	return deployment{[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=" + url}, func(key string) {
 		redistest.Down(all, "mine", time.Second)
-		testkit.Eventually(t, "the replica has what the master has", replica.InStep)
+		replicated(t, master, key)
 		master.Kill()
 		testkit.Eventually(t, "the replica is the master", replica.IsMaster)
 	}}
@@ -47,15 +61,16 @@ func cluster(t *testing.T) deployment {
 	for _, n := range nodes {
 		urls = append(urls, n.Addr())
 	}
-	return deployment{[]string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(urls, ",")}, func() {
+	return deployment{[]string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(urls, ",")}, func(key string) {
 		redistest.NodeTimeout(nodes, time.Second)
 		for _, n := range nodes[:3] {
-			if n.CLI("EXISTS", "rl:{notes}:text") == "1" {
+			if n.CLI("KEYS", key+"*") != "" {
+				replicated(t, n, key)
 				n.Kill()
 				return
 			}
 		}
-		t.Error("no master has the controls")
+		t.Errorf("no master has %s", key)
 	}}
 }
 
@@ -100,7 +115,7 @@ func TestControlsFailover(t *testing.T) {
 			obey("user", "ann", false)
 			obey("hot", "eve", true)
 
-			redis.lose()
+			redis.lose("rl:{notes}:text")
 			obey("hot", "eve", true)
 			obey("user", "ann", false)
 			servers[0].ready()
@@ -118,6 +133,62 @@ func TestControlsFailover(t *testing.T) {
 				allow, block, lift := strings.Index(told, "allow for 1h0m0s"), strings.Index(told, "attack"), strings.Index(told, "lift ")
 				return 0 < lift && lift < block && block < allow
 			}, func() string { return told })
+		})
+	}
+}
+
+// TestReservationsFailover: reservations outlive the server that took them and the Redis that has them, and are settled once.
+func TestReservationsFailover(t *testing.T) {
+	t.Parallel()
+	for name, deploy := range map[string]func(*testing.T) deployment{"sentinel": sentinels, "cluster": cluster} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redis := deploy(t)
+			start := func() (*daemon, *envoys) {
+				d := startProcess(t, reservationRules, append([]string{"BACKEND_TYPE=redis", "ADMIN=true", "REDIS_OP_TIMEOUT=10s"}, redis.env...)...)
+				d.ready()
+				return d, &envoys{t: t, clients: []rlsv3.RateLimitServiceClient{d.client()}}
+			}
+			first, g := start()
+			second, other := start()
+			ids := map[string][]string{}
+			keys := []string{"fixed_window", "sliding_window", "token_bucket"}
+			for _, key := range keys {
+				for range 2 {
+					answer, err := g.ask(key, "ann", "", 0)
+					if err != nil || idOf(answer) == "" {
+						t.Fatalf("%s: the first request is answered %v, %v, want an id", key, answer, err)
+					}
+					ids[key] = append(ids[key], idOf(answer))
+				}
+			}
+			_, counter, _ := strings.Cut(first.command("peek", "llm", "fixed_window=ann"), "counter ")
+			first.kill()
+			redis.lose(strings.TrimSpace(counter))
+
+			for _, key := range keys {
+				left := func(want uint32) {
+					t.Helper()
+					if got := other.left(key, "ann"); got > want || got < want-1 { // a bucket refills slowly, and is reported rounded down
+						t.Errorf("%s: %d are left, want %d", key, got, want)
+					}
+				}
+				settle := func(id string, cost uint64) { // which may fail while there is no master
+					t.Helper()
+					said := ""
+					testkit.Eventually(t, "a reservation can be settled", func() bool {
+						_, err := other.ask(key, "ann", id, cost)
+						said = fmt.Sprint(err)
+						return err == nil
+					}, func() string { return said }, second.Log.String)
+				}
+				settle(ids[key][0], 30)
+				left(budget - 30 - reservation)
+				settle(ids[key][0], 10)
+				left(budget - 30 - reservation)
+				settle(ids[key][1], 170)
+				left(budget - 30 - 170)
+			}
 		})
 	}
 }
