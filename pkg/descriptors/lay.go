@@ -107,16 +107,23 @@ func (o *overlay) put(p *pattern, d *rawDescriptor, r *reader) {
 			}
 		})
 	}
-	for _, l := range p.keys {
-		if l.k == kwRateLimits {
-			had, where := d.limits, d.limitsAt
-			o.hand.rateLimits(l.v, d)
-			d.limits, d.limitsAt = slices.Concat(had, d.limits), where
-			r.trail = append(r.trail[:0], step{key: p.path})
-			_ = r.countOK(kwRateLimits, len(d.limits), at(l.v)) // reports it
+	for _, v := range p.values(kwRateLimits) {
+		if had {
+			r.fail(at(v), p.path, "rate_limits are laid over the plans of a descriptor: want rate_limit, which is laid over each, or plans")
+		} else {
+			o.putList(p, v, d, r)
 		}
 	}
 	d.intoPlans()
+}
+
+// putList lays rate_limits, whose value is v, over a descriptor with a limit.
+func (o *overlay) putList(p *pattern, v *yaml.Node, d *rawDescriptor, r *reader) {
+	had, where := d.limits, d.limitsAt
+	o.hand.rateLimits(v, d)
+	d.limits, d.limitsAt = slices.Concat(had, d.limits), where
+	r.trail = append(r.trail[:0], step{key: p.path})
+	_ = r.countOK(kwRateLimits, len(d.limits), at(v)) // reports it
 }
 
 // values returns those that a key has.

@@ -38,6 +38,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 			all = append(all, p)
 		}
 	}
+	all = append(all, over.trials(o)...)
 	if len(sources) > 0 {
 		all = append(all, over.unmet()...)
 	}

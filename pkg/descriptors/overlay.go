@@ -41,6 +41,7 @@ type pattern struct {
 	at                 mark
 	place              string // file:line
 	path               string
+	trail              []step // the domain, the descriptors above it, and itself; of patterns with keys
 	keyGlob, valueGlob *glob
 	deep               bool // it stands for one or more descriptors, whatever their keys and values are
 	keys               []laidKey
@@ -216,6 +217,7 @@ func (o *overlay) enter(r *reader, level *patterns, p *pattern, key, value strin
 		return earlier
 	}
 	if len(p.keys) > 0 {
+		p.trail = slices.Clone(r.trail)
 		o.all = append(o.all, p)
 	}
 	return p

@@ -40,6 +40,12 @@ func (c *compiler) reserve(p *rawPolicy, r *Rule, n *node) {
 		}
 	}
 	c.reserveEntry(raw.entry, out.Entry, r, n)
+	switch {
+	case !raw.estimate.at.present():
+		c.fail(p.reserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
+	case raw.estimate.n == 0:
+		c.fail(raw.estimate.at, r.Path, "estimate 0 of a reserve: want 1 or more")
+	}
 	if limits := r.RateLimits.Limits(); len(limits) > 0 {
 		c.reservable(p, r, &limits[0])
 	}
@@ -73,10 +79,6 @@ func (c *compiler) reservable(p *rawPolicy, r *Rule, l *engine.Limit) {
 		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with %s: remove one of them", why)
 	case r.Penalty != nil:
 		c.fail(p.reserveAt, r.Path, "reserve cannot be combined with a penalty: remove one of them")
-	case !p.reserve.estimate.at.present():
-		c.fail(p.reserveAt, r.Path, "a reserve without estimate: want how many hits a request takes that does not say, such as 2000")
-	case p.reserve.estimate.n == 0:
-		c.fail(p.reserve.estimate.at, r.Path, "estimate 0 of a reserve: want 1 or more")
 	case l.Hits > 0 && p.reserve.estimate.n > l.MaxCost():
 		c.fail(p.reserve.estimate.at, r.Path, "estimate %d of a reserve never fits: want at most %d, which is what the limit admits at once", p.reserve.estimate.n, l.MaxCost())
 	}
