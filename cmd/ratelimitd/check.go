@@ -22,8 +22,9 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
 and every warning with file, line and column. Each DIR is a set of rules of its own; it may
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. With --overlay it also prints what the overlay changes; without a DIR, it
-checks the overlay alone. The exit code is 1 where there is an error, and 0 with warnings alone.
+cannot serve is an error. With --overlay it also prints what the overlay changes. With --tenants it
+also checks the table of tenants, whose plans have to be those of the rules. Without a DIR, it checks
+the overlay or the tenants alone. The exit code is 1 where there is an error, and 0 with warnings alone.
 
 With --output the problems are printed for machines, and the summaries go to stderr: json is an
 array of objects with file, line, column, path, severity and message; github is workflow commands,
@@ -34,10 +35,12 @@ or started under that name, it prints what that program prints.`,
 		Example: `  ratelimitd check config/example
   ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
   ratelimitd check --overlay overlay.yaml config/example
+  ratelimitd check --tenants tenants.csv config/example
   ratelimitd check --output sarif config/example > ratelimitd.sarif`,
-		Args: unless(append(checkFlags(), "overlay"), needs("DIR")),
+		Args: unless(append(checkFlags(), "overlay", "tenants"), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
+	flags.addTenants(cmd)
 	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag was added in the line above
@@ -52,7 +55,7 @@ or started under that name, it prints what that program prints.`,
 		if given(cmd, checkFlags()) {
 			return p.configCheck(&flags, dir)
 		}
-		if len(dirs) == 0 && flags.overlay == "" {
+		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" {
 			return needs("DIR")(cmd, dirs)
 		}
 		return p.check(&flags, form, dirs)
@@ -77,11 +80,21 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 		set, files, problems := flags.load(dir)
 		summary, err := summarize(dir, set, files, problems)
 		switch {
+		case dir == "" && flags.overlay == "":
+			summary, err = "", nil
 		case dir == "":
 			summary, err = overlayAlone(flags.overlay, problems)
 		case err == nil:
 			summary = overlaid(set) + summary
 		}
+		if dir == "" {
+			set = nil // which has no plans that tenants might be on
+		}
+		tenants, wrong := flags.checkTenants(set)
+		if wrong != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %s", flags.tenants, descriptors.CountText(len(wrong), "error")))
+		}
+		problems, summary = append(problems, wrong...), summary+tenants
 		errs = append(errs, err)
 		if form != "text" { // which has each summary behind its problems
 			all = append(all, problems...)

@@ -25,7 +25,7 @@ func (p *program) explainCommand() *cobra.Command {
 		Short: "Show which rule a descriptor matches, step by step, and with which limit",
 		Long: `Explain reads the rules in DIR and shows how each descriptor is looked up in them: what each
 entry matches, the rule that is found with its file and line, its limits, and the name of the
-counter. It asks no server and counts nothing.
+counter. It asks no server and counts nothing. With --tenants it says which plan a tenant is on.
 
 With --addr, or where RATELIMITD_ADDR is set and there is no --config, it asks a running server
 instead, which needs no files here: how the server's own rules, and the controls above them, would
@@ -39,15 +39,23 @@ needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
   ratelimitd explain --addr 127.0.0.1:8081 example fixed=ann`,
 		Args: needs("DOMAIN", "DESCRIPTOR"),
 	}
-	p.eachDescriptor(cmd, &flags, func(domain *descriptors.Domain, d *descriptor) error {
+	p.eachDescriptor(cmd, &flags, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
+		at := found{domain, domain.Match(d.keys()), domain.Explain(d.keys())}
+		if at.match.Rule != nil && at.match.Rule.Plan != "" && flags.tenants != "" {
+			var err error
+			if at.steps, err = flags.planned(set, &at.match, d); err != nil {
+				return err
+			}
+		}
 		if !asJSON {
-			p.explain(&flags, domain, d)
+			p.explain(&flags, &at, d)
 			return nil
 		}
-		x, err := explanation(&flags, domain, d)
+		x, err := explanation(&flags, &at, d)
 		all.Descriptors = append(all.Descriptors, x)
 		return err
 	})
+	flags.addTenants(cmd)
 	c.add(p, cmd)
 	addOutput(cmd, &output)
 	here := cmd.RunE
@@ -72,18 +80,24 @@ needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
 	return cmd
 }
 
+// found is how a descriptor is matched in a domain.
+type found struct {
+	domain *descriptors.Domain
+	match  descriptors.Match
+	steps  []descriptors.Step
+}
+
 // explain prints how d is matched in a domain.
-func (p *program) explain(flags *ruleFlags, domain *descriptors.Domain, d *descriptor) {
-	keys := d.keys()
+func (p *program) explain(flags *ruleFlags, at *found, d *descriptor) {
+	domain, match := at.domain, at.match
 	p.printf("%s %s\n", domain.Name, d.text)
-	for _, step := range domain.Explain(keys) {
+	for _, step := range at.steps {
 		if step.Entry == "" {
 			p.printf("  %s\n", step.Text)
 		} else {
 			p.printf("  %s: %s\n", step.Entry, step.Text)
 		}
 	}
-	match := domain.Match(keys)
 	overridden := d.limit != nil && p.explainOverride(domain, match, *d.limit)
 	if overridden || match.Rule != nil && !match.Rule.Unlimited {
 		p.printf("  counter %s\n", flags.counterKey(domain, d))
@@ -106,15 +120,14 @@ func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.
 }
 
 // explanation returns what explain prints of d, in the form of the admin API. It has no outcome, because no counter is asked.
-func explanation(flags *ruleFlags, domain *descriptors.Domain, d *descriptor) (*adminv1.Explanation, error) {
-	keys := d.keys()
-	match := domain.Match(keys)
+func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanation, error) {
+	domain, match := at.domain, at.match
 	rule, err := admin.RuleMessage(match.Rule)
 	if err != nil {
 		return nil, err
 	}
 	x := &adminv1.Explanation{Rule: rule}
-	for _, step := range domain.Explain(keys) {
+	for _, step := range at.steps {
 		x.Steps = append(x.Steps, &adminv1.Step{Entry: strings.ToValidUTF8(step.Entry, "\uFFFD"), Text: strings.ToValidUTF8(step.Text, "\uFFFD")})
 	}
 	if d.limit != nil {

@@ -40,7 +40,7 @@ have it, must be theirs. --output json prints an object for each descriptor, on 
 			return err
 		},
 	}
-	p.eachDescriptor(cmd, &flags, func(domain *descriptors.Domain, d *descriptor) error {
+	p.eachDescriptor(cmd, &flags, func(_ *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
 		rule := domain.Match(d.keys()).Rule
 		if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
 			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)

@@ -134,8 +134,12 @@ func TestReservationsWithSecret(t *testing.T) {
 	if n := outcome(strange, "forged"); n != 1 {
 		t.Errorf("%v ids are counted as forged, want that of the others", n)
 	}
-	testkit.Eventually(t, "the log says it", func() bool { return strings.Contains(strange.Log.String(), "ids of reservations come that no server with this one's keys has made") }, strange.Log.String)
-	testkit.Eventually(t, "the log says it", func() bool { return strings.Contains(strange.Log.String(), "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none") }, strange.Log.String)
+	testkit.Eventually(t, "the log says it", func() bool {
+		return strings.Contains(strange.Log.String(), "ids of reservations come that no server with this one's keys has made")
+	}, strange.Log.String)
+	testkit.Eventually(t, "the log says it", func() bool {
+		return strings.Contains(strange.Log.String(), "replicas that share this store have another CACHE_KEY_SECRET_FILE, or none")
+	}, strange.Log.String)
 	if left := g.left("once", "ann"); left != 4_000_000 {
 		t.Errorf("%d are left, want nothing to be charged", left)
 	}

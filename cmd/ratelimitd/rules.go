@@ -17,6 +17,7 @@ type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
 	overlay string // file or directory; none if empty
+	tenants string // the same
 
 	store settings.Settings                           // where counters are, and under which names
 	check func(*descriptors.Set) descriptors.Problems // what the store does not support; nil if it supports everything
@@ -26,7 +27,8 @@ type ruleFlags struct {
 
 // add adds the flags to a command, with the values of their variables as defaults.
 func (f *ruleFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT", "RUNTIME_IGNOREDOTFILES",
+	s, err := settings.Only(p.environ, "MERGE_DOMAIN_CONFIG", "RULES_STRICT", "RULES_OVERLAY", "TENANTS_FILE", "QUOTA_GROUP_BY", "USE_CALENDAR_MONTH_RATE_LIMIT",
+		"RUNTIME_IGNOREDOTFILES",
 		"BACKEND_TYPE", "REDIS_KEY_FORMAT", "MEMCACHE_KEY_FORMAT", "CACHE_KEY_PREFIX", "CACHE_KEY_SECRET_FILE")
 	f.store, f.check = s, server.Unsupported(&s)
 	flags := cmd.Flags()
@@ -70,24 +72,24 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	return set, sources, problems
 }
 
-// domain returns a domain of the rules in a directory. Warnings go to stderr.
-func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Domain, error) {
+// domain returns the rules in a directory, and a domain of them. Warnings go to stderr.
+func (f *ruleFlags) domain(p *program, path, name string) (*descriptors.Set, *descriptors.Domain, error) {
 	set, _, problems := f.load(path)
 	if set == nil {
-		return nil, problems
+		return nil, nil, problems
 	}
 	for _, problem := range problems {
 		fmt.Fprintln(p.stderr, problem)
 	}
 	if d := set.Domain([]byte(name)); d != nil {
-		return d, nil
+		return set, d, nil
 	}
-	return nil, fmt.Errorf("%s: %s", path, set.Unknown(name))
+	return nil, nil, fmt.Errorf("%s: %s", path, set.Unknown(name))
 }
 
 // eachDescriptor has cmd, whose arguments are a domain and descriptors, read the rules that its flag --config names, and
 // do something with each of the descriptors.
-func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*descriptors.Domain, *descriptor) error) {
+func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*descriptors.Set, *descriptors.Domain, *descriptor) error) {
 	var dir string
 	flagsErr := flags.add(p, cmd)
 	cmd.Flags().StringVar(&dir, "config", "", "directory, or file, of the rules (required)")
@@ -105,12 +107,12 @@ func (p *program) eachDescriptor(cmd *cobra.Command, flags *ruleFlags, do func(*
 		if flags.secret, err = server.CounterSecret(&flags.store); err != nil {
 			return err
 		}
-		domain, err := flags.domain(p, dir, args[0])
+		set, domain, err := flags.domain(p, dir, args[0])
 		if err != nil {
 			return err
 		}
 		for i := range wanted {
-			if err := do(domain, &wanted[i]); err != nil {
+			if err := do(set, domain, &wanted[i]); err != nil {
 				return err
 			}
 		}

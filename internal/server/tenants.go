@@ -40,9 +40,9 @@ func (v *Server) takeTenants() {
 	})
 	v.registry.Source(v.tenantGauges)
 	if path != "" {
-		l := file.Path(path)
-		l.What = "tenants"
-		v.listed = file.New(v.log, file.Config{Layout: l, List: v.loadTenants}, nil)
+		v.listed = file.New(v.log, file.Config{Layout: tenantFiles(path), List: func(files []file.File, problems descriptors.Problems) {
+			_ = loadTenants(v.tenants, files, problems) // which has logged what is wrong
+		}}, nil)
 	}
 }
 
@@ -56,8 +56,21 @@ func (v *Server) followTenants(ctx context.Context) error {
 	return v.listed.Run(ctx)
 }
 
+// tenantFiles returns the layout of TENANTS_FILE.
+func tenantFiles(path string) file.Layout {
+	l := file.Path(path)
+	l.What = "tenants"
+	return l
+}
+
+// ReadTenants makes the files of TENANTS_FILE the table. Its error is that of [tenants.Tenants.Load].
+func ReadTenants(t *tenants.Tenants, path string) error {
+	files, problems := file.List(tenantFiles(path))
+	return loadTenants(t, files, problems)
+}
+
 // loadTenants makes files the table.
-func (v *Server) loadTenants(files []file.File, problems descriptors.Problems) {
+func loadTenants(t *tenants.Tenants, files []file.File, problems descriptors.Problems) error {
 	var unread []tenants.Problem
 	for _, p := range problems {
 		if !p.Warning {
@@ -74,7 +87,7 @@ func (v *Server) loadTenants(files []file.File, problems descriptors.Problems) {
 		defer func() { _ = f.Close() }() // it is only read
 		inputs = append(inputs, tenants.Input{Name: files[i].Name, Reader: f})
 	}
-	_ = v.tenants.Load(inputs, unread...) // which has logged what is wrong
+	return t.Load(inputs, unread...)
 }
 
 func (v *Server) tenantGauges(values *stats.Values) {

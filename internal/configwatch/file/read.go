@@ -71,6 +71,14 @@ func ReadFile(path string) ([]descriptors.Source, descriptors.Problems) {
 	return s.sources, s.problems
 }
 
+// List lists the files of the layout, in the order of their paths, without reading them. What cannot be listed is among the problems,
+// as is a directory without files.
+func List(l Layout) ([]File, descriptors.Problems) {
+	s := &snapshot{listing: true}
+	s.scan(l)
+	return s.files, s.problems
+}
+
 // snapshot is the result of one scan of a layout.
 type snapshot struct {
 	sources  []descriptors.Source
