@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
@@ -89,11 +90,10 @@ type Controls struct {
 	horizon int64           // what is not later than this, and not known, was lifted
 	atOnce  int             // how many notes are written back in one call
 	beaten  time.Time
-	unheard error     // why the store was not told last that this process is there, though it can be read
-	failing time.Time // since when the store fails; zero if it does not
-	logged  bool      // that is in the log
-	heard   time.Time // when the store was last asked for what operators did elsewhere
-	latest  int64     // when the latest of that was done
+	unheard error           // why the store was not told last that this process is there, though it can be read
+	outage  throttle.Outage // of the store
+	heard   time.Time       // when the store was last asked for what operators did elsewhere
+	latest  int64           // when the latest of that was done
 
 	mu    sync.Mutex
 	known map[string]known // by ID; with those of the store that were lifted and would not have ended yet
@@ -117,7 +117,7 @@ func New(c Config) *Controls {
 	}
 	v := &Controls{
 		config: c, log: c.Log, first: make(chan struct{}), early: make(chan struct{}, 1), asking: make(chan struct{}, 1), known: make(map[string]known),
-		atOnce: putBackAtOnce,
+		atOnce: putBackAtOnce, outage: throttle.After(silentFor),
 	}
 	v.asking <- struct{}{}
 	return v

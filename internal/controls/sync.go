@@ -37,21 +37,16 @@ func (c *Controls) poll(ctx context.Context) time.Duration {
 		return c.unheard
 	})
 	if errors.Is(err, errUnfinished) {
-		c.failing = time.Time{}
+		c.outage.Unfinished()
 		return 0
 	}
 	if err == nil {
-		if c.logged {
+		if c.outage.Over() {
 			c.log.Info("the controls are in step with the store again")
 		}
-		c.failing, c.logged = time.Time{}, false
 		return max(0, pollEach-time.Since(began))
 	}
-	if c.failing.IsZero() {
-		c.failing = began
-	}
-	if !c.logged && time.Since(c.failing) >= silentFor && ctx.Err() == nil {
-		c.logged = true
+	if ctx.Err() == nil && c.outage.Failed(began) {
 		c.log.Warn("the controls cannot be kept in step with the store: those that are known hold until they end", "error", err)
 	}
 	return pollAfter

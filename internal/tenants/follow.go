@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
@@ -50,8 +51,7 @@ type follower struct {
 	version backend.Version // of what is known
 	epoch   string          // of the table in use
 	filling *table          // what was read so far of a store that is read anew; nil if none is
-	failing time.Time       // since when the store fails; zero if it does not
-	logged  bool            // that is in the log
+	outage  throttle.Outage // of the store
 	unread  bool            // so is that a record cannot be read
 }
 
@@ -93,17 +93,12 @@ func (t *Tenants) poll(ctx context.Context) time.Duration {
 		})
 	}
 	if err == nil {
-		if t.logged {
+		if t.outage.Over() {
 			t.log.Info("the tenants are in step with the store again")
 		}
-		t.failing, t.logged = time.Time{}, false
 		return max(0, pollEach-time.Since(began))
 	}
-	if t.failing.IsZero() {
-		t.failing = began
-	}
-	if !t.logged && time.Since(t.failing) >= silentFor && ctx.Err() == nil {
-		t.logged = true
+	if ctx.Err() == nil && t.outage.Failed(began) {
 		t.log.Warn("the tenants cannot be kept in step with the store: those that are known stay", "error", err)
 	}
 	return pollAfter

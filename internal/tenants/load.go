@@ -11,7 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // mostProblems is how many problems of a load are kept; further ones are counted.
@@ -87,7 +88,7 @@ func (r *Row) Entry() (e Entry, err error) {
 	}
 	if r.Until != "" {
 		if e.Until, err = time.Parse(time.RFC3339, r.Until); err != nil || e.Until.Unix() <= 0 {
-			return e, fmt.Errorf("until '%s': want a time such as 2030-01-31T00:00:00Z", shorten(r.Until))
+			return e, fmt.Errorf("until '%s': want a time such as 2030-01-31T00:00:00Z", descriptors.Shorten(r.Until))
 		}
 	}
 	return e, nil
@@ -155,7 +156,7 @@ func readCSV(b io.Reader, before int, each func(int, *Row) bool, wrong func(int,
 		if len(record) > 2 && record[2] != "" {
 			n, err := strconv.ParseUint(record[2], 10, 32)
 			if err != nil {
-				wrong(line, fmt.Sprintf("requests_per_unit '%s': want a number from 0 to 4294967295, or nothing", shorten(record[2])))
+				wrong(line, fmt.Sprintf("requests_per_unit '%s': want a number from 0 to 4294967295, or nothing", descriptors.Shorten(record[2])))
 				continue
 			}
 			row.Requests = new(uint32(n))
@@ -357,7 +358,7 @@ func (l *loader) strange(file string, line int, plan string) {
 
 func (l *loader) unknownPlans() {
 	for plan, u := range l.unknown {
-		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", shorten(plan), orNone(strings.Join(*l.known, ", ")))
+		text := fmt.Sprintf("unknown plan '%s': want one that a rule has: %s", descriptors.Shorten(plan), orNone(strings.Join(*l.known, ", ")))
 		if u.times > 1 {
 			text += fmt.Sprintf(" (first of %d lines)", u.times)
 		}
@@ -369,18 +370,4 @@ func (l *loader) unknownPlans() {
 		}
 		return a.Line - b.Line
 	})
-}
-
-// shorten bounds the length of a file's text in a message.
-func shorten(s string) string {
-	const most = 60
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= most {
-		return s
-	}
-	cut := most
-	for !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
 }

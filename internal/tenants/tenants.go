@@ -18,6 +18,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // MaxName is how many bytes a tenant's name may have.
@@ -106,6 +109,7 @@ func New(c Config) *Tenants {
 		c.Event = func(Event) {}
 	}
 	t := &Tenants{config: c, log: c.Log, seed: maphash.MakeSeed(), nonce: rand.Text()[:8], first: make(chan struct{})}
+	t.outage = throttle.After(silentFor)
 	t.asking = make(chan struct{}, 1)
 	t.asking <- struct{}{}
 	return t
@@ -282,7 +286,7 @@ func (e *Entry) Validate() error {
 	case e.Plan == "":
 		return errNoPlan
 	case len(e.Plan) > maxPlan || strings.ContainsAny(e.Plan, " \t\r\n"):
-		return fmt.Errorf("the plan '%s': want one that a rule has, of 1 to %d letters, digits, hyphens and underscores", shorten(e.Plan), maxPlan)
+		return fmt.Errorf("the plan '%s': want one that a rule has, of 1 to %d letters, digits, hyphens and underscores", descriptors.Shorten(e.Plan), maxPlan)
 	}
 	return nil
 }

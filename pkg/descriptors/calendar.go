@@ -84,7 +84,7 @@ func (c *compiler) askedCalendar(raw *rawLimit, item *RateLimit, path string) {
 		c.fail(asked.at, path, "calendar: true with the unit %s: want day, week, month or year", unit)
 	case zone == nil:
 		if !named.broken {
-			c.fail(named.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", shorten(name))
+			c.fail(named.at, path, "unknown timezone '%s': want a name of the IANA database, such as Europe/Berlin or UTC", Shorten(name))
 		}
 	case calendar == nil && item.Unit == Month:
 		c.fail(raw.own(kwUnitMultiplier).at, path, "unit_multiplier %d with calendar: true: want 1, 2, 3, 4, 6 or 12 months, which make up a year", item.Multiplier)

@@ -34,7 +34,7 @@ func (c *compiler) unknownReplaced() {
 	}
 	for _, n := range c.replaced {
 		if !known[named{n.domain.Name, n.name.s}] {
-			n.report.warn(n.name.at, n.path, "replaces '%s' has no effect: no limit of the domain %s has this name", shorten(n.name.s), n.domain.Name)
+			n.report.warn(n.name.at, n.path, "replaces '%s' has no effect: no limit of the domain %s has this name", Shorten(n.name.s), n.domain.Name)
 		}
 	}
 }
@@ -42,7 +42,7 @@ func (c *compiler) unknownReplaced() {
 // blanks reports white space at an end of a text that requests have to match: it is part of the text.
 func (c *compiler) blanks(t text, k, path string) {
 	if strings.TrimSpace(t.s) != t.s {
-		c.warn(t.at, path, "%s %q begins or ends with white space, so it matches only requests that have the same", k, shorten(t.s))
+		c.warn(t.at, path, "%s %q begins or ends with white space, so it matches only requests that have the same", k, Shorten(t.s))
 	}
 }
 

@@ -70,7 +70,7 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, 
 	c.withoutNumber(l, path)
 	if unit == UnitUnknown {
 		if !l.unit.broken {
-			c.fail(l.unit.or(l.at), path, "invalid rate limit unit '%s': want %s", shorten(l.unit.s), unitNames)
+			c.fail(l.unit.or(l.at), path, "invalid rate limit unit '%s': want %s", Shorten(l.unit.s), unitNames)
 		}
 		return item, false
 	}
@@ -115,7 +115,7 @@ func (c *compiler) unlimited(l *rawLimit, path string, unit Unit, listed bool) {
 		}
 		c.fail(where, path, "should not specify rate limit unit when unlimited")
 	case l.unit.s != "":
-		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", shorten(l.unit.s))
+		c.warn(l.unit.at, path, "unit '%s' has no effect when unlimited", Shorten(l.unit.s))
 	}
 	for _, o := range l.owns {
 		c.fail(o.at, path, "%s does not apply when unlimited", o.k)
@@ -130,7 +130,7 @@ func (c *compiler) algorithm(l *rawLimit, limit *engine.Limit, path string) bool
 	}
 	a, err := engine.ParseAlgorithm(own.s)
 	if err != nil && !own.broken {
-		c.fail(own.at, path, "unknown algorithm '%s': want %s", shorten(own.s), engine.AlgorithmNames())
+		c.fail(own.at, path, "unknown algorithm '%s': want %s", Shorten(own.s), engine.AlgorithmNames())
 	}
 	limit.Algorithm = a
 	return err == nil && !own.broken
@@ -170,7 +170,7 @@ func (c *compiler) parameter(own *ownKey, p engine.Parameter, l *engine.Limit, p
 	case engine.KindWord:
 		word, ok := p.Word(own.s)
 		if !ok {
-			c.fail(own.at, path, "unknown %s '%s': want %s", p, shorten(own.s), p.Accepts())
+			c.fail(own.at, path, "unknown %s '%s': want %s", p, Shorten(own.s), p.Accepts())
 		}
 		v, own.broken = word, !ok
 	case engine.KindNumber, engine.KindFlag, engine.KindZone:

@@ -156,7 +156,7 @@ func (c *compiler) quotaGroups(f *rawFile) {
 		case k.s == "":
 			c.fail(k.at, d.Name, "quota_group_by has an empty key: want the key of an entry, such as model")
 		case slices.Contains(keys, k.s):
-			c.fail(k.at, d.Name, "quota_group_by has '%s' twice", shorten(k.s))
+			c.fail(k.at, d.Name, "quota_group_by has '%s' twice", Shorten(k.s))
 		}
 		keys = append(keys, k.s)
 	}

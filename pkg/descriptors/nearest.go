@@ -14,7 +14,7 @@ const (
 
 // Unknown says that there is no domain of that name, which one may have been meant, and which ones there are.
 func (s *Set) Unknown(domain string) string {
-	text := "no domain " + printable([]byte(shorten(domain)))
+	text := "no domain " + printable([]byte(Shorten(domain)))
 	if len(s.domains) == 0 {
 		return text + ": the rules have none"
 	}
@@ -48,12 +48,12 @@ func hint(name string, known iter.Seq[string]) string {
 	meant, listed, total := nearest(name, known), []string(nil), 0
 	for k := range known {
 		if total++; total <= shownNames {
-			listed = append(listed, printable([]byte(shorten(k))))
+			listed = append(listed, printable([]byte(Shorten(k))))
 		}
 	}
 	text := ""
 	if meant != "" {
-		text = "; did you mean " + printable([]byte(shorten(meant))) + "?"
+		text = "; did you mean " + printable([]byte(Shorten(meant))) + "?"
 	}
 	switch {
 	case total == 0 || meant != "" && total == 1:

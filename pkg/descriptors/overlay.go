@@ -335,7 +335,7 @@ func show(b *strings.Builder, n *yaml.Node) {
 		b.WriteString("…")
 		return
 	case n.Kind == yaml.ScalarNode:
-		b.WriteString(printable([]byte(shorten(n.Value))))
+		b.WriteString(printable([]byte(Shorten(n.Value))))
 		return
 	case n.Kind == yaml.SequenceNode:
 		brackets = "[]"

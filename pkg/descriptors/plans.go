@@ -65,7 +65,7 @@ func (r *reader) planPairs(n *yaml.Node, d *rawDescriptor) {
 		p.name = text{s: target(key).Value, at: at(key)}
 		same := func(o rawPlan) bool { return o.name.s == p.name.s }
 		if slices.ContainsFunc(d.plans, same) {
-			r.warn(at(key), r.path(), "the plan '%s' is repeated: the last one wins", shorten(p.name.s))
+			r.warn(at(key), r.path(), "the plan '%s' is repeated: the last one wins", Shorten(p.name.s))
 			d.plans = slices.DeleteFunc(d.plans, same)
 		}
 		d.plans = append(d.plans, p)
@@ -91,7 +91,7 @@ func (r *reader) treePlans(n *TreeNode, d *rawDescriptor) {
 		p := rawPlan{name: text{s: t.Name, at: somewhere()}, at: somewhere()}
 		switch {
 		case t.RateLimit != nil && len(t.RateLimits) > 0:
-			r.fail(p.at, r.path(), "the plan '%s' has rate_limit and rate_limits: want one of them", shorten(t.Name))
+			r.fail(p.at, r.path(), "the plan '%s' has rate_limit and rate_limits: want one of them", Shorten(t.Name))
 		case t.RateLimit != nil:
 			p.limit = t.RateLimit.raw()
 		case r.countOK("a plan", len(t.RateLimits), p.at):
@@ -127,7 +127,7 @@ func (c *compiler) plans(d *rawDescriptor, n *node, path string) {
 	for i := range d.plans {
 		p := &d.plans[i]
 		if !planName(p.name.s) {
-			c.fail(p.name.at, path, "the name '%s' of a plan: want 1 to %d letters, digits, hyphens and underscores", shorten(p.name.s), maxPlanName)
+			c.fail(p.name.at, path, "the name '%s' of a plan: want 1 to %d letters, digits, hyphens and underscores", Shorten(p.name.s), maxPlanName)
 			continue
 		}
 		r := c.newRule(d, path)
@@ -179,7 +179,7 @@ func (c *compiler) planOf(d *rawDescriptor, n *node, path string) int {
 	switch {
 	case d.planOf.broken:
 	case found < 0:
-		c.fail(d.planOf.at, path, "plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", shorten(d.planOf.s), keys)
+		c.fail(d.planOf.at, path, "plan_of '%s' is not a key of this descriptor or of one above it: want one of %q", Shorten(d.planOf.s), keys)
 	case n.path()[found].flags&shareThreshold != 0:
 		c.fail(d.planOf.at, path, "plan_of '%s' is an entry with share_threshold, whose tenants share one counter: want one of them", d.planOf.s)
 	}

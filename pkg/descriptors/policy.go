@@ -90,7 +90,7 @@ func (c *compiler) onFailure(t text, r *Rule) {
 	}
 	f, ok := ParseOnFailure(t.s)
 	if !ok {
-		c.fail(t.at, r.Path, "unknown on_failure '%s': want error, allow, deny or local", shorten(t.s))
+		c.fail(t.at, r.Path, "unknown on_failure '%s': want error, allow, deny or local", Shorten(t.s))
 	}
 	r.OnFailure = f
 }
@@ -111,7 +111,7 @@ func (c *compiler) holder(t text, r *Rule, n *node) {
 		keys = append(keys, above.key)
 	}
 	if !slices.Contains(keys, t.s) {
-		c.fail(t.at, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", shorten(t.s), keys)
+		c.fail(t.at, r.Path, "holder '%s' is not a key of this descriptor or of one above it: want one of %q", Shorten(t.s), keys)
 		return
 	}
 	r.Holder = t.s
@@ -132,7 +132,7 @@ func (c *compiler) penalty(p *rawPolicy, r *Rule) {
 	if raw.on.at.present() && !raw.on.broken {
 		on, err := engine.ParseTrigger(raw.on.s)
 		if err != nil {
-			c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", shorten(raw.on.s))
+			c.fail(raw.on.at, r.Path, "unknown on '%s' of a penalty: want exceeded or reached", Shorten(raw.on.s))
 		}
 		out.On = on
 	}
@@ -175,7 +175,7 @@ func (c *compiler) lease(t text, r *Rule) {
 	default:
 		parsed, err := strconv.ParseUint(t.s, 10, 32)
 		if err != nil || parsed < minLease || parsed > maxLease {
-			c.fail(t.at, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", shorten(t.s), minLease, maxLease)
+			c.fail(t.at, r.Path, "lease '%s': want off, auto or a number of hits from %d to %d", Shorten(t.s), minLease, maxLease)
 			return
 		}
 		n = int(parsed)
@@ -210,7 +210,7 @@ func (c *compiler) headers(t text, r *Rule) {
 		}
 		r.HeadersOff = true
 	default:
-		c.fail(t.at, r.Path, "unknown headers '%s': want on or off", shorten(t.s))
+		c.fail(t.at, r.Path, "unknown headers '%s': want on or off", Shorten(t.s))
 	}
 }
 
@@ -245,7 +245,7 @@ func (c *compiler) duration(k string, t text, path string) engine.Micros {
 	}
 	d, err := time.ParseDuration(t.s)
 	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(maxWindow) {
-		c.fail(t.at, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, shorten(t.s), longestTime)
+		c.fail(t.at, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, Shorten(t.s), longestTime)
 		return 0
 	}
 	return engine.Micros(d.Microseconds())

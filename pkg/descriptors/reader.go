@@ -315,10 +315,10 @@ func (r *reader) key(p pair, where place) (k keyword, ok bool) {
 
 func (r *reader) unknown(n *yaml.Node, where place) {
 	if s := where.similar(n.Value); s != "" {
-		r.fail(at(n), r.path(), "config error, unknown key '%s': did you mean '%s'?", shorten(n.Value), s)
+		r.fail(at(n), r.path(), "config error, unknown key '%s': did you mean '%s'?", Shorten(n.Value), s)
 		return
 	}
-	r.fail(at(n), r.path(), "config error, unknown key '%s': %s takes %s", shorten(n.Value), where, where.accepted())
+	r.fail(at(n), r.path(), "config error, unknown key '%s': %s takes %s", Shorten(n.Value), where, where.accepted())
 }
 
 // ignored checks the value of a key that has no effect as far as the reference does.
@@ -393,7 +393,7 @@ func describe(n *yaml.Node) string {
 	if n.Kind == yaml.SequenceNode {
 		return "!!seq"
 	}
-	return fmt.Sprintf("%s `%s`", resolve(n).kind, shorten(n.Value))
+	return fmt.Sprintf("%s `%s`", resolve(n).kind, Shorten(n.Value))
 }
 
 // brief returns a node for messages, without its type.
@@ -407,12 +407,13 @@ func brief(n *yaml.Node) string {
 	case resolve(n).kind == kindNull:
 		return "<nil>"
 	}
-	return shorten(n.Value)
+	return Shorten(n.Value)
 }
 
-// shorten bounds the length of a file's text in a message.
-func shorten(s string) string {
+// Shorten bounds the length of a file's text in a message.
+func Shorten(s string) string {
 	const most = 60
+	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= most {
 		return s
 	}

@@ -36,7 +36,7 @@ func (c *compiler) reserve(p *rawPolicy, r *Rule, n *node) {
 	}
 	if t := raw.onExpiry; t.at.present() && !t.broken {
 		if out.Return = t.s == expiryReturn; !out.Return && t.s != expiryKeep {
-			c.fail(t.at, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", shorten(t.s))
+			c.fail(t.at, r.Path, "unknown on_expiry '%s' of a reserve: want keep or return", Shorten(t.s))
 		}
 	}
 	c.reserveEntry(raw.entry, out.Entry, r, n)
@@ -64,7 +64,7 @@ func (c *compiler) reserveEntry(t text, entry string, r *Rule, n *node) {
 	}
 	for _, above := range n.path() {
 		if above.key == entry {
-			c.fail(t.or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", shorten(entry))
+			c.fail(t.or(n.at), r.Path, "entry '%s' of a reserve is a key of this descriptor or of one above it: want one that rules do not use", Shorten(entry))
 			return
 		}
 	}

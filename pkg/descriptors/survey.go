@@ -68,7 +68,7 @@ func (r *reader) surveyed(text []byte) bool {
 func (s *survey) tooMuch(r *reader) {
 	const want = "want a file of rules, with at most %d values beside them, and %d more for each descriptor"
 	if k := s.region.key; k != "" {
-		r.fail(s.region.at, "", "error loading config file: the list or map under '%s' is too large: "+want, shorten(k), maxBeside, besidePerRule)
+		r.fail(s.region.at, "", "error loading config file: the list or map under '%s' is too large: "+want, Shorten(k), maxBeside, besidePerRule)
 		return
 	}
 	r.fail(mark{s.line, 1}, "", "error loading config file: too many values that belong to no rule up to here: "+want, maxBeside, besidePerRule)

@@ -101,17 +101,24 @@ func (p *pattern) candidates() iter.Seq[rawFile] {
 	}
 }
 
-// usualLimits yields a limit of each algorithm and each unit, with a calendar and without, the one that takes most first.
+// usualLimits yields a limit of each algorithm and each unit, without a flag and with each, those that take most first.
 func usualLimits() iter.Seq[rawLimit] {
 	own := func(k, s string, n uint64) ownKey { return ownKey{k, value{text: text{s: s, at: somewhere()}, n: n}} }
+	flags := []string{""}
+	for p := range engine.Parameters() {
+		if p.Kind() == engine.KindFlag {
+			flags = append(flags, p.String())
+		}
+	}
 	return func(yield func(rawLimit) bool) {
-		for i := range 3 * int(Week) * 2 {
-			hits, u, calendar := []uint64{1<<32 - 1, 1000, 1}[i/(2*int(Week))], Second+Unit(i/2%int(Week)), i%2 == 1
+		for i := range 3 * int(Week) * len(flags) {
+			hits := []uint64{1<<32 - 1, 1000, 1}[i/len(flags)/int(Week)]
+			u, flag := Second+Unit(i/len(flags)%int(Week)), flags[i%len(flags)]
 			for a := range engine.Algorithms() {
 				l := rawLimit{at: somewhere(), unit: text{s: u.String(), at: somewhere()}, requests: number{hits, somewhere()}}
 				l.owns = []ownKey{own(kwAlgorithm, a.String(), 0)}
-				if calendar {
-					l.owns = append(l.owns, own(engine.ParamCalendar.String(), "true", 1))
+				if flag != "" {
+					l.owns = append(l.owns, own(flag, "true", 1))
 				}
 				if !yield(l) {
 					return

@@ -15,7 +15,7 @@ func (r *reader) tagged(n *yaml.Node) (scalar, bool) {
 		return s, false
 	}
 	if tag := t.Tag; t.Style&yaml.TaggedStyle != 0 && tag != "!!str" && tag != s.kind.String() {
-		r.fail(at(n), r.path(), "error loading config file: yaml: cannot decode %s `%s` as a %s", s.kind, shorten(t.Value), tag)
+		r.fail(at(n), r.path(), "error loading config file: yaml: cannot decode %s `%s` as a %s", s.kind, Shorten(t.Value), tag)
 		return s, false
 	}
 	return s, true
@@ -33,7 +33,7 @@ const (
 func (r *reader) scalar(n *yaml.Node, want string) (scalar, bool) {
 	s, ok := r.tagged(n)
 	if ok && s.kind == kindFloat && want != "" {
-		r.fail(at(n), r.path(), "error checking config: the number %s has a fraction or is too large: %s", shorten(target(n).Value), want)
+		r.fail(at(n), r.path(), "error checking config: the number %s has a fraction or is too large: %s", Shorten(target(n).Value), want)
 		return s, false
 	}
 	return s, ok
@@ -149,7 +149,7 @@ func (r *reader) metadataMap(n *yaml.Node, out map[string]any, depth int) {
 			continue
 		}
 		if written[key.Value] {
-			r.warn(at(key), r.path(), "key '%s' is repeated: the last one wins", shorten(key.Value))
+			r.warn(at(key), r.path(), "key '%s' is repeated: the last one wins", Shorten(key.Value))
 		}
 		written[key.Value] = true
 		out[key.Value] = r.metadataValue(v, depth-1)
