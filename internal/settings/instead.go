@@ -104,3 +104,16 @@ func (s *Settings) withoutTLS() (notices []string) {
 	}
 	return notices
 }
+
+// renamed returns a notice of each header that is given another name, where LIMIT_HEADERS_FORMAT=draft leaves no choice of names.
+func (s *Settings) renamed(given map[string]string) (notices []string) {
+	if !strings.EqualFold(s.Answer.HeadersFormat, "draft") {
+		return nil
+	}
+	for _, name := range []string{"LIMIT_LIMIT_HEADER", "LIMIT_REMAINING_HEADER", "LIMIT_RESET_HEADER"} {
+		if given[name] != "" {
+			notices = append(notices, name+" has no effect with LIMIT_HEADERS_FORMAT=draft: the headers are RateLimit and RateLimit-Policy")
+		}
+	}
+	return notices
+}

@@ -249,7 +249,7 @@ func Parse(environ []string) (s Settings, notices []string, err error) {
 	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
 	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
 	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
-	return s, append(notices, s.withoutTLS()...), nil
+	return s, slices.Concat(notices, s.withoutTLS(), s.renamed(given)), nil
 }
 
 // Only reads the named variables as [Parse] does, for a command that needs no others; those have their defaults. Each is
