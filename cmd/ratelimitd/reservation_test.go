@@ -204,6 +204,9 @@ descriptors:
 					t.Errorf("the one after it is answered %v, %v", third, err)
 				}
 			}
+			if n := d.metric(`ratelimitd_reserved_hits{rule="llm.tenant@default"}`); n != 30+20 {
+				t.Errorf("%v hits are reserved in the metrics, want those of both tenants", n)
+			}
 		})
 	}
 }

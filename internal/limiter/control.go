@@ -274,6 +274,9 @@ func (l *Limiter) Gauges(v *stats.Values) {
 		if shown++; shown > readyLimits {
 			return
 		}
+		if r.Reserve != nil {
+			v.Gauge(stats.ReservedHits, float64(s.rules[r.Index].reserved.sum()), r.Path)
+		}
 		for _, item := range r.RateLimits.All() {
 			if !r.Unlimited {
 				v.Gauge(stats.RuleLimit, float64(item.RequestsPerUnit), item.Limit.Algorithm.String(), item.Name, r.Path, item.WindowText())

@@ -114,6 +114,7 @@ type ruleCounts struct {
 	dynamic bounded[stats.Rule]        // under keys that may contain values of requests
 
 	fallbacks fallbacks
+	reserved  reservedNow
 }
 
 func (c *counts) snapshot(set *descriptors.Set) *snapshot {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -259,6 +260,13 @@ func (n *reservations) count(p *Scratch) {
 			continue
 		}
 		d := &p.ops[t.op].Decision
+		if t.rule != nil && p.ops[t.op].Err == nil && t.fell == descriptors.FailDefault {
+			hits := d.Reserved
+			if t.reserving == released { // since the decision
+				hits -= min(hits, t.hits)
+			}
+			t.rule.reserved.see(p.ops[t.op].Key, hits, time.Duration(p.ops[t.op].Reserve.TTL)*time.Microsecond)
+		}
 		n.outcomes[countExpired].Add(uint64(d.Expired))
 		switch {
 		case t.reserving == charges:

@@ -23,6 +23,7 @@ const (
 	ControlDecisionsTotal
 	ReservationsTotal
 	ReservationHitsTotal
+	ReservedHits
 	Tenants
 	TenantsUnknownPlan
 	TenantsLoadsTotal
@@ -175,6 +176,7 @@ func requestRows() []Row {
 		counter(ControlDecisionsTotal, "ratelimitd.control_decisions_total", "Descriptors that a control decided, or put another number in force for. Those of all but the first 1,000 controls are counted together, as `__other__`.", "control", "kind"),
 		counter(ReservationsTotal, "ratelimitd.reservations_total", "What became of reservations: hits were reserved (reserved), or spent without one because 10,000 were open or there was no key for ids (unrecorded); a request was refused after all, so they were given back (released); settled; no such reservation is open, because it was settled before, has expired or is another descriptor's (unknown); an id that no server gave out (forged); a request ended without one and was charged (charged); or nobody settled it in time (expired).", "domain", "outcome"),
 		counter(ReservationHitsTotal, "ratelimitd.reservation_hits_total", "Hits that were reserved, that settlements gave back, or that they charged beyond what was reserved. What was spent is the first less the second plus the third.", "action", "domain"),
+		gauge(ReservedHits, "ratelimitd.reserved_hits", "Hits that open reservations hold now, of all counters of a rule: what the store said of each, reservations of other replicas included, when this replica last decided on it; until it has not for as long as the ttl of the rule. So replicas that share a store know the same counters: take their maximum, not their sum. Of the first 1,000 rules, and of 10,000 counters of each.", "rule"),
 		gauge(Tenants, "ratelimitd.tenants", "Tenants that are said to be on a plan, by TENANTS_FILE (file) or in Redis (store), those that have ended included.", "source"),
 		gauge(TenantsUnknownPlan, "ratelimitd.tenants_unknown_plan", "Those of them that are on a plan which no rule has, and get the default.", "source"),
 		counter(TenantsLoadsTotal, "ratelimitd.tenants_loads_total", "Loads of TENANTS_FILE, by what became of them: it is in use (loaded), or it is refused, and the last good one stays in use (refused).", "result"),
