@@ -240,6 +240,11 @@ func controls() []panel {
 			queries: []query{{"sum by (domain, outcome) (rate(ratelimitd_reservations_total{$domains}[$__rate_interval]))", "{{domain}}: {{outcome}}"}},
 		},
 		{
+			title: "Hits reserved now", unit: "short", see: "reservations",
+			help:    "By rule: what requests under way hold of their budgets. Rising without an end: nobody settles.",
+			queries: []query{{"sum by (rule) (ratelimitd_reserved_hits{$self})", "{{rule}}"}},
+		},
+		{
 			title: "Hits reserved, given back, charged", unit: "short", see: "reservations",
 			help:    "Much given back: estimates are too high, and requests are refused that would fit. Much charged: they are too low, and budgets are exceeded for a while.",
 			queries: []query{{"sum by (domain, action) (rate(ratelimitd_reservation_hits_total{$domains}[$__rate_interval]))", "{{domain}}: {{action}}"}},
