@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -127,7 +128,12 @@ const maxTopRows = 1000
 
 // topTable returns the lines of the table: what it is about, the heading, and a row for each descriptor that has search in it.
 func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []string {
-	rows := [][]string{{"HITS", "±", "REFUSED", "±", "RULE", "DESCRIPTOR"}}
+	heading := []string{"HITS", "±", "REFUSED", "±", "RULE", "DESCRIPTOR"}
+	reserves := slices.ContainsFunc(a.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
+	if reserves {
+		heading = slices.Insert(heading, 2, "RESERVED")
+	}
+	rows := [][]string{heading}
 	for _, e := range a.GetEntries() {
 		rule, descriptor := plain(e.GetRule()), entriesArgument(e.GetEntries(), e.GetIsCut())
 		if rule == "" {
@@ -136,10 +142,18 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {
 			continue
 		}
-		rows = append(rows, []string{
+		row := []string{
 			strconv.FormatUint(e.GetHits(), 10), strconv.FormatUint(e.GetHitsError(), 10),
 			strconv.FormatUint(e.GetRefused(), 10), strconv.FormatUint(e.GetRefusedError(), 10), rule, descriptor,
-		})
+		}
+		if reserves {
+			reserved := "-"
+			if e.Reserved != nil {
+				reserved = strconv.FormatUint(e.GetReserved(), 10)
+			}
+			row = slices.Insert(row, 2, reserved)
+		}
+		rows = append(rows, row)
 	}
 	lines := append(topHead(q, a), tableLines(rows)...)
 	if len(rows) == 1 {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/top"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -23,6 +24,8 @@ import (
 const (
 	defaultTop = 20
 	maxTop     = 1000
+	// Of so many rows the store is asked what is reserved.
+	maxReserved = 100
 )
 
 func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopResponse, error) {
@@ -55,7 +58,9 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 	if window == adminv1.Window_WINDOW_HOUR {
 		query.Window = top.Hour
 	}
-	m := topMessage(s.config.Top.Top(query), masks)
+	found := s.config.Top.Top(query)
+	m := topMessage(found, masks)
+	s.addReserved(ctx, found.Rows, m.GetEntries())
 	if who.Limited() && (q.GetRule() == "" || m.GetFromAllRules()) { // which is counted of all domains together
 		m.Hits, m.Refused = 0, 0
 	}
@@ -112,6 +117,38 @@ func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
 	return !slices.ContainsFunc(wanted, func(w *adminv1.EntryFilter) bool {
 		return !slices.ContainsFunc(all, func(e top.Entry) bool { return e.Key == w.GetKey() && (w.Value == nil || e.Value == w.GetValue()) })
 	})
+}
+
+// addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
+func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*adminv1.TopEntry) {
+	reserving, set := map[string]bool{}, s.limiter.Rules()
+	if set == nil {
+		return
+	}
+	for r := range set.Rules() {
+		if r.Reserve != nil {
+			reserving[r.Path] = true
+		}
+	}
+	asked := 0
+	for i := range rows {
+		r := &rows[i]
+		if r.Cut || !reserving[r.Rule] {
+			continue
+		}
+		if asked++; asked > maxReserved {
+			return
+		}
+		d := make([]descriptors.Entry, len(r.Entries))
+		for j, e := range r.Entries {
+			d[j] = descriptors.Entry{Key: []byte(e.Key), Value: []byte(e.Value)}
+		}
+		c, err := s.limiter.Peek(ctx, r.Domain, d)
+		if err != nil {
+			return // the next one would be waited for as long
+		}
+		entries[i].Reserved = new(c.Decision.Reserved)
+	}
 }
 
 func topMessage(a top.Answer, masks *mask) *adminv1.TopResponse {

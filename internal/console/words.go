@@ -35,9 +35,12 @@ func words() template.FuncMap {
 		"onfail":  onFailureText,
 		"many":    many,
 		"to":      overrideText,
-		"n":       func(n uint64) string { return count(float64(n)) },
-		"obey":    obey,
-		"masked":  masked,
+		"reserves": func(t *adminv1.TopResponse) bool {
+			return slices.ContainsFunc(t.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
+		},
+		"n":      func(n uint64) string { return count(float64(n)) },
+		"obey":   obey,
+		"masked": masked,
 		"domains": func(all []string) string {
 			if len(all) == 1 {
 				return "the domain " + all[0]

@@ -3219,7 +3219,10 @@ type TopEntry struct {
 	// The hits that were refused, in shadow mode too.
 	Refused uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
 	// How many more or fewer they may be.
-	RefusedError  uint64 `protobuf:"varint,8,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	RefusedError uint64 `protobuf:"varint,8,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	// The hits that its counter has reserved now, which are among hits if they were asked for in this time. It is known of the
+	// first hundred whose rule reserves, unless their entries are cut or the store does not answer.
+	Reserved      *uint64 `protobuf:"varint,9,opt,name=reserved,proto3,oneof" json:"reserved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3306,6 +3309,13 @@ func (x *TopEntry) GetRefused() uint64 {
 func (x *TopEntry) GetRefusedError() uint64 {
 	if x != nil {
 		return x.RefusedError
+	}
+	return 0
+}
+
+func (x *TopEntry) GetReserved() uint64 {
+	if x != nil && x.Reserved != nil {
+		return *x.Reserved
 	}
 	return 0
 }
@@ -7102,7 +7112,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\funknown_hits\x18\x06 \x01(\x04R\vunknownHits\x12'\n" +
 	"\x0funknown_refused\x18\a \x01(\x04R\x0eunknownRefused\x12$\n" +
 	"\x0esampled_one_in\x18\b \x01(\rR\fsampledOneIn\x12$\n" +
-	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xf5\x01\n" +
+	"\x0efrom_all_rules\x18\t \x01(\bR\ffromAllRules\"\xa3\x02\n" +
 	"\bTopEntry\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x124\n" +
@@ -7112,7 +7122,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"hits_error\x18\x06 \x01(\x04R\thitsError\x12\x18\n" +
 	"\arefused\x18\a \x01(\x04R\arefused\x12#\n" +
-	"\rrefused_error\x18\b \x01(\x04R\frefusedError\"D\n" +
+	"\rrefused_error\x18\b \x01(\x04R\frefusedError\x12\x1f\n" +
+	"\breserved\x18\t \x01(\x04H\x00R\breserved\x88\x01\x01B\v\n" +
+	"\t_reserved\"D\n" +
 	"\vEntryFilter\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x19\n" +
 	"\x05value\x18\x02 \x01(\tH\x00R\x05value\x88\x01\x01B\b\n" +
@@ -7817,6 +7829,7 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[29].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
