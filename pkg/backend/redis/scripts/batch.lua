@@ -7,7 +7,7 @@
 -- if the operation failed; −3 if a decision beside reservations follows, 14 doubles.
 local read, decide, decide_one
 local out, size, errors, readonly = {}, 0, nil, nil
-local call, unpacked = redis.pcall, struct.unpack
+local call, unpacked, keys = redis.pcall, struct.unpack, KEYS
 
 local function answer(ok, d)
   size = size + 1
@@ -45,7 +45,7 @@ while pos <= length do
     local base, fresh, lasts = start + spent, nil, nil
     local most = (counts == 1 and window - 1 or math.min(hits, window - 1)) - spent
     for i = k, k + n - 1 do
-      local key = KEYS[i]
+      local key = keys[i]
       local state = call('INCRBY', key, by)
       local used = type(state) == 'number' and state - base
       if used and used >= 0 and used <= most then
@@ -74,41 +74,50 @@ while pos <= length do
     cost, count, den, burst, us, window, leaky, counts, pos = unpacked('<I4I4I4I4ddBB', asked, pos)
     local spends = cost * count * us
     local most = math.min((burst - cost * count + leaky) * us - leaky, 9007199254740991 - spends)
-    local full, fulls -- what is written where nothing was spent, and for how long
-    local states, pack = call('MGET', unpack(KEYS, k, k + n - 1)), struct.pack
+    -- What is written where nothing was spent, which is the same for all: what stands before the last number, and until when it
+    -- matters; all of it, and for how long.
+    local first, free, full, fulls
+    local states, pack = call('MGET', unpack(keys, k, k + n - 1)), struct.pack
     for i = 1, n do
-      local key, state = KEYS[k + i - 1], states[i]
-      local queued, stop, kept, done = -1, now, 0, false
+      local key, state = keys[k + i - 1], states[i]
+      local queued, kept, done = -1, 0, false
       if state == false then
         queued = 0
       elseif state and #state == 48 then
-        local at, whole, part, unit
-        at, whole, part, unit, stop, kept = unpacked('<dddddd', state)
-        local came = (now - at) * den
-        if stop <= now then
-          queued, stop = 0, now
-        elseif unit == us and came >= 0 and came < 9007199254740992 and came % 1 == 0 and whole >= 0 and whole % 1 == 0
-          and part >= 0 and part < us and part % 1 == 0 then -- else no script wrote this
-          queued = whole * us + part
-          if queued > 9007199254740991 then queued = -1 elseif queued > came then queued = queued - came else queued = 0 end
+        local at, whole, part, unit, last
+        at, whole, part, unit, last, kept = unpacked('<dddddd', state)
+        if last <= now then
+          queued = 0
+        else
+          local came = (now - at) * den
+          if unit == us and came >= 0 and came < 9007199254740992 and came % 1 == 0 and whole >= 0 and whole % 1 == 0
+            and part >= 0 and part < us and part % 1 == 0 then -- else no script wrote this
+            queued = whole * us + part
+            if queued > 9007199254740991 then queued = -1 elseif queued > came then queued = queued - came else queued = 0 end
+            if leaky == 1 and last - now ~= (queued + (den - queued % den) % den) / den then queued = -1 end
+          end
         end
       end
-      if queued >= 0 and queued <= most and kept < 18014398509481984
-        and (leaky == 0 or stop - now == (queued + (den - queued % den) % den) / den) then
-        local spent = queued + spends
-        local over, part = spent % den, spent % us
-        stop = now + (spent - over) / den
-        if over > 0 then stop = stop + 1 end
+      if queued >= 0 and queued <= most and kept < 18014398509481984 then
+        local text, stop = first, free
+        if queued > 0 or not text then
+          local spent = queued + spends
+          local over, part = spent % den, spent % us
+          stop = now + (spent - over) / den
+          if over > 0 then stop = stop + 1 end
+          text = pack('<ddddd', now, (spent - part) / us, part, us, stop)
+          if queued == 0 then first, free = text, stop end
+        end
         if stop <= kept and state then
-          done = call('SETRANGE', key, '0', pack('<ddddd', now, (spent - part) / us, part, us, stop)) == 48
+          done = call('SETRANGE', key, '0', text) == 48
         else
-          local text, lasts = full, fulls
-          if queued > 0 or not text then
+          local whole, lasts = full, fulls
+          if queued > 0 or not whole then
             kept = stop + math.max(stop - now, math.min(window, 10000000)) + slack * 1000
-            text, lasts = pack('<dddddd', now, (spent - part) / us, part, us, stop, kept), math.ceil((kept - now) / 1000)
-            if queued == 0 then full, fulls = text, string.format('%.0f', lasts) end
+            whole, lasts = text .. pack('<d', kept), string.format('%.0f', math.ceil((kept - now) / 1000))
+            if queued == 0 then full, fulls = whole, lasts end
           end
-          done = call('SET', key, text, 'PX', lasts, state and 'XX' or 'NX')
+          done = call('SET', key, whole, 'PX', lasts, state and 'XX' or 'NX')
           done = done and done.ok
         end
       end
