@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -41,7 +42,7 @@ type config struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
@@ -65,6 +66,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case c.check && len(before.Rows) == 0:
 		return fmt.Errorf("%s has nothing to compare with", path)
 	}
+	if c.docs != "" && !c.check {
+		if err := c.writable(before, filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
 	now, err := c.measure(ctx, stderr)
 	if err != nil {
 		return err
@@ -84,10 +90,31 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := before.merge(now); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	return errors.Join(before.write(path), before.publish(c.docs))
+}
+
+// writable says why what is about to be measured could not be written, before a quarter of an hour is spent on it.
+func (c config) writable(before results, dir string) error {
+	some, err := c.chosen()
+	if err != nil {
 		return err
 	}
-	return errors.Join(before.write(path), before.publish(c.docs))
+	if err := before.takes(thisMachine(), len(some)); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		f, err := os.CreateTemp(d, ".bench")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // parse reads the flags.

@@ -319,3 +319,40 @@ func TestDigest(t *testing.T) {
 		t.Errorf("digest = %+v, want packages %v", got, want)
 	}
 }
+
+// TestTellsFirst: what would keep results from being written is told before anything is measured, for which there is no
+// program here.
+func TestTellsFirst(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "benchmarks"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := example().write(filepath.Join(dir, "benchmarks", "results.json")); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken := t.TempDir()
+	if err := os.WriteFile(filepath.Join(taken, "benchmarks"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for docs, want := range map[string]string{dir: "measure all rows", file: "not a directory", taken: "not a directory"} {
+		err := run(t.Context(), []string{"-server", "nowhere", "-run", "memory: one key$", "-write", docs}, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("-write %s: %v, want an error with %q", docs, err, want)
+		}
+	}
+}
+
+// TestNotStarted: of a program that is not there an error tells, and what was started before it is ended.
+func TestNotStarted(t *testing.T) {
+	t.Parallel()
+	s := &servers{c: config{idle: filepath.Join(t.TempDir(), "nothing")}, dir: t.TempDir(), stderr: io.Discard, cpu: -1, load: -1}
+	if err := s.start(t.Context(), nil); err == nil {
+		t.Error("starting what is not there: want an error")
+	}
+	s.stop()
+}

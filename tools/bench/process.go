@@ -134,6 +134,9 @@ func (p *process) start(ctx context.Context, stderr io.Writer, ready func(contex
 
 // stop ends the process. It gives it three seconds to end by itself.
 func (p *process) stop() {
+	if p.cmd.Process == nil {
+		return // it could not be started
+	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	kill := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
 	defer kill.Stop()

@@ -165,11 +165,19 @@ func readResults(path string) (r results, err error) {
 	return r, nil
 }
 
+// takes returns an error if so many rows of a machine cannot be merged.
+func (r *results) takes(from machine, n int) error {
+	if r.Machine != (machine{}) && r.Machine != from && n < len(rows()) {
+		return fmt.Errorf("what is there was measured on %s, and this is %s: measure all rows, or write nothing", r.Machine, from)
+	}
+	return nil
+}
+
 // merge replaces the rows that were measured again. Rows of another machine, or that are no more, are dropped, which is
 // an error unless all were measured.
 func (r *results) merge(now results) error {
-	if r.Machine != (machine{}) && r.Machine != now.Machine && len(now.Rows) < len(rows()) {
-		return fmt.Errorf("what is there was measured on %s, and this is %s: measure all rows, or write nothing", r.Machine, now.Machine)
+	if err := r.takes(now.Machine, len(now.Rows)); err != nil {
+		return err
 	}
 	merged := map[string]result{}
 	for _, row := range rows() {
