@@ -18,8 +18,10 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -55,6 +57,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	c.load.Requests = calls.Numbered(c.domain, c.template, c.keys)
+	if n := slices.MaxFunc(c.load.Requests, func(a, b []byte) int { return len(a) - len(b) }); len(n) == 0 || len(n) > calls.Largest {
+		return fmt.Errorf("-template: want UTF-8, and at most %d bytes for a request, not %d: a call is one frame", calls.Largest, len(n))
+	}
+	if err := reach(ctx, c.load); err != nil {
+		return err
+	}
 	out := json.NewEncoder(stdout)
 	rates := c.rates
 	if len(c.times) > 0 {
@@ -85,6 +93,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// reach returns an error if nothing listens where the calls go.
+func reach(ctx context.Context, l calls.Load) error {
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, l.Network, l.Addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // parse reads the flags.

@@ -17,9 +17,12 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
 
 // answer is what a server of a test does with a call.
@@ -189,6 +192,9 @@ func TestSeed(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	t.Parallel()
+	addr := serve(t, func(context.Context, *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		return rlsv3.RateLimitResponse_OK, nil
+	})
 	for _, tt := range []struct{ args, want string }{
 		{"-rates 0", "above 0"},
 		{"-rates NaN", "above 0"},
@@ -199,12 +205,26 @@ func TestFlags(t *testing.T) {
 		{"-zipf 1 -keys 5", "more than 1"},
 		{"-watch 5", "NAME=PID"},
 		{"-watch a=0", "NAME=PID"},
-		{"-watch a=999999999 -duration 10ms -warmup 0s", "looking at a"},
+		{"-addr " + addr + " -watch a=999999999 -duration 10ms -warmup 0s", "looking at a"},
 		{"more", "flags alone"},
+		{"-template a=\xff", "UTF-8"},
+		{"-template a=" + strings.Repeat("a", 17_000), "16384 bytes"},
+		{"-addr 127.0.0.1:1 -duration 10ms -warmup 0s", "connection refused"},
 	} {
 		err := run(t.Context(), strings.Fields(tt.args), io.Discard, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("loadgen %s: %v, want an error with %q", tt.args, err, tt.want)
+		}
+	}
+}
+
+// TestShortTimeout: the server is told of less than a millisecond, rather than of nothing.
+func TestShortTimeout(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{500 * time.Microsecond: "500u", 20 * time.Millisecond: "20000u", 200 * time.Second: "200000m"} {
+		fields, err := hpack.NewDecoder(0, nil).DecodeFull(calls.Headers(d))
+		if err != nil || fields[len(fields)-1].Value != want {
+			t.Errorf("%v is told as %v, %v; want %s", d, fields, err, want)
 		}
 	}
 }

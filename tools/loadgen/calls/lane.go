@@ -70,8 +70,11 @@ func (a *lane) run(ctx context.Context) {
 
 // rest returns how long there is nothing to do, unless a call ends before.
 func (a *lane) rest() time.Duration {
-	if a.load.At == nil || a.load.Patience > 0 || len(a.backlog) > 0 {
+	if a.load.Patience > 0 || len(a.backlog) > 0 {
 		return Pace // calls are to be given up, or to be sent
+	}
+	if a.load.At == nil {
+		return time.Second // each call that ends wakes the lane; hundreds that look for themselves would load the machine
 	}
 	return max(Pace, a.load.At(a.n, a.next)-a.load.now())
 }

@@ -102,6 +102,9 @@ func Numbered(domain, template string, keys int) [][]byte {
 	return all
 }
 
+// Largest is the most bytes that a frame has room for, with HTTP/2's default of SETTINGS_MAX_FRAME_SIZE.
+const Largest = 16384
+
 // Frame returns a message as gRPC sends it; nil if a string is not UTF-8.
 func Frame(m proto.Message) []byte {
 	const prefix = 5 // not compressed, and a length of four bytes

@@ -95,12 +95,20 @@ func Headers(timeout time.Duration) []byte {
 		{"content-type", "application/grpc"},
 	}
 	if timeout > 0 {
-		fields = append(fields, [2]string{"grpc-timeout", fmt.Sprintf("%dm", timeout.Milliseconds())})
+		fields = append(fields, [2]string{"grpc-timeout", told(timeout)})
 	}
 	for _, f := range fields {
 		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes everything
 	}
 	return buf.Bytes()
+}
+
+// told returns a time as gRPC writes it, which has eight digits.
+func told(d time.Duration) string {
+	if d < 100*time.Second {
+		return fmt.Sprintf("%du", max(1, d.Microseconds()))
+	}
+	return fmt.Sprintf("%dm", d.Milliseconds())
 }
 
 func (s *stream) usable() bool {
