@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 )
@@ -15,17 +16,21 @@ type worse struct {
 // tolerance is how much more something may cost.
 const tolerance = 1.2
 
-// compare returns what is worse now, by the medians of ratios. What was not measured both times is not compared.
-func compare(before, now results) (all []worse) {
+// compare returns what is worse now, by the medians of ratios. What was not measured both times is not
+// compared; figures is how many were.
+func compare(before, now results) (all []worse, figures int) {
 	for _, r := range rows() {
 		for _, f := range compared(r) {
 			was, is := median(before.Rows[r.name].values(f)), median(now.Rows[r.name].values(f))
+			if was > 0 && is > 0 {
+				figures++
+			}
 			if is > tolerance*was { // false where one of them is missing, and so no number
 				all = append(all, worse{r.name, f, was, is})
 			}
 		}
 	}
-	return all
+	return all, figures
 }
 
 // compared returns the figures by which a row is judged. Where nearly no request asks Redis, what it costs Redis is noise.
@@ -41,13 +46,16 @@ func compared(r row) []figure {
 }
 
 // report prints what is worse, which is an error.
-func report(w io.Writer, all []worse) error {
+func report(w io.Writer, all []worse, figures int) error {
 	for _, x := range all {
 		fmt.Fprintf(w, "%s: %s was %.2f, and is %.2f: %.0f %% more\n", x.row, x.figure, x.was, x.is, 100*(x.is/x.was-1))
 	}
 	if len(all) > 0 {
 		return fmt.Errorf("%d figures are more than 20 %% worse than those in results.json; measure again before you believe it", len(all))
 	}
-	fmt.Fprintln(w, "no figure is more than 20 % worse")
+	if figures == 0 {
+		return errors.New("nothing was compared: results.json has none of these rows")
+	}
+	fmt.Fprintf(w, "none of %d figures is more than 20 %% worse\n", figures)
 	return nil
 }

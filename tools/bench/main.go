@@ -83,7 +83,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if before.Machine != now.Machine {
 			fmt.Fprintf(stderr, "results.json was measured on %s, and this is %s: ratios differ between machines\n", before.Machine, now.Machine)
 		}
-		return report(stdout, compare(before, now))
+		all, figures := compare(before, now)
+		return report(stdout, all, figures)
 	case c.docs == "":
 		return nil
 	}

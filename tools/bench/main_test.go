@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -123,12 +124,16 @@ func TestCompare(t *testing.T) {
 		{"one bad round", noisy, nil},
 	} {
 		var out strings.Builder
-		err := report(&out, compare(example(), tt.now))
-		if (err != nil) != (len(tt.want) > 0) {
+		all, figures := compare(example(), tt.now)
+		err := report(&out, all, figures)
+		if (err != nil) != (len(tt.want) > 0 || figures == 0) {
 			t.Errorf("%s: %v, want an error where anything is worse", tt.name, err)
 		}
 		if len(tt.want) == 0 {
-			tt.want = []string{"no figure is more than 20 % worse"}
+			tt.want = []string{fmt.Sprintf("none of %d figures is more than 20 %% worse", figures)}
+		}
+		if figures == 0 {
+			tt.want = []string{""}
 		}
 		if got := strings.Split(strings.TrimSpace(out.String()), "\n"); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)

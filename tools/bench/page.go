@@ -156,6 +156,9 @@ func (p page) Overload(name string) string {
 // lateness says that calls were sent so late that figures are those of the load rather than of the server.
 func lateness(samples []sample) string {
 	const much = 5 // ms
+	if len(samples) == 0 {
+		return "" // results of when the row had fewer steps
+	}
 	if most := slices.Max(each(samples, lag)); most > much {
 		return fmt.Sprintf(" (sent up to %.0f ms late)", most)
 	}
@@ -166,17 +169,15 @@ func lateness(samples []sample) string {
 type verdict struct {
 	what, asked, got string
 	met              bool
+	measured         bool
 }
 
-// verdicts judges all goals whose rows were measured.
+// verdicts judges all goals.
 func (p page) verdicts() (all []verdict) {
 	for _, r := range rows() {
 		for _, g := range r.goals {
 			values := p.Rows[r.name].values(g.figure)
-			if len(values) == 0 {
-				continue
-			}
-			v := verdict{r.name + ": " + string(g.figure), fmt.Sprintf("≤ %g", g.most), spread("%.2f", values), median(values) <= g.most}
+			v := verdict{r.name + ": " + string(g.figure), fmt.Sprintf("≤ %g", g.most), spread("%.2f", values), median(values) <= g.most, len(values) > 0}
 			if g.figure == rateToPeer {
 				v.asked, v.met = fmt.Sprintf("≥ %g", g.most), median(values) >= g.most
 			}
@@ -196,7 +197,7 @@ func (p page) verdicts() (all []verdict) {
 		}{{"p50", p50}, {"p99", p99}} {
 			a, b := median(each(ours, number.of)), median(each(theirs, number.of))
 			all = append(all, verdict{
-				fmt.Sprintf("%s at %d/s: %s in ms", r.name, at, number.name), fmt.Sprintf("≤ the peer's %.2f", b), spread("%.2f", each(ours, number.of)), a <= b,
+				fmt.Sprintf("%s at %d/s: %s in ms", r.name, at, number.name), fmt.Sprintf("≤ the peer's %.2f", b), spread("%.2f", each(ours, number.of)), a <= b, true,
 			})
 		}
 	}
@@ -208,7 +209,10 @@ func (p page) Goals() string {
 	var lines [][]string
 	for _, v := range p.verdicts() {
 		met := "yes"
-		if !v.met {
+		switch {
+		case !v.measured:
+			met = "not measured"
+		case !v.met:
 			met = "**no**"
 		}
 		lines = append(lines, []string{v.what, v.asked, v.got, met})
@@ -216,18 +220,48 @@ func (p page) Goals() string {
 	return table("row and figure | goal | median (between) | met", lines)
 }
 
-// Missed says which goals are missed, in a sentence.
+// Missed says which goals are missed, one on a line, and how many were not measured.
 func (p page) Missed() string {
 	all := p.verdicts()
-	missed := slices.DeleteFunc(slices.Clone(all), func(v verdict) bool { return v.met })
-	if len(missed) == 0 {
-		return fmt.Sprintf("All %d goals of this table are met by the median.", len(all))
+	measured := slices.DeleteFunc(slices.Clone(all), func(v verdict) bool { return !v.measured })
+	missed := slices.DeleteFunc(slices.Clone(measured), func(v verdict) bool { return v.met })
+	text := fmt.Sprintf("All %d goals that were measured are met by the median.", len(measured))
+	if len(missed) > 0 {
+		text = fmt.Sprintf("%d of %d goals are **missed** by the median:\n", len(missed), len(measured))
+		for _, v := range missed {
+			text += fmt.Sprintf("\n- %s is %s, and should be %s", v.what, v.got, v.asked)
+		}
 	}
-	names := make([]string, len(missed))
-	for i, v := range missed {
-		names[i] = fmt.Sprintf("*%s* (%s; goal %s)", v.what, v.got, v.asked)
+	if n := len(all) - len(measured); n > 0 {
+		text += fmt.Sprintf("\n\n%d more were not measured.", n)
 	}
-	return fmt.Sprintf("%d of %d goals are **missed** by the median: %s.", len(missed), len(all), strings.Join(names, "; "))
+	return text
+}
+
+// Short returns a table of what most want to know first, of ratelimitd and the peer.
+func (p page) Short() string {
+	const inRedis, open, at = "Redis, leases off: 100,000 keys", "Redis, leases off: open loop", 3 // 20,000/s
+	var lines [][]string
+	for _, x := range []struct {
+		what, row, format string
+		step              int
+		number            func(sample) float64
+	}{
+		{"processor time of the server for a request, counters in memory", "memory: 100,000 keys", "%.1f µs", 0, cpu},
+		{"the same, each request counted in Redis", inRedis, "%.1f µs", 0, cpu},
+		{"processor time of Redis for a request", inRedis, "%.1f µs", 0, redisCPU},
+		{"requests a second, each counted in Redis", inRedis, "%.0f", 0, rate},
+		{"the same, of one hot key, by default settings", "Redis: one key", "%.0f", 0, rate},
+		{"p50 at 20,000 requests a second, each counted in Redis", open, "%.2f ms", at, p50},
+		{"p99 of them", open, "%.2f ms", at, p99},
+	} {
+		line := []string{x.what}
+		for _, server := range []string{ratelimitd, peer} {
+			line = append(line, middle(x.format, nth(p.Rows[x.row].Servers[server], x.step), x.number))
+		}
+		lines = append(lines, line)
+	}
+	return table("median | ratelimitd | envoyproxy/ratelimit", lines)
 }
 
 // Profile returns where the time of a row goes.
