@@ -72,6 +72,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	now, err := c.measure(ctx, stderr)
+	if ctx.Err() != nil {
+		return errors.New("interrupted: nothing was written")
+	}
 	if err != nil {
 		return err
 	}

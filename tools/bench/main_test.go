@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -360,4 +361,15 @@ func TestNotStarted(t *testing.T) {
 		t.Error("starting what is not there: want an error")
 	}
 	s.stop()
+}
+
+// TestInterrupted: whoever interrupts a run is told that it wrote nothing.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := run(ctx, []string{"-run", "memory: one key$", "-write", t.TempDir()}, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "nothing was written") {
+		t.Errorf("an interrupted run: %v", err)
+	}
 }
