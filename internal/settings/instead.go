@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,12 +13,10 @@ func (v *variable) instead(value string) (used, notice string) {
 	number := err == nil
 	says := func(what string) string { return v.says(value, what) }
 	switch v.name {
-	case "BACKEND_TYPE":
-		return word(value, BackendTypes()...), ""
-	case "CONFIG_TYPE":
-		return word(value, "FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"), ""
+	case "BACKEND_TYPE", "CONFIG_TYPE":
+		return word(value, v.words()...), ""
 	case "LOG_FORMAT":
-		if used = word(value, "text", "json"); used != "text" && used != "json" {
+		if used = word(value, v.words()...); !slices.Contains(v.words(), used) {
 			return "text", says("is not known, so the log is written as text; it must be text or json")
 		}
 		return used, ""
@@ -41,6 +40,19 @@ func (v *variable) instead(value string) (used, notice string) {
 		return assigned(value, says)
 	}
 	return value, ""
+}
+
+// words returns all that v takes, in upper or lower case, if that is only a few words.
+func (v *variable) words() []string {
+	switch v.name {
+	case "BACKEND_TYPE":
+		return BackendTypes()
+	case "CONFIG_TYPE":
+		return []string{"FILE", "GRPC_XDS_SOTW", "GRPC_XDS_DELTA"}
+	case "LOG_FORMAT":
+		return []string{"text", "json"}
+	}
+	return v.kind.accepts().words
 }
 
 // says returns a notice of a value of v.

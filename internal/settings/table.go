@@ -71,14 +71,17 @@ type Variable struct {
 	Takes         string   // what it accepts, as the end of a sentence
 	Words         []string // all of it, in upper or lower case, if that is only a few words
 	NoEffect      bool     // changes nothing, which is logged if it is set to anything but its default
+	Inert         bool     // changes nothing, logged or not
 }
 
 // Table returns every variable, in the order of docs/settings.md.
 func Table() []Variable {
 	var all []Variable
 	for _, v := range variables(new(Settings)) {
-		a := v.kind.accepts()
-		all = append(all, Variable{Name: v.name, Default: v.def, Takes: a.takes, Words: a.words, NoEffect: v.to == tuning})
+		_, inert := v.to.(state)
+		all = append(all, Variable{
+			Name: v.name, Default: v.def, Takes: v.kind.takes(), Words: v.words(), NoEffect: v.to == tuning, Inert: inert,
+		})
 	}
 	return all
 }

@@ -87,6 +87,7 @@ func TestRules(t *testing.T) {
 		"a word is gone":         {func(r in) { key(r, "algorithm")["enum"] = []any{"fixed_window"} }, `- rate_limit.algorithm takes "concurrency"`},
 		"a larger minimum":       {func(r in) { key(r, "burst")["minimum"] = 2 }, "+ only rate_limit.burst minimum 2"},
 		"a key is required":      {func(r in) { limit(r)["required"] = []any{"burst"} }, "+ only rate_limit: with burst"},
+		"a new key is required":  {newRequired, "+ only rate_limit: with speed"},
 		"a key without effect":   {func(r in) { key(r, "burst")["deprecated"] = true }, "- rate_limit.burst"},
 		"a new condition":        {func(r in) { limit(r)["allOf"] = []any{in{"properties": in{"burst": false}}} }, "+ only rate_limit: burst false"},
 		"a new key":              {func(r in) { part(limit(r)["properties"])["speed"] = in{"type": "integer", "minimum": 1} }, ""},
@@ -113,6 +114,13 @@ func TestRules(t *testing.T) {
 			t.Errorf("%s breaks %q, want %q", what, got, tt.breaks)
 		}
 	}
+}
+
+// newRequired adds a key that each limit must have.
+func newRequired(root map[string]any) {
+	limit := part(part(root["$defs"])["rate_limit"])
+	part(limit["properties"])["speed"] = schema{"type": "integer"}
+	limit["required"] = []any{"speed"}
 }
 
 // newAlgorithm adds one, with which a key does not go.

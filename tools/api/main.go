@@ -133,13 +133,20 @@ func compare(before, now []string) change {
 	for _, line := range now {
 		switch {
 		case slices.Contains(before, line):
-		case strings.HasPrefix(line, "only ") && !slices.ContainsFunc(words, func(w string) bool { return slices.Contains(wordsOf(line), w) }):
+		case strings.HasPrefix(line, "only ") && !about(line, words):
 			c.breaks = append(c.breaks, "+ "+line)
 		default:
 			c.others = append(c.others, "+ "+line)
 		}
 	}
 	return c
+}
+
+// about reports whether a restriction is of something with one of the words. One that demands a key is about what the key has to
+// be in, not about the key: who did without it is broken, even if the key is new.
+func about(line string, words []string) bool {
+	of, _, _ := strings.Cut(line, demands)
+	return slices.ContainsFunc(wordsOf(of), func(w string) bool { return slices.Contains(words, w) })
 }
 
 // fresh returns the words of what is granted now that were in no line before.

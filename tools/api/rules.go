@@ -61,6 +61,9 @@ func (w *writer) place(name string, s schema) {
 	w.conditions(name, rest)
 }
 
+// demands is between a place and a key that it must have, in a line.
+const demands = ": with "
+
 // conditions writes a line for each leaf of what restricts a place, so that a change is a line or two.
 func (w *writer) conditions(where string, s schema) {
 	for word, v := range s {
@@ -84,7 +87,7 @@ func (w *writer) conditions(where string, s schema) {
 			}
 		case "required":
 			for _, key := range items(v) {
-				w.restrict("%s: with %v", where, key)
+				w.restrict("%s%s%v", where, demands, key)
 			}
 		default:
 			w.restrict("%s: %s %s", where, word, compact(v))

@@ -12,6 +12,7 @@ import (
 )
 
 // settingLines has a line for each variable, and one for each word that it takes if these are only a few.
+// One that changes nothing is restricted, so that none turns into one unnoticed.
 func settingLines(string) ([]string, error) {
 	var lines []string
 	for _, v := range settings.Table() {
@@ -21,6 +22,9 @@ func settingLines(string) ([]string, error) {
 		}
 		if v.Words == nil {
 			lines = append(lines, v.Name+" takes "+v.Takes)
+		}
+		if v.Inert {
+			lines = append(lines, "only "+v.Name+" without effect")
 		}
 	}
 	return lines, nil
