@@ -53,6 +53,28 @@ func written(t *testing.T) *dashboard.Dashboard {
 	return board
 }
 
+// TestOfUs: what other programs have, too, is only asked of servers of ours.
+func TestOfUs(t *testing.T) {
+	asked := 0
+	for _, r := range rows() {
+		for _, p := range r.panels {
+			for _, q := range p.queries {
+				expr := selectors().Replace(q.expr)
+				if !regexp.MustCompile(`\b(up|process_\w+|go_\w+)\{`).MatchString(expr) {
+					continue
+				}
+				asked++
+				if !strings.Contains(expr, "and on (namespace, job, instance)") || !strings.Contains(expr, "ratelimitd_build_info{") {
+					t.Errorf("%q is about everything that Prometheus scrapes: %s", p.title, expr)
+				}
+			}
+		}
+	}
+	if asked < 5 {
+		t.Errorf("only %d queries are of what others have, too: are these all?", asked)
+	}
+}
+
 // TestLayout: panels have ids and titles of their own, and none lies on another one or outside the grid.
 func TestLayout(t *testing.T) {
 	ids, titles := map[uint32]bool{}, map[string]bool{}

@@ -10,6 +10,8 @@ const (
 )
 
 const (
+	// known are the servers that can be scraped, 1, and those that could be within a day, 0.
+	known    = `up{$self} and on (namespace, job, instance) last_over_time(ratelimitd_build_info{$self}[1d])`
 	answered = `rate(ratelimit_service_total_requests{$self, grpc_method="ShouldRateLimit"}[$__rate_interval])`
 	answerIn = `rate(ratelimit_service_response_time_seconds_bucket{$self, grpc_method="ShouldRateLimit"}[$__rate_interval])`
 	tripIn   = `rate(ratelimitd_backend_call_seconds_bucket{$self}[$__rate_interval])`
@@ -47,8 +49,8 @@ func glance() []panel {
 		},
 		{
 			title: "Us: servers that answer", kind: number, see: "health", warn: 0.99, bad: 0.5, below: true, unit: "percentunit",
-			help:    "Share of the servers known to Prometheus that it can scrape. Below 100 %: see why pods or machines are gone.",
-			queries: []query{{expr: "sum(up{$self}) / count(up{$self})"}},
+			help:    "Share of the servers known to Prometheus that it can scrape; those that it could not for a day are forgotten. Below 100 %: see why pods or machines are gone.",
+			queries: []query{{expr: "avg(" + known + ")"}},
 		},
 		{
 			title: "Us: wait for this process", kind: number, unit: "s", see: "load", warn: 0.001, bad: 0.002,
@@ -79,7 +81,7 @@ func glance() []panel {
 		{
 			title: "Us: CPU of the busiest", kind: number, unit: "percentunit", see: "load", warn: 0.5, bad: 0.8,
 			help:    "Of the cores that a server may use, on the one where it is most. Above half there is no room for the loss of a replica.",
-			queries: []query{{expr: "max(rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self})"}},
+			queries: []query{{expr: "max(rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $ours)"}},
 		},
 		{
 			title: "Us: shed", kind: number, unit: "reqps", see: "load", warn: 1, bad: 10,

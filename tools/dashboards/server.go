@@ -166,30 +166,30 @@ func runtime() []panel {
 		{
 			title: "CPU by server", unit: "percentunit", see: "load", warn: 0.5, bad: 0.8,
 			help:    "Of the cores that it may use.",
-			queries: []query{{"rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self}", "{{instance}}"}},
+			queries: []query{{"rate(process_cpu_seconds_total{$self}[$__rate_interval]) / go_sched_gomaxprocs_threads{$self} $ours", "{{instance}}"}},
 		},
 		{
 			title: "Memory by server", unit: "bytes", see: "memory",
 			help: "Resident, and of that live objects on the heap after the last collection or since. Steady growth of the latter: see /debug/pprof/heap.",
 			queries: []query{
-				{"process_resident_memory_bytes{$self}", "{{instance}}: resident"},
-				{"go_memstats_heap_alloc_bytes{$self}", "{{instance}}: heap"},
+				{"process_resident_memory_bytes{$self} $ours", "{{instance}}: resident"},
+				{"go_memstats_heap_alloc_bytes{$self} $ours", "{{instance}}: heap"},
 			},
 		},
 		{
 			title: "Garbage collection", unit: "percentunit", see: "memory",
 			help:    "Share of the time for which it stops everything else. More than a thousandth: GOGC or GOMEMLIMIT are too tight.",
-			queries: []query{{"rate(go_gc_duration_seconds_sum{$self}[$__rate_interval])", "{{instance}}"}},
+			queries: []query{{"rate(go_gc_duration_seconds_sum{$self}[$__rate_interval]) $ours", "{{instance}}"}},
 		},
 		{
 			title: "Goroutines", unit: "short", see: "load",
 			help:    "They follow calls and connections. Growth without more of these is a bug.",
-			queries: []query{{"go_goroutines{$self}", "{{instance}}"}},
+			queries: []query{{"go_goroutines{$self} $ours", "{{instance}}"}},
 		},
 		{
 			title: "Open files", unit: "percentunit", see: "ports", warn: 0.7, bad: 0.9,
 			help:    "Of those that the process may open (RLIMIT_NOFILE).",
-			queries: []query{{"process_open_fds{$self} / process_max_fds{$self}", "{{instance}}"}},
+			queries: []query{{"process_open_fds{$self} / process_max_fds{$self} $ours", "{{instance}}"}},
 		},
 		{
 			title: "Age of the rules", unit: "s", see: "rules",
