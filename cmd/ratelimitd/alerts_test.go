@@ -99,6 +99,19 @@ func TestAlertOfTheCertificate(t *testing.T) {
 	}
 }
 
+// TestFewErrors: one error among thousands of calls wakes nobody, and is forgotten; one every minute is told in the morning.
+func TestFewErrors(t *testing.T) {
+	t.Parallel()
+	for every, pages := range map[int][]string{1000: {}, 1: {"ticket"}} {
+		var all []string
+		for minute := range 40 {
+			all = append(all, fmt.Sprintf("ratelimitd_build_info 1\nratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} %d\n"+
+				"ratelimitd_call_errors_total{err_type=\"redis_error\"} %d\n", 6000*minute, (minute+every-1)/every))
+		}
+		promtool(t, time.Minute, all, []expectation{{at: 4, firing: []string{}}, {at: 39, firing: pages}})
+	}
+}
+
 // rulesFile has the alerts and recording rules.
 const rulesFile = "deploy/grafana/rules.yaml"
 
@@ -132,6 +145,7 @@ func rulesOfPrometheus(t *testing.T) (all []prometheusRule) {
 type expectation struct {
 	at     int // index of the page
 	alerts []string
+	firing []string // severities of all that fire; unless nil, instead of alerts
 }
 
 // promtool runs promtool test rules over pages, one each interval.
@@ -169,6 +183,12 @@ func promtool(t *testing.T, interval time.Duration, pages []string, all []expect
 		}
 		for _, name := range e.alerts {
 			c.ExpSamples = append(c.ExpSamples, sample{fmt.Sprintf("{alertname=%q}", name), 1})
+		}
+		if e.firing != nil {
+			c.Expr = "group by (severity) (ALERTS{alertstate='firing'})"
+		}
+		for _, severity := range e.firing {
+			c.ExpSamples = append(c.ExpSamples, sample{fmt.Sprintf("{severity=%q}", severity), 1})
 		}
 		g.PromqlExprTest = append(g.PromqlExprTest, c)
 	}

@@ -161,7 +161,7 @@ func ruleQueries(t *testing.T) (all []asking) {
 	return all
 }
 
-// prometheus is a real one, which scrapes servers every second and evaluates the rules as often.
+// prometheus is a real one, which scrapes servers, and itself, every second and evaluates the rules as often.
 type prometheus struct {
 	*testkit.Server
 
@@ -176,13 +176,17 @@ func startPrometheus(t *testing.T, servers ...*daemon) *prometheus {
 		targets = append(targets, strconv.Quote(d.At["METRICS"]))
 	}
 	certstest.Write(t, filepath.Join(dir, "rules.yaml"), []byte(alerts(t)))
-	certstest.Write(t, filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
+	configure := func(port int) {
+		certstest.Write(t, filepath.Join(dir, "prometheus.yaml"), fmt.Appendf(nil, `
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [rules.yaml]
 scrape_configs:
   - job_name: ratelimitd
     static_configs: [{targets: [%s]}]
-`, strings.Join(targets, ", ")))
+  - job_name: another
+    static_configs: [{targets: ['127.0.0.1:%d']}]
+`, strings.Join(targets, ", "), port))
+	}
 	ready := func(s *testkit.Server, _ string) bool {
 		status, _, err := testkit.Fetch(t.Context(), http.MethodGet, "http://"+s.Addr()+"/-/ready", "")
 		return err == nil && status == http.StatusOK
@@ -190,6 +194,7 @@ scrape_configs:
 	return &prometheus{t: t, Server: testkit.Start(t, &testkit.Program{
 		Name: "prometheus", Package: "prometheus", Ready: ready,
 		Args: func(port int) []string {
+			configure(port)
 			return []string{
 				"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"),
 				"--web.listen-address=127.0.0.1:" + strconv.Itoa(port), "--log.level=warn",
@@ -230,7 +235,8 @@ func (p *prometheus) scraped(n int) {
 	})
 }
 
-// check has promtool make queries, each of which must find something since begin that is not 0 all the time.
+// check has promtool make queries, each of which must find something since begin that is not 0 all the time,
+// and nothing of another program.
 func (p *prometheus) check(begin time.Time, all []asking) {
 	p.t.Helper()
 	var wg sync.WaitGroup
@@ -242,7 +248,10 @@ func (p *prometheus) check(begin time.Time, all []asking) {
 			cmd := exec.CommandContext(p.t.Context(), "promtool", "query", "range", "-o", "json", "--step=1s",
 				fmt.Sprintf("--start=%d", begin.Unix()), fmt.Sprintf("--end=%d", time.Now().Unix()), "http://"+p.Addr(), q.expr)
 			out, err := cmd.CombinedOutput()
-			var series []struct{ Values [][2]any }
+			var series []struct {
+				Metric struct{ Instance string }
+				Values [][2]any
+			}
 			if err == nil {
 				err = json.Unmarshal(out, &series)
 			}
@@ -252,6 +261,9 @@ func (p *prometheus) check(begin time.Time, all []asking) {
 			}
 			moves := false
 			for _, s := range series {
+				if s.Metric.Instance == p.Addr() {
+					p.t.Errorf("%s, %q finds Prometheus itself: %s", q.of, q.name, q.expr)
+				}
 				moves = moves || slices.ContainsFunc(s.Values, func(v [2]any) bool { return v[1] != "0" && v[1] != "NaN" })
 			}
 			switch {
