@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -111,7 +112,11 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 	if err := f.reading(&c); err != nil {
 		return err
 	}
-	files, err := recorded.OpenFiles(args, os.Stdin)
+	stdin := io.Reader(os.Stdin)
+	if slices.Contains(args, "-") {
+		stdin = untilInterrupt(ctx, stdin)
+	}
+	files, err := recorded.OpenFiles(args, stdin)
 	if err != nil {
 		return err
 	}
@@ -142,6 +147,22 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 		return errRefused
 	}
 	return err
+}
+
+// untilInterrupt returns what is in a stream until the first SIGINT, which ends it, so that what came until then is reported.
+// The second one ends the process.
+func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
+	r, w := io.Pipe()
+	context.AfterFunc(ctx, func() {
+		stop()
+		_ = w.Close() // never fails
+	})
+	go func() {
+		_, err := io.Copy(w, in)
+		_ = w.CloseWithError(err) // never fails; nil is the end
+	}()
+	return r
 }
 
 // replayed is the report in JSON.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -37,6 +39,35 @@ func TestReplayDocs(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: dir, Setup: func(env *testscript.Env) error {
 		return os.Symlink(filepath.Join(top, "examples"), filepath.Join(env.WorkDir, "examples"))
 	}})
+}
+
+// TestReplayInterrupted: an interrupt ends an endless stream, whether something comes or not, and what came is reported.
+func TestReplayInterrupted(t *testing.T) {
+	testkit.NotShort(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(rules, []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out testkit.Buffer
+	cmd := exec.CommandContext(t.Context(), shipped.Path(t, "ratelimitd"), "replay", "--config", rules, "-")
+	cmd.Stdout, cmd.Stderr = &out, &out
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	const batch = 50_000 // lines: more than a pipe holds, so that the process is reading once they are written
+	if _, err := io.WriteString(in, "time,domain,descriptor\n"+strings.Repeat("1795773600,d,a=b\n", batch)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || !regexp.MustCompile(`(?m)^\d+ requests from (.|\n)*^d\.a `).MatchString(out.String()) {
+		t.Errorf("%v:\n%s", err, out.String())
+	}
 }
 
 func TestProgressText(t *testing.T) {

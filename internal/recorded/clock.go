@@ -137,7 +137,7 @@ func (c *calendarTime) part(p clockPart, text string) (rest string, ok bool) {
 func (c *calendarTime) word(p clockPart, text string) (rest string, ok bool) {
 	switch p.letter {
 	case 's':
-		n := digits(text, 12)
+		n := digits(text, 10) // until 2286; digits of a fraction may follow at once, as in %s%3f
 		since, err := strconv.ParseInt(text[:n], 10, 64)
 		c.since, c.isUnix = since, true
 		return text[n:], err == nil

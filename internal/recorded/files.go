@@ -9,11 +9,11 @@ import (
 	"os"
 )
 
-// Files are the files of a command line, read one after the other. What is compressed by gzip is decompressed.
+// Files are the files of a command line. What is compressed by gzip is decompressed.
 type Files struct {
 	names []string
 	stdin io.Reader
-	open  *os.File
+	open  []*os.File
 	read  int64 // bytes of the files as they are
 	total int64
 }
@@ -46,21 +46,17 @@ func OpenFiles(names []string, stdin io.Reader) (*Files, error) {
 // Progress returns how many bytes were read, and of how many; the latter is 0 if that is not known.
 func (f *Files) Progress() (read, total int64) { return f.read, f.total }
 
-// Close closes the file that is open.
-func (f *Files) Close() error {
-	if f.open == nil {
-		return nil
+// Close closes the files that were opened.
+func (f *Files) Close() (err error) {
+	for _, open := range f.open {
+		err = errors.Join(err, open.Close())
 	}
-	open := f.open
 	f.open = nil
-	return open.Close()
+	return err
 }
 
 // Next implements [Inputs].
 func (f *Files) Next() (io.Reader, string, error) {
-	if err := f.Close(); err != nil {
-		return nil, "", err
-	}
 	if len(f.names) == 0 {
 		return nil, "", io.EOF
 	}
@@ -74,7 +70,7 @@ func (f *Files) Next() (io.Reader, string, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		f.open, in = file, file
+		f.open, in = append(f.open, file), file
 	}
 	b := bufio.NewReaderSize(counted{in, f}, 1<<16)
 	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {

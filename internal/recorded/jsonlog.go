@@ -19,6 +19,7 @@ type jsonField struct {
 type jsonLayout struct {
 	named  []namedField // by the format of the log
 	usual  bool         // there is none: fields have the names that are usual
+	first  object       // the first line, if usual
 	fields []jsonField
 }
 
@@ -28,27 +29,34 @@ type namedField struct {
 	format *textFormat
 }
 
-// usualFields are the names that fields have by default in Istio and are often given elsewhere.
+// usualFields are the names that fields have by default in Istio and Envoy Gateway, and are often given elsewhere.
 func usualFields() map[operator][]string {
 	req := func(name string) operator { return operator{name: opRequest, arg: name} }
 	return map[operator][]string{
-		{name: opStart}:       {"start_time", "time", "timestamp", "@timestamp", "ts"},
-		{name: opDuration}:    {"duration"},
-		{name: opFlags}:       {"response_flags"},
-		{name: opCode}:        {"response_code", "status"},
-		{name: opAddressPort}: {"downstream_remote_address", "remote_address"},
-		{name: opCluster}:     {"upstream_cluster"},
-		req(headerPath):       {"path", "x-envoy-origin-path"},
-		req(":method"):        {"method"},
-		req(headerHost):       {"authority", "host"},
-		req("user-agent"):     {"user_agent"},
-		req("x-request-id"):   {"request_id"},
+		{name: opStart}:        {"start_time", "time", "timestamp", "@timestamp", "ts"},
+		{name: opDuration}:     {"duration"},
+		{name: opFlags}:        {"response_flags"},
+		{name: opCode}:         {"response_code", "status"},
+		{name: opAddressPort}:  {"downstream_remote_address", "remote_address"},
+		{name: opCluster}:      {"upstream_cluster"},
+		req(headerPath):        {"path", "x-envoy-origin-path"},
+		req(":method"):         {"method"},
+		req(headerHost):        {"authority", ":authority", "host"},
+		req("user-agent"):      {"user_agent", "user-agent"},
+		req("x-forwarded-for"): {"x_forwarded_for", "x-forwarded-for"},
+		req("x-request-id"):    {"request_id", "x-request-id"},
 	}
 }
 
-// newJSONLayout returns the layout of lines that were written in a json_format, or of the usual fields if that is nil.
-func newJSONLayout(format map[string]any) (*jsonLayout, error) {
+// newJSONLayout returns the layout of lines that were written in a json_format, or of the usual fields if that is nil. first is
+// one of the lines.
+func newJSONLayout(format map[string]any, first []byte) (*jsonLayout, error) {
 	l := &jsonLayout{usual: format == nil}
+	if l.usual {
+		if err := json.Unmarshal(first, &l.first); err != nil {
+			return nil, errStranger
+		}
+	}
 	if err := l.name(nil, format); err != nil {
 		return nil, err
 	}
@@ -87,7 +95,10 @@ func (l *jsonLayout) find(want operator) (int, bool) {
 	}
 	if l.usual {
 		names := usualFields()[want]
-		if names != nil {
+		if want.name == opFlags || want.name == opCode { // whether there are any says how refusals are told
+			names = slices.DeleteFunc(names, func(name string) bool { return l.first[name] == nil })
+		}
+		if len(names) > 0 {
 			return l.addAny(names), true
 		}
 	}

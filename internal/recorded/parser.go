@@ -16,8 +16,11 @@ import (
 var errNoMapping = errors.New("how a line becomes a request is not said: give --map, with the file of Envoy's configuration, or with a template " +
 	"such as 'edge remote_address=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%REQ(X-USER)%'")
 
-// parser returns what reads the lines of a file of which this is the first, and whether that is only a head. What the file is
-// the first line tells, unless there is a format.
+// errStranger is that a line does not tell what a file is, such as those that a server has printed before its access log.
+var errStranger = errors.New("the line is neither JSON nor of the default format of Envoy or Istio, and there is no --format")
+
+// parser returns what reads the lines of a file that this one tells, and whether that is only a head. With a format any line
+// does; else it fails with errStranger if this one does not.
 func (c *Config) parser(first []byte, s *Summary) (p parser, head bool, err error) { //nolint:ireturn // the first line tells which
 	format, text := c.JSON, c.Format
 	if m := c.Mapping; m != nil && format == nil && text == "" {
@@ -33,10 +36,13 @@ func (c *Config) parser(first []byte, s *Summary) (p parser, head bool, err erro
 		p, err = c.csvParser(first)
 		return p, true, err
 	case format == nil && !object:
-		p, err = c.textParser(DefaultFormat)
+		p, err = c.defaultParser(first)
 		return p, false, err
 	}
-	l, err := newJSONLayout(format)
+	l, err := newJSONLayout(format, first)
+	if errors.Is(err, errStranger) {
+		return nil, false, err
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("the JSON format: %w", err)
 	}
@@ -50,6 +56,23 @@ func (c *Config) textParser(format string) (*logParser, error) {
 		return nil, fmt.Errorf("the format of the log: %w", err)
 	}
 	return c.logParser(textLayout{f})
+}
+
+// defaultParser returns what reads text of which no format is known, if this line is of one of the defaults.
+func (c *Config) defaultParser(line []byte) (*logParser, error) {
+	if c.Mapping == nil {
+		return nil, errNoMapping
+	}
+	for _, text := range []string{DefaultFormat, istioFormat} {
+		f, err := newTextFormat(text)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := f.split(line, nil); err == nil {
+			return c.logParser(textLayout{f})
+		}
+	}
+	return nil, errStranger
 }
 
 // isWatch reports whether a line is one of `watch --output json`.

@@ -6,11 +6,10 @@
 package recorded
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
@@ -27,8 +26,9 @@ type Config struct {
 
 // Bounds.
 const (
-	maxLine  = 1 << 20 // bytes
-	maxFirst = 5       // lines that could not be read and are told
+	maxLine  = 1 << 20  // bytes
+	buffered = 64 << 10 // bytes of each file
+	maxFirst = 5        // lines that could not be read and are told
 )
 
 // Summary says what was read.
@@ -40,14 +40,13 @@ type Summary struct {
 	Lost   uint64   // of watch: decisions that are missing
 }
 
-// Reader is a [replay.Source]. The zero value is not usable.
+// Reader is a [replay.Source], which yields the events of several files in the order of their times, as far as each file is in
+// order itself. The zero value is not usable.
 type Reader struct {
 	config  Config
 	inputs  Inputs
-	in      *bufio.Reader
-	line    int
-	file    string
-	parser  parser
+	files   []*file // that have events left
+	begun   bool
 	summary Summary
 }
 
@@ -71,84 +70,110 @@ func New(inputs Inputs, c Config) *Reader { return &Reader{config: c, inputs: in
 // Summary returns what was read so far.
 func (r *Reader) Summary() Summary { return r.summary }
 
-var errLong = fmt.Errorf("the line is longer than %d bytes", maxLine)
-
-// Next returns the next event, or io.EOF. It fails if a file cannot be read, or if the mapping needs what its lines do not have.
+// Next returns the earliest of the events that are next in the files, or io.EOF. It fails if a file cannot be read, or if the
+// mapping needs what its lines do not have.
 func (r *Reader) Next() (*replay.Event, error) {
+	if !r.begun {
+		r.begun = true
+		if err := r.open(); err != nil {
+			return nil, err
+		}
+	}
+	if len(r.files) == 0 {
+		return nil, io.EOF
+	}
+	first := 0
+	for i, f := range r.files {
+		if f.next.At < r.files[first].next.At {
+			first = i
+		}
+	}
+	f := r.files[first]
+	e := f.next
+	more, err := r.advance(f)
+	if err != nil {
+		return nil, err
+	}
+	if !more {
+		r.files = slices.Delete(r.files, first, first+1)
+	}
+	return e, nil
+}
+
+// open opens all files, and reads the first event of each.
+func (r *Reader) open() error {
 	for {
-		if r.in == nil {
-			in, name, err := r.inputs.Next()
-			if err != nil {
-				return nil, err
-			}
-			r.in, r.file, r.line, r.parser = bufio.NewReaderSize(in, maxLine), name, 0, nil
+		in, name, err := r.inputs.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
-		line, err := r.next()
-		var e *replay.Event
-		switch {
-		case errors.Is(err, io.EOF):
-			r.in = nil
-			if r.parser != nil {
-				e = r.parser.rest()
-			}
-		case errors.Is(err, errLong):
-			r.wrong(err)
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", r.file, err)
-		default:
-			if e, err = r.event(line); err != nil {
-				return nil, fmt.Errorf("%s: %w", r.file, err)
-			}
+		if err != nil {
+			return err
 		}
-		if e != nil {
-			return e, nil
+		f := newFile(in, name)
+		more, err := r.advance(f)
+		if err != nil {
+			return err
+		}
+		if more {
+			r.files = append(r.files, f)
 		}
 	}
 }
 
-// event returns the event of a line; nil if there is none.
-func (r *Reader) event(line []byte) (e *replay.Event, err error) {
-	if r.parser == nil {
-		var head bool
-		if r.parser, head, err = r.config.parser(line, &r.summary); err != nil || head {
-			return nil, err
+// advance reads the next event of a file, and reports whether there is one.
+func (r *Reader) advance(f *file) (more bool, err error) {
+	f.next = nil
+	for f.next == nil && !f.ended {
+		line, err := f.readLine()
+		switch {
+		case errors.Is(err, io.EOF):
+			f.ended = true
+			if f.parser != nil {
+				f.next = f.parser.rest()
+			}
+		case errors.Is(err, errLong):
+			r.wrong(f, err)
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return false, fmt.Errorf("%s: what gzip has compressed is cut off, or still being written: %w", f.name, err)
+		case err != nil:
+			return false, fmt.Errorf("%s: %w", f.name, err)
+		default:
+			if f.next, err = r.event(f, line); err != nil {
+				return false, fmt.Errorf("%s: %w", f.name, err)
+			}
 		}
 	}
-	if e, err = r.parser.event(line); err != nil {
-		r.wrong(err)
+	return f.next != nil, nil
+}
+
+// event returns the event of a line; nil if there is none.
+func (r *Reader) event(f *file, line []byte) (e *replay.Event, err error) {
+	if f.parser == nil {
+		p, head, err := r.config.parser(line, &r.summary)
+		if errors.Is(err, errStranger) {
+			r.wrong(f, err)
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if f.parser = p; head {
+			return nil, nil
+		}
+	}
+	if e, err = f.parser.event(line); err != nil {
+		r.wrong(f, err)
 		return nil, nil
 	}
 	r.summary.Lines++
 	return e, nil
 }
 
-// next returns the next line that is not blank, without its end.
-func (r *Reader) next() ([]byte, error) {
-	for {
-		line, err := r.in.ReadSlice('\n')
-		r.line++
-		if errors.Is(err, bufio.ErrBufferFull) {
-			for errors.Is(err, bufio.ErrBufferFull) {
-				_, err = r.in.ReadSlice('\n')
-			}
-			return nil, errLong
-		}
-		if err != nil && (len(line) == 0 || !errors.Is(err, io.EOF)) {
-			return nil, err
-		}
-		if r.line == 1 {
-			line = bytes.TrimPrefix(line, []byte("\uFEFF"))
-		}
-		if line = bytes.TrimRight(line, "\r\n"); len(bytes.TrimSpace(line)) > 0 {
-			return line, nil
-		}
-	}
-}
-
-func (r *Reader) wrong(err error) {
+func (r *Reader) wrong(f *file, err error) {
 	r.summary.Lines++
 	r.summary.Unread++
 	if len(r.summary.First) < maxFirst {
-		r.summary.First = append(r.summary.First, fmt.Sprintf("%s:%d: %v", r.file, r.line, err))
+		r.summary.First = append(r.summary.First, fmt.Sprintf("%s:%d: %v", f.name, f.line, err))
 	}
 }

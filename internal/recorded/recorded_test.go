@@ -125,6 +125,23 @@ func TestLogs(t *testing.T) {
 			"1795773600.250 \"a b\" %\r\n1795773601.000 \"-\" %\n",
 			"27 10:00:00.250000 edge user=a b\n27 10:00:01.000000 -\n",
 		},
+		"Istio's default format": {
+			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,to=%UPSTREAM_CLUSTER% path=%REQ(:PATH)% agent=%REQ(USER-AGENT)%")},
+			`[2026-11-20T10:00:00.123Z] "GET /a HTTP/1.1" 429 RL via_upstream - "-" 0 437 142 141 "-" "curl/8 (x)" "id" "reviews:9080" "10.244.1.15:9080" ` +
+				`outbound|9080||reviews.default.svc.cluster.local 10.244.2.19:60236 10.96.81.152:9080 10.244.2.19:55058 - default`,
+			"20 10:00:00.123000+142ms refused edge a=10.244.2.19,to=outbound|9080||reviews.default.svc.cluster.local path=/a agent=curl/8 (x)\n",
+		},
+		"Envoy Gateway's JSON": {
+			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%,path=%REQ(:PATH)%,host=%REQ(:AUTHORITY)%,agent=%REQ(USER-AGENT)%,for=%REQ(X-FORWARDED-FOR)%,id=%REQ(X-REQUEST-ID)%")},
+			`{"start_time":"2026-11-20T10:00:00.929Z","method":"HEAD","x-envoy-origin-path":"/","response_code":"429","response_flags":"RL","duration":"1","x-forwarded-for":"192.0.2.1",` +
+				`"user-agent":"curl","x-request-id":"id","` + `:authority":"httpbin.example.com","downstream_remote_address":"192.0.2.1:62217"}`,
+			"20 10:00:00.929000+1ms refused edge a=192.0.2.1,path=/,host=httpbin.example.com,agent=curl,for=192.0.2.1,id=id\n",
+		},
+		"milliseconds without a point": {
+			recorded.Config{Format: `%START_TIME(%s%3f)% %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
+			"1795773600250 ann",
+			"27 10:00:00.250000 edge user=ann\n",
+		},
 		"a clock of another zone": {
 			recorded.Config{Format: `[%START_TIME(%d/%b/%Y:%H:%M:%S %z)%] %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")},
 			"[20/Nov/2026:11:00:00 +0100] ann",
@@ -134,6 +151,11 @@ func TestLogs(t *testing.T) {
 			recorded.Config{Mapping: template(t, "edge a=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%jwt.sub% m=%REQ(:METHOD)%")},
 			`{"start_time":"2026-11-20T10:00:00Z","method":"GET","duration":1500,"downstream_remote_address":"[2001:db8::1]:443","jwt":{"sub":"a\"b"},"response_flags":"-"}`,
 			"20 10:00:00.000000+1.5s passed edge a=2001:db8::1 user=a\"b m=GET\n",
+		},
+		"JSON without flags": {
+			recorded.Config{Mapping: template(t, "edge m=%REQ(:METHOD)%")},
+			`{"ts":1795773600.5,"method":"GET","status":429}` + "\n" + `{"ts":1795773601,"method":"GET","status":200}`,
+			"27 10:00:00.500000 refused edge m=GET\n27 10:00:01.000000 passed edge m=GET\n",
 		},
 		"JSON of a json_format": {
 			recorded.Config{
@@ -218,6 +240,41 @@ func TestUnread(t *testing.T) {
 	}
 	if d := cmp.Diff(want, s.First); d != "" || err != nil || s.Unread != 7 || s.Lines != 8 || got != "27 10:00:00.000000 d a=b\n" {
 		t.Errorf("%q, %+v, %v (-want +got):\n%s", got, s, err, d)
+	}
+}
+
+// TestOrder: of several files, such as those of several Envoys or of days, the events come in the order of their times, whichever is named first.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	const head = "time,domain,descriptor\n"
+	got, _, err := read(t, recorded.Config{}, head+"1795773602,d,a=3\n1795773604,d,a=5\n", head+"1795773600,d,a=1\n1795773603,d,a=4\n", "", head+"1795773601,d,a=2\n")
+	want := "27 10:00:00.000000 d a=1\n27 10:00:01.000000 d a=2\n27 10:00:02.000000 d a=3\n27 10:00:03.000000 d a=4\n27 10:00:04.000000 d a=5\n"
+	if d := cmp.Diff(want, got); d != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, d)
+	}
+}
+
+// TestStrangers: what a server has printed before its access log, as kubectl logs shows it, does not decide how the log is read.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	text := "2026-11-20T09:59:59Z info Envoy proxy is ready\n{\"level\":\n" + `{"start_time":"2026-11-20T10:00:00Z","path":"/x"}` + "\nterminating\n"
+	got, s, err := read(t, recorded.Config{Mapping: template(t, "d p=%REQ(:PATH)%")}, text)
+	if got != "20 10:00:00.000000 d p=/x\n" || err != nil || s.Unread != 3 || s.Lines != 4 {
+		t.Errorf("%q, %+v, %v", got, s, err)
+	}
+	if _, _, err := read(t, recorded.Config{}, text); err == nil || !strings.Contains(err.Error(), "--map") {
+		t.Errorf("%v, want that --map is missing", err)
+	}
+}
+
+// TestLongLines: what has room in a line is read whole.
+func TestLongLines(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{64<<10 - 40, 64 << 10, 200 << 10, 1<<20 - 100} {
+		got, s, err := read(t, recorded.Config{}, "time,domain,descriptor\n1795773600,"+strings.Repeat("d", n)+",a=b\n1795773601,d,a=c")
+		if len(got) != n+len("27 10:00:00.000000  a=b\n27 10:00:01.000000 d a=c\n") || s.Unread > 0 || err != nil {
+			t.Errorf("%d bytes: %d bytes of events, %+v, %v", n, len(got), s, err)
+		}
 	}
 }
 

@@ -1,0 +1,63 @@
+package recorded
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/ratelimitd/ratelimitd/internal/replay"
+)
+
+var errLong = fmt.Errorf("the line is longer than %d bytes", maxLine)
+
+// file is a file that is being read.
+type file struct {
+	name   string
+	in     *bufio.Reader
+	line   int    // its number
+	long   []byte // a line that the buffer of in has no room for
+	parser parser // nil until a line has told what the file is
+	next   *replay.Event
+	ended  bool
+}
+
+func newFile(in io.Reader, name string) *file {
+	return &file{name: name, in: bufio.NewReaderSize(in, buffered)}
+}
+
+// readLine returns the next line that is not blank, without its end. It is valid until the next call.
+func (f *file) readLine() ([]byte, error) {
+	for {
+		line, err := f.in.ReadSlice('\n')
+		f.line++
+		if errors.Is(err, bufio.ErrBufferFull) {
+			line, err = f.readLong(line)
+		}
+		if err != nil && (len(line) == 0 || !errors.Is(err, io.EOF)) {
+			return nil, err
+		}
+		if f.line == 1 {
+			line = bytes.TrimPrefix(line, []byte("\uFEFF"))
+		}
+		if line = bytes.TrimRight(line, "\r\n"); len(bytes.TrimSpace(line)) > 0 {
+			return line, nil
+		}
+	}
+}
+
+// readLong reads the rest of a line, of which that is the beginning.
+func (f *file) readLong(begin []byte) (line []byte, err error) {
+	f.long = append(f.long[:0], begin...)
+	for err = bufio.ErrBufferFull; errors.Is(err, bufio.ErrBufferFull); {
+		var more []byte
+		if more, err = f.in.ReadSlice('\n'); len(f.long) <= maxLine {
+			f.long = append(f.long, more...)
+		}
+	}
+	if len(f.long) > maxLine {
+		return nil, errLong
+	}
+	return f.long, err
+}
