@@ -38,11 +38,11 @@ func (p *program) replayText(r *replay.Report, top int) {
 		p.printf("note: %s\n", note)
 	}
 	p.printf("\n")
-	rows := [][]string{{"RULES", "REQUESTS", "REFUSED", "%", "SHADOWED", "NO LIMIT", "FAILED", "MOST REFUSED"}}
+	rows := [][]string{{"RULES", "REQUESTS", "REFUSED", "%", "DESCRIPTORS", "SHADOWED", "NO LIMIT", "FAILED", "MOST REFUSED"}}
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		rows = append(rows, []string{
-			plain(s.Rules), number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
+			plain(s.Rules), number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
 		})
 	}
 	p.table(rows)
@@ -150,6 +150,17 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	}
 	p.printf("\n")
 	p.table(rows)
+	if more := len(r.Values) - top; more > 0 {
+		p.printf("and %s; see --top\n", descriptors.CountText(more+int(r.LeftOff), "more descriptor"))
+	}
+}
+
+// affected says of how many descriptors something is refused under set i.
+func affected(r *replay.Report, i int) string {
+	if r.Forgotten {
+		return "≥" + number(r.Sets[i].Affected)
+	}
+	return number(r.Sets[i].Affected)
 }
 
 // notes say what limits what a report says.
@@ -159,11 +170,12 @@ func notes(r *replay.Report) (all []string) {
 			all = append(all, fmt.Sprintf(format, args...))
 		}
 	}
-	add(r.Unasked, "%d requests have no descriptor, so nobody would be asked about them", r.Unasked)
-	add(r.Late, "%d lines came too late to be put in order, and count as if they came with those before them; see --held", r.Late)
+	add(r.Unasked, "without a descriptor, so that nobody would be asked about them: %s", descriptors.CountText(int(r.Unasked), "request"))
+	add(r.Late, "too late to be put in order, and counted as if they came with those before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		name := plain(s.Rules)
+		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), plain(s.UnknownDomain))
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
 		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
 		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)

@@ -70,6 +70,8 @@ type page struct {
 	Report *Report
 	Rules  []Rule
 	Values []Value
+
+	MoreRules, MoreValues int // than are shown
 }
 
 // WriteSVG writes a plot of a report: requests and refusals over time, and those of the rules that refuse most.
@@ -79,6 +81,7 @@ func WriteSVG(w io.Writer, r *Report) error { return write(w, "svg", newPlot(r))
 func WriteHTML(w io.Writer, r *Report) error {
 	return write(w, "html", &page{
 		Plot: newPlot(r), Report: r, Rules: r.Rules[:min(len(r.Rules), tabled)], Values: r.Values[:min(len(r.Values), tabled)],
+		MoreRules: max(len(r.Rules)-tabled, 0), MoreValues: max(len(r.Values)-tabled, 0) + int(r.LeftOff),
 	})
 }
 

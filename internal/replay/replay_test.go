@@ -170,7 +170,7 @@ func TestReport(t *testing.T) {
 	}
 	want := &replay.Report{
 		Requests: 120, From: *at(0), To: *at(119), Unasked: 1, Late: 1,
-		Sets: []replay.Outcome{{Rules: "set0"}, {Rules: "set1", Refused: 20}}, Changed: &replay.Changed{Second: 20},
+		Sets: []replay.Outcome{{Rules: "set0"}, {Rules: "set1", Refused: 20, Affected: 1}}, Changed: &replay.Changed{Second: 20},
 		Rules: []replay.Rule{{
 			Path: "d.a", Places: []string{"rules.yaml:2", "rules.yaml:2"}, Asked: []uint64{119, 119}, Refused: []uint64{0, 20},
 			Shadowed: []uint64{0, 0}, First: []*time.Time{nil, at(47)}, Last: []*time.Time{nil, at(119)},
@@ -184,6 +184,22 @@ func TestReport(t *testing.T) {
 	r.Timeline.Requests, r.Timeline.Refused, r.Timeline.Rules = nil, nil, nil
 	if d := cmp.Diff(want, r); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// TestDifferences: of two sets, what they differ on comes first, before what both refuse more of; and a domain that one of
+// them has no rules for is told.
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	const both = "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n  - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}\n"
+	from := every(90, time.Second, func(i int) *limiter.Request { return request([]string{"a=mallory", "a=mallory", "b=ann"}[i%3]) })
+	r := run(t, replay.Config{}, from, both, strings.Replace(both, "9", "8", 1))
+	if r.Values[0].Text != "d b=ann" || r.Values[1].Text != "d a=mallory" || r.Rules[0].Path != "d.b" || r.Sets[1].Affected != 2 {
+		t.Errorf("%+v, %+v, %+v", r.Values, r.Rules, r.Sets)
+	}
+	r = run(t, replay.Config{}, from, both, strings.Replace(both, ": d", ": dd", 1))
+	if o := r.Sets[1]; r.Sets[0].Unruled != 0 || o.Unruled != 90 || !strings.Contains(o.UnknownDomain, "known: dd") {
+		t.Errorf("%+v", r.Sets)
 	}
 }
 

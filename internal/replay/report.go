@@ -13,8 +13,9 @@ type Report struct {
 	Then      *Recorded `json:"then,omitempty"`        // nil if that is not recorded
 	Sets      []Outcome `json:"sets"`                  // one for each set of rules
 	Changed   *Changed  `json:"changed,omitempty"`     // of two sets
-	Rules     []Rule    `json:"rules"`                 // that were met, those first that refuse most
-	Values    []Value   `json:"descriptors"`           // of which something is refused, those first of which most is
+	Rules     []Rule    `json:"rules"`                 // that were met: of two sets, those first on which they differ most, and then those that refuse most
+	Values    []Value   `json:"descriptors"`           // of which something is refused, in the same order
+	LeftOff   uint64    `json:"descriptorsLeftOff"`    // of which something is refused too, beyond those in Values
 	Forgotten bool      `json:"descriptorsAreBusiest"` // there were too many descriptors: of those that are rare some are missing
 	Timeline  Timeline  `json:"timeline"`
 }
@@ -31,8 +32,12 @@ type Outcome struct {
 	Refused  uint64 `json:"refused"`         // requests
 	Shadowed uint64 `json:"shadowed"`        // requests that pass, and have a descriptor that only a rule in shadow mode refuses
 	NoLimit  uint64 `json:"noLimit"`         // requests that meet no limit
+	Affected uint64 `json:"affected"`        // different descriptors of which something is refused
 	Failed   uint64 `json:"failed"`          // requests that a server would answer with an error
 	Error    string `json:"error,omitempty"` // the first of these
+
+	Unruled       uint64 `json:"unknownDomain"`         // requests of domains that the set has no rules for
+	UnknownDomain string `json:"whichDomain,omitempty"` // what is said of the first of these
 
 	RefusedAnew uint64 `json:"refusedAnew"` // requests that are refused, and passed when they were recorded
 	PassedAnew  uint64 `json:"passedAnew"`  // requests that pass, and were refused when they were recorded

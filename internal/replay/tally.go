@@ -148,6 +148,11 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	case !met:
 		o.NoLimit++
 	}
+	if set := t.players[i].set; !met && set.Domain(e.Request.Domain) == nil {
+		if o.Unruled++; o.Unruled == 1 {
+			o.UnknownDomain = set.Unknown(string(e.Request.Domain))
+		}
+	}
 	return v.Over
 }
 
@@ -291,6 +296,7 @@ func (t *tally) reportRules() {
 	}
 	slices.SortFunc(all, func(a, b *ruleTally) int {
 		return cmp.Or(
+			-cmp.Compare(difference(a.Refused), difference(b.Refused)),
 			-cmp.Compare(slices.Max(a.Refused), slices.Max(b.Refused)),
 			-cmp.Compare(slices.Max(a.Shadowed), slices.Max(b.Shadowed)),
 			-cmp.Compare(slices.Max(a.Asked), slices.Max(b.Asked)),
@@ -315,16 +321,28 @@ func (t *tally) reportRules() {
 	}
 }
 
+// difference returns by how much numbers differ; 0 if there is but one.
+func difference(n []uint64) uint64 { return slices.Max(n) - slices.Min(n) }
+
 func (t *tally) reportValues() {
 	all := make([]*value, 0, reported)
 	for _, v := range t.values.heap {
+		for i, n := range v.refused {
+			if n > 0 {
+				t.r.Sets[i].Affected++
+			}
+		}
 		if slices.Max(v.refused) > 0 {
 			all = append(all, v)
 		}
 	}
 	slices.SortFunc(all, func(a, b *value) int {
-		return cmp.Or(-cmp.Compare(slices.Max(a.refused), slices.Max(b.refused)), cmp.Compare(a.text, b.text), cmp.Compare(a.rule, b.rule))
+		return cmp.Or(
+			-cmp.Compare(difference(a.refused), difference(b.refused)),
+			-cmp.Compare(slices.Max(a.refused), slices.Max(b.refused)),
+			cmp.Compare(a.text, b.text), cmp.Compare(a.rule, b.rule))
 	})
+	t.r.LeftOff = uint64(max(len(all)-reported, 0))
 	t.r.Forgotten = t.values.dropped
 	t.r.Values = make([]Value, 0, min(len(all), reported))
 	for _, v := range all[:min(len(all), reported)] {
