@@ -157,7 +157,7 @@ func (p *program) replayValues(r *replay.Report, top int) {
 
 // affected says of how many descriptors something is refused under set i.
 func affected(r *replay.Report, i int) string {
-	if r.Forgotten {
+	if r.Forgotten && r.Sets[i].Refused > 0 {
 		return "≥" + number(r.Sets[i].Affected)
 	}
 	return number(r.Sets[i].Affected)
