@@ -15,9 +15,7 @@ import (
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	streamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
-	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -33,7 +31,7 @@ type Proxy struct {
 	config *ratelimitv3.RateLimit
 	host   *routev3.VirtualHost
 	usages []usage
-	format string              // of the access log; "" for none
+	access accessLog
 	addrs  map[string][]string // of clusters
 
 	conn   *grpc.ClientConn
@@ -63,7 +61,7 @@ func NewProxy(b *bootstrapv3.Bootstrap, listener string) (*Proxy, error) {
 	if p.usages, err = usagesOf(m.GetHttpFilters()); err != nil {
 		return nil, err
 	}
-	if p.format, err = accessLog(m); err != nil {
+	if p.access, err = accessLogOf(m); err != nil {
 		return nil, err
 	}
 	for _, c := range b.GetStaticResources().GetClusters() {
@@ -136,6 +134,7 @@ func (p *Proxy) Log() string {
 
 // ServeHTTP implements [http.Handler].
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	begin := time.Now()
 	remote, _, _ := net.SplitHostPort(r.RemoteAddr)
 	s := &Stream{Config: p.config, Path: r.URL.RequestURI(), Remote: remote, Request: r.Header, Response: http.Header{}}
 	cluster, err := p.route(s)
@@ -148,7 +147,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status, flags = http.StatusServiceUnavailable, "UF"
 		http.Error(w, err.Error(), status)
 	}
-	p.finish(r, s, status, flags)
+	p.finish(r, &exchange{stream: s, method: r.Method, status: status, flags: flags, begin: begin})
 }
 
 // route finds the route of a stream, and returns its cluster.
@@ -246,8 +245,8 @@ func (p *Proxy) timeout() time.Duration {
 }
 
 // finish logs the stream, and makes its last call, for which nobody waits.
-func (p *Proxy) finish(r *http.Request, s *Stream, status int, flags string) {
-	call, err := s.Call(true)
+func (p *Proxy) finish(r *http.Request, x *exchange) {
+	call, err := x.stream.Call(true)
 	if call != nil {
 		p.done.Go(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), p.timeout())
@@ -260,21 +259,11 @@ func (p *Proxy) finish(r *http.Request, s *Stream, status int, flags string) {
 	if err != nil {
 		fmt.Fprintln(&p.log, err)
 	}
-	if p.format == "" {
-		return
-	}
-	known := strings.NewReplacer("%REQ(:METHOD)%", r.Method, "%REQ(:PATH)%", s.Path, "%RESPONSE_CODE%", strconv.Itoa(status), "%RESPONSE_FLAGS%", flags)
-	before, rest, found := strings.Cut(known.Replace(p.format), "%")
-	if !found {
-		p.log.WriteString(before)
-		return
-	}
-	command, after, _ := strings.Cut(rest, "%")
-	text, err := s.format("%" + command + "%")
+	line, err := p.access.line(x)
 	if err != nil {
-		text = err.Error()
+		line = err.Error() + "\n"
 	}
-	p.log.WriteString(before + text + after)
+	p.log.WriteString(line)
 }
 
 // relay copies a body as it comes, and returns it.
@@ -289,14 +278,4 @@ func relay(w http.ResponseWriter, body io.Reader) string {
 		}
 		_ = http.NewResponseController(w).Flush() // a caller that has gone is noticed by the next Write
 	}
-}
-
-// accessLog returns the format of the access log; "" if there is none.
-func accessLog(m *hcmv3.HttpConnectionManager) (string, error) {
-	if len(m.GetAccessLog()) == 0 {
-		return "", nil
-	}
-	var log streamv3.StdoutAccessLog
-	err := m.GetAccessLog()[0].GetTypedConfig().UnmarshalTo(&log)
-	return log.GetLogFormat().GetTextFormatSource().GetInlineString(), err
 }

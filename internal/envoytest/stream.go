@@ -159,15 +159,11 @@ func (s *Stream) format(format string) (string, error) {
 		text = s.Response.Get(argument)
 	case "DYNAMIC_METADATA":
 		namespace, key, one := strings.Cut(argument, ":")
-		switch v := s.Value(namespace, key); {
-		case one && v != nil:
+		if !one {
+			return "", fmt.Errorf("cannot play the format %s, which is no number", format)
+		}
+		if v := s.Value(namespace, key); v != nil {
 			text = fmt.Sprint(v.AsInterface())
-		case !one && s.Metadata[namespace] != nil:
-			raw, err := s.Metadata[namespace].MarshalJSON()
-			if err != nil {
-				return "", err
-			}
-			text = string(raw)
 		}
 	default:
 		return "", fmt.Errorf("cannot play the format %s", format)
