@@ -61,7 +61,7 @@ func (l accessLog) line(x *exchange) (string, error) {
 }
 
 // value returns the value of a command, of its own type; nil if there is none.
-func (x *exchange) value(format string) (any, error) {
+func (x *exchange) value(format string) (any, error) { //nolint:ireturn // JSON has values of any type
 	command, argument, _ := strings.Cut(strings.TrimSuffix(strings.Trim(format, "%"), ")"), "(")
 	switch command {
 	case "START_TIME":
@@ -99,7 +99,7 @@ func (x *exchange) header(name string) string {
 	return x.stream.header(strings.ToLower(name))
 }
 
-func orNil(text string) any {
+func orNil(text string) any { //nolint:ireturn // as above
 	if text == "" {
 		return nil
 	}
