@@ -58,7 +58,7 @@ func wanted(q url.Values) *adminv1.WatchRequest {
 
 // events sends decisions as rows of a table, as a browser's EventSource reads them.
 func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:contextcheck // likewise
-	ctx, _, ok := u.Sessions.Resume(r, sessionOf(r))
+	ctx, change, ok := u.Sessions.Resume(r, sessionOf(r))
 	if !ok {
 		http.Error(w, "log in first", http.StatusUnauthorized)
 		return
@@ -95,7 +95,7 @@ func (u *console) events(w http.ResponseWriter, r *http.Request) { //nolint:cont
 		select {
 		case m := <-answers:
 			var b bytes.Buffer
-			if err := u.pages.ExecuteTemplate(&b, "decisions", m); err != nil {
+			if err := u.pages.ExecuteTemplate(&b, "decisions", decisions{m, change}); err != nil {
 				return
 			}
 			out.send("decisions", b.String())
@@ -117,13 +117,21 @@ type stream struct {
 	err     error // why nothing more can be sent
 }
 
-// send sends an event.
+// decisions is some that were made, and whether who sees them may change something.
+type decisions struct {
+	*adminv1.WatchResponse
+
+	Change bool
+}
+
+// send sends an event. Data is what people sent, so nothing in it may end a line for a browser.
 func (s *stream) send(name, data string) {
 	if s.err != nil {
 		return
 	}
 	_ = s.control.SetWriteDeadline(time.Now().Add(lineFor))
-	text := "event: " + name + "\ndata: " + strings.ReplaceAll(strings.TrimSpace(data), "\n", "\ndata: ") + "\n\n"
+	lines := strings.NewReplacer("\r\n", "\ndata: ", "\r", "\ndata: ", "\n", "\ndata: ")
+	text := "event: " + name + "\ndata: " + lines.Replace(strings.TrimSpace(data)) + "\n\n"
 	if _, s.err = io.WriteString(s.w, text); s.err == nil {
 		s.err = s.control.Flush()
 	}

@@ -2,7 +2,9 @@ package console
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +30,7 @@ type line struct {
 	State            *adminv1.RuleState
 	Allowed, Refused string // per second
 	Busy             bool   // something was refused lately
+	URL              string
 }
 
 // tree is the page of all rules.
@@ -65,7 +68,7 @@ func (u *console) ruleTree(ctx context.Context, r *http.Request) (*tree, error) 
 			l := line{Depth: i, Name: levels[i]}
 			if i == len(levels)-1 {
 				l.Rule, l.State = x.rule, x.state
-				l.Allowed, l.Refused, l.Busy = x.allowed, x.refused, x.busy
+				l.Allowed, l.Refused, l.Busy, l.URL = x.allowed, x.refused, x.busy, x.URL()
 			}
 			t.Lines = append(t.Lines, l)
 		}
@@ -95,11 +98,29 @@ type rated struct {
 	state            *adminv1.RuleState
 	allowed, refused string
 	busy             bool
+	ambiguous        bool // another rule of the domain has the same path
+}
+
+// ruleID is what tells a rule from others: paths of two domains, or of one, may be the same text.
+type ruleID struct{ domain, path, place string }
+
+func (x *rated) id() ruleID { return ruleID{x.state.GetDomain(), x.rule.GetPath(), x.Place()} }
+
+// Place is where the rule is written.
+func (x *rated) Place() string { return fmt.Sprintf("%s:%d", x.rule.GetFile(), x.rule.GetLine()) }
+
+// URL is the address of the rule's page.
+func (x *rated) URL() string {
+	if x.ambiguous {
+		return ruleURL(x.state.GetDomain(), x.rule.GetPath(), x.Place())
+	}
+	return ruleURL(x.state.GetDomain(), x.rule.GetPath(), "")
 }
 
 // allRules returns all rules whose path begins with prefix, and what they did per second since somebody looked some time ago.
 func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err error) {
-	now := make(map[string]done)
+	now := make(map[ruleID]done)
+	same := make(map[ruleID]int) // how many have a path, whatever their place
 	for token := ""; ; {
 		m, err := u.API.ListRules(ctx, &adminv1.ListRulesRequest{PathPrefix: prefix, PageToken: token})
 		if err != nil {
@@ -108,7 +129,8 @@ func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err
 		for i, r := range m.GetRules() {
 			s := m.GetStates()[i]
 			all = append(all, rated{rule: r, state: s})
-			now[r.GetPath()] = done{s.GetAllowed(), s.GetRefused()}
+			now[all[len(all)-1].id()] = done{s.GetAllowed(), s.GetRefused()}
+			same[ruleID{domain: s.GetDomain(), path: r.GetPath()}]++
 		}
 		if token = m.GetNextPageToken(); token == "" {
 			break
@@ -116,17 +138,18 @@ func (u *console) allRules(ctx context.Context, prefix string) (all []rated, err
 	}
 	what := seenRules{prefix: prefix, rules: len(all)}
 	if len(all) > 0 {
-		what.first = all[0].rule.GetPath()
+		what.first = all[0].id()
 	}
 	before, over := u.rates.since(what, time.Now(), now)
 	for i := range all {
 		x := &all[i]
-		b, known := before[x.rule.GetPath()]
+		x.ambiguous = same[ruleID{domain: x.state.GetDomain(), path: x.rule.GetPath()}] > 1
+		b, known := before[x.id()]
 		if !known || over <= 0 {
 			x.allowed, x.refused = "–", "–"
 			continue
 		}
-		n := now[x.rule.GetPath()]
+		n := now[x.id()]
 		x.allowed, x.refused = perSecond(b.allowed, n.allowed, over), perSecond(b.refused, n.refused, over)
 		x.busy = n.refused > b.refused
 	}
@@ -143,13 +166,14 @@ type done struct{ allowed, refused uint64 }
 // looked is what rules had done when somebody looked.
 type looked struct {
 	at    time.Time
-	rules map[string]done
+	rules map[ruleID]done
 }
 
 // seenRules is what somebody looks at: rules whose path begins so, as many of them as they may see, and the first of these.
 type seenRules struct {
-	prefix, first string
-	rules         int
+	prefix string
+	first  ruleID
+	rules  int
 }
 
 // rates remembers what was seen when somebody looked, by what they looked at: the last time, and one some time before. Its zero
@@ -160,7 +184,7 @@ type rates struct {
 }
 
 // since remembers what is seen now, and returns what was seen some seconds before, and how long ago that is.
-func (s *rates) since(what seenRules, now time.Time, rules map[string]done) (map[string]done, time.Duration) {
+func (s *rates) since(what seenRules, now time.Time, rules map[ruleID]done) (map[ruleID]done, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for other, two := range s.seen { // what nobody looks at any more
@@ -196,7 +220,8 @@ func ruleText(r *adminv1.Rule) string {
 
 // rulePage is a rule, whom it limits, and what stands above it.
 type rulePage struct {
-	rated
+	*rated
+	Others   []rated // that have the same path in the same domain
 	Rule     *adminv1.Rule
 	State    *adminv1.RuleState
 	Domain   string
@@ -209,7 +234,25 @@ type rulePage struct {
 }
 
 // Rates returns what the rule does per second.
-func (p rulePage) Rates() [2]string { return [2]string{p.allowed, p.refused} }
+func (p *rulePage) Rates() [2]string { return [2]string{p.allowed, p.refused} }
+
+// chosen returns the rule that a query asks for, or nil, and the others of its domain with the same path. Without a domain, and where no
+// rule is in the place asked for any more, it is the first of the path.
+func chosen(all []rated, q url.Values) (x *rated, others []rated) {
+	all = slices.DeleteFunc(all, func(x rated) bool {
+		return x.rule.GetPath() != q.Get("path") || q.Get("domain") != "" && x.state.GetDomain() != q.Get("domain")
+	})
+	if len(all) == 0 {
+		return nil, nil
+	}
+	i := max(0, slices.IndexFunc(all, func(x rated) bool { return x.Place() == q.Get("at") }))
+	for j := range all {
+		if j != i && all[j].state.GetDomain() == all[i].state.GetDomain() {
+			others = append(others, all[j])
+		}
+	}
+	return &all[i], others
+}
 
 func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) {
 	q := r.URL.Query()
@@ -218,25 +261,25 @@ func (u *console) rule(ctx context.Context, r *http.Request) (*rulePage, error) 
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(all, func(x rated) bool { return x.rule.GetPath() == path })
-	if i < 0 {
+	x, others := chosen(all, q)
+	if x == nil {
 		return nil, status.Errorf(codes.NotFound, "there is no rule %s; it may have been removed since", path)
 	}
-	p := rulePage{rated: all[i], Rule: all[i].rule, State: all[i].state, Domain: all[i].state.GetDomain(), YAML: ruleYAML(all[i].rule), Bounds: bounds(all[i].rule), Window: "minute"}
+	p := rulePage{rated: x, Others: others, Rule: x.rule, State: x.state, Domain: x.state.GetDomain(), YAML: ruleYAML(x.rule), Bounds: bounds(x.rule), Window: "minute"}
 	window := adminv1.Window_WINDOW_MINUTE
 	if q.Get("window") == "hour" {
 		p.Window, window = "hour", adminv1.Window_WINDOW_HOUR
 	}
-	p.Busiest, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Window: window, PageSize: 10})
+	p.Busiest, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10})
 	if err != nil {
 		return nil, err
 	}
-	p.Refused, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REFUSED})
+	p.Refused, err = u.API.Top(ctx, &adminv1.TopRequest{Rule: path, Domain: p.Domain, Window: window, PageSize: 10, Ranking: adminv1.Ranking_RANKING_REFUSED})
 	if err != nil {
 		return nil, err
 	}
 	p.Refused.Entries = slices.DeleteFunc(p.Refused.GetEntries(), func(e *adminv1.TopEntry) bool { return e.GetRefused() == 0 })
-	ids := all[i].state.GetControls()
+	ids := x.state.GetControls()
 	for token := ""; len(ids) > len(p.Controls); {
 		m, err := u.API.ListControls(ctx, &adminv1.ListControlsRequest{Domain: p.Domain, PageSize: 500, PageToken: token})
 		if err != nil {

@@ -25,8 +25,8 @@ func words() template.FuncMap {
 		"at":      at,
 		"wait":    func(d *durationpb.Duration) string { return short(d.AsDuration()) },
 		"entries": entriesText,
-		"look":    func(domain string, e []*adminv1.Entry) string { return descriptorURL(Root+"descriptor", domain, e) },
-		"rule":    func(path string) string { return Root + "rule?" + url.Values{"path": {path}}.Encode() },
+		"look":    look,
+		"rule":    func(domain, path string) string { return ruleURL(domain, path, "") },
 		"kind":    func(k adminv1.ControlKind) string { return lower(k.String(), "CONTROL_KIND_") },
 		"outcome": func(o adminv1.Outcome) string { return lower(o.String(), "OUTCOME_") },
 		"tone":    tone,
@@ -38,9 +38,8 @@ func words() template.FuncMap {
 		"reserves": func(t *adminv1.TopResponse) bool {
 			return slices.ContainsFunc(t.GetEntries(), func(e *adminv1.TopEntry) bool { return e.Reserved != nil })
 		},
-		"n":      func(n uint64) string { return count(float64(n)) },
-		"obey":   obey,
-		"masked": masked,
+		"n":    func(n uint64) string { return count(float64(n)) },
+		"obey": obey,
 		"domains": func(all []string) string {
 			if len(all) == 1 {
 				return "the domain " + all[0]
@@ -173,7 +172,7 @@ func entriesText(entries []*adminv1.Entry) string {
 // hidden is a value that the API hides.
 var hidden = regexp.MustCompile(`^#[0-9a-f]{12}$`)
 
-// masked reports whether entries may have values that are hidden, so that they lead nowhere.
+// masked reports whether entries may have values that are hidden, to those from whom some are, so that they lead nowhere.
 func masked(entries []*adminv1.Entry) bool {
 	return slices.ContainsFunc(entries, func(e *adminv1.Entry) bool { return hidden.MatchString(e.GetValue()) })
 }
@@ -185,6 +184,31 @@ func descriptorURL(page, domain string, entries []*adminv1.Entry) string {
 		q.Add("e", entryText(e))
 	}
 	return page + "?" + q.Encode()
+}
+
+// ruleURL returns the address of the page about a rule. Several may have the same path; place is then which of them.
+func ruleURL(domain, path, place string) string {
+	q := url.Values{"domain": {domain}, "path": {path}}
+	if place != "" {
+		q.Set("at", place)
+	}
+	return Root + "rule?" + q.Encode()
+}
+
+// look returns the address of the page about a descriptor; empty if it would be about another one, because some values are hidden, as
+// from those who may not change anything, or are not to be written in a line.
+func look(change bool, domain string, entries []*adminv1.Entry) string {
+	same := func(a, b *adminv1.Entry) bool {
+		return a.GetKey() == b.GetKey() && a.GetValue() == b.GetValue() && len(a.GetRawValue()) == 0
+	}
+	lines := make([]string, 0, len(entries))
+	for _, e := range entries {
+		lines = append(lines, entryText(e))
+	}
+	if len(entries) == 0 || !change && masked(entries) || !slices.EqualFunc(entries, parseEntries(lines), same) {
+		return ""
+	}
+	return descriptorURL(Root+"descriptor", domain, entries)
 }
 
 // parseEntries reads entries, one in a line, as key=value.

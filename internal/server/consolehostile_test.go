@@ -1,0 +1,121 @@
+package server
+
+import (
+	"bufio"
+	"encoding/json"
+	"html"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// ask spends a hit of a descriptor with one entry, of any domain.
+func ask(t *testing.T, v *Server, domain, key, value string) {
+	t.Helper()
+	entry := []map[string]string{{"key": key, "value": value}}
+	body, err := json.Marshal(map[string]any{"domain": domain, "descriptors": []any{map[string]any{"entries": entry}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code, text, err := testkit.Fetch(t.Context(), http.MethodPost, "http://"+v.listeners.http.Addr().String()+"/json", string(body)); err != nil || code >= 500 {
+		t.Fatalf("%d %s %v", code, text, err)
+	}
+}
+
+// TestConsoleHostileStream: a value of a request ends no line of the stream of decisions, so it makes no event of its own: one named
+// refused would close the stream of everybody who looks.
+func TestConsoleHostileStream(t *testing.T) {
+	v, b := browse(t)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+"/ui/live/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := b.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	lines := bufio.NewScanner(answer.Body)
+	lines.Split(asBrowsers)
+	for asked := false; lines.Scan(); {
+		switch line := lines.Text(); {
+		case line == "event: refused":
+			t.Fatal("a value of a request is an event of its own")
+		case line == "event: beat" && !asked:
+			ask(t, v, "shop", "user", "eve\r\revent: refused\rdata: the server is down\r\r")
+			ask(t, v, "shop", "user", "last")
+			asked = true
+		case strings.Contains(line, "user=last"):
+			return
+		}
+	}
+	t.Fatalf("the stream ended: %v", lines.Err())
+}
+
+// asBrowsers splits a stream of events into lines, which end with a line feed, a carriage return or both.
+func asBrowsers(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	i := strings.IndexAny(string(data), "\r\n")
+	if i < 0 {
+		if atEOF && len(data) > 0 {
+			return len(data), data, nil
+		}
+		return 0, nil, nil
+	}
+	return i + 1, data[:i], nil
+}
+
+// TestConsoleUnwritable: where a descriptor cannot be written as lines of key=value, as one with a line feed in a value, a page does not
+// lead to another one in its place, which somebody would then block.
+func TestConsoleUnwritable(t *testing.T) {
+	v, b := browse(t)
+	for _, value := range []string{"two\nlines", "returns\r", "#0123456789ab", "fine = too"} {
+		ask(t, v, "shop", "user", value)
+	}
+	testkit.Eventually(t, "the busiest are listed", func() bool { return strings.Contains(b.get(t, "/ui/rule?path=shop.user").text, "fine = too") })
+	a := b.get(t, "/ui/rule?path=shop.user")
+	wantPage(t, "the busiest", a, 200, "user=two\nlines", `e=user%3Dfine&#43;%3D&#43;too`, `e=user%3D%230123456789ab`, "!e=user%3Dtwo", "!e=user%3Dreturns")
+	a = b.get(t, "/ui/descriptor?"+url.Values{"domain": {"shop"}, "e": {"user=#0123456789ab"}}.Encode())
+	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!may not see")
+}
+
+// TestConsoleSamePath: rules whose paths are the same text, of two domains or of one, have pages of their own.
+func TestConsoleSamePath(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "config"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"a.yaml": "domain: shop\ndescriptors:\n- {key: eu.user, rate_limit: {unit: hour, requests_per_unit: 11}}\n" +
+			"- {key: eu, descriptors: [{key: user, \n    rate_limit: {unit: hour, requests_per_unit: 12}}]}\n",
+		"b.yaml": "domain: shop.eu\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 13}}]\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "config", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v, b := browse(t, "RUNTIME_ROOT="+dir)
+	ask(t, v, "shop.eu", "user", "of-shop-eu")
+	ask(t, v, "shop", "eu.user", "of-shop")
+	tree := b.get(t, "/ui/rules")
+	links := regexp.MustCompile(`href="(/ui/rule\?[^"]*)"`).FindAllStringSubmatch(tree.text, -1)
+	if len(links) != 3 {
+		t.Fatalf("%d links to rules, want 3:\n%s", len(links), tree.text)
+	}
+	for i, wants := range [][]string{
+		{"<h2>What it says", "requests_per_unit: 11", "Other rules have the same path", "a.yaml:4", "of-shop", "!of-shop-eu"},
+		{"requests_per_unit: 12", "Other rules have the same path", "a.yaml:3", "!of-shop-eu"},
+		{"requests_per_unit: 13", "!Other rules", "of-shop-eu", "!of-shop<"},
+	} {
+		path := html.UnescapeString(links[i][1])
+		testkit.Eventually(t, "the top keys are there", func() bool { return strings.Contains(b.get(t, path).text, "of-shop") })
+		wantPage(t, path, b.get(t, path), 200, wants...)
+	}
+	a := b.get(t, "/ui/rule?path=shop.eu.user")
+	wantPage(t, "an address from before", a, 200, "requests_per_unit: 11")
+}
