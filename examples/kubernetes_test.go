@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -214,6 +215,17 @@ func TestKubernetesSecured(t *testing.T) {
 	s.expect(t, "shop", "user", "ann", &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 60, Unit: rlsv3.RateLimitResponse_RateLimit_MINUTE})
 	if log := s.Log.String(); strings.Contains(log, "no admin token is right") {
 		t.Errorf("the admin token cannot be read:\n%s", log)
+	}
+	browser := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{ServerName: "ratelimitd.default.svc", RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12},
+	}}
+	answer, err := browser.Get("https://" + s.At["DEBUG"] + "/ui/login")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if text, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != http.StatusOK || !strings.Contains(string(text), "ADMIN_TOKEN_FILE") {
+		t.Errorf("the console over TLS: %d %s %v", answer.StatusCode, text, err)
 	}
 }
 

@@ -202,8 +202,49 @@ func TestChartSecured(t *testing.T) {
 	if o.service.Annotations["example.com/scrape"] != "true" || pod.Annotations["example.com/inject"] != "false" || pod.Labels["example.com/tier"] != "edge" {
 		t.Errorf("service %v, pod %v, %v", o.service.Annotations, pod.Annotations, pod.Labels)
 	}
+	checkDebugPort(t, &o)
 	if p := o.service.Spec.Ports[0].AppProtocol; *p != "https" {
 		t.Errorf("the gRPC port with TLS is announced as %s", *p)
+	}
+}
+
+// checkDebugPort: the console is served over TLS, to the clients that are named.
+func checkDebugPort(t *testing.T, o *objects) {
+	t.Helper()
+	if value(t, o.deployment, "DEBUG_TLS") != "true" || has(o.deployment.Spec.Template.Spec.Containers[0].Env, "DEBUG_HOST") || ports(o.deployment)["debug"] != 6070 {
+		t.Errorf("the debug port is not served over TLS: %+v", o.deployment.Spec.Template.Spec.Containers[0].Env)
+	}
+	in := o.policy.Spec.Ingress
+	if last := in[len(in)-1]; last.Ports[0].Port.String() != "debug" || len(last.From) != 1 || last.From[0].NamespaceSelector == nil {
+		t.Errorf("who may connect to the debug port: %+v", in)
+	}
+}
+
+// TestChartDebugTLS: /metrics is read over TLS where the values say how; what cannot work is refused.
+func TestChartDebugTLS(t *testing.T) {
+	t.Parallel()
+	const monitored = "serviceMonitor: {enabled: true, tlsConfig: {serverName: ratelimitd.edge.svc, ca: {secret: {name: ca, key: ca.crt}}}}\n"
+	text, err := render(t, monitored+"grpc: {certSecret: tls}\ndebug: {tls: true}\nenv: {PROMETHEUS_PATH: /m}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := decode(t, text)
+	checkDeployment(t, o)
+	checkService(t, o)
+	e := o.monitor.Spec.Endpoints[0]
+	if !slices.ContainsFunc(o.service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == e.Port && p.Port == 6070 }) || e.Path != "/metrics" {
+		t.Errorf("what is scraped is %+v", e)
+	}
+	if e.Scheme == nil || *e.Scheme != "https" || e.TLSConfig == nil || *e.TLSConfig.ServerName != "ratelimitd.edge.svc" || e.TLSConfig.CA.Secret.Key != "ca.crt" {
+		t.Errorf("it is scraped with %v, %+v", e.Scheme, e.TLSConfig)
+	}
+	if len(o.policy.Spec.Ingress) != 2 {
+		t.Errorf("the debug port is open to somebody whom nothing names: %+v", o.policy.Spec.Ingress)
+	}
+	for _, bad := range []string{"debug: {tls: true}", monitored, "debug: {clients: [{podSelector: {}}]}"} {
+		if _, err := render(t, bad); err == nil {
+			t.Errorf("%s is rendered", bad)
+		}
 	}
 }
 

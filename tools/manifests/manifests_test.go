@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -191,8 +192,8 @@ func checkDeployment(t *testing.T, o objects) {
 	if grace, stop := *pod.TerminationGracePeriodSeconds, stops(t, c.Env); time.Duration(grace)*time.Second < stop {
 		t.Errorf("the pod is killed after %d s, but may take %v to drain and stop", grace, stop)
 	}
-	if at := value(t, o.deployment, "DEBUG_HOST"); at != "127.0.0.1" {
-		t.Errorf("DEBUG_HOST=%s, so the debug port is open to other pods", at)
+	if tls := has(c.Env, "DEBUG_TLS"); !tls && value(t, o.deployment, "DEBUG_HOST") != "127.0.0.1" {
+		t.Error("the debug port is open to other pods, without TLS")
 	}
 	for name, want := range map[string]string{"RUNTIME_WATCH_ROOT": "false", "RUNTIME_IGNOREDOTFILES": "true"} {
 		if got := value(t, o.deployment, name); got != want {
@@ -302,4 +303,9 @@ func matches(selector, labels map[string]string) bool {
 		}
 	}
 	return len(selector) > 0
+}
+
+// has reports whether a variable is set.
+func has(env []corev1.EnvVar, name string) bool {
+	return slices.ContainsFunc(env, func(v corev1.EnvVar) bool { return v.Name == name })
 }

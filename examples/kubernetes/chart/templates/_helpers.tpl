@@ -30,14 +30,14 @@ annotations:
 {{- end }}
 
 {{/* The server's variables by name, those of the user instead of the chart's. A ConfigMap needs the RUNTIME_ ones; DEBUG_HOST keeps
-     rules, statistics and profiles from other pods, while `kubectl port-forward` gets to them. */}}
+     rules, statistics and profiles from other pods, while `kubectl port-forward` gets to them, unless debug.tls has them served. */}}
 {{- define "ratelimitd.env" -}}
 {{- $env := dict "REDIS_SOCKET_TYPE" "tcp" "REDIS_TYPE" .Values.redis.type "REDIS_URL" .Values.redis.url -}}
 {{- $_ := set $env "RUNTIME_ROOT" "/etc/ratelimitd" -}}
 {{- $_ := set $env "RUNTIME_APPDIRECTORY" "rules" -}}
 {{- $_ := set $env "RUNTIME_WATCH_ROOT" false -}}
 {{- $_ := set $env "RUNTIME_IGNOREDOTFILES" true -}}
-{{- $_ := set $env "DEBUG_HOST" "127.0.0.1" -}}
+{{- if .Values.debug.tls -}}{{- $_ := set $env "DEBUG_TLS" true -}}{{- else -}}{{- $_ := set $env "DEBUG_HOST" "127.0.0.1" -}}{{- end -}}
 {{- $_ := set $env "USE_STATSD" false -}}
 {{- $_ := set $env "USE_PROMETHEUS" true -}}
 {{- with .Values.redis -}}
