@@ -124,7 +124,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	w.config.Loaded(set, warnings(problems))
 	o.Since = o.At
 	if old != nil {
-		o.Changes = descriptors.Summarize(set.Changes(old), KeptChanges)
+		o.Changes = set.Summary(old, KeptChanges)
 		if before := w.accepted.Load(); before.Version == o.Version {
 			o.Since = before.Since
 		}

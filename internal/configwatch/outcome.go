@@ -52,7 +52,7 @@ func (w *Watch) try(g given) *Outcome {
 	set, problems, err := w.tryLoad(g)
 	o := &Outcome{At: time.Now(), Version: g.version(), Problems: problems, Err: err}
 	if err == nil {
-		o.Changes = descriptors.Summarize(set.Changes(w.set), KeptChanges)
+		o.Changes = set.Summary(w.set, KeptChanges)
 	}
 	return o
 }

@@ -124,7 +124,7 @@ func (v *Server) ReloadRules(ctx context.Context, dry bool) (admin.Reloaded, err
 	}
 	r := v.reloaded(o)
 	if set := v.limiter.Rules(); none && set != nil && !r.Refused { // an outcome says nothing of the first rules
-		r.Changes = descriptors.Summarize(set.Changes(nil), configwatch.KeptChanges)
+		r.Changes = set.Summary(nil, configwatch.KeptChanges)
 	}
 	return r, nil
 }

@@ -100,11 +100,17 @@ func (s *Set) Diff(old *Set) (lines []string) {
 }
 
 // Changes is Diff with all that is known of each change.
-func (s *Set) Changes(old *Set) []Change {
+func (s *Set) Changes(old *Set) (all []Change) {
+	s.eachChange(old, func(c Change) { all = append(all, c) })
+	return all
+}
+
+// eachChange gives each of the changes to take, in the order of the files.
+func (s *Set) eachChange(old *Set, take func(Change)) {
 	if old == nil {
 		old = &Set{}
 	}
-	d := &differ{now: s, was: old}
+	d := &differ{now: s, was: old, take: take}
 	for _, domain := range s.domains {
 		d.name = domain.Name
 		d.domain(domain, old.byName[domain.Name])
@@ -115,20 +121,19 @@ func (s *Set) Changes(old *Set) []Change {
 			d.ofDomain(domain, Other, "domain removed")
 		}
 	}
-	return d.changes
 }
 
-// differ collects the changes between two sets.
+// differ finds the changes between two sets.
 type differ struct {
 	now, was *Set
 	name     string // of the domain
-	changes  []Change
+	take     func(Change)
 	spent    int // comparisons of wildcards
 }
 
 func (d *differ) add(c Change) {
 	c.Domain = d.name
-	d.changes = append(d.changes, c)
+	d.take(c)
 }
 
 func (d *differ) ofDomain(domain *Domain, effect Effect, format string, args ...any) {

@@ -58,20 +58,26 @@ func SortChanges(all []Change) {
 	})
 }
 
-// Summarize returns the summary of all changes, with the most dangerous ones first, at most most of them. It sorts all. Without
-// changes it returns nil, which is a summary too.
-func Summarize(all []Change, most int) *Summary {
-	if len(all) == 0 {
+// Summary returns the summary of what changed from old, which may be nil, to s, with the most dangerous changes first, at most most of
+// them, and never holds many more. Without changes it returns nil, which is a summary too.
+func (s *Set) Summary(old *Set, most int) *Summary {
+	sum := &Summary{domains: map[string]Tally{}}
+	var held Tally
+	s.eachChange(old, func(c Change) {
+		t := sum.domains[c.Domain]
+		t.Count(c.Effect)
+		sum.domains[c.Domain] = t
+		if i := slices.Index(Effects(), c.Effect); i >= 0 && held[i] < most {
+			held[i]++
+			sum.first = append(sum.first, c)
+		}
+	})
+	if len(sum.domains) == 0 {
 		return nil
 	}
-	SortChanges(all)
-	s := &Summary{first: slices.Clone(all[:min(len(all), most)]), domains: map[string]Tally{}}
-	for i := range all {
-		t := s.domains[all[i].Domain]
-		t.Count(all[i].Effect)
-		s.domains[all[i].Domain] = t
-	}
-	return s
+	SortChanges(sum.first)
+	sum.first = slices.Clone(sum.first[:min(len(sum.first), most)])
+	return sum
 }
 
 // In returns the first changes in the domains that sees lets pass, and how many there are; nil lets all pass.

@@ -3,6 +3,7 @@ package descriptors_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,11 @@ func answerDiff(a *txtar.Archive) (string, error) {
 	}
 	if same := set.Diff(set); len(same) > 0 {
 		return "", fmt.Errorf("a set differs from itself: %q", same)
+	}
+	all := set.Changes(was)
+	descriptors.SortChanges(all)
+	if first, n := set.Summary(was, 2).In(nil); n.Total() != len(all) || !slices.Equal(first, all[:min(2, len(all))]) {
+		return "", fmt.Errorf("the summary has %d changes, %v; of %v", n.Total(), first, all)
 	}
 	if !bytes.Contains(a.Comment, []byte("in full")) {
 		return strings.Join(append(set.Diff(was), ""), "\n"), nil
