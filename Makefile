@@ -80,7 +80,7 @@ ui-test: tools/ui/node_modules ## try the console out in headless Chromium, in a
 .PHONY: screenshots
 screenshots: tools/ui/node_modules ## make the pictures in docs/console, in two minutes
 	@tools/need chromium chromium
-	SCREENSHOTS='$(CURDIR)/docs/console' $(GO) -C tools/ui test -count=1 -run TestScreenshots ./...
+	$(GO) -C tools/ui run ./screenshots '$(CURDIR)' '$(CURDIR)/docs/console'
 
 .PHONY: check
 check: ## run go vet, the linters where make lint has built them, and the tests that start no process: while one writes

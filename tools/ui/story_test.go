@@ -10,7 +10,30 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
+
+// binary is the program, which is built once for all tests.
+var binary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "ratelimitd")
+	if err != nil {
+		panic(err)
+	}
+	if binary, err = build(dir, "../.."); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir) // which is in the directory of temporary files
+	os.Exit(code)
+}
+
+func start(t *testing.T, env ...string) *testkit.Daemon {
+	t.Helper()
+	return startBinary(t, binary, env...)
+}
 
 // TestStory: by clicks and keys, an operator logs in, finds who is refused, lets them pass, blocks them instead, lifts both,
 // and finds it all in the audit.
@@ -128,7 +151,7 @@ func (b *tab) sound(where, axe string, isError bool) {
 	for _, v := range all {
 		b.t.Errorf("%s: %s: %s", where, v.ID, v.Help)
 		for _, n := range v.Nodes[:min(3, len(v.Nodes))] {
-			b.t.Logf("%s\n%s", n.HTML, n.FailureSummary)
+			b.t.Errorf("%s\n%s", n.HTML, n.FailureSummary)
 		}
 	}
 	b.mu.Lock()
@@ -217,49 +240,6 @@ func TestPages(t *testing.T) {
 					b.still(where)
 				}
 			}
-		}
-	}
-}
-
-// TestScreenshots makes the pictures of docs/console, if SCREENSHOTS names the directory.
-func TestScreenshots(t *testing.T) {
-	dir := os.Getenv("SCREENSHOTS")
-	if dir == "" {
-		t.Skip("make screenshots")
-	}
-	d := start(t)
-	b := open(t, d)
-	busy(t, d)
-	traffic(t, d)
-	for _, s := range []struct {
-		name, page, theme string
-		width, height     int64
-	}{
-		{"overview", "overview", "light", 1280, 780},
-		{"rules", "rules", "light", 1280, 460},
-		{"rule", "rule", "dark", 1280, 780},
-		{"descriptor", "descriptor", "light", 1280, 880},
-		{"playground", "playground", "dark", 1280, 980},
-		{"live", "live", "light", 1280, 500},
-		{"overview-narrow", "overview", "dark", 360, 740},
-	} {
-		var path string
-		for _, p := range pages {
-			if p.name == s.page {
-				path = p.path
-			}
-		}
-		b.look(s.width, s.height, s.theme)
-		b.visit(path)
-		if s.page == "live" {
-			b.sees("live")
-			busy(t, d)
-			b.sees("user=ann")
-		}
-		var png []byte
-		b.run(chromedp.CaptureScreenshot(&png))
-		if err := os.WriteFile(filepath.Join(dir, s.name+".png"), png, 0o600); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

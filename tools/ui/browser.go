@@ -1,4 +1,4 @@
-// Package ui tests the console in a browser: headless Chromium against the real binary.
+// Package ui tries the console out in a browser: headless Chromium against the real binary.
 package ui
 
 import (
@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
@@ -41,25 +40,29 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}
 `
 
-// binary is the program, which is built once for all tests.
-var binary string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "ratelimitd")
-	if err != nil {
-		panic(err)
-	}
-	binary = filepath.Join(dir, "ratelimitd")
-	if out, err := exec.Command("go", "build", "-C", "../..", "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-		panic(fmt.Sprintf("%v\n%s", err, out))
-	}
-	code := m.Run()
-	_ = os.RemoveAll(dir) // which is in the directory of temporary files
-	os.Exit(code)
+// tb is what is used of a test, so that a command can do the same.
+type tb interface {
+	Helper()
+	Context() context.Context
+	TempDir() string
+	Cleanup(end func())
+	Error(args ...any)
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
 }
 
-// start starts ratelimitd, with environment variables besides.
-func start(t *testing.T, env ...string) *testkit.Daemon {
+// build builds ratelimitd in a directory.
+func build(dir, root string) (binary string, err error) {
+	binary = filepath.Join(dir, "ratelimitd")
+	if out, err := exec.Command("go", "build", "-C", root, "-o", binary, "./cmd/ratelimitd").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building ratelimitd: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// startBinary starts ratelimitd, with environment variables besides.
+func startBinary(t tb, binary string, env ...string) *testkit.Daemon {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "config"), 0o700); err != nil {
@@ -87,14 +90,14 @@ func start(t *testing.T, env ...string) *testkit.Daemon {
 type tab struct {
 	context.Context
 
-	t    *testing.T
+	t    tb
 	root string
 	mu   sync.Mutex
 	said []string
 }
 
 // open opens a browser.
-func open(t *testing.T, d *testkit.Daemon) *tab {
+func open(t tb, d *testkit.Daemon) *tab {
 	t.Helper()
 	chromium, err := exec.LookPath("chromium")
 	if err != nil {
@@ -180,11 +183,28 @@ func (b *tab) press(keys, path string) {
 	b.run(chromedp.WaitReady("footer"))
 }
 
-// click clicks on a link, a button or a summary by its words.
+// click clicks on a link, a button or a summary by its words, once nothing covers it. It is found and clicked on in one go, because
+// parts of a page are replaced by new ones at any time.
 func (b *tab) click(words string) {
 	b.t.Helper()
-	path := fmt.Sprintf(`(//a|//button|//summary)[normalize-space(.)=%q]`, words)
-	b.run(chromedp.WaitVisible(path, chromedp.BySearch), chromedp.Click(path, chromedp.BySearch))
+	script := fmt.Sprintf(`(() => {
+		const all = [...document.querySelectorAll("a, button, summary")];
+		const found = all.find(e => e.textContent.trim().replace(/\s+/g, " ") === %q);
+		if (document.readyState !== "complete" || !found) return false;
+		found.scrollIntoView({ block: "center", behavior: "instant" });
+		const at = found.getBoundingClientRect();
+		const top = document.elementFromPoint(at.x + at.width / 2, at.y + at.height / 2);
+		if (!top || !found.contains(top)) return false;
+		found.click();
+		return true;
+	})()`, words)
+	testkit.Eventually(b.t, "one can click on "+words, func() bool {
+		var clicked bool
+		return b.now(script, &clicked) && clicked
+	}, func() (html string) {
+		b.now(`document.querySelector("main")?.outerHTML ?? ""`, &html)
+		return html
+	})
 }
 
 // look sets how large the window is, and which theme the system has.
@@ -206,7 +226,7 @@ func (b *tab) quiet(where string) {
 }
 
 // ask asks for a hit, and returns the status.
-func ask(t *testing.T, d *testkit.Daemon, entry string) int {
+func ask(t tb, d *testkit.Daemon, entry string) int {
 	t.Helper()
 	key, value, _ := strings.Cut(entry, "=")
 	code, _, err := testkit.Fetch(t.Context(), "POST", "http://"+d.At["HTTP"]+"/json",
@@ -233,7 +253,7 @@ var pages = []struct{ name, path string }{
 }
 
 // busy has somebody be limited, and a control in force.
-func busy(t *testing.T, d *testkit.Daemon) {
+func busy(t tb, d *testkit.Daemon) {
 	t.Helper()
 	for range 12 {
 		ask(t, d, "user=ann")
@@ -254,7 +274,7 @@ func busy(t *testing.T, d *testkit.Daemon) {
 }
 
 // traffic is more than a minute of calls over gRPC, so that there are curves.
-func traffic(t *testing.T, d *testkit.Daemon) {
+func traffic(t tb, d *testkit.Daemon) {
 	t.Helper()
 	c, err := client.New(d.At["GRPC"], "shop", client.Config{Timeout: testkit.Patience})
 	if err != nil {

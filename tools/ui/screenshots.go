@@ -1,0 +1,119 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/chromedp/chromedp"
+)
+
+// picture is one of docs/console: a page, how it looks, and what it says before it is taken.
+type picture struct {
+	name, page, theme string
+	width, height     int64
+	says              string
+}
+
+func pictures() []picture {
+	return []picture{
+		{"overview", "overview", "light", 1280, 780, "healthy"},
+		{"rules", "rules", "light", 1280, 460, "shop"},
+		{"rule", "rule", "dark", 1280, 780, "Most refused"},
+		{"descriptor", "descriptor", "light", 1280, 880, "How it fills"},
+		{"playground", "playground", "dark", 1280, 980, "12 pass"},
+		{"live", "live", "light", 1280, 500, "live"},
+		{"overview-narrow", "overview", "dark", 360, 740, "healthy"},
+	}
+}
+
+// Screenshots makes the pictures of docs/console in a directory. The sources of ratelimitd are in root.
+func Screenshots(ctx context.Context, root, dir string) error {
+	s := &shoot{ctx: ctx}
+	done := make(chan struct{})
+	go func() { // which ends where something fails
+		defer close(done)
+		defer s.end()
+		binary, err := build(s.TempDir(), root)
+		if err != nil {
+			s.Fatal(err)
+		}
+		s.take(binary, dir)
+	}()
+	<-done
+	return s.err
+}
+
+// take takes all pictures.
+func (s *shoot) take(binary, dir string) {
+	d := startBinary(s, binary)
+	b := open(s, d)
+	busy(s, d)
+	traffic(s, d)
+	for _, p := range pictures() {
+		i := slices.IndexFunc(pages, func(of struct{ name, path string }) bool { return of.name == p.page })
+		b.look(p.width, p.height, p.theme)
+		b.visit(pages[i].path)
+		if p.page == "rules" || p.page == "rule" { // whose rates are those since somebody looked
+			busy(s, d)
+			b.visit(pages[i].path)
+		}
+		b.sees(p.says)
+		if p.page == "live" {
+			busy(s, d)
+			b.sees("user=ann")
+		}
+		var png []byte
+		b.run(chromedp.CaptureScreenshot(&png))
+		if err := os.WriteFile(filepath.Join(dir, p.name+".png"), png, 0o644); err != nil {
+			s.Fatal(err)
+		}
+	}
+}
+
+// shoot does for a command what a test does for its helpers.
+type shoot struct {
+	ctx  context.Context
+	ends []func()
+	err  error
+}
+
+func (s *shoot) Helper() {}
+
+func (s *shoot) Context() context.Context { return s.ctx }
+
+func (s *shoot) Cleanup(end func()) { s.ends = append(s.ends, end) }
+
+func (s *shoot) TempDir() string {
+	dir, err := os.MkdirTemp("", "screenshots")
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = os.RemoveAll(dir) }) // which is in the directory of temporary files
+	return dir
+}
+
+func (s *shoot) Error(args ...any) {
+	if s.err == nil {
+		s.err = fmt.Errorf("%s", fmt.Sprint(args...))
+	}
+}
+
+func (s *shoot) Errorf(format string, args ...any) { s.Error(fmt.Sprintf(format, args...)) }
+
+func (s *shoot) Fatal(args ...any) {
+	s.Error(args...)
+	runtime.Goexit()
+}
+
+func (s *shoot) Fatalf(format string, args ...any) { s.Fatal(fmt.Sprintf(format, args...)) }
+
+// end undoes all, the last first.
+func (s *shoot) end() {
+	for _, end := range slices.Backward(s.ends) {
+		end()
+	}
+}
