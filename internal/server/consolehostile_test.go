@@ -84,6 +84,32 @@ func TestConsoleUnwritable(t *testing.T) {
 	wantPage(t, "a value like a hidden one, for who sees all", a, 200, "<b>2</b> of 3", "/ui/act", "!may not see")
 }
 
+// TestConsoleLinks: people may follow a link to the console from another site; what such a site asks itself, or puts into a frame, is
+// refused.
+func TestConsoleLinks(t *testing.T) {
+	_, b := browse(t)
+	for _, tt := range []struct {
+		method, mode, dest, host string
+		code                     int
+	}{
+		{http.MethodGet, "navigate", "document", "", 200},
+		{http.MethodGet, "navigate", "iframe", "", 403},
+		{http.MethodGet, "no-cors", "image", "", 403},
+		{http.MethodGet, "navigate", "document", "evil.example", 403},
+		{http.MethodPost, "navigate", "document", "", 403},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), tt.method, b.at+"/ui/rules", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header = http.Header{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {tt.mode}, "Sec-Fetch-Dest": {tt.dest}}
+		r.Host = tt.host
+		if a := b.do(t, r); a.code != tt.code {
+			t.Errorf("%+v: %d %.200s", tt, a.code, a.text)
+		}
+	}
+}
+
 // TestConsoleSamePath: rules whose paths are the same text, of two domains or of one, have pages of their own.
 func TestConsoleSamePath(t *testing.T) {
 	dir := t.TempDir()

@@ -79,7 +79,7 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	}
 	console := http.HandlerFunc(nil)
 	if d.Console != nil {
-		list, console = list+consoleIndex, withoutOrigins(d.Console.ServeHTTP, d.AdminByName)
+		list, console = list+consoleIndex, withoutForms(d.Console.ServeHTTP, d.AdminByName)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)

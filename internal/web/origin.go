@@ -39,6 +39,20 @@ func withoutOrigins(h http.HandlerFunc, anyName bool) http.HandlerFunc {
 	}
 }
 
+// withoutForms is withoutOrigins that lets people follow a link to a page, from wherever it stands: the page is shown to them, and not to
+// the page with the link.
+func withoutForms(h http.HandlerFunc, anyName bool) http.HandlerFunc {
+	strict := withoutOrigins(h, anyName)
+	return func(w http.ResponseWriter, r *http.Request) {
+		follows := r.Method == http.MethodGet && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+		if follows && (anyName || direct(r.Host)) {
+			h(w, r)
+			return
+		}
+		strict(w, r)
+	}
+}
+
 func foreign(w http.ResponseWriter) {
 	http.Error(w, "a web page of another origin made this request: only programs and pages of this server may", http.StatusForbidden)
 }
