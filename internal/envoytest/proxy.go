@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -147,7 +148,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status, flags = http.StatusServiceUnavailable, "UF"
 		http.Error(w, err.Error(), status)
 	}
-	p.finish(r, &exchange{stream: s, method: r.Method, status: status, flags: flags, begin: begin})
+	p.finish(r.Context(), &exchange{stream: s, method: r.Method, status: status, flags: flags, begin: begin})
 }
 
 // route finds the route of a stream, and returns its cluster.
@@ -199,9 +200,7 @@ func (p *Proxy) pass(w http.ResponseWriter, r *http.Request, s *Stream, cluster 
 	}
 	defer func() { _ = resp.Body.Close() }()
 	s.Response = resp.Header
-	for name, values := range resp.Header {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), resp.Header)
 	s.headers(w.Header(), answer)
 	w.WriteHeader(resp.StatusCode)
 	body := relay(w, resp.Body)
@@ -245,11 +244,11 @@ func (p *Proxy) timeout() time.Duration {
 }
 
 // finish logs the stream, and makes its last call, for which nobody waits.
-func (p *Proxy) finish(r *http.Request, x *exchange) {
+func (p *Proxy) finish(ctx context.Context, x *exchange) {
 	call, err := x.stream.Call(true)
 	if call != nil {
 		p.done.Go(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), p.timeout())
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.timeout())
 			defer cancel()
 			_, _ = p.client.ShouldRateLimit(ctx, call) // as Envoy does
 		})

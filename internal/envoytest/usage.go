@@ -10,6 +10,7 @@ import (
 	jsonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/json_to_metadata/v3"
 	ssev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/sse_to_metadata/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
@@ -23,40 +24,57 @@ type usage struct {
 // usagesOf reads those of a chain of filters.
 func usagesOf(filters []*hcmv3.HttpFilter) (all []usage, err error) {
 	for _, f := range filters {
-		switch f.GetTypedConfig().GetTypeUrl() {
+		var some []usage
+		switch config := f.GetTypedConfig(); config.GetTypeUrl() {
 		case "type.googleapis.com/envoy.extensions.filters.http.sse_to_metadata.v3.SseToMetadata":
-			var sse ssev3.SseToMetadata
-			var parser contentv3.JsonContentParser
-			if err := f.GetTypedConfig().UnmarshalTo(&sse); err != nil {
-				return nil, err
-			}
-			if err := sse.GetResponseRules().GetContentParser().GetTypedConfig().UnmarshalTo(&parser); err != nil {
-				return nil, err
-			}
-			for _, r := range parser.GetRules() {
-				u := usage{media: "text/event-stream", namespace: r.GetRule().GetOnPresent().GetMetadataNamespace(), key: r.GetRule().GetOnPresent().GetKey()}
-				for _, s := range r.GetRule().GetSelectors() {
-					u.path = append(u.path, s.GetKey())
-				}
-				all = append(all, u)
-			}
+			some, err = usagesOfEvents(config)
 		case "type.googleapis.com/envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata":
-			var body jsonv3.JsonToMetadata
-			if err := f.GetTypedConfig().UnmarshalTo(&body); err != nil {
-				return nil, err
-			}
-			for _, r := range body.GetResponseRules().GetRules() {
-				u := usage{media: "application/json", namespace: r.GetOnPresent().GetMetadataNamespace(), key: r.GetOnPresent().GetKey()}
-				for _, s := range r.GetSelectors() {
-					u.path = append(u.path, s.GetKey())
-				}
-				all = append(all, u)
-			}
-		case "type.googleapis.com/" + "envoy.extensions.filters.http.ratelimit.v3.RateLimit",
+			some, err = usagesOfBody(config)
+		case "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit",
 			"type.googleapis.com/envoy.extensions.filters.http.router.v3.Router":
 		default:
-			return nil, fmt.Errorf("cannot play the filter %s", f.GetName())
+			err = fmt.Errorf("cannot play the filter %s", f.GetName())
 		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+// usagesOfEvents reads those of a stream of events.
+func usagesOfEvents(config *anypb.Any) (all []usage, err error) {
+	var sse ssev3.SseToMetadata
+	var parser contentv3.JsonContentParser
+	if err := config.UnmarshalTo(&sse); err != nil {
+		return nil, err
+	}
+	if err := sse.GetResponseRules().GetContentParser().GetTypedConfig().UnmarshalTo(&parser); err != nil {
+		return nil, err
+	}
+	for _, r := range parser.GetRules() {
+		u := usage{media: "text/event-stream", namespace: r.GetRule().GetOnPresent().GetMetadataNamespace(), key: r.GetRule().GetOnPresent().GetKey()}
+		for _, s := range r.GetRule().GetSelectors() {
+			u.path = append(u.path, s.GetKey())
+		}
+		all = append(all, u)
+	}
+	return all, nil
+}
+
+// usagesOfBody reads those of an answer of one piece.
+func usagesOfBody(config *anypb.Any) (all []usage, err error) {
+	var body jsonv3.JsonToMetadata
+	if err := config.UnmarshalTo(&body); err != nil {
+		return nil, err
+	}
+	for _, r := range body.GetResponseRules().GetRules() {
+		u := usage{media: "application/json", namespace: r.GetOnPresent().GetMetadataNamespace(), key: r.GetOnPresent().GetKey()}
+		for _, s := range r.GetSelectors() {
+			u.path = append(u.path, s.GetKey())
+		}
+		all = append(all, u)
 	}
 	return all, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
@@ -35,7 +36,7 @@ func (s *Stream) headers(to http.Header, answer *rlsv3.RateLimitResponse) {
 // rateLimitHeaders adds the headers of the third draft: of the limit of which the least is left, and all policies.
 func rateLimitHeaders(to http.Header, statuses []*rlsv3.RateLimitResponse_DescriptorStatus) {
 	var least *rlsv3.RateLimitResponse_DescriptorStatus
-	policies := ""
+	var policies strings.Builder
 	for _, s := range statuses {
 		if s.GetCurrentLimit() == nil {
 			continue
@@ -44,16 +45,16 @@ func rateLimitHeaders(to http.Header, statuses []*rlsv3.RateLimitResponse_Descri
 			least = s
 		}
 		if w := window(s.GetCurrentLimit().GetUnit()); w > 0 {
-			policies += fmt.Sprintf(", %d;w=%d", s.GetCurrentLimit().GetRequestsPerUnit(), w)
+			fmt.Fprintf(&policies, ", %d;w=%d", s.GetCurrentLimit().GetRequestsPerUnit(), w)
 			if name := s.GetCurrentLimit().GetName(); name != "" {
-				policies += fmt.Sprintf(";name=%q", name)
+				fmt.Fprintf(&policies, ";name=%q", name)
 			}
 		}
 	}
 	if least == nil {
 		return
 	}
-	to.Set("x-ratelimit-limit", strconv.FormatUint(uint64(least.GetCurrentLimit().GetRequestsPerUnit()), 10)+policies)
+	to.Set("x-ratelimit-limit", strconv.FormatUint(uint64(least.GetCurrentLimit().GetRequestsPerUnit()), 10)+policies.String())
 	to.Set("x-ratelimit-remaining", strconv.FormatUint(uint64(least.GetLimitRemaining()), 10))
 	to.Set("x-ratelimit-reset", strconv.FormatInt(least.GetDurationUntilReset().GetSeconds(), 10))
 }
