@@ -245,6 +245,9 @@ func limitsText(r *adminv1.Rule) string {
 		texts = []string{"unlimited"}
 	}
 	text := strings.Join(texts, " and ")
+	if r.GetPlan() != "" {
+		text += ", plan " + plain(r.GetPlan())
+	}
 	if r.GetShadowMode() {
 		text += ", shadow mode"
 	}
