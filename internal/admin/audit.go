@@ -53,9 +53,11 @@ func describe(a *controls.Act, q request) {
 			words = append(words, "with force")
 		}
 	case *adminv1.SetTenantRequest:
-		words = append(words, setText(q))
+		words = []string{"set tenant", setText(q)}
+	case *adminv1.UnsetTenantRequest:
+		words[0] = "unset tenant"
 	case *adminv1.ImportTenantsRequest:
-		words = append(words, descriptors.CountText(len(q.GetTenants()), "tenant"))
+		words = []string{"import", descriptors.CountText(len(q.GetTenants()), "tenant")}
 	case *adminv1.ReloadRulesRequest:
 		words[0] = "reload rules"
 	case *adminv1.DrainRequest:
