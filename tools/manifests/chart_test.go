@@ -15,7 +15,7 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
-	"helm.sh/helm/v4/pkg/chart/loader"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/engine"
 	"helm.sh/helm/v4/pkg/strvals"
 	corev1 "k8s.io/api/core/v1"
@@ -33,9 +33,18 @@ var rendered = []struct{ file, values, head string }{
 // render returns the chart as rendered by Helm with these values, in YAML, in the order of the plain manifests.
 func render(t *testing.T, values string) (string, error) {
 	t.Helper()
+	return renderRelease(t, values, "")
+}
+
+// renderRelease is [render] for the chart of a release with this version, as `make dist` packs it; empty means that of the checkout.
+func renderRelease(t *testing.T, values, version string) (string, error) {
+	t.Helper()
 	chart, err := loader.LoadDir(filepath.Join(examples, "kubernetes", "chart"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if version != "" {
+		chart.Metadata.AppVersion = version
 	}
 	given := map[string]any{}
 	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
@@ -91,6 +100,25 @@ func TestChartRendered(t *testing.T) {
 		}
 		if text != read(t, filepath.Join("kubernetes", r.file)) {
 			t.Errorf("examples/kubernetes/%s is not what the chart renders; write it with: go -C tools/manifests test -run TestChartRendered . -update", r.file)
+		}
+	}
+}
+
+// TestChartImage: the chart of a release is about the image of that release, unless image.tag says otherwise.
+func TestChartImage(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ values, version, want string }{
+		{"", "", "ratelimitd:dev"},
+		{"image: {repository: ghcr.io/x/ratelimitd}", "1.2.3", "ghcr.io/x/ratelimitd:1.2.3"},
+		{"", "1.2.3+dirty", "ratelimitd:1.2.3-dirty"}, // no tag may contain a plus
+		{"image: {tag: mine}", "1.2.3", "ratelimitd:mine"},
+	} {
+		text, err := renderRelease(t, c.values, c.version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := decode(t, text).deployment.Spec.Template.Spec.Containers[0].Image; got != c.want {
+			t.Errorf("with %q the chart of %q has the image %s, want %s", c.values, c.version, got, c.want)
 		}
 	}
 }
