@@ -22,7 +22,8 @@ import (
 )
 
 // image writes an image for the platforms of Linux: the program, the certificates of authorities, and nothing else. Time
-// zones are in the program. It is an OCI layout in an archive, which skopeo, podman, crane and docker load take.
+// zones are in the program. It is an OCI layout in an archive, which skopeo, podman, crane and, with
+// the containerd image store, docker load take.
 func (r *release) image(_ context.Context, out string) error {
 	certificates := authorities()
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
