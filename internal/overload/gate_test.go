@@ -179,19 +179,19 @@ func TestLimit(t *testing.T) {
 		if late(1, false, ms); g.Stats().Limit != 700 {
 			t.Errorf("after one more: %+v, want a limit of 700", g.Stats())
 		}
-		if late(153, true, ms); g.Stats().Limit != 700 {
-			t.Errorf("after 153 errors: %+v, want a limit of 700", g.Stats())
+		if late(384, true, ms); g.Stats().Limit != 700 {
+			t.Errorf("after 384 errors: %+v, want a limit of 700", g.Stats())
 		}
 		if late(1, true, ms); g.Stats().Limit != 612 {
 			t.Errorf("after one more: %+v, want a limit of 612", g.Stats())
 		}
 		g.shares.add(time.Since(g.begun), 0, 1000)
-		if late(154, false, ms); g.Stats().Limit != 612 {
-			t.Errorf("after 154 answers to the only domain: %+v, want a limit of 612", g.Stats())
+		if late(384, false, ms); g.Stats().Limit != 612 {
+			t.Errorf("after 384 answers to the only domain: %+v, want a limit of 612", g.Stats())
 		}
 		g.shares.add(time.Since(g.begun), 1, 1)
-		if late(154, false, ms); g.Stats().Limit != 535 {
-			t.Errorf("after 154 answers to a domain that takes more than its share: %+v, want a limit of 535", g.Stats())
+		if late(97, false, ms); g.Stats().Limit != 535 {
+			t.Errorf("after 97 answers to a domain that takes more than its share: %+v, want a limit of 535", g.Stats())
 		}
 		for range 100 {
 			late(200, true, ms)

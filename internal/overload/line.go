@@ -23,12 +23,12 @@ const (
 )
 
 // A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
-// too many of them little else would be done, so then fewer calls are read. Five for a decision are not too many: what is
-// refused unread is an error, which Envoy lets pass. But three for two are, where policies can but fail, and for a domain that
+// too many of them little else would be done, so then fewer calls are read. Two for a decision are not too many: what is
+// refused unread is an error, which Envoy lets pass. But more than three for two are, where policies can but fail, and for a domain that
 // takes more than its share from others.
 const (
 	earned  = 30 // by a decision
-	cost    = earned / 5
+	cost    = earned / 2
 	costBad = earned * 2 / 3
 	debt    = 1024 * cost // for a moment
 )
