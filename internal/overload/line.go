@@ -156,7 +156,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	return true, l.napping
 }
 
-// give gives a call its turn. It is to be taken out of the line.
+// give gives a call its turn. It is to be taken out of the line, and p is another call's from then on.
 func (l *line) give(p *place, t Turn) {
 	l.bytes -= p.Size
 	p.turn <- t
@@ -174,8 +174,8 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 			l.give(p, Turn{Verdict: Lost})
 			l.credit -= costBad
 		case left < decide:
-			l.give(p, Turn{Verdict: Late, Answer: l.lap})
 			l.credit -= l.cost(p)
+			l.give(p, Turn{Verdict: Late, Answer: l.lap})
 		default:
 			kept = append(kept, p)
 			continue

@@ -1,11 +1,15 @@
 package overload
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // enter has a call wait in l, of which the test gives the turns.
@@ -137,6 +141,33 @@ func TestRoom(t *testing.T) {
 			t.Error("somebody has given a turn")
 		}
 	})
+}
+
+// TestManyGiveUp: those for whom there is no time make room for others at once, many at a time.
+func TestManyGiveUp(t *testing.T) {
+	t.Parallel()
+	g := New(Config{MaxCalls: 1000})
+	var late atomic.Int64
+	var wg sync.WaitGroup
+	for domain := range uint32(64) {
+		wg.Go(func() {
+			for range 200 {
+				c := Call{Domain: domain, Fails: domain%2 > 0, Size: 10, Waited: time.Minute, Deadline: time.Now().Add(margin)}
+				turn := g.Wait(c)
+				g.Done(turn, false)
+				if turn.Verdict == Late {
+					late.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if late.Load() == 0 {
+		t.Error("there was time for all of them")
+	}
+	if testkit.Eventually(t, "nobody waits", func() bool { return g.Free(0) }); g.line.bytes != 0 {
+		t.Errorf("%d bytes of those that have gone", g.line.bytes)
+	}
 }
 
 // TestPatience: callers that wait for ever do not have others wait longer, nor take room from them.
