@@ -39,14 +39,14 @@ func checkGames(t *testing.T, c *campaign, seen map[proof.Algorithm]int) {
 	t.Helper()
 	for _, g := range c.games {
 		for _, r := range g.rules {
-			m := match(t, r, g.domain)
-			same(t, r, r.setting(), m.Rule.RateLimits)
+			m, known := match(t, r, g.domain), counters{}
+			same(t, r, r.setting(), m.Rule.RateLimits, known)
 			for _, o := range g.overrides {
 				item, err := m.Override(descriptors.Override{RequestsPerUnit: uint32(o.hits), Unit: descriptors.Unit(o.message().GetUnit())})
 				if err == nil {
 					var one descriptors.RateLimits
 					one.Append(&item)
-					same(t, r, o.on(r), one)
+					same(t, r, o.on(r), one, known)
 				}
 			}
 			for _, l := range r.limits {
@@ -76,8 +76,11 @@ func match(t *testing.T, r *rule, domain string) descriptors.Match {
 	return m
 }
 
-// same checks that the checker's limits are those of the server.
-func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits) {
+// counters are those of a rule and its overrides: what the checker calls them, and the server.
+type counters map[proof.Counter]engine.Slot
+
+// same checks that the checker's limits are those of the server, and share counters where those do.
+func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits, known counters) {
 	t.Helper()
 	if len(s.Limits) != limits.Len() {
 		t.Fatalf("%s: %d limits, the server has %d", r.text(), len(s.Limits), limits.Len())
@@ -96,6 +99,12 @@ func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits
 		}
 		if calendar := s.Limits[i].Calendar != (proof.Calendar{}); calendar != (l.Calendar != nil) {
 			t.Errorf("%s of %s follows the calendar: %v, for the server: %v", s.Name, r.text(), calendar, !calendar)
+		}
+		known[s.Limits[i].Counter()] = l.Slot()
+		for c, slot := range known {
+			if one := c == s.Limits[i].Counter(); one != (slot == l.Slot()) {
+				t.Errorf("%s of %s shares the %s counter: %v, for the server: %v", s.Name, r.text(), c, one, !one)
+			}
 		}
 	}
 	if strings.Contains(s.Name, "-") {

@@ -60,14 +60,14 @@ type Counter struct {
 
 // Counter returns the counter of l.
 func (l *Limit) Counter() Counter {
-	c := Counter{Algorithm: l.Algorithm, Listed: l.Listed}
+	c := Counter{Algorithm: l.Algorithm}
 	switch {
 	case l.Calendar != Calendar{}:
 		c.Calendar = l.Calendar
 	case l.Algorithm == FixedWindow, l.Algorithm == SlidingWindow:
 		c.Window, c.Precision = l.Window, l.Precision
 	case l.Listed:
-		c.Window = l.Window
+		c.Window, c.Listed = l.Window, true
 	case l.OwnWindow:
 		c.Window, c.OwnWindow = l.Window, true
 	}
