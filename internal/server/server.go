@@ -123,24 +123,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		return nil, err
 	}
 	v.takeTenants()
-	v.limiter = limiter.New(v.store, v.registry, limiter.Config{
-		Controls:        v.controls,
-		Tenants:         v.tenants,
-		Secret:          v.store.secret,
-		OnFailure:       defaultOnFailure(&s),
-		Local:           v.store.local,
-		Shadow:          s.Decide.Shadow,
-		Quota:           s.Decide.Quota,
-		StopWhenOver:    s.Decide.StopWhenOver,
-		LocalCache:      s.Backend.LocalCache > 0,
-		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would mean the default
-		MetricMaxSeries: s.Stats.MaxSeries,
-		ReferenceNames:  v.store.referenceNames,
-		Top:             v.top,
-		Watch:           v.watched,
-		Reservations:    &v.reservations.sealer,
-	})
-
+	v.limiter = limiter.New(v.store, v.registry, v.deciding())
 	v.reservations.uses = v.limiter
 	v.registry.Source(v.limiter.Gauges)
 	v.rules = newRulesState(v.health, v.registry, v.limiter, &s)
@@ -175,6 +158,28 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	}
 	v.tasks = v.group()
 	return v, nil
+}
+
+// deciding returns how requests are decided.
+func (v *Server) deciding() limiter.Config {
+	s := &v.settings
+	return limiter.Config{
+		Controls:        v.controls,
+		Tenants:         v.tenants,
+		Secret:          v.store.secret,
+		OnFailure:       defaultOnFailure(s),
+		Local:           v.store.local,
+		Shadow:          s.Decide.Shadow,
+		Quota:           s.Decide.Quota,
+		StopWhenOver:    s.Decide.StopWhenOver,
+		LocalCache:      s.Backend.LocalCache > 0,
+		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would mean the default
+		MetricMaxSeries: s.Stats.MaxSeries,
+		ReferenceNames:  v.store.referenceNames,
+		Top:             v.top,
+		Watch:           v.watched,
+		Reservations:    &v.reservations.sealer,
+	}
 }
 
 // serving returns how gRPC is served.
