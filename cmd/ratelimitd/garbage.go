@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	runtimemetrics "runtime/metrics"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -12,8 +13,15 @@ import (
 // gcPercent replaces Go's default of 100, unless GOGC says otherwise. Small requests produce mostly garbage, so the
 // collector's share of the CPU falls as this number rises: with 100,000 keys in memory a request took 12.9 µs with 100
 // and 10.5 to 12.4 µs with 400, alternating under the same load; 800 gained nothing more. The price is a heap of up to
-// five times the live data, which is bounded by the container's memory limit or GOMEMLIMIT.
+// five times the live data.
 const gcPercent = 400
+
+// leastPercent replaces it where much is alive, so that it grows by more than heapRoom: with a million counters, or in the first
+// moment of a surge. There 400 spares no more than a tenth of the CPU, and costs a hundred megabytes and more.
+const (
+	leastPercent = 200
+	heapRoom     = 48 << 20
+)
 
 // garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
 // data at once.
@@ -22,16 +30,55 @@ const garbagePercent = 50
 // collector tells the garbage collector what Go cannot know.
 type collector struct {
 	past atomic.Bool // much garbage is over, and nothing has been collected for that since
+
+	mu      sync.Mutex
+	amid    bool // much garbage
+	percent int  // what is in force
 }
 
 // amidGarbage has the garbage collector keep the heap small for as long as it is on.
 func (c *collector) amidGarbage(on bool) {
-	if on {
-		debug.SetGCPercent(garbagePercent)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.amid = on
+	c.set(percentOf(liveHeap()))
+	if !on {
+		c.past.Store(true)
+	}
+}
+
+// afterEach sets how much the heap may grow after each collection, until ctx ends.
+func (c *collector) afterEach(ctx context.Context) {
+	if ctx.Err() != nil {
 		return
 	}
-	debug.SetGCPercent(gcPercent)
-	c.past.Store(true)
+	c.mu.Lock()
+	c.set(percentOf(liveHeap()))
+	c.mu.Unlock()
+	runtime.AddCleanup(new([16]*byte), c.afterEach, ctx) // nothing refers to it, so the next collection finds it
+}
+
+// set sets percent, unless there is much garbage. What stops the world is done only where it changes something.
+func (c *collector) set(percent int) {
+	if c.amid {
+		percent = garbagePercent
+	}
+	if diff := percent - c.percent; diff > percent/8 || diff < -percent/8 {
+		c.percent = percent
+		debug.SetGCPercent(percent)
+	}
+}
+
+// percentOf returns by how many per cent the heap may grow where so many bytes are alive.
+func percentOf(live uint64) int {
+	return int(min(max(heapRoom*100/max(live, 1), leastPercent), gcPercent)) //nolint:gosec // at most gcPercent
+}
+
+// liveHeap returns how many bytes the last collection found alive.
+func liveHeap() uint64 {
+	s := []runtimemetrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	runtimemetrics.Read(s)
+	return s[0].Value.Uint64()
 }
 
 // quietLook is how often [collector.whenQuiet] looks.

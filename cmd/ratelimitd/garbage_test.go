@@ -1,6 +1,57 @@
 package main
 
-import "testing"
+import (
+	"context"
+	"runtime"
+	"runtime/debug"
+	runtimemetrics "runtime/metrics"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// TestHeapRoom: the more is alive, the less the heap grows, in per cent, before it is collected; the least amid garbage.
+func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector is everybody's
+	before := debug.SetGCPercent(gcPercent)
+	ctx, end := context.WithCancel(t.Context())
+	t.Cleanup(func() {
+		end()
+		runtime.GC()
+		debug.SetGCPercent(before)
+	})
+	inForce := func() int {
+		s := []runtimemetrics.Sample{{Name: "/gc/gogc:percent"}}
+		runtimemetrics.Read(s)
+		return int(s[0].Value.Uint64()) //nolint:gosec // a percentage
+	}
+	for live, want := range map[uint64]int{0: 400, 12 << 20: 400, 16 << 20: 300, 24 << 20: 200, 1 << 40: 200} {
+		if got := percentOf(live); got != want {
+			t.Errorf("with %d bytes alive the heap grows by %d %%, want %d", live, got, want)
+		}
+	}
+	c := new(collector)
+	c.afterEach(ctx)
+	if got := inForce(); got < leastPercent {
+		t.Errorf("it begins with %d %%", got)
+	}
+	much := make([]byte, 4*heapRoom)
+	runtime.GC()
+	testkit.Eventually(t, "much is alive", func() bool { return inForce() == leastPercent })
+	c.amidGarbage(true)
+	if got := inForce(); got != garbagePercent {
+		t.Errorf("amid garbage %d %%", got)
+	}
+	c.amidGarbage(false)
+	if got := inForce(); got != leastPercent {
+		t.Errorf("after it %d %%", got)
+	}
+	runtime.KeepAlive(much)
+	much = nil
+	testkit.Eventually(t, "it is gone", func() bool {
+		runtime.GC()
+		return inForce() > leastPercent
+	})
+}
 
 // Garbage is collected once after a peak, and not again as long as the server has as much to do as after that.
 func TestQuiet(t *testing.T) {

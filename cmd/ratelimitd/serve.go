@@ -54,12 +54,12 @@ func (p *program) serve(ctx context.Context) error {
 	}
 	tighten := func(bool) {} // GOGC says how large the heap may be
 	if p.env("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
 		c := new(collector)
 		tighten = c.amidGarbage
-		quiet, loud := context.WithCancel(ctx)
-		defer loud()
-		go c.whenQuiet(quiet)
+		collecting, end := context.WithCancel(ctx)
+		defer end()
+		c.afterEach(collecting)
+		go c.whenQuiet(collecting)
 	}
 	p.limitMemory(log, memlimit.FromCgroup)
 	v, err := server.New(ctx, s, server.Config{Log: log, Audit: server.NewAuditLogger(p.stderr, s), Stdout: p.stdout, Command: p.command(), Release: release(), Garbage: tighten})
