@@ -35,7 +35,7 @@ const (
 
 // workers is how many goroutines stand by for calls; further calls get a new one each. A call needs more stack than a
 // new goroutine has, and growing it was a fifth of the cost of a call.
-const workers = 128
+const workers = 512
 
 // ServerConfig says how the gRPC server serves. The zero value serves in plain text, without reflection.
 type ServerConfig struct {

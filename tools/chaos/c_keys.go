@@ -338,7 +338,7 @@ func (e *env) noisy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := e.newSurge(ctx, at, false, 16)
+	s, err := e.newSurge(ctx, at, work{descriptors: 16, policy: "deny"})
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,15 +36,14 @@ func loads() []check {
 
 // surge is a server at its limits, and what is known of it.
 type surge struct {
+	work
+
 	e        *env
 	pinned   cores
 	server   *server
 	redis    *store // nil in memory
 	requests [][]byte
-	name     string
 	curve    bool // only published
-
-	descriptors int // of each request
 
 	inflight int     // calls that are open on each connection at the peak
 	peak     float64 // calls that are decided in a second, at most, when last measured
@@ -111,13 +111,27 @@ descriptors:
       unlimited: true
 `
 
+// work is what a server has to do.
+type work struct {
+	memory      bool
+	descriptors int
+	policy      string // on_failure
+}
+
+// String says what it is, such as "16 descriptors on Redis, deny".
+func (k work) String() string {
+	where := "on Redis"
+	if k.memory {
+		where = "in memory"
+	}
+	return fmt.Sprintf("%d descriptors %s, %s", k.descriptors, where, k.policy)
+}
+
 // newSurge starts a server, and a Redis unless it counts in memory, on one processor.
-func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors int) (*surge, error) {
-	s := &surge{e: e, pinned: at, descriptors: descriptors, requests: wide("busy", descriptors, 2000), name: fmt.Sprintf("%d descriptors on Redis", descriptors)}
+func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
+	s := &surge{work: k, e: e, pinned: at, requests: wide("busy", k.descriptors, 2000)}
 	vars := []string{"BACKEND_TYPE=memory"}
-	if memory {
-		s.name = fmt.Sprintf("%d descriptors in memory", descriptors)
-	} else {
+	if !k.memory {
 		port, err := e.freePort(ctx)
 		if err != nil {
 			return nil, err
@@ -132,7 +146,7 @@ func (e *env) newSurge(ctx context.Context, at cores, memory bool, descriptors i
 		vars = []string{"REDIS_URL=" + s.redis.addr}
 	}
 	var err error
-	if s.server, err = e.server(ctx, calmRules, vars...); err != nil {
+	if s.server, err = e.server(ctx, strings.Replace(calmRules, "deny", k.policy, 1), vars...); err != nil {
 		return nil, err
 	}
 	s.server.cpu = at.theirs
@@ -172,7 +186,7 @@ func (s *surge) measure(ctx context.Context, inflight int, d time.Duration) {
 		took, busy := time.Since(begin).Seconds(), s.busy()-before
 		n := max(float64(len(all.of(okay))), 1)
 		s.peak, s.cost = n/took, busy/n
-		s.e.note("%s: closed loop of %d %s; %.0f a second, %.2f of the processor", s.name, 4*l.inflight, all, s.peak, busy/took)
+		s.e.note("%s: closed loop of %d %s; %.0f a second, %.2f of the processor", s.work, 4*l.inflight, all, s.peak, busy/took)
 		return nil
 	})
 }
@@ -200,7 +214,7 @@ func (s *surge) at(ctx context.Context, k float64, d time.Duration) level {
 	v.good, v.policy = float64(good)/d.Seconds(), float64(all.within(over, envoyTimeout))/d.Seconds()
 	v.shed, v.late = float64(len(all)-good), all.share(len(all.of(late)))
 	v.p99 = all.of(okay).p(0.99)
-	s.e.note("%s, %g × peak: %s", s.name, k, all)
+	s.e.note("%s, %g × peak: %s", s.work, k, all)
 	s.measure(ctx, s.inflight, again)
 	v.peak, v.cost = (peak+s.peak)/2, (cost+s.cost)/2
 	v.k = l.rate / v.peak
@@ -219,7 +233,7 @@ func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
 	before := s.busy()
 	all := l.run(ctx, again)
 	busy := s.busy() - before
-	s.e.note("%s, without a limit: closed loop of %d %s", s.name, 4*l.inflight, all)
+	s.e.note("%s, without a limit: closed loop of %d %s", s.work, 4*l.inflight, all)
 	n := len(all.of(okay))
 	if n < len(all)*99/100 {
 		return 0, fmt.Errorf("of %d calls without a limit %d were answered", len(all), n)
@@ -234,21 +248,23 @@ func overload(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	const long, short = 8 * time.Second, 4 * time.Second
 	type round struct {
-		memory      bool
-		descriptors int
-		length      time.Duration // of each level; what comes before and after takes 20 s
-		curve       bool
+		work
+
+		length time.Duration // of each level; what comes before, between and after takes 20 s
+		curve  bool
 	}
-	rounds := []round{{false, 16, long, false}, {true, 96, short, false}}
+	rounds := []round{
+		{work{false, 16, "deny"}, 6 * time.Second, false},
+		{work{false, 16, "error"}, 3 * time.Second, false},
+		{work{true, 96, "deny"}, 4 * time.Second, false},
+		{work{true, 96, "error"}, 3 * time.Second, false},
+	}
 	if e.full {
-		rounds = append(rounds, rounds...)
-		rounds = append(rounds, rounds[:2]...)
-		rounds = append(rounds, round{false, 1, short, true}, round{true, 1, short, true})
+		rounds = append(slices.Repeat(rounds, 3), round{work{false, 1, "deny"}, 4 * time.Second, true}, round{work{true, 1, "deny"}, 4 * time.Second, true})
 	}
 	for _, r := range rounds {
-		s, err := e.newSurge(ctx, at, r.memory, r.descriptors)
+		s, err := e.newSurge(ctx, at, r.work)
 		if err != nil {
 			return err
 		}
@@ -274,7 +290,7 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	e := s.e
 	s.measurePeak(ctx, 4*time.Second)
 	base := s.normal(ctx, 3*time.Second, time.Second)
-	e.note("%s, half of the peak: %s", s.name, base)
+	e.note("%s, half of the peak: %s", s.work, base)
 	share, err := s.transportCost(ctx)
 	if err != nil {
 		return err
@@ -286,10 +302,10 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	}
 	after := s.normal(ctx, 4*time.Second, 2*time.Second)
 	failed, asked := health()
-	e.note("%s, half of the peak again: %s", s.name, after)
+	e.note("%s, half of the peak again: %s", s.work, after)
 	last := levels[len(levels)-1]
 	residual := max(0, (last.busy-(last.good*length.Seconds())*last.cost)/max(last.shed, 1)/last.cost)
-	e.told("%s: peak %.0f a second, %.0f µs each", s.name, s.peak, s.cost*1e6)
+	e.told("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
 	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, residual)
 	s.told()
 	s.report(levels, share)
