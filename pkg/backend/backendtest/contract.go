@@ -26,6 +26,7 @@ func testContract(t *testing.T, h Harness) {
 		{"LookLeavesNothing", lookLeavesNothing, false},
 		{"GiveOnNothing", giveOnNothing, true},
 		{"GiveNamesItsWindow", giveNamesItsWindow, true},
+		{"GiveInAShorterWindow", giveInAShorterWindow, false},
 		{"ListAdmitsTogether", listAdmitsTogether, false},
 		{"WindowsOfBuckets", windowsOfBuckets, false},
 		{"NumberChangesCountStays", numberChanges, true},
@@ -143,6 +144,23 @@ func giveNamesItsWindow(t *testing.T, s *subject) {
 	c.takes(yes(5))
 	c.do(give)
 	is(c, "what is left of the next window", c.looks(1, "✓").Left, 5)
+}
+
+// giveInAShorterWindow: what a longer window counts stays when all hits of a shorter one are given back.
+func giveInAShorterWindow(t *testing.T, s *subject) {
+	short, long := engine.Limits{slidingLog(10, minute)}, engine.Limits{slidingLog(10, hour)}
+	c := counter(t, s, short...)
+	c.takes(yes(3))
+	c.at(50 * time.Second)
+	c.takes(yes(1))
+	c.limits = long
+	c.takes(yes(1))
+	c.at(65 * time.Second)
+	c.limits = short
+	c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: 1, Count: 2}})
+	is(c, "what is left of the shorter window", c.looks(1, "✓").Left, 10)
+	c.limits = long
+	is(c, "what is left of the longer window", c.looks(1, "✓").Left, 7)
 }
 
 // listOf makes limits the items of a list.

@@ -255,6 +255,10 @@ families[2] = function()
         if i == 1 then n = sum - v.before - hits end
         redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[i], 25))
       end
+      if hits == v.used then -- the newest that is left may not know of the longer window
+        v.at, v.n, v.sum = run(l, v.first - 1)
+        if v.n > 0 then write_last(l, v, true) end
+      end
       return
     end
     if low > 0 then redis.call('LTRIM', l.key, str(low), '-1') end
