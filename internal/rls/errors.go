@@ -17,6 +17,9 @@ var errPanic = status.Error(codes.Internal, "internal error: the call panicked; 
 // errOverload is the error for the caller of a request that was shed.
 var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
 
+// errLate is the error for the caller of a request whose deadline has passed.
+var errLate = status.Error(codes.DeadlineExceeded, "the caller's deadline has passed")
+
 // errWaiting is the error for the caller of a request that is refused before its message has come.
 var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
@@ -42,7 +45,7 @@ func (s *Service) status(ctx context.Context, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return status.Error(codes.Canceled, "the caller gave up")
 	case expired(ctx, time.Now()):
-		return status.Error(codes.DeadlineExceeded, "the caller's deadline has passed")
+		return errLate
 	default:
 		return status.Error(codes.Unavailable, err.Error())
 	}

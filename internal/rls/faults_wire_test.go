@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -175,6 +176,8 @@ func TestG28_DeadlinePassed(t *testing.T) {
 		c.message = marshal(t, request("shop", "user=a"))
 		_, err := w.service.decide(ctx, c, time.Now())
 		wantCode(t, w.service.status(ctx, err), codes.DeadlineExceeded)
+		a := &arrival{Context: ctx, message: mem.SliceBuffer(marshal(t, request("shop", "user=a"))), at: time.Now().Add(-time.Second)}
+		wantCode(t, w.service.respond(endingStream{ctx: a}, a, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
 	}
 	if ops, _ := w.store.asked(); ops != 0 {
 		t.Errorf("the store was asked %d times", ops)
@@ -212,7 +215,11 @@ func TestG30_CancelledMidCall(t *testing.T) {
 			_, err := w.ShouldRateLimit(ctx, request("shop", "user=a"))
 			answered <- err
 		}()
-		<-entered
+		select {
+		case <-entered:
+		case err := <-answered:
+			t.Fatalf("a call ended before it was cancelled: %v", err)
+		}
 		cancel()
 		wantCode(t, <-answered, codes.Canceled)
 	}

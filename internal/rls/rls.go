@@ -217,6 +217,9 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 	if turn.Verdict == overload.Lost {
 		a.drop()
 		s.config.Hooks.Shed()
+		if expired(ctx, time.Now()) {
+			return errLate
+		}
 		return errOverload
 	}
 	if turn != (overload.Turn{}) {
