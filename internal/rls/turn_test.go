@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,25 +17,29 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// crowdedGate returns a gate at which so much waits for a second or so that policies decide what else comes.
+// crowdedGate returns a gate at which so much waits, until the test ends, that policies decide what else comes.
 func crowdedGate(t *testing.T) *overload.Gate {
 	t.Helper()
-	const many, huge = 4000, 65 << 20
+	const many, huge = 500, 65 << 20
 	g := overload.New(overload.Config{MaxCalls: 2 * many, Patience: time.Minute})
-	turns := make(chan overload.Turn, 2*many)
+	var turns atomic.Int64
+	var over atomic.Bool
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { over.Store(true) })
 	wait := func(calls int, domain uint32, size int) {
-		c := overload.Call{Domain: domain, Size: size, Waited: time.Minute, Deadline: time.Now().Add(time.Minute)}
 		for range calls {
-			wg.Go(func() { turns <- g.Wait(c) })
+			wg.Go(func() {
+				for !over.Load() {
+					g.Wait(overload.Call{Domain: domain, Size: size, Waited: time.Minute, Deadline: time.Now().Add(time.Minute)})
+					turns.Add(1)
+				}
+			})
 		}
 	}
-	wait(1, 1, 1000) // the domain has had its share
-	testkit.Eventually(t, "a call goes on", func() bool { return len(turns) > 0 })
-	wait(many, 2, 0) // so these come first
-	testkit.Eventually(t, "others wait", func() bool { return !g.Free(0) && len(turns) >= 64 })
-	wait(1, 1, huge)
+	wait(many, 2, 0)
+	testkit.Eventually(t, "they wait", func() bool { return !g.Free(0) && turns.Load() >= 64 })
+	wait(2, 1, huge)                                      // of which one waits when the other has its turn
 	testkit.Eventually(t, "too much waits", func() bool { // a call that comes before the huge one waits itself, so not for long
 		return g.Wait(overload.Call{Deadline: time.Now().Add(100 * time.Millisecond)}).Verdict == overload.Late
 	})
@@ -53,7 +58,7 @@ func TestLateCallsAreDecidedByPolicy(t *testing.T) {
 	address := serve(t, NewServer(New(late, Config{Gate: crowdedGate(t)}), ServerConfig{}))
 	c := ratelimitv3.NewRateLimitServiceClient(dial(t, address))
 	for range 5 {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		if _, err := c.ShouldRateLimit(ctx, request("d", "k=v")); err != nil {
 			t.Error(err)
 		}
