@@ -95,7 +95,7 @@ func (q *queue) remove(it *item) {
 // cut removes items and appends them to items, until they and those that follow them number most or more, or have at least
 // the given weight.
 func (q *queue) cut(items []*item, most, weight int) []*item {
-	defer clear(q.taken)
+	defer func() { clear(q.taken) }() // its items may soon be other calls'
 	for q.turn != nil && most > 0 && weight > 0 {
 		for _, l := range [...]*list{&q.turn.heads, &q.turn.tails} {
 			for share := min(quantum, most); share > 0 && weight > 0 && l.first != nil; {

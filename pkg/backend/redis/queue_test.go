@@ -100,6 +100,23 @@ func TestBatchBounded(t *testing.T) {
 	}
 }
 
+// TestCutForgets: what is weighed against the items of a batch is not weighed against those of the one before, which others may use.
+func TestCutForgets(t *testing.T) {
+	t.Parallel()
+	op := backend.Op{
+		Mode: backend.Take, Take: engine.Take{Cost: 1, Count: 1},
+		Limits: engine.Limits{{Algorithm: engine.SlidingWindow, Hits: 10 * perRun, Window: 60e6}},
+	}
+	var q queue
+	for range 3 {
+		q.push(&item{op: op}, 0)
+		q.push(&item{op: op}, 0)
+		if n := len(q.cut(nil, maxCommands, maxWeight)); n != 2 || len(q.taken) > 0 {
+			t.Fatalf("a batch of %d operations, want 2, and %d are remembered", n, len(q.taken))
+		}
+	}
+}
+
 // TestConnectionsInOrder: changes of the number of connections are reported in order.
 func TestConnectionsInOrder(t *testing.T) {
 	t.Parallel()
