@@ -47,6 +47,7 @@ type Watch struct {
 	log    *slog.Logger
 	config Config
 	load   func([]descriptors.Source, descriptors.Options) (*descriptors.Set, descriptors.Problems, error)
+	since  func(set, old *descriptors.Set, most int) *descriptors.Summary // what changed
 
 	mu      sync.Mutex // one update at a time
 	set     *descriptors.Set
@@ -71,7 +72,7 @@ func New(log *slog.Logger, c Config) *Watch {
 	if c.Refused == nil {
 		c.Refused = func(error) {}
 	}
-	return &Watch{log: log, config: c, load: descriptors.Load}
+	return &Watch{log: log, config: c, load: descriptors.Load, since: (*descriptors.Set).Summary}
 }
 
 // Rules returns the last good set, or nil.
@@ -123,8 +124,9 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	w.used, w.set = g, set
 	w.config.Loaded(set, warnings(problems))
 	o.Since = o.At
+	known := true
 	if old != nil {
-		o.Changes = set.Summary(old, KeptChanges)
+		o.Changes, known = w.changes(old, set)
 		if before := w.accepted.Load(); before.Version == o.Version {
 			o.Since = before.Since
 		}
@@ -134,7 +136,24 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	}
 	w.accepted.Store(o)
 	w.report(problems)
-	w.announce(old, set, o.Changes)
+	w.announceOverlay(set)
+	switch {
+	case old == nil:
+		w.log.Warn("rules loaded", "rules", rules(set), "files", len(set.Files())) // at the default level, as the reference does
+	case known:
+		w.announce(set, o.Changes)
+	}
+}
+
+// changes returns what changed from old to set, which is in use, and whether that is known: a panic is logged.
+func (w *Watch) changes(old, set *descriptors.Set) (changes *descriptors.Summary, known bool) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // rules that crash the comparison must not end a running server
+			w.log.Error("what the new rules change is not known: a bug in their comparison with those before",
+				"serving", "the new ones", "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	return w.since(set, old, KeptChanges), true
 }
 
 // outcome returns the outcome of one more update.
@@ -210,26 +229,24 @@ func (w *Watch) report(problems descriptors.Problems) {
 	}
 }
 
-// announce logs a set that is accepted, and what changed. It uses the default log level, as the reference does for what
-// its operators look for at the start.
-func (w *Watch) announce(old, set *descriptors.Set, changes *descriptors.Summary) {
-	rules := 0
-	for range set.Rules() {
-		rules++
-	}
-	w.announceOverlay(set)
-	if old == nil {
-		w.log.Warn("rules loaded", "rules", rules, "files", len(set.Files()))
-		return
-	}
+// announce logs a set that has taken the place of another one, and what that changed, at the default level.
+func (w *Watch) announce(set *descriptors.Set, changes *descriptors.Summary) {
 	lines, more := changes.Lines(mostChanges)
 	if len(lines) == 0 {
-		w.log.Info("rules reloaded, nothing changed", "rules", rules, "files", len(set.Files()))
+		w.log.Info("rules reloaded, nothing changed", "rules", rules(set), "files", len(set.Files()))
 		return
 	}
 	shown := strings.Join(lines, "; ")
 	if more > 0 {
 		shown += fmt.Sprintf("; and %d more", more)
 	}
-	w.log.Warn("rules changed", "changes", shown, "rules", rules, "files", len(set.Files()))
+	w.log.Warn("rules changed", "changes", shown, "rules", rules(set), "files", len(set.Files()))
+}
+
+// rules counts the rules of a set.
+func rules(set *descriptors.Set) (n int) {
+	for range set.Rules() {
+		n++
+	}
+	return n
 }

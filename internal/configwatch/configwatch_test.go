@@ -198,6 +198,30 @@ func TestAPanicIsARefusal(t *testing.T) {
 	}
 }
 
+// TestAPanicOfTheComparison: rules are in use although nobody can tell what they change, and the log says so.
+func TestAPanicOfTheComparison(t *testing.T) {
+	t.Parallel()
+	f := newFixture(descriptors.Options{})
+	for range 2 {
+		if err := f.Update([]descriptors.Source{login("3")}, nil); err != nil {
+			t.Fatal(err)
+		}
+		f.PanicOnComparison()
+	}
+	log := f.logged()
+	for _, part := range []string{"what the new rules change is not known", "index out of range", "configwatch_test.go"} {
+		if !strings.Contains(log, part) || strings.Contains(log, "nothing changed") {
+			t.Errorf("the log lacks %q, or says that nothing changed:\n%s", part, log)
+		}
+	}
+	if o := f.Accepted(); o.Number != 2 || o.Changes != nil || f.Changed() != nil {
+		t.Errorf("accepted %+v", o)
+	}
+	if d := cmp.Diff([]string{"a.yaml", "a.yaml"}, f.outcome); d != "" {
+		t.Errorf("outcomes (-want +got):\n%s", d)
+	}
+}
+
 func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
