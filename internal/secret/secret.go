@@ -17,6 +17,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"unicode"
 )
 
 // Bounds of a secret, in bytes.
@@ -76,8 +77,8 @@ func ReadFile(file string, most int) ([]byte, error) {
 	return text, nil
 }
 
-// labelled is a line of a file with two secrets.
-var labelled = regexp.MustCompile(`^(current|previous):[ \t]+(\S+)$`)
+// label begins a line of a file with two secrets.
+var label = regexp.MustCompile(`^(current|previous):\s*`)
 
 func parse(text string) (current, previous string, err error) {
 	number, plain := 0, 0
@@ -88,14 +89,17 @@ func parse(text string) (current, previous string, err error) {
 			continue
 		}
 		to, value := &current, line
-		if m := labelled.FindStringSubmatch(line); m == nil {
+		begin := label.FindString(line)
+		if begin == "" {
 			plain++
-		} else if value = m[2]; m[1] == "previous" {
+		} else if value = line[len(begin):]; strings.HasPrefix(begin, "previous") {
 			to = &previous
 		}
 		switch {
 		case *to != "" || plain > 0 && previous != "":
 			return "", "", fmt.Errorf("line %d: the file must have one secret, or one line current: SECRET and one line previous: SECRET", number)
+		case begin != "" && strings.ContainsFunc(value, unicode.IsSpace):
+			return "", "", fmt.Errorf("line %d: after %s there must be a secret without white space in it, such as what openssl rand -base64 32 prints", number, strings.TrimSpace(begin))
 		case len(value) < minSecret:
 			return "", "", fmt.Errorf("line %d: the secret has %d bytes: it must have at least %d, such as what openssl rand -base64 32 prints", number, len(value), minSecret)
 		}

@@ -25,6 +25,8 @@ func TestRead(t *testing.T) {
 		"previous: " + two:                       "no current one",
 		"previous: " + two + "\n" + one:          "line 2: the file must have one secret",
 		"current: " + one + "\nprevious: " + one: "leave the previous one out",
+		"current: of staples " + one:             "line 1: after current: there must be a secret without white space in it",
+		"current: " + one + "\nprevious:":        "line 2: the secret has 0 bytes",
 		strings.Repeat("x", maxFile+1):           "more than 16384 bytes",
 	} {
 		file := filepath.Join(t.TempDir(), "secret")
