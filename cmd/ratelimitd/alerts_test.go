@@ -112,6 +112,30 @@ func TestFewErrors(t *testing.T) {
 	}
 }
 
+// TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by nobody who is there.
+func TestOneJobOfTwoIsGone(t *testing.T) {
+	t.Parallel()
+	const east, west = `ratelimitd_build_info{job="east",version="1"} 1` + "\n", `ratelimitd_build_info{job="west",version="1"} 1` + "\n"
+	pages := slices.Concat(slices.Repeat([]string{east + west}, 5), slices.Repeat([]string{west}, 12), slices.Repeat([]string{east + west}, 3))
+	promtool(t, time.Minute, pages, []expectation{
+		{at: 4}, {at: 16, alerts: []string{"RateLimitNoServer"}}, {at: 19},
+	})
+}
+
+// TestRefusedOnce: Redis that refuses something for a moment, as while a password is changed, wakes nobody.
+func TestRefusedOnce(t *testing.T) {
+	t.Parallel()
+	var pages []string
+	for minute := range 15 {
+		pages = append(pages, fmt.Sprintf("ratelimitd_build_info 1\nratelimitd_backend_errors_total{class=\"noauth\"} %d\n", 30*min(minute/5, 1)))
+	}
+	var never []expectation
+	for at := range pages {
+		never = append(never, expectation{at: at, firing: []string{}})
+	}
+	promtool(t, time.Minute, pages, never)
+}
+
 // rulesFile has the alerts and recording rules.
 const rulesFile = "deploy/grafana/rules.yaml"
 
@@ -302,9 +326,13 @@ func permissionLost(t *testing.T) []string {
 	db := redistest.Start(t)
 	d := startDaemon(t, db, endlessRules)
 	client := d.client()
-	return minutes(d, 1, func(int) {
-		db.CLI("ACL", "SETUSER", "default", "-@scripting")
-		d.until("a call fails", func() bool { return asked(t, client) == "Unavailable" })
+	const series = `ratelimitd_backend_errors_total{class="noauth"}`
+	return minutes(d, 8, func(i int) {
+		if i == 0 {
+			db.CLI("ACL", "SETUSER", "default", "-@scripting")
+		}
+		before := d.metric(series)
+		d.until("a call fails for want of a permission", func() bool { return asked(t, client) == "Unavailable" && d.metric(series) > before })
 	})
 }
 
