@@ -139,7 +139,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 		return err
 	}
 	if asJSON {
-		err = p.printObject(replayed{Report: report, Lines: read.Lines, Unread: read.Unread})
+		err = p.printObject(replayed{Report: report, Lines: read.Lines, Unread: read.Unread, CutOff: read.Short})
 	} else {
 		p.replayText(report, f.top)
 	}
@@ -169,8 +169,9 @@ func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
 type replayed struct {
 	*replay.Report
 
-	Lines  uint64 `json:"lines"`
-	Unread uint64 `json:"unreadLines"`
+	Lines  uint64   `json:"lines"`
+	Unread uint64   `json:"unreadLines"`
+	CutOff []string `json:"filesCutOff,omitempty"`
 }
 
 // check returns what is wrong with the flags, and whether JSON is wanted.

@@ -22,6 +22,9 @@ func (p *program) readProblems(s *recorded.Summary) {
 			fmt.Fprintf(p.stderr, "  and %d more\n", more)
 		}
 	}
+	for _, name := range s.Short {
+		fmt.Fprintf(p.stderr, "warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", plain(name))
+	}
 	if s.Lost > 0 {
 		fmt.Fprintf(p.stderr, "warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost)
 	}

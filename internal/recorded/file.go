@@ -27,6 +27,14 @@ func newFile(in io.Reader, name string) *file {
 	return &file{name: name, in: bufio.NewReaderSize(in, buffered)}
 }
 
+// end notes that nothing comes any more.
+func (f *file) end() {
+	f.ended = true
+	if f.parser != nil {
+		f.next = f.parser.rest()
+	}
+}
+
 // readLine returns the next line that is not blank, without its end. It is valid until the next call.
 func (f *file) readLine() ([]byte, error) {
 	for {

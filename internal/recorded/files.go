@@ -75,6 +75,9 @@ func (f *Files) Next() (io.Reader, string, error) {
 	b := bufio.NewReaderSize(counted{in, f}, 1<<16)
 	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		z, err := gzip.NewReader(b)
+		if errors.Is(err, io.ErrUnexpectedEOF) { // in its header, which is no other matter than later on
+			return failing{err}, name, nil
+		}
 		if err != nil {
 			return nil, "", fmt.Errorf("%s: %w", name, err)
 		}
@@ -97,3 +100,8 @@ func (c counted) Read(p []byte) (int, error) {
 	c.files.read += int64(n)
 	return n, err
 }
+
+// failing cannot be read.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }

@@ -38,6 +38,7 @@ type Summary struct {
 	First  []string // the first of these, as file:line: why
 	Cut    uint64   // of watch: decisions whose entries were cut
 	Lost   uint64   // of watch: decisions that are missing
+	Short  []string // files that end in the middle of what gzip has compressed: they are cut off, or still being written
 }
 
 // Reader is a [replay.Source], which yields the events of several files in the order of their times, as far as each file is in
@@ -128,14 +129,12 @@ func (r *Reader) advance(f *file) (more bool, err error) {
 		line, err := f.readLine()
 		switch {
 		case errors.Is(err, io.EOF):
-			f.ended = true
-			if f.parser != nil {
-				f.next = f.parser.rest()
-			}
+			f.end()
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			r.summary.Short = append(r.summary.Short, f.name)
+			f.end()
 		case errors.Is(err, errLong):
 			r.wrong(f, err)
-		case errors.Is(err, io.ErrUnexpectedEOF):
-			return false, fmt.Errorf("%s: what gzip has compressed is cut off, or still being written: %w", f.name, err)
 		case err != nil:
 			return false, fmt.Errorf("%s: %w", f.name, err)
 		default:
