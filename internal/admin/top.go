@@ -49,9 +49,11 @@ func (s *Service) top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 		return nil, err
 	}
 	who := whoOf(ctx)
-	query := top.Query{Rule: q.GetRule(), Most: most, Matches: func(r *top.Row) bool {
-		return who.Sees(r.Domain) && (q.GetDomain() == "" || q.GetDomain() == r.Domain) && hasEntries(r.Entries, q.GetEntries())
-	}}
+	query := top.Query{
+		Rule: q.GetRule(), Most: most,
+		In:      func(domain string) bool { return who.Sees(domain) && (q.GetDomain() == "" || q.GetDomain() == domain) },
+		Matches: func(r *top.Row) bool { return hasEntries(r.Entries, q.GetEntries()) },
+	}
 	if ranking == adminv1.Ranking_RANKING_REFUSED {
 		query.By = top.Refused
 	}

@@ -9,11 +9,12 @@ import (
 
 // Query asks for the descriptors with the most.
 type Query struct {
-	Rule    string // path; of all rules if it is empty
+	Rule    string // path, which rules of several domains may have; of all rules if it is empty
 	By      Ranking
 	Window  Window
-	Most    int             // rows; 0 stands for all there are
-	Matches func(*Row) bool // which rows; nil stands for all
+	Most    int                      // rows; 0 stands for all there are
+	In      func(domain string) bool // which domains; nil stands for all
+	Matches func(*Row) bool          // which rows of these; nil stands for all
 }
 
 // Row is what is known of one descriptor.
@@ -35,8 +36,8 @@ type Count struct{ Hits, Error float64 }
 type Answer struct {
 	Rows     []Row
 	From, To time.Time
-	Total    [rankings]float64 // hits of all descriptors that the list counts
-	Missing  [rankings]float64 // hits that a descriptor which is not among the rows may have, unless Matches or Most left it out
+	Total    [rankings]float64 // hits of all descriptors that are counted: of the rule in these domains or, unless Own, of all rules in all domains
+	Missing  [rankings]float64 // hits that a descriptor which is not among the rows may have, unless In, Matches or Most left it out
 	Every    uint32            // at times only one in so many hits was looked at
 	Own      bool              // the rule has a list of its own; otherwise its rows are those of all rules that are its
 }
@@ -45,34 +46,22 @@ type Answer struct {
 func (t *Top) Top(q Query) Answer {
 	now := time.Now()
 	at := t.number(now)
-	l, own := t.overall, q.Rule == ""
-	if q.Rule != "" {
-		t.mu.RLock()
-		if its := t.rules[q.Rule]; its != nil {
-			l, own = its, true
-		}
-		t.mu.RUnlock()
-		crowded := t.crowded.Load()
-		own = own || crowded == 0 || crowded <= at-(subWindows+1)*perHour // every rule that was met has one
-	}
+	lists, own := t.lists(&q, at)
 	a := Answer{From: t.from(at, q.Window), To: now, Own: own, Every: t.every.Load()}
-	var parts [rankings][]summary
-	for r := range rankings {
-		parts[r] = l.summaries(at, r, q.Window)
-		for i := range parts[r] {
-			a.Every = max(a.Every, parts[r][i].every)
+	parts := make([][rankings][]summary, len(lists))
+	for i, l := range lists {
+		for r := range rankings {
+			parts[i][r] = l.summaries(at, r, q.Window)
+			for k := range parts[i][r] {
+				a.Every = max(a.Every, parts[i][r][k].every)
+			}
 		}
 	}
-	rows := make(map[*key]*Row)
-	for r := range rankings {
-		a.add(rows, parts[r], r)
-	}
-	for _, row := range rows {
-		if q.Rule != "" && row.Rule != q.Rule || row.Counts[q.By].Hits == 0 {
-			continue
-		}
-		if q.Matches == nil || q.Matches(row) {
-			a.Rows = append(a.Rows, *row)
+	for i := range parts {
+		for _, row := range a.rows(&parts[i]) {
+			if q.selects(row) {
+				a.Rows = append(a.Rows, *row)
+			}
 		}
 	}
 	slices.SortFunc(a.Rows, func(x, y Row) int {
@@ -85,6 +74,33 @@ func (t *Top) Top(q Query) Answer {
 	return a
 }
 
+// lists returns the lists of the rules that q is about, and whether they have lists of their own.
+func (t *Top) lists(q *Query, at int64) (all []*list, own bool) {
+	if q.Rule == "" {
+		return []*list{t.overall}, true
+	}
+	t.mu.RLock()
+	for id, l := range t.rules {
+		if id.path == q.Rule && (q.In == nil || q.In(id.domain)) {
+			all = append(all, l)
+		}
+	}
+	t.mu.RUnlock()
+	crowded := t.crowded.Load()
+	switch {
+	case len(all) > 0:
+		return all, true
+	case crowded == 0 || crowded <= at-(subWindows+1)*perHour: // every rule that was met has one
+		return nil, true
+	}
+	return []*list{t.overall}, false
+}
+
+// selects reports whether a row is to be in the answer.
+func (q *Query) selects(row *Row) bool {
+	return (q.Rule == "" || row.Rule == q.Rule) && row.Counts[q.By].Hits > 0 && (q.In == nil || q.In(row.Domain)) && (q.Matches == nil || q.Matches(row))
+}
+
 // from returns since when a window counts.
 func (t *Top) from(at int64, w Window) time.Time {
 	if w == Hour {
@@ -93,9 +109,27 @@ func (t *Top) from(at int64, w Window) time.Time {
 	return t.start.Add(time.Duration(max(at-subWindows, 0)) * subWindow)
 }
 
+// rows returns the rows of a list of which these are the summaries, and adds what it counts.
+func (a *Answer) rows(parts *[rankings][]summary) map[*key]*Row {
+	rows := make(map[*key]*Row)
+	var missing [rankings]float64
+	for r := range rankings {
+		missing[r] = a.add(rows, parts[r], r)
+		a.Missing[r] = max(a.Missing[r], missing[r])
+	}
+	for _, row := range rows {
+		for r := range rankings {
+			if row.Counts[r].Error < 0 {
+				row.Counts[r].Error = missing[r]
+			}
+		}
+	}
+	return rows
+}
+
 // add adds the summaries of a ranking to the rows. A summary that does not have a key may have missed as many of its hits
-// as its floor says.
-func (a *Answer) add(rows map[*key]*Row, parts []summary, r Ranking) {
+// as its floor says. It returns how many hits a key may have that none of them has.
+func (a *Answer) add(rows map[*key]*Row, parts []summary, r Ranking) (missing float64) {
 	floor := 0.0
 	for i := range parts {
 		floor += parts[i].floor
@@ -124,14 +158,7 @@ func (a *Answer) add(rows map[*key]*Row, parts []summary, r Ranking) {
 		}
 		row.Counts[r] = Count{Hits: math.Round(sum.hits), Error: math.Ceil(sum.over + a.missed(sum.hits))}
 	}
-	a.Missing[r] = math.Ceil(floor + a.missed(floor))
-	for _, row := range rows {
-		for other := range r + 1 {
-			if row.Counts[other].Error < 0 {
-				row.Counts[other].Error = a.Missing[other]
-			}
-		}
-	}
+	return math.Ceil(floor + a.missed(floor))
 }
 
 // missed returns by how many hits sampling may have got hits wrong. Of n hits each is drawn with the probability 1/Every, so

@@ -78,9 +78,12 @@ type Top struct {
 	overall *list
 	room    budget // of the lists of rules
 	mu      sync.RWMutex
-	rules   map[string]*list // by path
-	crowded atomic.Int64     // the sub-window in which a rule last found no room for a list, plus 1
+	rules   map[ruleID]*list
+	crowded atomic.Int64 // the sub-window in which a rule last found no room for a list, plus 1
 }
+
+// ruleID names a rule: domains with dots in their names may have rules with one path.
+type ruleID struct{ domain, path string }
 
 // New returns a Top that has seen nothing.
 func New() *Top {
@@ -89,7 +92,7 @@ func New() *Top {
 		seed:    maphash.MakeSeed(),
 		overall: newList(&budget{limit: overallBytes}, 0),
 		room:    budget{limit: rulesBytes},
-		rules:   make(map[string]*list),
+		rules:   make(map[ruleID]*list),
 	}
 	t.every.Store(1)
 	return t
@@ -177,7 +180,7 @@ func (t *Top) Add(d *Decision, weight float64, every uint32) {
 	if d.Rule == "" {
 		return
 	}
-	if l := t.list(d.Rule, at); l != nil {
+	if l := t.list(d, at); l != nil {
 		l.add(&s, at)
 	}
 }
@@ -185,17 +188,18 @@ func (t *Top) Add(d *Decision, weight float64, every uint32) {
 // number returns the number of the sub-window of a time.
 func (t *Top) number(now time.Time) int64 { return int64(now.Sub(t.start) / subWindow) }
 
-// list returns the list of a rule, or nil if there is no room for one.
-func (t *Top) list(rule string, at int64) *list {
+// list returns the list of the rule that d met, or nil if there is no room for one.
+func (t *Top) list(d *Decision, at int64) *list {
 	t.mu.RLock()
-	l := t.rules[rule]
+	l := t.rules[ruleID{string(d.Domain), d.Rule}]
 	t.mu.RUnlock()
 	if l != nil || t.crowded.Load() == at+1 {
 		return l
 	}
+	id := ruleID{string(d.Domain), d.Rule}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if l := t.rules[rule]; l != nil {
+	if l := t.rules[id]; l != nil {
 		return l
 	}
 	if t.room.room() == 0 { // until the next sub-window, when it is looked for again
@@ -203,7 +207,7 @@ func (t *Top) list(rule string, at int64) *list {
 		return nil
 	}
 	l = newList(&t.room, at)
-	t.rules[rule] = l
+	t.rules[id] = l
 	return l
 }
 
@@ -228,12 +232,12 @@ func (t *Top) Run(ctx context.Context) error {
 func (t *Top) sweep(at int64) {
 	t.overall.catchUp(at)
 	t.mu.RLock()
-	paths := slices.Collect(maps.Keys(t.rules))
+	ids := slices.Collect(maps.Keys(t.rules))
 	t.mu.RUnlock()
-	for _, path := range paths {
+	for _, id := range ids {
 		t.mu.Lock()
-		if t.rules[path].endedBy(at) {
-			delete(t.rules, path)
+		if t.rules[id].endedBy(at) {
+			delete(t.rules, id)
 		}
 		t.mu.Unlock()
 	}

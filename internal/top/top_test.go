@@ -81,6 +81,34 @@ func TestFewAreCountedExactly(t *testing.T) {
 	})
 }
 
+// TestSharedPath: a rule whose path one of another domain has is counted on its own, and with it only if both are asked for.
+func TestSharedPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStream()
+		s.ask("shop.eu.user", "ann", 3, 1)
+		s.decision.Domain = []byte("shop.eu")
+		s.ask("shop.eu.user", "bob", 20, 0)
+		only := func(want string) func(string) bool { return func(domain string) bool { return domain == want } }
+		for _, tt := range []struct {
+			query top.Query
+			total float64
+			rows  []string
+		}{
+			{top.Query{In: only("shop")}, 3, []string{"shop.eu.user user=ann [{3 0} {1 0}]"}},
+			{top.Query{In: only("shop.eu")}, 20, []string{"shop.eu.user user=bob [{20 0} {0 0}]"}},
+			{top.Query{In: only("other")}, 0, nil},
+			{top.Query{}, 23, []string{"shop.eu.user user=bob [{20 0} {0 0}]", "shop.eu.user user=ann [{3 0} {1 0}]"}},
+		} {
+			tt.query.Rule = "shop.eu.user"
+			a := s.Top.Top(tt.query)
+			check(t, a, tt.rows...)
+			if a.Total[top.Busiest] != tt.total || !a.Own {
+				t.Errorf("%v hits in all, want %v; own %t", a.Total, tt.total, a.Own)
+			}
+		}
+	})
+}
+
 // A minute is the ten seconds that run and the sixty before, and an hour is likewise.
 func TestWindows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
