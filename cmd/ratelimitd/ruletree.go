@@ -248,6 +248,9 @@ func limitsText(r *adminv1.Rule) string {
 	if r.GetPlan() != "" {
 		text += ", plan " + plain(r.GetPlan())
 	}
+	if q := r.GetReserve(); q != nil {
+		text += fmt.Sprintf(", reserves %d for %s", q.GetEstimate(), descriptors.SpanText(q.GetTtl().AsDuration()))
+	}
 	if r.GetShadowMode() {
 		text += ", shadow mode"
 	}

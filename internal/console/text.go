@@ -30,6 +30,14 @@ func bounds(r *adminv1.Rule) (all []string) {
 		}
 		all = append(all, text+".")
 	}
+	if q := r.GetReserve(); q != nil {
+		then := "counts as spent"
+		if q.GetReturns() {
+			then = "is given back"
+		}
+		all = append(all, fmt.Sprintf("A request reserves %d unless it says how many, until it settles what it cost; what nobody settles within %s %s.",
+			q.GetEstimate(), short(q.GetTtl().AsDuration()), then))
+	}
 	if r.GetShadowMode() {
 		all = append(all, "It only watches: what is over the limit is counted, and passes.")
 	}

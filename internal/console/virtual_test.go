@@ -87,3 +87,16 @@ func TestWords(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestBounds: a rule's page says what its limit promises, and what its requests reserve.
+func TestBounds(t *testing.T) {
+	limit := &adminv1.Limit{Algorithm: adminv1.Algorithm_ALGORITHM_TOKEN_BUCKET, RequestsPerUnit: 9, Unit: adminv1.Unit_UNIT_HOUR, Burst: 5}
+	reserve := &adminv1.Reserve{Estimate: 20, Ttl: durationpb.New(5 * time.Minute)}
+	got := bounds(&adminv1.Rule{Limits: []*adminv1.Limit{limit}, Reserve: reserve})
+	if diff := cmp.Diff([]string{
+		"Never more than 5 at once, and 9 more for each hour that passes.",
+		"A request reserves 20 unless it says how many, until it settles what it cost; what nobody settles within 5 min counts as spent.",
+	}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
