@@ -37,19 +37,12 @@ func replicated(t *testing.T, master *redistest.Server, key string) {
 // sentinels is a master and its replica, watched by three sentinels.
 func sentinels(t *testing.T) deployment {
 	t.Helper()
-	master := redistest.Start(t)
-	replica := redistest.Replica(t, master)
-	all := redistest.Sentinels(t, master, "mine", 3)
-	redistest.AwaitSentinels(all, "mine", 1)
-	url := "mine"
-	for _, s := range all {
-		url += "," + s.Addr()
-	}
-	return deployment{[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=" + url}, func(key string) {
-		redistest.Down(all, "mine", time.Second)
-		replicated(t, master, key)
-		master.Kill()
-		testkit.Eventually(t, "the replica is the master", replica.IsMaster)
+	w := redistest.StartWatched(t)
+	return deployment{[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=" + w.URL()}, func(key string) {
+		redistest.Down(w.Sentinels, redistest.MasterName, time.Second)
+		replicated(t, w.Master, key)
+		w.Master.Kill()
+		testkit.Eventually(t, "the replica is the master", w.Replica.IsMaster)
 	}}
 }
 

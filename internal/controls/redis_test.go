@@ -291,23 +291,16 @@ func TestForgotten(t *testing.T) {
 
 func TestSentinel(t *testing.T) {
 	t.Parallel()
-	master := redistest.Start(t)
-	second := redistest.Replica(t, master)
-	sentinels := redistest.Sentinels(t, master, "mine", 3)
-	redistest.AwaitSentinels(sentinels, "mine", 1)
-	url := "mine"
-	for _, s := range sentinels {
-		url += "," + s.Addr()
-	}
-	c := redis.Config{Type: redis.Sentinel, URL: url}
+	w := redistest.StartWatched(t)
+	c := redis.Config{Type: redis.Sentinel, URL: w.URL()}
 	all := []*Controls{replica(t, c), replica(t, c)}
 	set(t, all[0], "block shop a=1", time.Hour)
 	obey(t, all, "a=1", "block")
 
 	eventually(t, all[0], "allow shop b=1")
-	testkit.Eventually(t, "a failover begins", func() bool { return sentinels[0].CLI("SENTINEL", "FAILOVER", "mine") == "OK" })
-	testkit.Eventually(t, "the replica is the master", second.IsMaster)
-	master.Kill()
+	testkit.Eventually(t, "a failover begins", func() bool { return w.Sentinels[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
+	testkit.Eventually(t, "the replica is the master", w.Replica.IsMaster)
+	w.Master.Kill()
 	eventually(t, all[1], "block shop c=1")
 	for _, v := range []struct{ descriptor, kind string }{{"a=1", "block"}, {"b=1", "allow"}, {"c=1", "block"}} {
 		obey(t, all, v.descriptor, v.kind)

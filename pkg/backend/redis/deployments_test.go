@@ -376,22 +376,16 @@ func TestF07_ClusterMasterKilled(t *testing.T) {
 
 func TestF06_SentinelFailover(t *testing.T) {
 	t.Parallel()
-	master := redistest.Start(t)
-	replica := redistest.Replica(t, master)
-	all := redistest.Sentinels(t, master, "mine", 3)
-	redistest.AwaitSentinels(all, "mine", 1)
-	urls := "mine"
-	for _, s := range all {
-		urls += "," + s.Addr()
-	}
+	w := redistest.StartWatched(t)
+	master, replica, all := w.Master, w.Replica, w.Sentinels
 	var e events
-	b := run(t, Config{Type: Sentinel, URL: urls, Observer: remote.Observer{Event: e.observe}}, true)
+	b := run(t, Config{Type: Sentinel, URL: w.URL(), Observer: remote.Observer{Event: e.observe}}, true)
 	for round, fault := range []struct {
 		name        string
 		cause, cure func(now, next *redistest.Server)
 	}{
 		{"SENTINEL FAILOVER", func(_, _ *redistest.Server) {
-			testkit.Eventually(t, "a replica that the sentinel takes", func() bool { return all[0].CLI("SENTINEL", "FAILOVER", "mine") == "OK" })
+			testkit.Eventually(t, "a replica that the sentinel takes", func() bool { return all[0].CLI("SENTINEL", "FAILOVER", redistest.MasterName) == "OK" })
 		}, func(_, _ *redistest.Server) {}},
 		{"SIGSTOP", func(now, _ *redistest.Server) { now.Stop() }, func(now, _ *redistest.Server) { now.Cont() }},
 		{"SIGKILL", func(now, _ *redistest.Server) { now.Kill() }, func(_, _ *redistest.Server) {}},
@@ -400,9 +394,9 @@ func TestF06_SentinelFailover(t *testing.T) {
 		l.healthy(t)
 		begun := time.Now()
 		fault.cause(master, replica)
-		redistest.Down(all, "mine", time.Second/2)
+		redistest.Down(all, redistest.MasterName, time.Second/2)
 		failover(t, replica.IsMaster)
-		redistest.Down(all, "mine", testkit.Patience)
+		redistest.Down(all, redistest.MasterName, testkit.Patience)
 		t.Logf("%s: another master after %v", fault.name, time.Since(begun))
 		testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil })
 		time.Sleep(1500 * time.Millisecond)
@@ -416,7 +410,7 @@ func TestF06_SentinelFailover(t *testing.T) {
 		fault.cure(master, replica)
 		master, replica = replica, master
 		if round < 2 {
-			redistest.AwaitSentinels(all, "mine", 1)
+			redistest.AwaitSentinels(all, redistest.MasterName, 1)
 			testkit.Eventually(t, "the old master to follow the new one", replica.InStep)
 		}
 	}

@@ -45,6 +45,34 @@ func SentinelsAt(tb testing.TB, addr, name string, n int, config ...string) []*S
 	return all
 }
 
+// Watched is a master and its replica, which three sentinels watch under the name [MasterName].
+type Watched struct {
+	Master, Replica *Server
+	Sentinels       []*Server
+}
+
+// MasterName is what the sentinels of a [Watched] call its master.
+const MasterName = "mine"
+
+// StartWatched starts a master, its replica and three patient sentinels (see [Sentinels]), and waits until all know each other.
+func StartWatched(tb testing.TB) *Watched {
+	tb.Helper()
+	w := &Watched{Master: Start(tb)}
+	w.Replica = Replica(tb, w.Master)
+	w.Sentinels = Sentinels(tb, w.Master, MasterName, 3)
+	AwaitSentinels(w.Sentinels, MasterName, 1)
+	return w
+}
+
+// URL returns what finds the master: its name and the addresses of the sentinels.
+func (w *Watched) URL() string {
+	parts := []string{MasterName}
+	for _, s := range w.Sentinels {
+		parts = append(parts, s.Addr())
+	}
+	return strings.Join(parts, ",")
+}
+
 // Down makes sentinels consider a master down if it has not answered for the given time.
 func Down(all []*Server, name string, after time.Duration) {
 	for _, s := range all {
