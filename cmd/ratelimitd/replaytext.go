@@ -70,14 +70,7 @@ func (p *program) replayChanges(r *replay.Report) {
 }
 
 func (p *program) replayRules(r *replay.Report, top int) {
-	heading := []string{"RULE", "ASKED"}
-	for i := range r.Sets {
-		name := "REFUSED"
-		if len(r.Sets) > 1 {
-			name = "BY " + plain(r.Sets[i].Rules)
-		}
-		heading = append(heading, name)
-	}
+	heading := append([]string{"RULE", "ASKED"}, refusedHeading(r)...)
 	if len(r.Sets) > 1 {
 		heading = append(heading, "DIFFERENCE")
 	} else {
@@ -102,6 +95,18 @@ func (p *program) replayRules(r *replay.Report, top int) {
 	if more := len(r.Rules) - top; more > 0 {
 		p.printf("and %s; see --top\n", descriptors.CountText(more, "more rule"))
 	}
+}
+
+// refusedHeading returns the headings of what each set refuses.
+func refusedHeading(r *replay.Report) []string {
+	if len(r.Sets) == 1 {
+		return []string{"REFUSED"}
+	}
+	var all []string
+	for i := range r.Sets {
+		all = append(all, "BY "+plain(r.Sets[i].Rules))
+	}
+	return all
 }
 
 func ruleRow(rule *replay.Rule) []string {
@@ -135,14 +140,7 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	if len(r.Values) == 0 || top == 0 {
 		return
 	}
-	heading := []string{"DESCRIPTOR", "ASKED"}
-	for i := range r.Sets {
-		name := "REFUSED"
-		if len(r.Sets) > 1 {
-			name = "BY " + plain(r.Sets[i].Rules)
-		}
-		heading = append(heading, name)
-	}
+	heading := append([]string{"DESCRIPTOR", "ASKED"}, refusedHeading(r)...)
 	rows := [][]string{append(heading, "RULE")}
 	for _, v := range r.Values[:min(top, len(r.Values))] {
 		row := []string{plain(v.Text), number(v.Asked)}
