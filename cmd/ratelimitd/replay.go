@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -20,8 +19,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/recorded"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
-	"github.com/ratelimitd/ratelimitd/internal/tenants"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // replayFlags are the flags of replay.
@@ -31,7 +28,6 @@ type replayFlags struct {
 	config, compare string
 	mapping, format string
 	plot, output    string
-	tenants         string
 	held, top       int
 	exitCode        bool
 
@@ -82,7 +78,7 @@ would be refused, or, with --compare, some requests are refused by one of the se
 
 // add adds the flags to a command.
 func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
-	s, err := settings.Only(p.environ, "MEMORY_MAX_KEYS", "QUOTA_MODE", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LOCAL_CACHE_SIZE_IN_BYTES", "TENANTS_FILE")
+	s, err := settings.Only(p.environ, "MEMORY_MAX_KEYS", "QUOTA_MODE", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LOCAL_CACHE_SIZE_IN_BYTES")
 	f.server = s
 	rulesErr := f.rules.add(p, cmd)
 	flags := cmd.Flags()
@@ -91,7 +87,7 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	flags.StringVar(&f.mapping, "map", "", "how a line of a log becomes a request: a file with Envoy's configuration, or a template")
 	flags.StringVar(&f.format, "format", "", "the format of the log, with Envoy's operators")
 	flags.StringVar(&f.plot, "plot", "", "file to write a plot to, .svg or .html")
-	flags.StringVar(&f.tenants, "tenants", s.Rules.TenantsFile, "file, or directory of files, that says which tenants are on which plan ($TENANTS_FILE)")
+	f.rules.addTenants(cmd)
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")
 	flags.IntVar(&f.top, "top", 10, "how many rules and descriptors to print")
 	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be refused, or the sets differ")
@@ -217,44 +213,14 @@ func (p *program) players(f *replayFlags) (all []*replay.Player, err error) {
 			StopWhenOver: f.server.Decide.StopWhenOver,
 			LocalCache:   f.server.Backend.LocalCache > 0,
 		}
-		if f.tenants != "" {
-			if s.Tenants, err = tenantsOf(f.tenants, set); err != nil {
-				return nil, err
+		if f.rules.tenants != "" {
+			if s.Tenants, problems = f.rules.tenantTable(set); problems != nil {
+				return nil, problems
 			}
 		}
 		all = append(all, replay.NewPlayer(path, set, s))
 	}
 	return all, nil
-}
-
-// tenantsOf reads the tenants in a file, or in those of a directory.
-func tenantsOf(path string, set *descriptors.Set) (*tenants.Tenants, error) {
-	names := []string{path}
-	if info, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("reading tenants: %w", err)
-	} else if info.IsDir() {
-		entries, err := os.ReadDir(path)
-		if err != nil {
-			return nil, fmt.Errorf("reading tenants: %w", err)
-		}
-		names = nil
-		for _, e := range entries {
-			if !strings.HasPrefix(e.Name(), ".") && !e.IsDir() {
-				names = append(names, filepath.Join(path, e.Name()))
-			}
-		}
-	}
-	var inputs []tenants.Input
-	for _, name := range names {
-		text, err := os.ReadFile(name) //nolint:gosec // the user names it
-		if err != nil {
-			return nil, fmt.Errorf("reading tenants: %w", err)
-		}
-		inputs = append(inputs, tenants.Input{Name: name, Reader: bytes.NewReader(text)})
-	}
-	t := tenants.New(tenants.Config{Files: true})
-	t.SetPlans(set.PlanNames())
-	return t, t.Load(inputs)
 }
 
 // reading fills in how to read the files.
