@@ -51,10 +51,9 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]descriptors.Change, 
 	return changes, nil
 }
 
-// treeOfRules is a tree that is put together of single rules. The zero value has none.
-type treeOfRules struct {
-	domains []*ruleNode // whose keys are their names
-}
+// treeOfRules is a tree that is put together of single rules: nodes of domains, whose keys are their names, and theirs below. The zero
+// value has none.
+type treeOfRules struct{ root ruleNode }
 
 // ruleNode is a node of it.
 type ruleNode struct {
@@ -79,12 +78,7 @@ func (n *ruleNode) child(key, value string) *ruleNode {
 }
 
 func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *adminv1.Rule) {
-	root := ruleNode{below: t.domains, byLevel: map[[2]string]*ruleNode{}}
-	for _, d := range t.domains {
-		root.byLevel[[2]string{d.key}] = d
-	}
-	n := root.child(domain, "")
-	t.domains = root.below
+	n := t.root.child(domain, "")
 	for _, l := range levels {
 		n = n.child(string(l.Key), string(l.Value))
 	}
@@ -93,7 +87,7 @@ func (t *treeOfRules) add(domain string, levels []descriptors.Entry, rule *admin
 
 func (t *treeOfRules) load() (*descriptors.Set, error) {
 	var sources []descriptors.Source
-	for _, d := range t.domains {
+	for _, d := range t.root.below {
 		sources = append(sources, descriptors.Source{Name: d.key, Tree: &descriptors.Tree{Domain: d.key, Descriptors: d.nodes()}})
 	}
 	set, _, err := descriptors.Load(sources, descriptors.Options{})

@@ -2,7 +2,6 @@ package descriptors
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -85,11 +84,12 @@ func (s *Summary) In(sees func(domain string) bool) (first []Change, all Tally) 
 	if s == nil {
 		return nil, all
 	}
-	for domain, t := range maps.All(s.domains) {
+	for domain, t := range s.domains {
+		if sees != nil && !sees(domain) {
+			continue
+		}
 		for i := range t {
-			if sees == nil || sees(domain) {
-				all[i] += t[i]
-			}
+			all[i] += t[i]
 		}
 	}
 	for i := range s.first {
