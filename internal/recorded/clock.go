@@ -64,7 +64,7 @@ func (f clockFormat) parse(text []byte) (engine.Micros, error) {
 			return 0, fmt.Errorf("%q is not a time of the log's format", text)
 		}
 	}
-	if rest != "" {
+	if rest != "" || !c.exists() {
 		return 0, fmt.Errorf("%q is not a time of the log's format", text)
 	}
 	return c.micros()
@@ -78,6 +78,12 @@ type calendarTime struct {
 	zone   time.Duration
 	since  int64 // seconds since 1970
 	isUnix bool
+}
+
+// exists reports whether there is such a time; a second may be a leap second.
+func (c *calendarTime) exists() bool {
+	day := time.Date(c.year, time.Month(c.month), c.day, 0, 0, 0, 0, time.UTC)
+	return int(day.Month()) == c.month && day.Day() == c.day && c.hour < 24 && c.minute < 60 && c.second <= 60
 }
 
 func (c *calendarTime) micros() (engine.Micros, error) {

@@ -199,6 +199,20 @@ func TestLogs(t *testing.T) {
 	}
 }
 
+// TestNoSuchTime: a line whose time is none is not read as if it were another time.
+func TestNoSuchTime(t *testing.T) {
+	t.Parallel()
+	c := recorded.Config{Format: `[%START_TIME(%F %T)%] %REQ(X-USER)%`, Mapping: template(t, "edge user=%REQ(X-USER)%")}
+	for text, want := range map[string]bool{
+		"2028-02-29 23:59:60": true, "2026-02-29 10:00:00": false, "2026-13-01 10:00:00": false, "2026-00-10 10:00:00": false,
+		"2026-11-00 10:00:00": false, "2026-11-20 24:00:00": false, "2026-11-20 10:60:00": false, "2026-11-20 10:00:61": false,
+	} {
+		if got, s, err := read(t, c, "["+text+"] ann"); err != nil || (got != "") != want || (s.Unread == 0) != want {
+			t.Errorf("%s: %q, %+v, %v", text, got, s, err)
+		}
+	}
+}
+
 func TestTimes(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
