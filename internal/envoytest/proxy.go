@@ -25,6 +25,7 @@ import (
 	_ "google.golang.org/grpc/health" // as the cluster has health checks
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
+	"google.golang.org/grpc/status"
 )
 
 // Proxy is what a listener of Envoy's does: an [http.Handler].
@@ -40,9 +41,10 @@ type Proxy struct {
 	out    http.Transport
 	done   sync.WaitGroup // calls at the end of streams
 
-	mu    sync.Mutex // guards what is below
-	log   strings.Builder
-	stats Stats
+	mu     sync.Mutex // guards what is below
+	log    strings.Builder
+	stats  Stats
+	errors map[string]int
 }
 
 // NewProxy returns the proxy of a listener. It calls the rate-limit service and the applications where the clusters of the
@@ -52,7 +54,7 @@ func NewProxy(b *bootstrapv3.Bootstrap, listener string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{config: new(ratelimitv3.RateLimit), host: m.GetRouteConfig().GetVirtualHosts()[0], addrs: map[string][]string{}}
+	p := &Proxy{config: new(ratelimitv3.RateLimit), host: m.GetRouteConfig().GetVirtualHosts()[0], addrs: map[string][]string{}, errors: map[string]int{}}
 	if err := m.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(p.config); err != nil {
 		return nil, err
 	}
@@ -124,6 +126,13 @@ func (p *Proxy) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stats
+}
+
+// Errors returns how calls of requests ended that got no answer, with how many of them ended so.
+func (p *Proxy) Errors() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.errors)
 }
 
 // Log returns the access log.
@@ -223,6 +232,8 @@ func (p *Proxy) ask(ctx context.Context, s *Stream, call *rlsv3.RateLimitRequest
 	switch {
 	case err != nil:
 		p.stats.Error++
+		said := status.Convert(err)
+		p.errors[said.Code().String()+": "+said.Message()]++
 		if !p.config.GetFailureModeDeny() {
 			p.stats.Allowed++
 		}

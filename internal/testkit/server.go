@@ -68,13 +68,25 @@ func Start(tb testing.TB, p *Program) *Server {
 }
 
 // taken reports whether somebody else has the port.
-func taken(err error) bool { return strings.Contains(err.Error(), "Address already in use") }
+func taken(err error) bool {
+	return strings.Contains(strings.ToLower(err.Error()), "address already in use") // Go and C differ in the first letter
+}
 
 // Addr returns the host:port on which the server listens.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
 // Port returns the port on which the server listens.
 func (s *Server) Port() int { return s.port }
+
+// Said returns what the process has printed.
+func (s *Server) Said() string {
+	s.tb.Helper()
+	said, err := os.ReadFile(s.log)
+	if err != nil {
+		s.tb.Errorf("testkit: %v", err)
+	}
+	return string(said)
+}
 
 // Stop suspends the process: connections stay up, but soon get no answers.
 func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }

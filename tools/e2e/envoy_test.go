@@ -69,7 +69,7 @@ func users(w *world) {
 	var refused struct {
 		Code              int
 		Flags, Path, User string
-		Ratelimit         any
+		Ratelimit         struct{ Descriptors []struct{ Rule string } }
 	}
 	for line := range strings.Lines(p.log()) {
 		if err := json.Unmarshal([]byte(line), &refused); err != nil {
@@ -79,8 +79,9 @@ func users(w *world) {
 			break
 		}
 	}
+	of := fmt.Sprint(refused.Ratelimit.Descriptors)
 	w.got(refused.Code == http.StatusTooManyRequests && refused.Flags == "RL" && refused.Path == "/" && refused.User == "alice" &&
-		strings.Contains(fmt.Sprint(refused.Ratelimit), "edge.user"), "the access log says of that: %+v", refused)
+		strings.Contains(of, "edge.user"), "the access log says of that: %d %s %s %s, rules %s", refused.Code, refused.Flags, refused.Path, refused.User, of)
 }
 
 // told writes an answer.
@@ -152,7 +153,7 @@ func perUser(onFailure string) string {
 func exact(w *world) {
 	_, redis := w.redis()
 	up := w.upstream(hello)
-	p := w.proxy(setup{example: "envoy", deny: true, timeout: patient}, up, w.serve(perUser("error"), redis))
+	p := w.proxy(setup{example: "envoy", deny: true, timeout: patient}, up, w.serve(perUser("error"), redis, awaitsRedis))
 	names := []string{"alice", "bob", "carol", "dave", "erin"}
 	sent, drawn := map[string]int{}, make([]string, 120)
 	for i := range drawn {

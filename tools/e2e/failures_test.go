@@ -16,6 +16,10 @@ import (
 // mode says what failure_mode_deny is.
 func mode(deny bool) string { return fmt.Sprintf("failure_mode_deny: %t", deny) }
 
+// awaitsRedis has the server wait for Redis, where a case is about something else. By default a Redis that says nothing for 50 ms,
+// as on a busy machine, is taken to be away, and on_failure decides.
+const awaitsRedis = "REDIS_OP_TIMEOUT=20s"
+
 // envoyTimeout is how long the filter waits by default.
 const envoyTimeout = 20 * time.Millisecond
 
@@ -75,7 +79,7 @@ func (w *world) without(deny bool, happen func(*service)) *tally {
 	w.Helper()
 	_, redis := w.redis()
 	up := w.upstream(hello)
-	s := w.serve(perUser("deny"), redis)
+	s := w.serve(perUser("deny"), redis, awaitsRedis)
 	w.proxyIsUp(s, up)
 	p := w.proxy(setup{example: "envoy", deny: deny, timeout: envoyTimeout}, up, s)
 	happen(s)
@@ -115,7 +119,7 @@ func (w *world) adds(p proxy, up *upstream, y *tally) {
 func (w *world) drained(deny bool) {
 	_, redis := w.redis()
 	up := w.upstream(hello)
-	one, other := w.serve(perUser("error"), redis, "DRAIN_DELAY=5s"), w.serve(perUser("error"), redis, "DRAIN_DELAY=5s")
+	one, other := w.serve(perUser("error"), redis, awaitsRedis, "DRAIN_DELAY=5s"), w.serve(perUser("error"), redis, awaitsRedis, "DRAIN_DELAY=5s")
 	p := w.proxy(setup{example: "envoy", deny: deny, timeout: patient}, up, one, other)
 	stop := w.flow(p, 100, few(10_000)...)
 	testkit.Eventually(w, "requests come", func() bool { return up.all() > 20 })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,6 +37,7 @@ type proxy interface {
 	url() string
 	stats() envoytest.Stats // of the rate-limit filter
 	log() string            // of requests
+	trouble() []string      // how calls ended that got no answer, as far as the proxy tells
 }
 
 // callers is the client of all who call a proxy.
@@ -56,8 +59,16 @@ const patient = 20 * time.Second
 func (w *world) proxy(how setup, up *upstream, services ...*service) proxy {
 	w.Helper()
 	b := w.bootstrap(how, up, services)
+	p := w.front(b, len(services))
+	w.proxies = append(w.proxies, p)
+	return p
+}
+
+// front starts a proxy with a configuration.
+func (w *world) front(b *bootstrapv3.Bootstrap, services int) proxy {
+	w.Helper()
 	if *envoy != "" {
-		return w.envoy(b, len(services))
+		return w.envoy(b, services)
 	}
 	p, err := envoytest.NewProxy(b, "edge")
 	if err != nil {
@@ -124,6 +135,9 @@ func (w *world) bootstrap(how setup, up *upstream, services []*service) *bootstr
 			f.EnableRetryAfterHeader = false
 		}
 	})
+	if err := envoytest.Decode(protojson.Format(b), new(bootstrapv3.Bootstrap)); err != nil {
+		w.Fatalf("what became of examples/%s/envoy.yaml: %v", how.example, err)
+	}
 	return b
 }
 
@@ -173,6 +187,14 @@ func (p played) url() string            { return p.at }
 func (p played) stats() envoytest.Stats { return p.p.Stats() }
 func (p played) log() string            { return p.p.Log() }
 
+func (p played) trouble() (all []string) {
+	ended := p.p.Errors()
+	for _, err := range slices.Sorted(maps.Keys(ended)) {
+		all = append(all, fmt.Sprintf("%d × %s", ended[err], err))
+	}
+	return all
+}
+
 // actual is an Envoy.
 type actual struct {
 	w       *world
@@ -200,7 +222,7 @@ func (w *world) envoy(b *bootstrapv3.Bootstrap, services int) *actual {
 			os.Remove(filepath.Join(e.dir, "admin"))
 			return []string{
 				"-c", `out=$1; shift; exec "$@" >"$out"`, "sh", said, *envoy, "-c", config, "--admin-address-path", filepath.Join(e.dir, "admin"),
-				"--use-dynamic-base-id", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
+				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
 			}
 		},
 		Ready: func(*testkit.Server, string) bool {
@@ -246,6 +268,18 @@ func (e *actual) stats() (s envoytest.Stats) {
 	return s
 }
 
+// trouble returns what Envoy counts of calls to the services. It does not say how each of them ended.
+func (e *actual) trouble() (all []string) {
+	e.w.Helper()
+	text, err := e.admin("/stats?usedonly&filter=" + url.QueryEscape(
+		`^cluster\.ratelimitd\.(upstream_rq_(\d|timeout|rx_reset|tx_reset|pending_overflow|retry)|upstream_cx_(connect_fail|connect_timeout|destroy_remote|none_healthy)|`+
+			`membership_healthy|health_check\.(failure|passive_failure|network_failure))`))
+	if err != nil {
+		return []string{err.Error()}
+	}
+	return strings.Split(strings.TrimSpace(text), "\n")
+}
+
 func (e *actual) log() string {
 	text, err := os.ReadFile(filepath.Join(e.dir, "log"))
 	if err != nil {
@@ -260,7 +294,7 @@ func release() string {
 		return ""
 	}
 	out, err := exec.Command(*envoy, "--version").Output()
-	found := regexp.MustCompile(`/(\d+\.\d+\.\d+)[/-]`).FindSubmatch(out)
+	found := regexp.MustCompile(`version: [^/]*/(\d+\.\d+\.\d+)[/-]`).FindSubmatch(out)
 	if err != nil || found == nil {
 		return "of an unknown version"
 	}

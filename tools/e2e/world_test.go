@@ -31,6 +31,9 @@ type world struct {
 	other   bool   // whether that is not ratelimitd
 	rand    *rand.Rand
 	result  *result
+
+	services []*service
+	proxies  []proxy
 }
 
 // play plays a case, and writes down what came of it, also if it is given up.
@@ -46,10 +49,31 @@ func play(t *testing.T, x example, program string, r *result) {
 	defer func() {
 		if t.Failed() {
 			r.bad = true
-			r.said = append(r.said, "**failed**")
+			r.said = append(r.said, "**failed, as logged**")
+		}
+		if r.bad {
+			w.explain()
 		}
 	}()
 	x.play(w)
+}
+
+// explain says how calls of the proxies ended that got no answer, and logs what the servers have printed.
+func (w *world) explain() {
+	w.Helper()
+	for i, p := range w.proxies {
+		if trouble := p.trouble(); len(trouble) > 0 {
+			text := fmt.Sprintf("proxy %d: %s", i+1, strings.Join(trouble, ", "))
+			w.result.said = append(w.result.said, text)
+			w.Log(text)
+		}
+	}
+	if w.other {
+		return
+	}
+	for i, s := range w.services {
+		w.Logf("server %d printed:\n%s", i+1, s.Said())
+	}
 }
 
 // got takes down what was measured, and whether it is as expected. Another server is not judged.
@@ -152,6 +176,7 @@ func (w *world) start(env []string) *service {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { s.conn.Close() })
+	w.services = append(w.services, s)
 	return s
 }
 
