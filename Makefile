@@ -177,10 +177,11 @@ chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CH
 	bin/chaos -server bin/ratelimitd -run '$(CHAOS)' $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(PEER)')
 
 .PHONY: e2e
-e2e: build ## play the examples for Envoy, and failures, through ENVOY=/path/to/envoy, or its filter as it is played; SEED, PEER as for chaos
+e2e: build ## play the examples for Envoy, and failures, through ENVOY=/path/to/envoy, or its filter as it is played; SEED, PEER as for chaos; WRITE=1 writes docs/envoy.md
 	@tools/need redis-server redis-server
 	$(GO) -C tools/e2e test -count=1 -timeout 20m -args -full -server '$(CURDIR)/bin/ratelimitd' \
-		$(if $(ENVOY),-envoy '$(abspath $(ENVOY))') $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))')
+		$(if $(ENVOY),-envoy '$(abspath $(ENVOY))') $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(abspath $(PEER))') \
+		$(if $(WRITE),-write '$(CURDIR)/docs/envoy.md')
 
 .PHONY: soak
 soak: build ## run three servers at half their peak for SOAK, with a fault every ten seconds; SEED repeats the faults

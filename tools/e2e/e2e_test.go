@@ -3,12 +3,10 @@ package e2e
 import (
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -18,6 +16,7 @@ var (
 	envoy  = flag.String("envoy", "", "the Envoy to play with; without one, its filter is played")
 	server = flag.String("server", "", "the ratelimitd to play with; without one, it is built")
 	peer   = flag.String("peer", "", "another server, such as envoyproxy/ratelimit: cases that apply are played with it too, and not judged")
+	page   = flag.String("write", "", "a page whose table is replaced by what was measured")
 	seed   = flag.Int64("seed", 0, "what is drawn follows from it; 0 draws one")
 	full   = flag.Bool("full", false, "also play what takes more than a moment, or depends on how fast the machine is")
 )
@@ -47,6 +46,11 @@ func TestMain(m *testing.M) {
 		*seed = 1 + rand.Int64N(1_000_000_000)
 	}
 	dir, err := os.MkdirTemp("", "e2e")
+	if err == nil && *envoy != "" {
+		if err = exec.Command(*envoy, "--version").Run(); err != nil {
+			err = fmt.Errorf("asking Envoy for its version: %w", err)
+		}
+	}
 	if err == nil && *server == "" && !testing.Short() {
 		*server = filepath.Join(dir, "ratelimitd")
 		var out []byte
@@ -82,58 +86,11 @@ func TestEndToEnd(t *testing.T) {
 		}
 	}
 	if t.Failed() || testing.Verbose() || *full {
-		write(os.Stdout, rows)
+		fmt.Println(table(rows))
 	}
-}
-
-// row is a row of the table.
-type row struct {
-	example
-
-	ours, theirs result
-}
-
-// result is what came of a case.
-type result struct {
-	said  []string
-	bad   bool
-	other bool // with another server, which is not judged
-}
-
-func (r result) cells() string {
-	if len(r.said) == 0 {
-		return "| – | – "
-	}
-	verdict := "yes"
-	if r.bad {
-		verdict = "**no**"
-	}
-	return "| " + strings.ReplaceAll(strings.Join(r.said, "; "), "|", "¦") + " | " + verdict + " "
-}
-
-// write writes results as a table of Markdown.
-func write(w io.Writer, rows []row) {
-	through := "its filter, as internal/envoytest plays it"
-	if *envoy != "" {
-		through = "Envoy " + release()
-	}
-	fmt.Fprintf(w, "through %s, seed %d\n\n| case | expected | measured | met ", through, *seed)
-	rule := "| --- | --- | --- | --- "
-	if *peer != "" {
-		fmt.Fprint(w, "| the other server | met ")
-		rule += "| --- | --- "
-	}
-	fmt.Fprintf(w, "|\n%s|\n", rule)
-	bad := 0
-	for _, r := range rows {
-		fmt.Fprintf(w, "| %s | %s %s", r.name, r.want, r.ours.cells())
-		if *peer != "" {
-			fmt.Fprint(w, r.theirs.cells())
-		}
-		fmt.Fprintln(w, "|")
-		if r.ours.bad {
-			bad++
+	if *page != "" {
+		if err := rewrite(*page, table(rows)); err != nil {
+			t.Error(err)
 		}
 	}
-	fmt.Fprintf(w, "\n%d of %d met\n", len(rows)-bad, len(rows))
 }
