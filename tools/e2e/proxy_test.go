@@ -277,7 +277,8 @@ func (e *actual) trouble() (all []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
-	return strings.Split(strings.TrimSpace(text), "\n")
+	e.w.Logf("Envoy printed:\n%s", e.process.Said())
+	return strings.FieldsFunc(text, func(c rune) bool { return c == '\n' })
 }
 
 func (e *actual) log() string {
@@ -294,11 +295,20 @@ func release() string {
 		return ""
 	}
 	out, err := exec.Command(*envoy, "--version").Output()
-	found := regexp.MustCompile(`version: [^/]*/(\d+\.\d+\.\d+)[/-]`).FindSubmatch(out)
-	if err != nil || found == nil {
-		return "of an unknown version"
+	if version := versionIn(string(out)); err == nil && version != "" {
+		return version
 	}
-	return string(found[1])
+	return "of an unknown version"
+}
+
+// versionIn returns the version in what envoy --version prints: a path, which may have a version too, and then such as
+// version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL.
+func versionIn(printed string) string {
+	found := regexp.MustCompile(`version: [^/]*/(\d+\.\d+\.\d+)[/-]`).FindStringSubmatch(printed)
+	if found == nil {
+		return ""
+	}
+	return found[1]
 }
 
 // tellsWhenToRetry reports whether the proxy knows enable_retry_after_header, which older versions of Envoy reject.

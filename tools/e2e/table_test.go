@@ -2,9 +2,13 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // row is a row of the table.
@@ -86,6 +90,56 @@ func TestDocumented(t *testing.T) {
 	for _, x := range examples() {
 		if row := fmt.Sprintf("\n| %s | %s | ", x.name, x.want); !x.real && !strings.Contains(string(text), row) {
 			t.Errorf("docs/envoy.md has no row %q: run make e2e WRITE=1", strings.TrimSpace(row))
+		}
+	}
+}
+
+// TestNotMet: the row of a case that is not met says how calls ended.
+func TestNotMet(t *testing.T) {
+	testkit.NotShort(t)
+	r := result{other: true} // is not judged
+	play(t, example{play: func(w *world) {
+		_, redis := w.redis()
+		s := w.serve(perUser("error"), redis)
+		p := w.proxy(setup{example: "envoy"}, w.upstream(hello), s)
+		s.Kill()
+		a := w.ask(p, "/", "alice")
+		w.got(a.status == http.StatusTooManyRequests, "%d", a.status)
+	}}, *server, &r)
+	want := "| **200**; proxy 1: 1 × Unavailable: "
+	if *envoy != "" {
+		want = "| **200**; proxy 1: cluster.ratelimitd."
+	}
+	if got := r.cells(); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "| **no** ") {
+		t.Errorf("the row has %q, want %q and **no**", got, want)
+	}
+}
+
+func TestRewrite(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "page.md")
+	for _, c := range []struct{ text, want, fails string }{
+		{"a\n" + begin + "old\n" + end + "\nb\n", "a\n" + begin + "\nnew\n" + end + "\nb\n", ""},
+		{"a\n", "a\n", "has no lines"},
+		{"a\n" + begin + "b\n", "a\n" + begin + "b\n", "has no lines"},
+	} {
+		if err := os.WriteFile(page, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := rewrite(page, "new")
+		if got, _ := os.ReadFile(page); string(got) != c.want || (err == nil) != (c.fails == "") || err != nil && !strings.Contains(err.Error(), c.fails) {
+			t.Errorf("%q became %q, %v; want %q", c.text, got, err, c.want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for printed, want := range map[string]string{
+		"\nenvoy  version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL\n":                                "1.40.0",
+		"\n/root/.func-e/versions/1.38.0/bin/envoy  version: 1f3ab2/1.41.0-dev/Modified/DEBUG/x\n": "1.41.0",
+		"\n/opt/1.38.0/envoy of our own\n":                                                         "",
+	} {
+		if got := versionIn(printed); got != want {
+			t.Errorf("of %q: %q, want %q", printed, got, want)
 		}
 	}
 }
