@@ -25,7 +25,7 @@ import (
 	_ "google.golang.org/grpc/health" // as the cluster has health checks
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 )
 
 // Proxy is what a listener of Envoy's does: an [http.Handler].
@@ -232,7 +232,7 @@ func (p *Proxy) ask(ctx context.Context, s *Stream, call *rlsv3.RateLimitRequest
 	switch {
 	case err != nil:
 		p.stats.Error++
-		said := status.Convert(err)
+		said := grpcstatus.Convert(err)
 		p.errors[said.Code().String()+": "+said.Message()]++
 		if !p.config.GetFailureModeDeny() {
 			p.stats.Allowed++
