@@ -25,9 +25,10 @@ const (
 	calm     = time.Second // without a call for which there was no room, until a flood is over
 	fairWait = 4           // calls that may have waited for so long on a connection that gets room at the cost of others
 	// A connection that has one in so many of the calls that may wait has too many, however short they have: when thousands
-	// come at once, it gives way to those that ask for little.
+	// come at once, it gives way to those that ask for little. Where more connections share them, half an equal share is.
 	crowd    = 16
-	mostWays = 64 // calls that give way between two looks at who has how many, since each lives on until its handler returns
+	recount  = 10 * time.Millisecond // between two looks at who has how many, if the last one helped too few
+	mostWays = 64                    // calls that give way between two looks at who has how many, since each lives on until its handler returns
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -68,7 +69,11 @@ func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
 		w.run() // which sees when it ends
 	}
 	now := time.Now()
-	if last := w.census.Load(); now.UnixNano()-last >= int64(givesWay) && w.census.CompareAndSwap(last, now.UnixNano()) {
+	every := givesWay
+	if hogs := w.hogs.Load(); hogs == nil || len(*hogs) == 0 || w.ways.Load() >= mostWays {
+		every = recount
+	}
+	if last := w.census.Load(); now.UnixNano()-last >= int64(every) && w.census.CompareAndSwap(last, now.UnixNano()) {
 		w.count(now)
 	}
 	if !w.hog(ctx) && w.ways.Add(1) <= mostWays {
@@ -93,7 +98,7 @@ func (w *waiting) hog(ctx context.Context) bool {
 // count looks which connections have too many calls that have waited for a while, or too many at all.
 func (w *waiting) count(now time.Time) {
 	type calls struct{ slow, all int64 }
-	waits := map[*peer.Peer]calls{}
+	waits, total := map[*peer.Peer]calls{}, int64(0)
 	for i := range w.shards {
 		s := &w.shards[i]
 		s.mu.Lock()
@@ -101,6 +106,7 @@ func (w *waiting) count(now time.Time) {
 			p, _ := peer.FromContext(a.Context)
 			n := waits[p]
 			n.all++
+			total++
 			if now.Sub(a.at) >= givesWay {
 				n.slow++
 			}
@@ -108,9 +114,10 @@ func (w *waiting) count(now time.Time) {
 		}
 		s.mu.Unlock()
 	}
+	fair := max(min(w.most/crowd, total/int64(max(2*len(waits), 1))), fairWait)
 	hogs := map[*peer.Peer]bool{}
 	for p, n := range waits {
-		if n.slow > fairWait || n.all > max(w.most/crowd, fairWait) {
+		if n.slow > fairWait || n.all > fair {
 			hogs[p] = true
 		}
 	}

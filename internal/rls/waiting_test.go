@@ -38,25 +38,39 @@ func TestG44_StallAmidIdleCalls(t *testing.T) {
 }
 
 // When more calls without a message come at once than may wait, those of the connections with most of them give way to others,
-// however short they have waited.
+// however short they have waited, and however many connections they are.
 func TestG39_AllAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPipes()
-		serveOn(t, NewServer(New(decideFunc(allow), Config{MaxWaiting: 64}), ServerConfig{}), p)
-		for range 4 {
-			idleCalls(t, p, 20)
-		}
-		begin := time.Now()
-		good := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
-		for i := range 10 {
-			if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
-				t.Errorf("call %d of somebody else: %v, want it to be answered", i, err)
-			}
-		}
-		if took := time.Since(begin); took >= givesWay {
-			t.Errorf("that took %v, in which others have become slow", took)
-		}
-	})
+	for name, c := range map[string]struct{ most, conns, each int }{
+		"few connections":  {most: 64, conns: 4, each: 20},
+		"many connections": {most: 400, conns: 20, each: 25},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPipes()
+				serveOn(t, NewServer(New(decideFunc(allow), Config{MaxWaiting: c.most}), ServerConfig{}), p)
+				conns := make([]*grpc.ClientConn, c.conns)
+				for i := range conns {
+					conns[i] = idleCalls(t, p, 0)
+				}
+				for range c.each {
+					for _, conn := range conns {
+						idleCall(t, conn)
+					}
+					synctest.Wait()
+				}
+				begin := time.Now()
+				good := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
+				for i := range 10 {
+					if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+						t.Errorf("call %d of somebody else: %v, want it to be answered", i, err)
+					}
+				}
+				if took := time.Since(begin); took >= recount {
+					t.Errorf("that took %v, in which others have become slow", took)
+				}
+			})
+		})
+	}
 }
 
 // idleCalls makes a connection, and calls on it of which only the headers are sent.
@@ -69,10 +83,16 @@ func idleCalls(t *testing.T, p *pipes, calls int) *grpc.ClientConn {
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	for range calls {
-		if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, fullMethod); err != nil {
-			t.Fatal(err)
-		}
+		idleCall(t, conn)
 	}
 	synctest.Wait()
 	return conn
+}
+
+// idleCall makes a call of which only the headers are sent.
+func idleCall(t *testing.T, conn *grpc.ClientConn) {
+	t.Helper()
+	if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, fullMethod); err != nil {
+		t.Fatal(err)
+	}
 }
