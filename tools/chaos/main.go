@@ -187,11 +187,22 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 	if err != nil {
 		return result{err: err}
 	}
-	defer e.close()
+	others := othersShare()
+	c.playIn(ctx, k, e)
+	e.close()
+	const much = 0.05
+	if share := others(); share > much && !k.untimed() {
+		e.told("DISTURBED: others took %.0f %% of the processors", 100*share)
+	}
+	return e.result
+}
+
+// playIn plays a check, whose processes end with e.
+func (c *config) playIn(ctx context.Context, k check, e *env) {
 	ctx, cancel := context.WithTimeout(ctx, c.longest()+c.soak)
 	defer cancel()
 	begin := time.Now()
-	err = k.play(ctx, e)
+	err := k.play(ctx, e)
 	e.result.took = time.Since(begin)
 	if err != nil {
 		e.result.err = fmt.Errorf("playing %s: %w", k.id, err)
@@ -199,7 +210,6 @@ func (c *config) try(ctx context.Context, k check, server string, peer bool) res
 	if !e.result.pass() || c.verbose {
 		e.gatherLogs()
 	}
-	return e.result
 }
 
 // longest is how long a check may take before it is given up.

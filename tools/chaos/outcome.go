@@ -140,7 +140,7 @@ func (all outcomes) through(failureModeDeny bool) (n int) {
 	return n
 }
 
-// String returns how many ended how.
+// String returns how many ended how, how long they took, and how much of that was the load's own doing.
 func (all outcomes) String() string {
 	counts := map[string]int{}
 	for _, o := range all {
@@ -159,7 +159,7 @@ func (all outcomes) String() string {
 	for _, name := range names {
 		text += fmt.Sprintf(", %d %s", counts[name], name)
 	}
-	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s", text, ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)))
+	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s; sent late by %s (p99)", text, ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)), ms(all.lag(0.99)))
 }
 
 // ms writes a time in milliseconds.

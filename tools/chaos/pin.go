@@ -59,23 +59,47 @@ const tick = 10 * time.Millisecond
 
 // spent returns how long a processor has worked for anybody, and for the machine that it is a part of.
 func spent(cpu int) time.Duration {
+	return worked(fmt.Sprintf("cpu%d", cpu), 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
+}
+
+// worked returns the sum of some times of a line of /proc/stat.
+func worked(cpu string, kinds ...int) time.Duration {
 	all, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0
 	}
 	for line := range strings.Lines(string(all)) {
-		rest, found := strings.CutPrefix(line, fmt.Sprintf("cpu%d ", cpu))
+		rest, found := strings.CutPrefix(line, cpu+" ")
 		if !found {
 			continue
 		}
-		const idle, waiting, last = 3, 4, 7 // user, nice, system, idle, iowait, irq, softirq, steal
-		sum := int64(0)
-		for i, f := range strings.Fields(rest) {
-			if n, err := strconv.ParseInt(f, 10, 64); err == nil && i <= last && i != idle && i != waiting {
+		sum, fields := int64(0), strings.Fields(rest)
+		for _, i := range kinds {
+			if i < len(fields) {
+				n, _ := strconv.ParseInt(fields[i], 10, 64)
 				sum += n
 			}
 		}
 		return time.Duration(sum) * tick
 	}
 	return 0
+}
+
+// othersShare returns a function that returns which share of all processors has since worked for other processes than this
+// one and those that it has started, which must have ended by then.
+func othersShare() func() float64 {
+	theirs := func() time.Duration {
+		sum := worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
+		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+			var u unix.Rusage
+			if unix.Getrusage(who, &u) == nil {
+				sum -= time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
+		}
+		return sum
+	}
+	begin, before := time.Now(), theirs()
+	return func() float64 {
+		return float64(theirs()-before) / float64(time.Since(begin)) / float64(runtime.NumCPU())
+	}
 }
