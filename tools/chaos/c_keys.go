@@ -140,20 +140,27 @@ func (e *env) manyValues(ctx context.Context, memory bool) error {
 		return err
 	}
 	good := load{addr: s.grpc, requests: [][]byte{request("many", "user=good")}, rate: 200, conns: 1, patience: time.Second}
-	alone := good.run(ctx, 2*time.Second)
+	alone := good.run(ctx, 4*time.Second)
 	before, err := e.look(ctx, s)
 	if err != nil {
 		return err
 	}
-	running := good.start(ctx)
 	peak := s.peakRSS()
-	if err := flood(ctx, s, values/wide, func(n int) []byte {
+	wideRequest := func(n int) []byte {
 		some := make([]string, wide)
 		for i := range some {
 			some[i] = fmt.Sprintf("user=v%d", n*wide+i)
 		}
 		return request("many", some...)
-	}); err != nil {
+	}
+	var running *running
+	if memory {
+		running = good.start(ctx)
+		err = flood(ctx, s, values/wide, wideRequest)
+	} else {
+		running, err = e.steadily(ctx, s, values/wide, wideRequest, good)
+	}
+	if err != nil {
 		return err
 	}
 	beside, most := running.stop(), peak()
@@ -266,6 +273,31 @@ func flood(ctx context.Context, s *server, requests int, next func(n int) []byte
 	}
 	runtime.GC() // of this process
 	return ctx.Err()
+}
+
+// steadily sends requests at two fifths of the rate at which they are answered at most, and starts a good client beside them.
+// It is their number that is tried here, not a surge, which would take the good client's share of the processors (C21). For the
+// same reason they are made before: making them takes more than deciding them.
+func (e *env) steadily(ctx context.Context, s *server, requests int, next func(n int) []byte, good load) (*running, error) {
+	const share, conns = 0.4, 2
+	all := make([][]byte, requests)
+	for i := range all {
+		all[i] = next(i)
+	}
+	runtime.GC() // of this process
+	first := all[:requests/5]
+	begin := time.Now()
+	fast := load{addr: s.grpc, requests: first, conns: conns, inflight: 8, total: len(first)}.run(ctx, 0)
+	peak := float64(len(first)) / time.Since(begin).Seconds()
+	rest := all[len(first):]
+	beside := good.start(ctx)
+	slow := load{addr: s.grpc, requests: rest, conns: conns, rate: share * peak}.run(ctx, time.Duration(float64(len(rest))/(share*peak)*float64(time.Second)))
+	e.note("at most: %s; %.0f a second", fast, peak)
+	e.note("at %.0f a second: %s", share*peak, slow)
+	if n := len(fast.of(okay, over)) + len(slow.of(okay, over)); n < requests {
+		return beside, fmt.Errorf("%d of %d calls had no verdict", requests-n, requests)
+	}
+	return beside, ctx.Err()
 }
 
 // crowded is how many clients there are at once.
