@@ -118,3 +118,13 @@ func TestFailure(t *testing.T) {
 		}
 	}
 }
+
+// TestAlive: what is alive follows from where the next collection is, however much the heap may grow until then.
+func TestAlive(t *testing.T) {
+	const alive = 14 << 20
+	for _, percent := range []float64{50, 200, 342, 400} {
+		if got := aliveOf(alive+alive*percent/100, percent); int(got) != alive {
+			t.Errorf("by %v %%: %v bytes are alive, want %d", percent, got, alive)
+		}
+	}
+}

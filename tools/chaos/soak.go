@@ -68,15 +68,16 @@ type span struct {
 
 // sample is the memory of the two servers that are never killed.
 //
-// What is alive is what the collector last found, which is a fifth of the size that it lets the heap grow to: GOGC is 400.
-// The heap in use would tell nothing, as it runs up to five times what is alive and back every few seconds: in samples of ten
-// seconds over three minutes that alone is a slope of ± 3 MB/min.
+// What is alive is what the collector last found. The heap in use would tell nothing, as it runs up to five times what is
+// alive and back every few seconds: in samples of ten seconds over three minutes that alone is a slope of ± 3 MB/min.
 type sample struct {
 	at         time.Duration
 	rss, alive float64 // MB, of both
 }
 
-const soakRoom = 5 // how many times what is alive the heap may be
+// aliveOf returns how many bytes the collector last found alive, given how large it lets the heap grow and by how many per
+// cent, which the server changes.
+func aliveOf(next, percent float64) float64 { return next / (1 + percent/100) }
 
 func soakText(round int) string {
 	var b strings.Builder
@@ -290,8 +291,13 @@ func (k *soak) logLines() (n int) {
 func (k *soak) sample(ctx context.Context) {
 	x := sample{at: time.Since(k.begin)}
 	for _, s := range k.servers[:2] {
+		all, err := s.metrics(ctx)
+		if err != nil {
+			k.note("no sample: %v", err)
+			return
+		}
 		x.rss += float64(s.rss()) / (1 << 20)
-		x.alive += s.metric(ctx, "go_memstats_next_gc_bytes") / soakRoom / (1 << 20)
+		x.alive += aliveOf(all["go_memstats_next_gc_bytes"], all["go_gc_gogc_percent"]) / (1 << 20)
 	}
 	k.samples = append(k.samples, x)
 	k.note("RSS %.1f MB, %.1f MB alive, of two servers", x.rss, x.alive)
