@@ -63,7 +63,8 @@ var allowed = map[string]row{
 	"internal/web":                        {},
 	"internal/certs":                      {},
 	"internal/certs/certstest":            {},
-	"internal/testkit":                    {},
+	"internal/testkit":                    {ours: []string{"internal/testkit/proc"}},
+	"internal/testkit/proc":               {third: []string{"golang.org/x/sys/unix"}},
 	"internal/envoytest":                  {third: []string{grpc, protobuf, envoy, yaml}},
 	"internal/configwatch":                {ours: []string{"pkg/descriptors"}},
 	"internal/configwatch/file":           {ours: []string{"internal/configwatch", "pkg/descriptors"}, third: []string{"github.com/fsnotify/fsnotify"}},
@@ -191,7 +192,9 @@ func quoted(cell string) []string {
 }
 
 // kit reports whether a package, named relative to the module, is for tests alone.
-func kit(name string) bool { return name == "internal/testkit" || strings.HasSuffix(name, "test") }
+func kit(name string) bool {
+	return within(name, "internal/testkit") || strings.HasSuffix(name, "test")
+}
 
 // third reports whether an import path, not of this module, is outside the standard library too.
 func third(path string) bool {

@@ -3,8 +3,6 @@ package testkit
 import (
 	"fmt"
 	"os"
-	"regexp"
-	"strconv"
 	"testing"
 )
 
@@ -28,20 +26,12 @@ func (p *Process) ResetPeak(tb testing.TB) {
 	}
 }
 
-// memory returns a line of the process' status, as Linux has it.
+// memory returns a size from the process' status.
 func (p *Process) memory(tb testing.TB, name string) int {
 	tb.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	n, err := p.Memory(name)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	line := regexp.MustCompile(name + `:\s+(\d+) kB`).FindSubmatch(status)
-	if line == nil {
-		tb.Fatalf("testkit: the status of the process has no %s:\n%s", name, status)
-	}
-	n, err := strconv.Atoi(string(line[1]))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return n << 10
+	return int(n)
 }

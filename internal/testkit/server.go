@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // attempts bounds the search for a port that is still free when the process binds it.
@@ -124,7 +126,7 @@ func (s *Server) run() error {
 	defer func() { _ = log.Close() }()             // the process has its own descriptor
 	cmd := exec.Command(s.program.Name, s.args...) //nolint:noctx // it ends by Kill
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = attributes()
+	cmd.SysProcAttr = proc.EndWithParent()
 	if s.Process, err = start(cmd); err != nil {
 		return fmt.Errorf("starting %s, which is in Debian's package %s: %w", s.program.Name, s.program.Package, err)
 	}

@@ -148,20 +148,20 @@ func (c *campaign) torment(ctx context.Context, cl *cluster, end time.Time) (eve
 		note := func(text string) { events = append(events, event{now(), fmt.Sprintf("replica %d %s", i+1, text)}) }
 		if d.odds(50) {
 			note("is killed")
-			r.kill()
-			if err := r.start(ctx); err != nil {
+			r.Kill()
+			if err := r.Start(ctx); err != nil {
 				return events, err
 			}
 			note("is back")
 			continue
 		}
 		note("stands still")
-		if err := r.pause(); err != nil {
+		if err := r.Pause(); err != nil {
 			return events, err
 		}
 		rest(1200 * time.Millisecond)
 		note("goes on")
-		if err := r.resume(); err != nil {
+		if err := r.Resume(); err != nil {
 			return events, err
 		}
 	}
@@ -176,7 +176,7 @@ func (p *played) settle(ctx context.Context, cl *cluster) error {
 		}
 	} else {
 		for _, r := range cl.all {
-			if err := r.stop(); err != nil {
+			if _, err := r.Stop(); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -20,37 +21,38 @@ import (
 // cluster is the servers of a campaign.
 type cluster struct {
 	config config
-	redis  *process
+	redis  *proc.Server
 	addr   string // of redis
+	ports  proc.Ports
 	all    []*replica
 	dir    string
 }
 
 // replica is a ratelimitd with rules of its own.
 type replica struct {
-	*process
+	*proc.Server
 
 	conn  *grpc.ClientConn
 	rls   rlsv3.RateLimitServiceClient
 	admin adminv1.AdminServiceClient
 	dir   string // of its rules
-	http  string // address of its HTTP listener
-	debug string // the same of its debug listener
+	debug string // address of its debug listener
 }
 
 // newCluster starts an empty Redis.
 func newCluster(ctx context.Context, c config, dir string) (*cluster, error) {
-	port, err := freePort(ctx)
+	cl := &cluster{config: c, dir: dir}
+	port, err := cl.ports.Free(ctx)
 	if err != nil {
 		return nil, err
 	}
-	cl := &cluster{config: c, addr: "127.0.0.1:" + port, dir: dir}
-	cl.redis = &process{
-		program: c.redis,
-		args:    []string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir},
-		log:     io.Discard, ready: listens(cl.addr),
+	cl.addr = "127.0.0.1:" + port
+	cl.redis = &proc.Server{
+		Program: c.redis,
+		Args:    []string{"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir},
+		Ready:   proc.Listens(cl.addr),
 	}
-	return cl, cl.redis.start(ctx)
+	return cl, cl.redis.Start(ctx)
 }
 
 // add starts a replica that serves rules, each a file by the name of its domain.
@@ -71,20 +73,20 @@ func (cl *cluster) add(ctx context.Context, rules map[string]string, env ...stri
 	}, env...)
 	addrs := map[string]string{}
 	for _, name := range []string{"PORT", "GRPC_PORT", "DEBUG_PORT"} {
-		port, err := freePort(ctx)
+		port, err := cl.ports.Free(ctx)
 		if err != nil {
 			return nil, err
 		}
 		addrs[name] = "127.0.0.1:" + port
 		env = append(env, name+"="+port)
 	}
-	r.http, r.debug = addrs["PORT"], addrs["DEBUG_PORT"]
-	r.process = &process{program: cl.config.server, env: env, log: cl.config.stderr, ready: r.healthy}
+	r.debug = addrs["DEBUG_PORT"]
+	r.Server = &proc.Server{Program: cl.config.server, Env: env, Stderr: cl.config.stderr, Ready: proc.Answers("http://" + addrs["PORT"] + "/healthcheck")}
 	if err := r.dial(addrs["GRPC_PORT"]); err != nil {
 		return nil, err
 	}
 	cl.all = append(cl.all, r)
-	return r, r.start(ctx)
+	return r, r.Start(ctx)
 }
 
 func (r *replica) dial(addr string) (err error) {
@@ -106,11 +108,6 @@ func (r *replica) serve(domain, yaml string) error {
 		return err
 	}
 	return os.Rename(file, filepath.Join(r.dir, "config", domain+".yaml"))
-}
-
-func (r *replica) healthy(ctx context.Context) error {
-	_, err := get(ctx, "http://"+r.http+"/healthcheck")
-	return err
 }
 
 func get(ctx context.Context, url string) (string, error) {
@@ -171,9 +168,7 @@ func (r *replica) leases(ctx context.Context) (l leases, err error) {
 func (cl *cluster) stop() {
 	for _, r := range cl.all {
 		_ = r.conn.Close()
-		if r.process != nil {
-			r.kill()
-		}
+		r.Kill()
 	}
-	cl.redis.kill()
+	cl.redis.Kill()
 }

@@ -1,0 +1,126 @@
+package proc_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
+)
+
+// at is when a server is ready that says so.
+func at(said *testkit.Buffer, word string) func(context.Context) error {
+	return func(context.Context) error {
+		if strings.Contains(said.String(), word) {
+			return nil
+		}
+		return errors.New("it has not said " + word)
+	}
+}
+
+// TestServer: a server is started again after it was killed and after it was told to end, neither of which is dying. It
+// has memory for as long as it runs.
+func TestServer(t *testing.T) {
+	testkit.NotShort(t)
+	t.Parallel()
+	var said, again testkit.Buffer
+	s := &proc.Server{
+		Program: "sh", Args: []string{"-c", `trap "echo bye; exit" TERM; echo "$WORD"; while :; do sleep 0.01; done`},
+		Env: append(os.Environ(), "WORD=hello"), Processors: "0-1023", Stdout: &said, Ready: at(&said, "hello"),
+	}
+	if s.Kill(); s.Died() {
+		t.Error("a server that was not started has died")
+	}
+	t.Cleanup(s.Kill)
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Memory("VmRSS"); n < 4096 || err != nil {
+		t.Errorf("a shell has %d bytes of memory, %v", n, err)
+	}
+	first := s.PID()
+	s.Kill()
+	if n, err := s.Memory("VmRSS"); err == nil {
+		t.Errorf("a killed shell has %d bytes of memory, want an error", n)
+	}
+	if !s.Over() || s.Died() {
+		t.Errorf("killed: over %t, died %t", s.Over(), s.Died())
+	}
+	s.Stdout, s.Ready = &again, at(&again, "hello")
+	if err := s.Start(t.Context()); err != nil || s.PID() == first {
+		t.Fatalf("started again: %v, process %d after %d", err, s.PID(), first)
+	}
+	if _, err := s.Stop(); err != nil || s.Died() || s.Wait() != nil || again.String() != "hello\nbye\n" {
+		t.Errorf("stopped: %v, died %t, ended with %v, said %q", err, s.Died(), s.Wait(), again.String())
+	}
+}
+
+// TestServerEnds: a server that ends before it is ready is told of with the reason why it was not, and has died.
+func TestServerEnds(t *testing.T) {
+	testkit.NotShort(t)
+	t.Parallel()
+	s := &proc.Server{Program: "sh", Args: []string{"-c", "exit 3"}, Ready: at(new(testkit.Buffer), "hello")}
+	if err := s.Start(t.Context()); err == nil || err.Error() != "sh has ended; it was not ready: it has not said hello" || !s.Died() {
+		t.Errorf("%v, died %t", err, s.Died())
+	}
+	if err := (&proc.Server{Program: "/nowhere/sh"}).Start(t.Context()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a program that is not there: %v", err)
+	}
+}
+
+// TestReady: whoever asks gets no answer, a bad one, and a good one.
+func TestReady(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/bad" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	addr := s.Listener.Addr().String()
+	if err := errors.Join(proc.Listens(addr)(t.Context()), proc.Answers(s.URL)(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if err := proc.Answers(s.URL + "/bad")(t.Context()); err == nil || !strings.Contains(err.Error(), "/bad says 503") {
+		t.Errorf("a bad answer: %v", err)
+	}
+	s.Close()
+	if proc.Listens(addr)(t.Context()) == nil || proc.Answers(s.URL)(t.Context()) == nil {
+		t.Error("a server that is closed answers")
+	}
+}
+
+// TestBusy: processor time grows while a process works.
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	before, err := proc.Busy(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "two ticks of work", func() bool {
+		after, err := proc.Busy(os.Getpid())
+		return err == nil && after >= before+2*proc.Tick
+	})
+	if d, err := proc.Busy(-1); err == nil {
+		t.Errorf("a process that is not there was busy for %v", d)
+	}
+}
+
+// TestFree: no port is given away twice, and none that connections are given when they are opened.
+func TestFree(t *testing.T) {
+	t.Parallel()
+	var ports proc.Ports
+	given := map[string]bool{}
+	for range 1000 {
+		port, err := ports.Free(t.Context())
+		if n, bad := strconv.Atoi(port); err != nil || bad != nil || n < 10_000 || n > 32_000 || given[port] {
+			t.Fatalf("port %q, %v, after %d others", port, err, len(given))
+		}
+		given[port] = true
+	}
+}

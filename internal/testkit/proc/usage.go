@@ -1,0 +1,52 @@
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Tick is the unit of times in /proc, whatever the kernel's own is.
+const Tick = 10 * time.Millisecond
+
+// Busy returns the processor time that a process has used, as Linux has it.
+func Busy(pid int) (time.Duration, error) {
+	text, err := os.ReadFile(proc(pid, "stat"))
+	if err != nil {
+		return 0, err
+	}
+	const user, system = 11, 12 // from the state on, which follows the name in parentheses
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) <= system {
+		return 0, fmt.Errorf("what is %q?", text)
+	}
+	var sum time.Duration
+	for _, f := range []string{fields[user], fields[system]} {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(n) * Tick
+	}
+	return sum, nil
+}
+
+// Memory returns a size from the process' status in bytes, as Linux has it: VmRSS is what it has now, and VmHWM the most
+// that it had.
+func (p *Process) Memory(name string) (int64, error) {
+	status, err := os.ReadFile(proc(p.PID(), "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		fields := strings.Fields(line)
+		if len(fields) == 3 && fields[0] == name+":" && fields[2] == "kB" {
+			n, err := strconv.ParseInt(fields[1], 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("the status of process %d has no %s", p.PID(), name) // it has ended
+}
