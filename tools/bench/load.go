@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // envoyTimeout is how long Envoy waits for an answer, unless told otherwise.
@@ -23,7 +25,7 @@ func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
 		return nil, err
 	}
 	begin := time.Now()
-	cmd := pinned(ctx, w.loadCPU, c.loadgen, c.arguments(r, w)...)
+	cmd := proc.Command(ctx, w.load, c.loadgen, c.arguments(r, w)...)
 	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil, fmt.Errorf("%s: %w: %s", c.loadgen, err, exit.Stderr)
@@ -59,9 +61,9 @@ func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
 
 // arguments returns those of loadgen.
 func (c config) arguments(r row, w watched) []string {
-	watch := "server=" + strconv.Itoa(w.server.cmd.Process.Pid)
+	watch := "server=" + strconv.Itoa(w.server.PID())
 	if w.redis != nil {
-		watch += ",redis=" + strconv.Itoa(w.redis.cmd.Process.Pid)
+		watch += ",redis=" + strconv.Itoa(w.redis.PID())
 	}
 	args := []string{
 		"-addr", w.server.addr, "-domain", "bench", "-template", r.template, "-keys", strconv.Itoa(r.keys), "-seed", strconv.FormatUint(c.seed, 10),

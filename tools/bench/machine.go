@@ -103,21 +103,3 @@ func built(program string) (commit, compiler string, err error) {
 	}
 	return commit, info.GoVersion, nil
 }
-
-// processors returns two processors, one for what is measured in overload and one for the load.
-func processors() (theirs, ours int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return 0, 0, fmt.Errorf("asking for processors: %w", err)
-	}
-	var some []int
-	for i := range 1024 {
-		if set.IsSet(i) {
-			some = append(some, i)
-		}
-	}
-	if len(some) < 2 {
-		return 0, 0, fmt.Errorf("overload needs two processors, one of them for the load; there is %d", len(some))
-	}
-	return some[0], some[1], nil
-}

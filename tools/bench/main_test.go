@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/pprof/profile"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 func TestMedian(t *testing.T) {
@@ -170,8 +171,13 @@ func TestMerge(t *testing.T) {
 // do not run in parallel, because a script cannot be started while a process forked by another test still has it open
 // for writing.
 func TestLoad(t *testing.T) {
-	self := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}, addr: "127.0.0.1:0"}
-	inRedis := &process{cmd: self.cmd, addr: tellsOfScripts(t)}
+	some, err := proc.Start(exec.CommandContext(t.Context(), "sleep", "1h"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(some.Kill)
+	server := &process{&proc.Server{Process: some}, "127.0.0.1:0", ""}
+	inRedis := &process{server.Server, tellsOfScripts(t), ""}
 	const cost = `,"rps":5,"cpu_us_per_request":{"server":2.5}}`
 	for _, tt := range []struct {
 		name, prints, wantErr string
@@ -199,7 +205,7 @@ func TestLoad(t *testing.T) {
 			if tt.redis {
 				r.store = exact
 			}
-			_, err := config{loadgen: program, duration: time.Second}.load(t.Context(), r, watched{ratelimitd, self, inRedis, -1})
+			_, err := config{loadgen: program, duration: time.Second}.load(t.Context(), r, watched{ratelimitd, server, inRedis, ""})
 			switch {
 			case tt.wantErr == "" && err != nil:
 				t.Errorf("load: %v", err)
@@ -243,20 +249,21 @@ func TestScripts(t *testing.T) {
 
 func TestLoadPairs(t *testing.T) {
 	t.Parallel()
-	redis, err := startRedis(t.Context(), -1, "redis-server", t.TempDir(), io.Discard)
+	s := &servers{c: config{redis: "redis-server"}, dir: t.TempDir(), stderr: io.Discard}
+	redis, err := s.startRedis(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(redis.stop)
-	s, err := config{duration: 100 * time.Millisecond}.loadPairs(t.Context(), redis.addr)
-	if err != nil || s.Requests < pipelined || s.Rate <= 0 || s.CPU.Redis <= 0 {
-		t.Errorf("loadPairs = %+v, %v; want at least %d pairs, and what they cost", s, err, pipelined)
+	t.Cleanup(redis.Kill)
+	pairs, err := config{duration: 100 * time.Millisecond}.loadPairs(t.Context(), redis.addr)
+	if err != nil || pairs.Requests < pipelined || pairs.Rate <= 0 || pairs.CPU.Redis <= 0 {
+		t.Errorf("loadPairs = %+v, %v; want at least %d pairs, and what they cost", pairs, err, pipelined)
 	}
 	stats, err := info(t.Context(), redis.addr, "commandstats")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := json.Marshal(s.Requests + pipelined) // with the pipeline of the warmup
+	want, err := json.Marshal(pairs.Requests + pipelined) // with the pipeline of the warmup
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +363,7 @@ func TestTellsFirst(t *testing.T) {
 // TestNotStarted: of a program that is not there an error tells, and what was started before it is ended.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
-	s := &servers{c: config{idle: filepath.Join(t.TempDir(), "nothing")}, dir: t.TempDir(), stderr: io.Discard, cpu: -1, load: -1}
+	s := &servers{c: config{idle: filepath.Join(t.TempDir(), "nothing")}, dir: t.TempDir(), stderr: io.Discard}
 	if err := s.start(t.Context(), nil); err == nil {
 		t.Error("starting what is not there: want an error")
 	}

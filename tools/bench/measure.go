@@ -6,7 +6,10 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // measure starts the servers, loads them in turn, and returns what came of it.
@@ -38,7 +41,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 		groups[i] = append(groups[i], r)
 		all.Rows[r.name] = result{Taken: how, Servers: map[string][][]sample{}}
 	}
-	theirs, ours, err := processors()
+	theirs, ours, err := proc.Processors()
 	if err != nil && len(groups[1]) > 0 {
 		return all, err
 	}
@@ -46,9 +49,9 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 		if len(group) == 0 {
 			continue
 		}
-		s := &servers{c: c, dir: dir, stderr: stderr, cpu: -1, load: -1}
+		s := &servers{c: c, dir: dir, stderr: stderr}
 		if i == 1 {
-			s.cpu, s.load = theirs, ours
+			s.processors, s.load = strconv.Itoa(theirs), strconv.Itoa(ours)
 		}
 		err := c.play(ctx, s, group, all)
 		s.stop()

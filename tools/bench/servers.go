@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // bestSettings are the variables with which envoyproxy/ratelimit takes the least processor time.
@@ -15,7 +17,7 @@ const bestSettings = "LOCAL_CACHE_SIZE_IN_BYTES=67108864 REDIS_PIPELINE_WINDOW=1
 type watched struct {
 	name          string
 	server, redis *process
-	loadCPU       int // on which the load is to run, if not negative
+	load          string // processor on which the load is to run, if not empty
 }
 
 // servers are those to load. They run all the time, so that each has the same machine.
@@ -23,16 +25,18 @@ type servers struct {
 	c      config
 	dir    string
 	stderr io.Writer
-	cpu    int // on which they run, if not negative
-	load   int // and the load
+	ports  proc.Ports
+
+	// The processors on which they and the load run; any, if empty.
+	processors, load string
 
 	idle, memory, leasing, exact, peer, redis *process
 }
 
 // start starts what rows need that is not running yet.
 func (s *servers) start(ctx context.Context, rows []row) (err error) {
-	if s.idle == nil && s.cpu < 0 {
-		if s.idle, err = startIdle(ctx, s.c.idle, s.stderr); err != nil {
+	if s.idle == nil && s.processors == "" {
+		if s.idle, err = s.startIdle(ctx); err != nil {
 			return err
 		}
 	}
@@ -50,7 +54,7 @@ func (s *servers) startFor(ctx context.Context, r row) (err error) {
 		return s.startOne(ctx, &s.memory, s.c.server, "ours", "BACKEND_TYPE=memory")
 	}
 	if s.redis == nil {
-		if s.redis, err = startRedis(ctx, s.cpu, s.c.redis, s.dir, s.stderr); err != nil {
+		if s.redis, err = s.startRedis(ctx); err != nil {
 			return err
 		}
 	}
@@ -72,7 +76,7 @@ func (s *servers) startFor(ctx context.Context, r row) (err error) {
 // startOne starts a server, unless it runs.
 func (s *servers) startOne(ctx context.Context, p **process, path, whose string, env ...string) (err error) {
 	if *p == nil {
-		*p, err = startServer(ctx, program{path, filepath.Join(s.dir, whose), s.cpu, env}, s.stderr)
+		*p, err = s.startServer(ctx, path, filepath.Join(s.dir, whose), env...)
 	}
 	return err
 }
@@ -99,7 +103,7 @@ func (s *servers) of(r row) (all []watched) {
 func (s *servers) stop() {
 	for _, p := range []*process{s.idle, s.memory, s.leasing, s.exact, s.peer, s.redis} {
 		if p != nil {
-			p.stop()
+			_, _ = p.Stop() // it may have ended, or not have been started
 		}
 	}
 }

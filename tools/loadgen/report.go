@@ -1,15 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 
 	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
 )
@@ -150,29 +149,15 @@ func watchedIn(text string) (all []watched, err error) {
 	return all, nil
 }
 
-// tick is the unit of times in /proc, whatever the kernel's own is.
-const tick = 10 * time.Millisecond
-
 // spent returns the processor time that processes have used, by their names.
 func spent(all []watched) (map[string]time.Duration, error) {
 	sums := map[string]time.Duration{}
 	for _, w := range all {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.pid))
+		busy, err := proc.Busy(w.pid)
 		if err != nil {
 			return nil, fmt.Errorf("looking at %s: %w", w.name, err)
 		}
-		const user, system = 11, 12 // from the state on, which follows the name in parentheses
-		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		if len(fields) <= system {
-			return nil, fmt.Errorf("looking at %s: what is %q?", w.name, text)
-		}
-		for _, f := range []string{fields[user], fields[system]} {
-			n, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				return nil, fmt.Errorf("looking at %s: %w", w.name, err)
-			}
-			sums[w.name] += time.Duration(n) * tick
-		}
+		sums[w.name] += busy
 	}
 	return sums, nil
 }

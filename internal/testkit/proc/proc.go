@@ -71,10 +71,16 @@ func (p *Process) Kill() {
 // Command returns a command that runs on some processors, as taskset has them, such as "0"; on any if they are empty. The
 // end of ctx kills it.
 func Command(ctx context.Context, processors, program string, args ...string) *exec.Cmd {
-	if processors != "" {
-		program, args = "taskset", append([]string{"-c", processors, program}, args...) // which becomes the program
-	}
+	program, args = pinned(processors, program, args)
 	return exec.CommandContext(ctx, program, args...)
+}
+
+// pinned returns what runs a program on some processors, and its arguments.
+func pinned(processors, program string, args []string) (string, []string) {
+	if processors == "" {
+		return program, args
+	}
+	return "taskset", append([]string{"-c", processors, program}, args...) // which becomes the program
 }
 
 // proc returns the path of what Linux has about a process.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -45,8 +46,8 @@ func (s *Server) Start(ctx context.Context) error {
 
 // Launch starts the server, and does not wait.
 func (s *Server) Launch() error {
-	// The end of a context would kill the process before whoever started it could end it in another way.
-	cmd := Command(context.Background(), s.Processors, s.Program, s.Args...)
+	program, args := pinned(s.Processors, s.Program, s.Args)
+	cmd := exec.Command(program, args...) //nolint:noctx // it would be killed before whoever started it can end it in another way
 	cmd.Env, cmd.Stdout, cmd.Stderr = s.Env, s.Stdout, s.Stderr
 	cmd.SysProcAttr = EndWithParent()
 	p, err := Start(cmd)
@@ -87,8 +88,12 @@ func (s *Server) Kill() {
 // Stop has the server end by itself, as an orchestrator does, and returns how long that took.
 func (s *Server) Stop() (time.Duration, error) { return s.End(syscall.SIGTERM) }
 
-// End has the server end by itself on a signal, and returns how long that took. One that does not is killed.
+// End has the server end by itself on a signal, and returns how long that took. One that does not is killed; with
+// one that was not started there is nothing to do.
 func (s *Server) End(by os.Signal) (time.Duration, error) {
+	if s.Process == nil {
+		return 0, nil
+	}
 	begin := time.Now()
 	s.ordered.Store(true)
 	if err := s.Signal(by); err != nil {
