@@ -218,7 +218,7 @@ func edges(ctx context.Context, e *env) error {
 		if !e.other {
 			panics += int(s.metric(ctx, "ratelimitd_panics_total"))
 		}
-		if s.died() {
+		if s.Died() {
 			panics++
 		}
 	}

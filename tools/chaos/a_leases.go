@@ -131,17 +131,17 @@ func (h *heist) take(ctx context.Context, l *lessee) {
 
 // killed kills a server, and starts another one in its place.
 func killed(ctx context.Context, _ *env, l *lessee) error {
-	l.kill()
-	return l.start(ctx)
+	l.Kill()
+	return l.Start(ctx)
 }
 
 // stopped suspends a server until what it has leased is over.
 func stopped(ctx context.Context, _ *env, l *lessee) error {
-	if err := l.pause(); err != nil {
+	if err := l.Pause(); err != nil {
 		return err
 	}
 	err := sleep(ctx, leaseTTL+200*time.Millisecond)
-	if again := l.resume(); err == nil {
+	if again := l.Resume(); err == nil {
 		err = again
 	}
 	return err

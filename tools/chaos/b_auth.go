@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // redisAccess is B16.
@@ -86,11 +88,11 @@ func (e *env) refusedByRedis(ctx context.Context, name, says string, vars ...str
 	if err != nil {
 		return false, err
 	}
-	s.ready = listens(s.http)
-	if err := s.start(ctx); err != nil {
+	s.Ready = proc.Listens(s.http)
+	if err := s.Start(ctx); err != nil {
 		return false, err
 	}
-	defer s.kill()
+	defer s.Kill()
 	c, err := s.rls()
 	if err != nil {
 		return false, err
@@ -113,7 +115,7 @@ func (e *env) refusedByRedis(ctx context.Context, name, says string, vars ...str
 
 // secureRedis starts a Redis that speaks TLS alone, with a certificate, and returns its address.
 func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certificate) (string, error) {
-	port, err := e.freePort(ctx)
+	port, err := e.ports.Free(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -126,10 +128,13 @@ func (e *env) secureRedis(ctx context.Context, ca authority, template x509.Certi
 	if err != nil {
 		return "", err
 	}
-	p := e.process("redis", e.config.redis, "--bind", "127.0.0.1", "--port", "0", "--tls-port", port, "--save", "", "--dir", e.dir,
+	p, err := e.process("redis", e.config.redis, "--bind", "127.0.0.1", "--port", "0", "--tls-port", port, "--save", "", "--dir", e.dir,
 		"--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
-	p.ready = listens("127.0.0.1:" + port)
-	return "127.0.0.1:" + port, p.start(ctx)
+	if err != nil {
+		return "", err
+	}
+	p.Ready = proc.Listens("127.0.0.1:" + port)
+	return "127.0.0.1:" + port, p.Start(ctx)
 }
 
 // rotatePassword gives the user a second password, the server that one, and takes the first away, under load; then

@@ -82,8 +82,8 @@ func emptyRestart(ctx context.Context, e *env) error {
 	admitted := map[string]int{}
 	for round := range 2 {
 		if round > 0 {
-			r.kill()
-			if err := r.start(ctx); err != nil {
+			r.Kill()
+			if err := r.Start(ctx); err != nil {
 				return err
 			}
 			if err := e.decides(ctx, c); err != nil {

@@ -161,12 +161,12 @@ func (z refusal) play(ctx context.Context, e *env) (bool, error) {
 		url = r.addr
 	}
 	r.one()
-	defer func() { r.kill() }()
+	defer func() { r.Kill() }()
 	s, err := e.startServer(ctx, endless, append(vars, "REDIS_URL="+url)...)
 	if err != nil {
 		return false, err
 	}
-	defer s.kill()
+	defer s.Kill()
 	l := load{addr: s.grpc, requests: values("user", 50), rate: 500, timeout: 100 * time.Millisecond}.start(ctx)
 	err = sleep(ctx, 200*time.Millisecond)
 	at := l.now()

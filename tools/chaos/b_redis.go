@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -63,7 +64,7 @@ func (e *env) byThePolicy(o outcome) bool {
 }
 
 func startWithoutRedis(ctx context.Context, e *env) error {
-	port, err := e.freePort(ctx)
+	port, err := e.ports.Free(ctx)
 	if err != nil {
 		return err
 	}
@@ -72,10 +73,10 @@ func startWithoutRedis(ctx context.Context, e *env) error {
 		return err
 	}
 	begin := time.Now()
-	if err := s.launch(); err != nil {
+	if err := s.Launch(); err != nil {
 		return err
 	}
-	open, up := poll(ctx, time.Second, func() bool { return listens(s.grpc)(ctx) == nil && listens(s.http)(ctx) == nil })
+	open, up := poll(ctx, time.Second, func() bool { return proc.Listens(s.grpc)(ctx) == nil && proc.Listens(s.http)(ctx) == nil })
 	if e.measured(up, "ports after %s", ms(open)); up {
 		all := load{addr: s.grpc, requests: callsByPolicy(25), rate: 1000, timeout: envoyTimeout, patience: time.Second}.run(ctx, 2*time.Second)
 		e.note("without Redis: %s", all)
@@ -90,7 +91,7 @@ func startWithoutRedis(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if err := r.start(ctx); err != nil {
+	if err := r.Start(ctx); err != nil {
 		return err
 	}
 	first, ok := firstExact(ctx, s)
@@ -146,12 +147,12 @@ func redisDies(ctx context.Context, e *env) error {
 		}
 		o := outage{killed: l.now()}
 		e.note("Redis is killed at %.3f s of the load", o.killed.Seconds())
-		r.kill()
+		r.Kill()
 		if err := sleep(ctx, away); err != nil {
 			return err
 		}
 		o.sure = l.now() // that Redis is away until now
-		if err := r.start(ctx); err != nil {
+		if err := r.Start(ctx); err != nil {
 			return err
 		}
 		o.back = l.now()

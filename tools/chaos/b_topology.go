@@ -121,9 +121,9 @@ func failovers(ctx context.Context, e *env) error {
 		do   func(*store) error
 	}
 	faults := []fault{
-		{"killed", func(m *store) error { m.kill(); return nil }},
+		{"killed", func(m *store) error { m.Kill(); return nil }},
 		{"failed over by hand", func(*store) error { return c.all[0].Do(ctx, "SENTINEL", "FAILOVER", "mymaster").Err() }},
-		{"hung", (*store).pause},
+		{"hung", (*store).Pause},
 	}
 	var at, switched []time.Duration
 	for _, f := range faults {
@@ -258,7 +258,7 @@ func reshards(ctx context.Context, e *env) error {
 	if err := moveSlots(ctx, e, c, s); err != nil {
 		return err
 	}
-	s.kill()
+	s.Kill()
 	if s, err = e.startServer(ctx, endless, of...); err != nil {
 		return err
 	}
@@ -323,7 +323,7 @@ func killShard(ctx context.Context, e *env, c *shards, s *server) error {
 	l := load{addr: s.grpc, requests: requests, rate: 1000, timeout: envoyTimeout}.start(ctx)
 	err = sleep(ctx, time.Second)
 	at := l.now()
-	c.nodes[victim].kill()
+	c.nodes[victim].Kill()
 	if err == nil {
 		err = sleep(ctx, 6*time.Second)
 	}

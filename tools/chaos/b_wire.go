@@ -43,7 +43,7 @@ func (e *env) hangs(ctx context.Context, r *store) error {
 	hole, filled := bad("timeout", map[string]any{"timeout": 0})
 	reset, stopped := bad("reset_peer", map[string]any{"timeout": 0})
 	faults := []*fault{
-		{name: "SIGSTOP", length: 5 * time.Second, begin: r.pause, end: r.resume},
+		{name: "SIGSTOP", length: 5 * time.Second, begin: r.Pause, end: r.Resume},
 		{name: "blackhole", length: 1500 * time.Millisecond, begin: hole, end: filled},
 		{name: "reset", length: 1500 * time.Millisecond, begin: reset, end: stopped},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -132,15 +133,15 @@ func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 	s := &surge{work: k, e: e, pinned: at, requests: wide("busy", k.descriptors, 2000)}
 	vars := []string{"BACKEND_TYPE=memory"}
 	if !k.memory {
-		port, err := e.freePort(ctx)
+		port, err := e.ports.Free(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if s.redis, err = e.redisAt(port); err != nil {
 			return nil, err
 		}
-		s.redis.cpu = at.theirs
-		if err := s.redis.start(ctx); err != nil {
+		s.redis.Processors = strconv.Itoa(at.theirs)
+		if err := s.redis.Start(ctx); err != nil {
 			return nil, err
 		}
 		vars = []string{"REDIS_URL=" + s.redis.addr}
@@ -149,8 +150,8 @@ func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 	if s.server, err = e.server(ctx, strings.Replace(calmRules, "deny", k.policy, 1), vars...); err != nil {
 		return nil, err
 	}
-	s.server.cpu = at.theirs
-	return s, s.server.start(ctx)
+	s.server.Processors = strconv.Itoa(at.theirs)
+	return s, s.server.Start(ctx)
 }
 
 // alone calls f, and looks how much of the server's processor others took meanwhile, and how late the load was. With much
@@ -272,9 +273,9 @@ func overload(ctx context.Context, e *env) error {
 		if err := s.play(ctx, r.length); err != nil {
 			return err
 		}
-		s.server.kill()
+		s.server.Kill()
 		if s.redis != nil {
-			s.redis.kill()
+			s.redis.Kill()
 		}
 	}
 	return nil

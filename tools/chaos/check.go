@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // check is a promise and how it is tried.
@@ -44,8 +46,8 @@ type env struct {
 	mu     sync.Mutex // guards what is below, and result
 	begin  time.Time
 	ends   []func()
-	n      int      // of files and processes
-	port   int      // the last that was given away
+	n      int // of files and processes
+	ports  proc.Ports
 	logs   []string // files
 	toxics *wires
 }

@@ -34,10 +34,10 @@ func (p *process) clock(ctx context.Context) (*clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.pause(); err != nil {
+	if err := p.Pause(); err != nil {
 		return nil, err
 	}
-	defer func() { _ = p.resume() }()
+	defer func() { _ = p.Resume() }()
 	if _, ok := poll(ctx, patience, func() bool { return p.standsOutside(begin, begin+uint64(len(code))) }); !ok {
 		return nil, errors.New("the process does not stop reading the time")
 	}
@@ -45,11 +45,11 @@ func (p *process) clock(ctx context.Context) (*clock, error) {
 	return c, c.patch(mem, begin, code)
 }
 
-func (p *process) memory() string { return fmt.Sprintf("/proc/%d/mem", p.cmd.Process.Pid) }
+func (p *process) memory() string { return fmt.Sprintf("/proc/%d/mem", p.PID()) }
 
 // vdso returns where the vDSO of the process is, and what is there.
 func (p *process) vdso(mem *os.File) (begin uint64, code []byte, err error) {
-	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.cmd.Process.Pid))
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.PID()))
 	if err != nil {
 		return 0, nil, err
 	}
@@ -70,7 +70,7 @@ func (p *process) vdso(mem *os.File) (begin uint64, code []byte, err error) {
 
 // standsOutside says whether all threads of the process have stopped, and none of them between two addresses.
 func (p *process) standsOutside(from, to uint64) bool {
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.cmd.Process.Pid))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.PID()))
 	for _, t := range threads {
 		at, err := os.ReadFile(filepath.Join(t, "syscall"))
 		stat, err2 := os.ReadFile(filepath.Join(t, "stat"))
@@ -80,9 +80,9 @@ func (p *process) standsOutside(from, to uint64) bool {
 		fields := strings.Fields(string(at)) // the last one is where it stands
 		var pc uint64
 		if _, err := fmt.Sscanf(fields[len(fields)-1], "0x%x", &pc); err != nil || pc >= from && pc < to {
-			_ = p.resume() // to stop elsewhere
+			_ = p.Resume() // to stop elsewhere
 			time.Sleep(time.Millisecond)
-			_ = p.pause()
+			_ = p.Pause()
 			return false
 		}
 	}

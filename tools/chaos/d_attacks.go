@@ -186,15 +186,18 @@ func attacks(ctx context.Context, e *env) error {
 	var slow, large string
 	for _, a := range attackList() {
 		peak := s.peakRSS()
-		hostile := e.process("attack", self, "-attack", a.name, s.grpc, s.http)
-		if err := hostile.launch(); err != nil {
+		hostile, err := e.process("attack", self, "-attack", a.name, s.grpc, s.http)
+		if err != nil {
+			return err
+		}
+		if err := hostile.Launch(); err != nil {
 			return err
 		}
 		all := good.run(ctx, attackTime)
-		if hostile.died() {
+		if hostile.Died() {
 			return fmt.Errorf("%s has ended by itself", a.name)
 		}
-		hostile.kill()
+		hostile.Kill()
 		more := peak() - before
 		e.note("%s: %s, %s more", a.name, all, mb(more))
 		if p := all.p(0.99); p > slowest {
@@ -204,7 +207,7 @@ func attacks(ctx context.Context, e *env) error {
 			largest, large = more, a.name
 		}
 		errorsSeen += len(all) - len(all.of(okay))
-		if s.died() {
+		if s.Died() {
 			return fmt.Errorf("%s ends the server", a.name)
 		}
 	}

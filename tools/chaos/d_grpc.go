@@ -16,6 +16,7 @@ import (
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
@@ -219,7 +220,7 @@ func oddRequests(ctx context.Context, e *env) error {
 		if s.diedOf(ctx, got) {
 			crashes++
 			e.note("%s ends the server", c.name)
-			if err := s.start(ctx); err != nil {
+			if err := s.Start(ctx); err != nil {
 				return err
 			}
 		}
@@ -232,12 +233,12 @@ func oddRequests(ctx context.Context, e *env) error {
 // diedOf says whether the process has ended without our doing. What it answered last tells whether that may be so.
 func (s *server) diedOf(ctx context.Context, answer string) bool {
 	if answer != "refused" && answer != codes.Unavailable.String() {
-		return s.died()
+		return s.Died()
 	}
-	if listens(s.grpc)(ctx) != nil { // it is about to
-		_, _ = poll(ctx, patience, s.died)
+	if proc.Listens(s.grpc)(ctx) != nil { // it is about to
+		_, _ = poll(ctx, patience, s.Died)
 	}
-	_, died := poll(ctx, 30*time.Millisecond, s.died)
+	_, died := poll(ctx, 30*time.Millisecond, s.Died)
 	return died
 }
 

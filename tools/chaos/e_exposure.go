@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,13 +50,13 @@ func ownAddress() (string, error) {
 // ports returns the ports of TCP on which the process listens.
 func (p *process) ports() (found []string, err error) {
 	mine := map[string]bool{}
-	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.PID()))
 	for _, fd := range fds {
 		to, _ := os.Readlink(fd) // it may be closed by now
 		mine[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
-		lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", p.cmd.Process.Pid, table))
+		lines, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", p.PID(), table))
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +84,7 @@ func reached(ctx context.Context, e *env, here string) error {
 	if err != nil {
 		return err
 	}
-	prometheus, err := e.freePort(ctx)
+	prometheus, err := e.ports.Free(ctx)
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func reached(ctx context.Context, e *env, here string) error {
 		others := resets(ctx, net.JoinHostPort(here, port))
 		e.measured(others == codes.PermissionDenied || others == codes.Unauthenticated, "admin: %s for others", others)
 	}
-	open.kill()
+	open.Kill()
 	closed, err := e.startServer(ctx, endless, "REDIS_URL="+r.addr, "GRPC_HOST=0.0.0.0")
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func reached(ctx context.Context, e *env, here string) error {
 	}
 	var reachable []string
 	for _, port := range ports {
-		if listens(net.JoinHostPort(here, port))(ctx) == nil {
+		if proc.Listens(net.JoinHostPort(here, port))(ctx) == nil {
 			reachable = append(reachable, port)
 		}
 	}

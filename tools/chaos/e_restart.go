@@ -143,7 +143,7 @@ func restarts(ctx context.Context, e *env, r *store) error {
 		}
 		door.lead(next.grpc)
 		var took time.Duration
-		took, err = s.stop()
+		took, err = s.Stop()
 		slowest = max(slowest, took)
 		e.note("ended after %s", ms(took))
 		s = next

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -128,25 +129,17 @@ func (p plan) tells(ctx context.Context, e *env) (string, error) {
 
 // says starts a server, calls it, and returns all that it tells until it is ended by a dump.
 func (s *server) says(ctx context.Context, more func() string) (string, error) {
-	s.ready = func(ctx context.Context) error { return listens(s.grpc)(ctx) }
-	if err := s.launch(); err != nil {
+	s.Ready = proc.Listens(s.grpc)
+	if err := s.Launch(); err != nil {
 		return "", err
-	}
-	ended := func() bool {
-		select {
-		case <-s.done:
-			return true
-		default:
-			return false
-		}
 	}
 	most := patience
 	if s.e.other { // which may wait for its store, for ever
 		most = 3 * time.Second
 	}
-	_, _ = poll(ctx, most, func() bool { return ended() || listens(s.grpc)(ctx) == nil && listens(s.http)(ctx) == nil })
+	_, _ = poll(ctx, most, func() bool { return s.Over() || proc.Listens(s.grpc)(ctx) == nil && proc.Listens(s.http)(ctx) == nil })
 	var told strings.Builder
-	if !ended() {
+	if !s.Over() {
 		c, err := s.rls()
 		if err != nil {
 			return "", err
@@ -163,12 +156,8 @@ func (s *server) says(ctx context.Context, more func() string) (string, error) {
 			page, _ := body(ctx, "http://"+url)
 			told.WriteString(page)
 		}
-		s.ordered.Store(true)
-		if err := s.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		if _, err := s.End(syscall.SIGQUIT); err != nil {
 			return "", err
-		}
-		if _, ok := poll(ctx, patience, ended); !ok {
-			return "", fmt.Errorf("a server does not end")
 		}
 	}
 	log, err := os.ReadFile(s.log)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,30 +16,25 @@ import (
 type cores struct{ theirs, ours int }
 
 // pin keeps this process on a processor of its own until the check is over, and says on which one the others are to be
-// (process.cpu). With a single processor there is nothing to pin, and figures mean little; the error is of that.
+// (Processors). With a single processor there is nothing to pin, and figures mean little; the error is of that.
 func (e *env) pin() (cores, error) {
+	theirs, ours, err := proc.Processors()
+	if err != nil {
+		return cores{}, err
+	}
 	var all unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return cores{}, fmt.Errorf("asking for processors: %w", err)
 	}
-	var some []int
-	for i := range 1024 {
-		if all.IsSet(i) {
-			some = append(some, i)
-		}
-	}
-	if len(some) < 2 {
-		return cores{}, fmt.Errorf("want two processors, one of them for the load; there is %d", len(some))
-	}
 	var own unix.CPUSet
-	own.Set(some[1])
+	own.Set(ours)
 	before := runtime.GOMAXPROCS(1)
 	setAffinity(own)
 	e.atEnd(func() {
 		setAffinity(all)
 		runtime.GOMAXPROCS(before)
 	})
-	return cores{theirs: some[0], ours: some[1]}, nil
+	return cores{theirs, ours}, nil
 }
 
 // setAffinity sets where all threads of this process run.
@@ -53,9 +49,6 @@ func setAffinity(set unix.CPUSet) {
 		}
 	}
 }
-
-// tick is the unit of times in /proc.
-const tick = 10 * time.Millisecond
 
 // spent returns how long a processor has worked for anybody, and for the machine that it is a part of.
 func spent(cpu int) time.Duration {
@@ -80,7 +73,7 @@ func worked(cpu string, kinds ...int) time.Duration {
 				sum += n
 			}
 		}
-		return time.Duration(sum) * tick
+		return time.Duration(sum) * proc.Tick
 	}
 	return 0
 }

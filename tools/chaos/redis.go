@@ -22,7 +22,7 @@ type store struct {
 // redis starts a Redis without persistence, with options such as "--maxmemory", "1mb". Its port stays the same when it is
 // killed and started again.
 func (e *env) redis(ctx context.Context, options ...string) (*store, error) {
-	port, err := e.freePort(ctx)
+	port, err := e.ports.Free(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func (e *env) redis(ctx context.Context, options ...string) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r, r.start(ctx)
+	return r, r.Start(ctx)
 }
 
 // redisAt returns a Redis that is not started yet.
@@ -43,10 +43,14 @@ func (e *env) redisAt(port string, options ...string) (*store, error) {
 		"--bind", "127.0.0.1", "--port", port, "--save", "", "--dir", dir,
 		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
 	}, options...)
-	r := &store{process: e.process("redis", e.config.redis, args...), addr: "127.0.0.1:" + port}
+	p, err := e.process("redis", e.config.redis, args...)
+	if err != nil {
+		return nil, err
+	}
+	r := &store{process: p, addr: "127.0.0.1:" + port}
 	r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
 	e.atEnd(func() { _ = r.Close() })
-	r.ready = func(ctx context.Context) error {
+	r.Ready = func(ctx context.Context) error {
 		if err := r.Ping(ctx).Err(); err != nil && !strings.HasPrefix(err.Error(), "NOAUTH") {
 			return err
 		}
@@ -78,7 +82,7 @@ func (e *env) sentinel(ctx context.Context, replicas int) (*sentinels, error) {
 		s.nodes = append(s.nodes, r)
 	}
 	for range watchers {
-		port, err := e.freePort(ctx)
+		port, err := e.ports.Free(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -89,11 +93,15 @@ func (e *env) sentinel(ctx context.Context, replicas int) (*sentinels, error) {
 		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 			return nil, err
 		}
-		r := &store{process: e.process("sentinel", e.config.redis, conf, "--sentinel"), addr: "127.0.0.1:" + port}
+		p, err := e.process("sentinel", e.config.redis, conf, "--sentinel")
+		if err != nil {
+			return nil, err
+		}
+		r := &store{process: p, addr: "127.0.0.1:" + port}
 		r.Client = redis.NewClient(&redis.Options{Addr: r.addr, DisableIdentity: true, Protocol: 2})
 		e.atEnd(func() { _ = r.Close() })
-		r.ready = func(ctx context.Context) error { return r.Ping(ctx).Err() }
-		if err := r.start(ctx); err != nil {
+		r.Ready = func(ctx context.Context) error { return r.Ping(ctx).Err() }
+		if err := r.Start(ctx); err != nil {
 			return nil, err
 		}
 		s.all = append(s.all, r)
@@ -148,7 +156,7 @@ func (e *env) cluster(ctx context.Context, masters int, replicated bool) (*shard
 	var addrs []string
 	for range count {
 		// The bus has a port of its own, which would be 10,000 higher, and may not exist.
-		bus, err := e.freePort(ctx)
+		bus, err := e.ports.Free(ctx)
 		if err != nil {
 			return nil, err
 		}

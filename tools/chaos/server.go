@@ -13,6 +13,7 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -31,7 +32,11 @@ type server struct {
 // server returns a server that is not started yet, with rules and additional variables, such as REDIS_URL. What stands on
 // lines of rules that end in #+ only ratelimitd knows: another server does not see them.
 func (e *env) server(ctx context.Context, rules string, vars ...string) (*server, error) {
-	s := &server{e: e, process: e.process("server", e.program)}
+	p, err := e.process("server", e.program)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{e: e, process: p}
 	s.dir = filepath.Join(e.dir, fmt.Sprintf("rules%d", e.n))
 	if err := os.MkdirAll(filepath.Join(s.dir, "config"), 0o700); err != nil {
 		return nil, err
@@ -39,23 +44,20 @@ func (e *env) server(ctx context.Context, rules string, vars ...string) (*server
 	if err := s.serve("rules.yaml", rules); err != nil {
 		return nil, err
 	}
-	s.env = append([]string{
+	s.Env = append([]string{
 		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "USE_STATSD=false", "DRAIN_DELAY=0s", "ADMIN=true", "LOG_LEVEL=warn",
 		"RUNTIME_ROOT=" + s.dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false", "EXPIRATION_JITTER_MAX_SECONDS=0",
 		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PATH=" + os.Getenv("PATH"),
 	}, vars...)
 	for name, addr := range map[string]*string{"PORT": &s.http, "GRPC_PORT": &s.grpc, "DEBUG_PORT": &s.debug} {
-		port, err := e.freePort(ctx)
+		port, err := e.ports.Free(ctx)
 		if err != nil {
 			return nil, err
 		}
 		*addr = "127.0.0.1:" + port
-		s.env = append(s.env, name+"="+port)
+		s.Env = append(s.Env, name+"="+port)
 	}
-	s.ready = func(ctx context.Context) error {
-		_, err := get(ctx, "http://"+s.http+"/healthcheck")
-		return err
-	}
+	s.Ready = proc.Answers("http://" + s.http + "/healthcheck")
 	return s, nil
 }
 
@@ -65,7 +67,7 @@ func (e *env) startServer(ctx context.Context, rules string, vars ...string) (*s
 	if err != nil {
 		return nil, err
 	}
-	return s, s.start(ctx)
+	return s, s.Start(ctx)
 }
 
 // serve replaces a file of rules at once.

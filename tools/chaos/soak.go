@@ -389,10 +389,10 @@ func (k *soak) judge(ctx context.Context, d time.Duration, before [][2]int) erro
 	k.measured(k.p(0.999) <= soakSlow, "p99.9 outside faults %s", ms(k.p(0.999)))
 	exits := 0
 	for _, s := range k.servers {
-		exits += boolInt(s.died())
+		exits += boolInt(s.Died())
 	}
 	for _, s := range slices.Concat(k.redis.nodes, k.redis.all) {
-		exits += boolInt(s.died())
+		exits += boolInt(s.Died())
 	}
 	k.measured(exits == 0, "%d exits not ordered", exits)
 	k.measured(k.loudest <= 10, "%.1f log lines/s of a server at most", k.loudest)

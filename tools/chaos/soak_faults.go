@@ -94,8 +94,8 @@ func (k *soak) reloadBad(ctx context.Context, round int) error {
 // killServer kills the last server, so that the memory of the others can be followed.
 func (k *soak) killServer(ctx context.Context, _ int) error {
 	s := k.servers[len(k.servers)-1]
-	s.kill()
-	return s.start(ctx)
+	s.Kill()
+	return s.Start(ctx)
 }
 
 // lost notes that what Redis had counted may be gone.
@@ -112,11 +112,11 @@ func (k *soak) killMaster(ctx context.Context, _ int) error {
 		return err
 	}
 	k.lost()
-	old.kill()
+	old.Kill()
 	if err := k.another(ctx, old); err != nil {
 		return err
 	}
-	if err := old.start(ctx); err != nil {
+	if err := old.Start(ctx); err != nil {
 		return err
 	}
 	return k.follow(ctx, old)
@@ -130,11 +130,11 @@ func (k *soak) hang(ctx context.Context, _ int) error {
 		return err
 	}
 	k.lost()
-	if err := old.pause(); err != nil {
+	if err := old.Pause(); err != nil {
 		return err
 	}
 	_ = sleep(ctx, 2*time.Second)
-	if err := old.resume(); err != nil {
+	if err := old.Resume(); err != nil {
 		return err
 	}
 	_ = sleep(ctx, time.Second) // what they have begun, they end

@@ -22,7 +22,7 @@ type wire struct {
 
 // wire returns a proxy to an address, which ends with the check. It listens on loopback.
 func (e *env) wire(ctx context.Context, to string) (*wire, error) {
-	port, err := e.freePort(ctx)
+	port, err := e.ports.Free(ctx)
 	if err != nil {
 		return nil, err
 	}
