@@ -43,7 +43,7 @@ func main() {
 	flag.Parse()
 	if err := run(os.Stdout, lists(), *repository, filepath.Join(*repository, "api"), *breaking); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:forbidigo // this is main
+		os.Exit(1)
 	}
 }
 

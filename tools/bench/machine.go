@@ -37,7 +37,7 @@ type versions struct {
 func thisMachine() machine {
 	m := machine{CPU: runtime.GOARCH, Cores: runtime.NumCPU()}
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 		for lines := bufio.NewScanner(f); lines.Scan(); {
 			if name, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(name) == "model name" {
 				m.CPU = strings.TrimSpace(value)

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -166,9 +167,9 @@ func (c config) chosen() ([]row, error) {
 	if len(some) > 0 {
 		return some, nil
 	}
-	names := "no row matches; there are"
+	var names strings.Builder
 	for _, r := range rows() {
-		names += "\n\t" + r.name
+		names.WriteString("\n\t" + r.name)
 	}
-	return nil, errors.New(names)
+	return nil, fmt.Errorf("no row matches; there are%s", names.String())
 }

@@ -22,7 +22,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 	if err != nil {
 		return all, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if err := writeRules(dir); err != nil {
 		return all, err
 	}

@@ -121,11 +121,12 @@ func (p page) Rates(name string) string {
 			lines = append(lines, line)
 		}
 	}
-	head := "offered/s"
+	var head strings.Builder
+	head.WriteString("offered/s")
 	for _, server := range one.named() {
-		head += fmt.Sprintf(" | %s: p50 ms | p99 | p99.9 | sent late, p99 | server µs/request", server)
+		fmt.Fprintf(&head, " | %s: p50 ms | p99 | p99.9 | sent late, p99 | server µs/request", server)
 	}
-	return table(head, lines)
+	return table(head.String(), lines)
 }
 
 // Overload returns the table of an overload.
@@ -146,11 +147,12 @@ func (p page) Overload(name string) string {
 			lines = append(lines, line)
 		}
 	}
-	head := "load"
+	var head strings.Builder
+	head.WriteString("load")
 	for _, server := range one.named() {
-		head += fmt.Sprintf(" | %s: offered/s | goodput/s | by policy/s | errors, or late", server)
+		fmt.Fprintf(&head, " | %s: offered/s | goodput/s | by policy/s | errors, or late", server)
 	}
-	return table(head, lines)
+	return table(head.String(), lines)
 }
 
 // lateness says that calls were sent so late that figures are those of the load rather than of the server.

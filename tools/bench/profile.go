@@ -69,7 +69,7 @@ func fetchProfile(ctx context.Context, addr string) (*profile.Profile, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
 		return nil, fmt.Errorf("%s: %s: %s", url, resp.Status, text)

@@ -25,7 +25,7 @@ func (c config) loadPairs(ctx context.Context, addr string) (sample, error) {
 	if err != nil {
 		return sample{}, err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // ends what waits for a reply
 	replies := bufio.NewReaderSize(conn, 1<<16)
 	if _, err := playPairs(conn, replies, c.warmup); err != nil {
@@ -62,7 +62,7 @@ func playPairs(w io.Writer, replies *bufio.Reader, lasts time.Duration) (pairs i
 				return pairs, err
 			}
 			if reply[0] != ':' {
-				return pairs, fmt.Errorf("Redis answered %q", reply)
+				return pairs, fmt.Errorf("a pair of commands: Redis answered %q", reply)
 			}
 		}
 	}
@@ -103,7 +103,7 @@ func info(ctx context.Context, addr, section string) (map[string]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if _, err := io.WriteString(conn, "INFO "+section+"\r\nQUIT\r\n"); err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func info(ctx context.Context, addr, section string) (map[string]string, error) 
 		return nil, err
 	}
 	lines := map[string]string{}
-	for _, line := range strings.Split(string(all), "\r\n") {
+	for line := range strings.SplitSeq(string(all), "\r\n") {
 		if name, value, ok := strings.Cut(line, ":"); ok {
 			lines[name] = value
 		}

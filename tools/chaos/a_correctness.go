@@ -163,30 +163,47 @@ func costs(limit uint64) []uint64 {
 	return []uint64{1, limit, limit + 1, 1 << 31, math.MaxUint32, 1 << 53, 1<<53 + 1, 1 << 63, math.MaxUint64}
 }
 
+// edge is a limit that is tried with each of its costs.
+type edge struct {
+	algorithm, unit string
+	limit           uint64
+}
+
+func (x edge) key() string { return fmt.Sprintf("%s-%s-%d", x.algorithm, x.unit, x.limit) }
+
+// edgesOf returns the limits of algorithms to try, and rules that have them.
+func edgesOf(algorithms []string) (all []edge, rules string) {
+	var text strings.Builder
+	text.WriteString("domain: d\ndescriptors:\n")
+	for _, unit := range []string{"second", "minute", "hour", "day", "week", "month", "year"} {
+		for _, limit := range []uint64{1, 1000, math.MaxUint32} {
+			for _, a := range algorithms {
+				x := edge{a, unit, limit}
+				all = append(all, x)
+				fmt.Fprintf(&text, "  - key: %s\n    rate_limit:\n      unit: %s\n      requests_per_unit: %d\n      algorithm: %s #+\n", x.key(), unit, limit, a)
+			}
+		}
+	}
+	return all, text.String()
+}
+
+// edgy is what came of the edges.
+type edgy struct{ tried, errors, wrong, panics int }
+
 func edges(ctx context.Context, e *env) error {
-	limits := []uint64{1, 1000, math.MaxUint32}
-	units := []string{"second", "minute", "hour", "day", "week", "month", "year"}
 	algorithms := []string{"fixed_window", "sliding_window", "token_bucket", "leaky_bucket"}
 	stores := []string{"memory", "redis"}
 	if e.other {
 		algorithms, stores = algorithms[:1], stores[1:]
 	}
-	var rules strings.Builder
-	rules.WriteString("domain: d\ndescriptors:\n")
-	for _, unit := range units {
-		for _, limit := range limits {
-			for _, a := range algorithms {
-				fmt.Fprintf(&rules, "  - key: %s-%s-%d\n    rate_limit:\n      unit: %[2]s\n      requests_per_unit: %[3]d\n      algorithm: %[1]s #+\n", a, unit, limit)
-			}
-		}
-	}
+	all, rules := edgesOf(algorithms)
 	r, err := e.redis(ctx)
 	if err != nil {
 		return err
 	}
-	var tried, errors, wrong, panics int
+	var n edgy
 	for _, store := range stores {
-		s, err := e.startServer(ctx, rules.String(), "REDIS_URL="+r.addr, "BACKEND_TYPE="+store, patient)
+		s, err := e.startServer(ctx, rules, "REDIS_URL="+r.addr, "BACKEND_TYPE="+store, patient)
 		if err != nil {
 			return err
 		}
@@ -194,34 +211,33 @@ func edges(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		for _, unit := range units {
-			for _, limit := range limits {
-				for _, a := range algorithms {
-					for i, cost := range costs(limit) {
-						tried++
-						q := ask("d", fmt.Sprintf("%s-%s-%d=%s%d", a, unit, limit, store, i))
-						q.Descriptors[0].HitsAddend = wrapperspb.UInt64(cost)
-						answer, err := c.ShouldRateLimit(ctx, q)
-						passed := answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
-						switch what := fmt.Sprintf("%d hits of %d per %s, %s in %s", cost, limit, unit, a, store); {
-						case err != nil:
-							errors++
-							e.note("%s: %v", what, err)
-						case passed != (cost <= limit):
-							wrong++
-							e.note("%s: %v", what, answer)
-						}
-					}
-				}
-			}
+		for _, x := range all {
+			n.try(ctx, e, c, x, store)
 		}
 		if !e.other {
-			panics += int(s.metric(ctx, "ratelimitd_panics_total"))
+			n.panics += int(s.metric(ctx, "ratelimitd_panics_total"))
 		}
-		if s.Died() {
-			panics++
+		n.panics += boolInt(s.Died())
+	}
+	e.measured(n.errors == 0 && n.wrong == 0 && n.panics == 0, "%d combinations: %d panics, %d gRPC errors, %d wrong verdicts", n.tried, n.panics, n.errors, n.wrong)
+	return nil
+}
+
+// try calls with each cost, for a counter of its own.
+func (n *edgy) try(ctx context.Context, e *env, c rlsv3.RateLimitServiceClient, x edge, store string) {
+	for i, cost := range costs(x.limit) {
+		n.tried++
+		q := ask("d", fmt.Sprintf("%s=%s%d", x.key(), store, i))
+		q.Descriptors[0].HitsAddend = wrapperspb.UInt64(cost)
+		answer, err := c.ShouldRateLimit(ctx, q)
+		passed := answer.GetOverallCode() == rlsv3.RateLimitResponse_OK
+		switch what := fmt.Sprintf("%d hits of %d per %s, %s in %s", cost, x.limit, x.unit, x.algorithm, store); {
+		case err != nil:
+			n.errors++
+			e.note("%s: %v", what, err)
+		case passed != (cost <= x.limit):
+			n.wrong++
+			e.note("%s: %v", what, answer)
 		}
 	}
-	e.measured(errors == 0 && wrong == 0 && panics == 0, "%d combinations: %d panics, %d gRPC errors, %d wrong verdicts", tried, panics, errors, wrong)
-	return nil
 }

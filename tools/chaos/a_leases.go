@@ -149,7 +149,7 @@ func stopped(ctx context.Context, _ *env, l *lessee) error {
 
 // unheard cuts a server's connections to Redis in the middle of replies.
 func unheard(ctx context.Context, e *env, l *lessee) error {
-	if err := l.wire.poison("limit_data", "downstream", map[string]any{"bytes": e.rand.IntN(400)}); err != nil {
+	if err := l.wire.poison("limit_data", map[string]any{"bytes": e.rand.IntN(400)}); err != nil {
 		return err
 	}
 	if err := sleep(ctx, 50*time.Millisecond); err != nil {

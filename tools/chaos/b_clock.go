@@ -25,8 +25,14 @@ type drained struct {
 	odd               string // an answer that cannot be
 }
 
-// drain calls n times for a descriptor of a limit.
-func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n int, limit uint32, unit time.Duration) (d drained) {
+// quota is what a limit admits, and in what time.
+type quota struct {
+	limit uint32
+	unit  time.Duration
+}
+
+// drain calls n times for a descriptor with a limit.
+func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n int, of quota) (d drained) {
 	for range n {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		r, err := c.ShouldRateLimit(ctx, ask("shop", key+"=a"))
@@ -37,9 +43,9 @@ func drain(ctx context.Context, c rlsv3.RateLimitServiceClient, key string, n in
 		}
 		s := r.GetStatuses()[0]
 		// Parts of a sliding window end as a whole, and a leaky bucket takes one more.
-		longest := unit + max(unit/10, unit/time.Duration(limit))
-		if reset := s.GetDurationUntilReset().AsDuration(); s.GetLimitRemaining() > limit || reset < 0 || reset > longest {
-			d.odd = fmt.Sprintf("%s: %d of %d remain, for %v", key, s.GetLimitRemaining(), limit, reset)
+		longest := of.unit + max(of.unit/10, of.unit/time.Duration(of.limit))
+		if reset := s.GetDurationUntilReset().AsDuration(); s.GetLimitRemaining() > of.limit || reset < 0 || reset > longest {
+			d.odd = fmt.Sprintf("%s: %d of %d remain, for %v", key, s.GetLimitRemaining(), of.limit, reset)
 		}
 		if r.GetOverallCode() == rlsv3.RateLimitResponse_OK {
 			d.admitted++
@@ -94,7 +100,7 @@ func emptyRestart(ctx context.Context, e *env) error {
 			}
 		}
 		for _, k := range keys {
-			d := drain(ctx, c, k, limit+10, limit, 366*24*time.Hour)
+			d := drain(ctx, c, k, limit+10, quota{limit, 366 * 24 * time.Hour})
 			admitted[k] += d.admitted
 			e.note("round %d, %s: %d admitted, %d refused %s", round, k, d.admitted, d.refused, d.odd)
 		}
@@ -154,7 +160,7 @@ func clockOfServer(ctx context.Context, e *env) error {
 		odds := make([]string, len(keys))
 		for i, key := range keys {
 			wg.Go(func() {
-				d := drain(ctx, c, key, 1, limit, 366*24*time.Hour)
+				d := drain(ctx, c, key, 1, quota{limit, 366 * 24 * time.Hour})
 				admitted[i], odds[i] = admitted[i]+d.admitted, d.odd
 			})
 		}
@@ -218,56 +224,71 @@ func clockOfRedis(ctx context.Context, e *env) error {
 		return fmt.Errorf("the clock of Redis was set an hour ahead, and went by %v", d)
 	}
 	for _, key := range keys {
-		drain(ctx, c, key, limit+2, limit, time.Hour)
+		drain(ctx, c, key, limit+2, quota{limit, time.Hour})
 	}
-	var extra, stuck, odd int
-	waited := make([]int64, len(keys)) // seconds, since something was admitted or the clock went back
-	at := int64(3600)
+	t := redisTime{e: e, keys: keys, limit: limit, at: 3600, waited: make([]int64, len(keys))}
 	for step := range clockSteps {
 		by := jump(e)
-		at += by
-		if err := k.set(at); err != nil {
+		t.at += by
+		if err := k.set(t.at); err != nil {
 			return err
 		}
 		all := make([]drained, len(keys))
 		var wg sync.WaitGroup
 		for i, key := range keys {
-			wg.Go(func() { all[i] = drain(ctx, c, key, limit+2, limit, time.Hour) })
+			wg.Go(func() { all[i] = drain(ctx, c, key, limit+2, quota{limit, time.Hour}) })
 		}
 		wg.Wait()
-		now := time.Now().Unix() + at
+		now := time.Now().Unix() + t.at
 		for i, d := range all {
-			most := limit + 1 // a leaky bucket leaks one meanwhile
-			switch {
-			case by < 0:
-				most = 0
-			case by == 1 && (keys[i] != "fixed_window" || (now-2)/3600 == (now+2)/3600):
-				most = 1 // a place that came free, or the end of a part of a window
-			}
-			if d.admitted > most {
-				extra++
-				e.note("step %d, by %d s to %d, %s: %d admitted, want at most %d", step, by, at, keys[i], d.admitted, most)
-			}
-			waited[i] += by
-			if by < 0 || d.admitted > 0 {
-				waited[i] = 0
-			}
-			if most := int64(3600 + 360*boolInt(keys[i] == "sliding_window")); waited[i] > most {
-				stuck++
-				e.note("step %d, by %d s to %d, %s: nothing admitted for %d s", step, by, at, keys[i], waited[i])
-			}
-			if d.odd != "" {
-				odd++
-				e.note("step %d, by %d s to %d: %s", step, by, at, d.odd)
-			}
+			t.judge(fmt.Sprintf("step %d, by %d s to %d", step, by, t.at), i, d, by, now)
 		}
 	}
-	e.measured(extra == 0, "%d steps of the clock of Redis: %d admitted too much", clockSteps, extra)
-	e.measured(stuck == 0 && odd == 0, "%d denied for longer than their unit, %d odd answers", stuck, odd)
+	e.measured(t.extra == 0, "%d steps of the clock of Redis: %d admitted too much", clockSteps, t.extra)
+	e.measured(t.stuck == 0 && t.odd == 0, "%d denied for longer than their unit, %d odd answers", t.stuck, t.odd)
 	forever, n, err := r.withoutTTL(ctx)
 	if err != nil {
 		return err
 	}
 	e.measured(forever == 0, "%d of %d keys without TTL", forever, n)
 	return nil
+}
+
+// redisTime is what came of steps of the clock of Redis.
+type redisTime struct {
+	e      *env
+	keys   []string // the algorithms
+	limit  int      // of each, an hour
+	at     int64    // where the clock is, in seconds before that of the machine
+	waited []int64  // seconds, since something was admitted or the clock went back
+
+	extra, stuck, odd int
+}
+
+// judge looks at what the key i admitted after a step of by seconds, and when the clock says now.
+func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
+	key := t.keys[i]
+	most := t.limit + 1 // a leaky bucket leaks one meanwhile
+	switch {
+	case by < 0:
+		most = 0
+	case by == 1 && (key != "fixed_window" || (now-2)/3600 == (now+2)/3600):
+		most = 1 // a place that came free, or the end of a part of a window
+	}
+	if d.admitted > most {
+		t.extra++
+		t.e.note("%s, %s: %d admitted, want at most %d", step, key, d.admitted, most)
+	}
+	t.waited[i] += by
+	if by < 0 || d.admitted > 0 {
+		t.waited[i] = 0
+	}
+	if most := int64(3600 + 360*boolInt(key == "sliding_window")); t.waited[i] > most {
+		t.stuck++
+		t.e.note("%s, %s: nothing admitted for %d s", step, key, t.waited[i])
+	}
+	if d.odd != "" {
+		t.odd++
+		t.e.note("%s: %s", step, d.odd)
+	}
 }

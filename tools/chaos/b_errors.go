@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,9 +61,9 @@ func refusals() []refusal {
 				if err := set(loadDelay, "0")(ctx, r); err != nil {
 					return err
 				}
-				_, ok := poll(ctx, patience, func() bool { return r.Get(ctx, "x").Err() == redis.Nil })
+				_, ok := poll(ctx, patience, func() bool { return errors.Is(r.Get(ctx, "x").Err(), redis.Nil) })
 				if !ok {
-					return fmt.Errorf("Redis does not end loading")
+					return errors.New("loading does not end")
 				}
 				return nil
 			},
@@ -208,22 +209,23 @@ func (z refusal) judge(e *env, answers outcomes, metrics map[string]float64, at 
 	recovery := last - at[3]
 	during := answers.between(at[1]+200*time.Millisecond, at[2])
 	denied := len(during.of(over))
-	errors := len(answers.of(failed, lost))
+	failures := len(answers.of(failed, lost))
 	if e.other { // whose policy is an error, always
-		denied, errors = len(during.of(over, failed)), 0
+		denied, failures = len(during.of(over, failed)), 0
 	}
 	passed := len(during.of(okay, unknown))
-	classes := ""
+	var told strings.Builder
 	for series, n := range metrics {
 		if class, found := strings.CutPrefix(series, `ratelimitd_backend_errors_total{class="`); found && n > 0 {
-			classes += " " + strings.TrimSuffix(class, `"}`)
+			told.WriteString(" " + strings.TrimSuffix(class, `"}`))
 		}
 	}
+	classes := told.String()
 	right := e.other || strings.Contains(classes, z.class) && !strings.Contains(classes, "other")
-	ok := right && denied > 0 && passed == 0 && errors == 0 && recovery <= time.Second
-	e.note("%s: class%s, want %s; while it refused %s; %d errors; recovery %s", z.name, classes, z.class, during, errors, ms(recovery))
+	ok := right && denied > 0 && passed == 0 && failures == 0 && recovery <= time.Second
+	e.note("%s: class%s, want %s; while it refused %s; %d errors; recovery %s", z.name, classes, z.class, during, failures, ms(recovery))
 	if !ok {
-		e.measured(false, "%s: class%s, %d by policy, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, errors, ms(recovery))
+		e.measured(false, "%s: class%s, %d by policy, %d passed, %d errors, recovery %s", z.name, classes, denied, passed, failures, ms(recovery))
 	}
 	return ok
 }

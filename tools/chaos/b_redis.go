@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
@@ -30,11 +31,12 @@ func policies() []string { return []string{"error", "allow", "deny", "local"} }
 
 // byPolicy returns rules with a key for each policy, of n per hour for each of its values.
 func byPolicy(n int) string {
-	rules := "domain: shop\ndescriptors:\n"
+	var rules strings.Builder
+	rules.WriteString("domain: shop\ndescriptors:\n")
 	for _, p := range policies() {
-		rules += fmt.Sprintf("  - key: %s\n    rate_limit:\n      unit: hour\n      requests_per_unit: %d\n      on_failure: %[1]s #+\n      lease: off #+\n", p, n)
+		fmt.Fprintf(&rules, "  - key: %s\n    rate_limit:\n      unit: hour\n      requests_per_unit: %d\n      on_failure: %[1]s #+\n      lease: off #+\n", p, n)
 	}
-	return rules
+	return rules.String()
 }
 
 // callsByPolicy returns requests for byPolicy, with some values of each key.
@@ -223,7 +225,7 @@ func redisSlow(ctx context.Context, e *env) error {
 	goroutines, memory := s.metric(ctx, "go_goroutines"), s.rss()
 	from := l.now()
 	peak := s.peakRSS()
-	if err := w.poison("latency", "downstream", map[string]any{"latency": 1000, "jitter": 200}); err != nil {
+	if err := w.poison("latency", map[string]any{"latency": 1000, "jitter": 200}); err != nil {
 		return err
 	}
 	most := 0.0

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -38,7 +39,7 @@ func (e *env) hangs(ctx context.Context, r *store) error {
 		from, to   time.Duration
 	}
 	bad := func(kind string, attributes map[string]any) (begin, end func() error) {
-		return func() error { return w.poison(kind, "downstream", attributes) }, func() error { return w.cure(ctx, kind) }
+		return func() error { return w.poison(kind, attributes) }, func() error { return w.cure(ctx, kind) }
 	}
 	hole, filled := bad("timeout", map[string]any{"timeout": 0})
 	reset, stopped := bad("reset_peer", map[string]any{"timeout": 0})
@@ -104,17 +105,18 @@ func (e *env) pieces(ctx context.Context, r *store) error {
 	if err != nil {
 		return err
 	}
-	if err := w.poison("slicer", "downstream", map[string]any{"average_size": 3, "size_variation": 2, "delay": 20}); err != nil {
+	if err := w.poison("slicer", map[string]any{"average_size": 3, "size_variation": 2, "delay": 20}); err != nil {
 		return err
 	}
 	const keys = 40
-	rules := "domain: pieces\ndescriptors:\n"
+	var rules strings.Builder
+	rules.WriteString("domain: pieces\ndescriptors:\n")
 	var calls [][]byte
 	for k := range keys {
-		rules += fmt.Sprintf("  - key: k%d\n    rate_limit: {unit: hour, requests_per_unit: %d}\n", k, 1+k)
+		fmt.Fprintf(&rules, "  - key: k%d\n    rate_limit: {unit: hour, requests_per_unit: %d}\n", k, 1+k)
 		calls = append(calls, request("pieces", fmt.Sprintf("k%d=a", k)))
 	}
-	s, err := e.startServer(ctx, rules, "REDIS_URL="+w.addr, "NEAR_CACHE_KEYS=0")
+	s, err := e.startServer(ctx, rules.String(), "REDIS_URL="+w.addr, "NEAR_CACHE_KEYS=0")
 	if err != nil {
 		return err
 	}

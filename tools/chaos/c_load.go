@@ -158,11 +158,11 @@ func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 // of that, figures are worth nothing.
 func (s *surge) alone(f func() outcomes) outcomes {
 	begin, all, busy := time.Now(), spent(s.pinned.theirs), s.busy()
-	calls := f()
+	decided := f()
 	took := time.Since(begin).Seconds()
 	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took)
-	s.lag = max(s.lag, calls.lag(0.99))
-	return calls
+	s.lag = max(s.lag, decided.lag(0.99))
+	return decided
 }
 
 // measurePeak finds out how many calls a second are decided at most, and what one costs.

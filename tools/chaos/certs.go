@@ -15,7 +15,7 @@ type issuer struct{ testing.TB }
 func (issuer) Helper() {}
 
 // Fatal implements [testing.TB].
-func (issuer) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
+func (issuer) Fatal(args ...any) { panic(fmt.Sprint(args...)) } //nolint:forbidigo // it must not return, and is not called
 
 // authority is a CA.
 type authority struct{ *certstest.CA }

@@ -343,8 +343,12 @@ func verdict(f *http2.MetaHeadersFrame, body []byte) string {
 // encodeCall is all that a client sends for a call.
 func encodeCall(changed []string, data []byte) []byte {
 	all := [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
-		{":authority", "ratelimit"}, {"content-type", "application/grpc"}, {"te", "trailers"},
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
+		{":authority", "ratelimit"},
+		{"content-type", "application/grpc"},
+		{"te", "trailers"},
 	}
 	for c := range slices.Chunk(changed, 2) {
 		i := slices.IndexFunc(all, func(h [2]string) bool { return h[0] == c[0] })

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -30,9 +31,13 @@ func badInput() []check {
 	}
 }
 
+// letters are what words are made of: some of them join keys and values somewhere.
+func letters() []string {
+	return []string{"a", "b", "_", "|", ":", ".", "{", "}", "=", ",", "/", "\x00", "\n", " ", "%", "é", "{x}", "_b"}
+}
+
 // pairs returns descriptors of which no two may share a counter, though their texts do when they are joined.
 func (e *env) pairs(random, crafted int) (all [][][2]string) {
-	letters := []string{"a", "b", "_", "|", ":", ".", "{", "}", "=", ",", "/", "\x00", "\n", " ", "%", "é", "{x}", "_b"}
 	seen := map[string]bool{}
 	add := func(d [][2]string) bool {
 		if seen[fmt.Sprintf("%q", d)] {
@@ -43,34 +48,44 @@ func (e *env) pairs(random, crafted int) (all [][][2]string) {
 		return true
 	}
 	for n := 0; n < crafted; {
-		words := make([]string, 2+e.rand.IntN(3))
-		for i := range words {
-			words[i] = letters[e.rand.IntN(len(letters))]
-		}
-		joined := strings.Join(words, "_")
+		joined := strings.Join(e.words(2+e.rand.IntN(3)), "_")
 		for cut := 1; cut < len(joined) && n < crafted; cut++ { // one text, cut anywhere
 			if utf8.ValidString(joined[:cut]) && add([][2]string{{"k", joined[:cut]}, {"k", joined[cut:]}}) {
 				n++
 			}
 		}
-		if add([][2]string{{"k", joined}}) {
-			n++
-		}
+		n += boolInt(add([][2]string{{"k", joined}}))
 	}
 	for n := 0; n < random; {
 		d := make([][2]string, 1+e.rand.IntN(3))
 		for i := range d {
-			var v strings.Builder
-			for range 1 + e.rand.IntN(8) {
-				v.WriteString(letters[e.rand.IntN(len(letters))])
-			}
-			d[i] = [2]string{"k", v.String()}
+			d[i] = [2]string{"k", strings.Join(e.words(1+e.rand.IntN(8)), "")}
 		}
-		if add(d) {
-			n++
-		}
+		n += boolInt(add(d))
 	}
 	return all
+}
+
+// words draws letters.
+func (e *env) words(n int) []string {
+	all, some := letters(), make([]string, n)
+	for i := range some {
+		some[i] = all[e.rand.IntN(len(all))]
+	}
+	return some
+}
+
+// askAll returns a request with descriptors.
+func askAll(domain string, all [][][2]string) *rlsv3.RateLimitRequest {
+	q := ask(domain)
+	for _, d := range all {
+		m := &commonv3.RateLimitDescriptor{}
+		for _, entry := range d {
+			m.Entries = append(m.Entries, &commonv3.RateLimitDescriptor_Entry{Key: entry[0], Value: entry[1]})
+		}
+		q.Descriptors = append(q.Descriptors, m)
+	}
+	return q
 }
 
 func injective(ctx context.Context, e *env) error {
@@ -90,34 +105,18 @@ func injective(ctx context.Context, e *env) error {
 		return err
 	}
 	all := e.pairs(random, crafted)
-	var mu sync.Mutex
 	var wg sync.WaitGroup
-	collisions, failures := 0, 0
+	var collisions, failures atomic.Int64
 	work := make(chan [][][2]string)
 	for _, c := range calls {
 		wg.Go(func() {
 			for some := range work {
-				q := ask("d")
-				for _, d := range some {
-					m := &commonv3.RateLimitDescriptor{}
-					for _, entry := range d {
-						m.Entries = append(m.Entries, &commonv3.RateLimitDescriptor_Entry{Key: entry[0], Value: entry[1]})
-					}
-					q.Descriptors = append(q.Descriptors, m)
-				}
-				answer, err := c.ShouldRateLimit(ctx, q)
-				mu.Lock()
+				answer, err := c.ShouldRateLimit(ctx, askAll("d", some))
 				if err != nil {
-					failures++
+					failures.Add(1)
 					e.note("%v", err)
 				}
-				for i, st := range answer.GetStatuses() {
-					if st.GetCode() != rlsv3.RateLimitResponse_OK {
-						collisions++
-						e.note("%q was counted before", some[i])
-					}
-				}
-				mu.Unlock()
+				collisions.Add(e.countedBefore(some, answer))
 			}
 		})
 	}
@@ -126,10 +125,22 @@ func injective(ctx context.Context, e *env) error {
 	}
 	close(work)
 	wg.Wait()
-	e.measured(failures == 0 && collisions == 0 && ctx.Err() == nil, "%d descriptors, %d collisions, %d failed calls", len(all), collisions, failures)
+	good := failures.Load() == 0 && collisions.Load() == 0 && ctx.Err() == nil
+	e.measured(good, "%d descriptors, %d collisions, %d failed calls", len(all), collisions.Load(), failures.Load())
 	keys, p, err := uniform(ctx, r)
 	e.measured(keys >= len(all) && p > 0.01, "%d keys in Redis, slots χ² p = %.3f", keys, p)
 	return err
+}
+
+// countedBefore returns how many of the descriptors of a call were counted before it.
+func (e *env) countedBefore(all [][][2]string, answer *rlsv3.RateLimitResponse) (n int64) {
+	for i, st := range answer.GetStatuses() {
+		if st.GetCode() != rlsv3.RateLimitResponse_OK {
+			n++
+			e.note("%q was counted before", all[i])
+		}
+	}
+	return n
 }
 
 // uniform returns how many keys there are, and how probable it is that slots drawn evenly are spread more unevenly.

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
 // changes is E30: reloads of one server and restarts of another, at the same time.
@@ -38,6 +40,33 @@ descriptors:
 `, 1_000_000_000+n)
 }
 
+// versions is what calls say of the rules that decide them: how many calls there were, how many were decided by two
+// versions, how many failed, and the highest version.
+type versions struct{ asked, mixed, failures, highest atomic.Int64 }
+
+// watch calls until ctx is done.
+func (v *versions) watch(ctx context.Context, e *env, c rlsv3.RateLimitServiceClient) {
+	for ctx.Err() == nil {
+		a, err := c.ShouldRateLimit(ctx, ask("shop", "user=b", "other=b"))
+		if ctx.Err() != nil {
+			return
+		}
+		v.asked.Add(1)
+		if err != nil {
+			e.note("during reloads: %v", err)
+			v.failures.Add(1)
+			continue
+		}
+		first, second := a.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit(), a.GetStatuses()[1].GetCurrentLimit().GetRequestsPerUnit()
+		if first != second || first < 1_000_000_000 {
+			v.mixed.Add(1)
+			e.note("limits of %d and %d in one answer", first, second)
+		}
+		v.highest.Store(max(v.highest.Load(), int64(first)))
+		_ = sleep(ctx, 2*time.Millisecond)
+	}
+}
+
 // reloads changes the rules 200 times, and a third of them badly.
 func reloads(ctx context.Context, e *env, r *store) error {
 	const times = 200
@@ -48,35 +77,14 @@ func reloads(ctx context.Context, e *env, r *store) error {
 	l := load{addr: s.grpc, requests: [][]byte{request("shop", "user=a", "other=a")}, rate: 500, timeout: time.Second}.start(ctx)
 	run, end := context.WithCancel(ctx)
 	defer end()
-	var asked, mixed, failures atomic.Int64
-	var highest atomic.Int64
 	c, err := s.rls()
 	if err != nil {
 		return err
 	}
+	var seen versions
 	var wg sync.WaitGroup
 	for range 4 {
-		wg.Go(func() {
-			for run.Err() == nil {
-				a, err := c.ShouldRateLimit(run, ask("shop", "user=b", "other=b"))
-				if run.Err() != nil {
-					return
-				}
-				asked.Add(1)
-				if err != nil {
-					e.note("during reloads: %v", err)
-					failures.Add(1)
-					continue
-				}
-				first, second := a.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit(), a.GetStatuses()[1].GetCurrentLimit().GetRequestsPerUnit()
-				if first != second || first < 1_000_000_000 {
-					mixed.Add(1)
-					e.note("limits of %d and %d in one answer", first, second)
-				}
-				highest.Store(max(highest.Load(), int64(first)))
-				_ = sleep(run, 2*time.Millisecond)
-			}
-		})
+		wg.Go(func() { seen.watch(run, e, c) })
 	}
 	bad, last, unseen := 0, 0, 0
 	for i := 1; i <= times && err == nil; i++ {
@@ -91,7 +99,7 @@ func reloads(ctx context.Context, e *env, r *store) error {
 		err = s.serve("rules.yaml", rules)
 		if _, ok := poll(ctx, 2*time.Second, func() bool {
 			if e.other { // by what it decides; of rules that are bad there is nothing to see
-				return highest.Load() >= int64(1_000_000_000+last)
+				return seen.highest.Load() >= int64(1_000_000_000+last)
 			}
 			return s.metric(ctx, name) > before
 		}); !ok {
@@ -109,10 +117,10 @@ func reloads(ctx context.Context, e *env, r *store) error {
 		return err
 	}
 	e.note("reloads: %s", all)
-	failed := len(all) - len(all.of(okay)) + int(failures.Load())
-	e.measured(failed == 0, "%d reloads, %d bad: %d of %d calls failed", times, bad, failed, len(all)+int(asked.Load()))
-	right := mixed.Load() == 0 && highest.Load() == int64(1_000_000_000+last) && unseen == 0
-	e.measured(right, "%d of %d decisions from a mixed or wrong config, %d reloads not noticed", mixed.Load(), asked.Load(), unseen)
+	failed := len(all) - len(all.of(okay)) + int(seen.failures.Load())
+	e.measured(failed == 0, "%d reloads, %d bad: %d of %d calls failed", times, bad, failed, len(all)+int(seen.asked.Load()))
+	right := seen.mixed.Load() == 0 && seen.highest.Load() == int64(1_000_000_000+last) && unseen == 0
+	e.measured(right, "%d of %d decisions from a mixed or wrong config, %d reloads not noticed", seen.mixed.Load(), seen.asked.Load(), unseen)
 	return nil
 }
 

@@ -212,7 +212,8 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 		c, _ := s.rls()
 		with := metadata.AppendToOutgoingContext(ctx, "authorization", planted+"C")
 		_, err := c.ShouldRateLimit(with, ask("shop", "user="+planted+"D"))
-		told := fmt.Sprint(err)
+		var told strings.Builder
+		fmt.Fprint(&told, err)
 		for _, text := range []string{
 			`{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"` + planted + `E"}]}]}`,
 			`{"domain":"shop","` + planted + `F":1}`,
@@ -225,11 +226,11 @@ func secretsOfCalls(ctx context.Context, e *env, addr string) (string, error) {
 			if resp, err := http.DefaultClient.Do(req); err == nil {
 				answer, _ := io.ReadAll(resp.Body)
 				_ = resp.Body.Close()
-				told += string(answer)
+				told.Write(answer)
 			}
 		}
 		_ = sleep(ctx, 1500*time.Millisecond) // for statistics and traces
-		return told
+		return told.String()
 	})
 	mu.Lock()
 	defer mu.Unlock()

@@ -148,16 +148,11 @@ func (c *config) play(ctx context.Context, checks []check) error {
 		for _, p := range all {
 			t.row(&p)
 			passed += boolInt(p.ours.pass())
-			if !p.ours.pass() || c.verbose {
-				p.ours.tell(c.stderr, p.check, c.seed, "")
-			}
-			if p.theirs == nil {
-				continue
-			}
-			applied++
-			theirs += boolInt(p.theirs.pass())
-			if !p.theirs.pass() || c.verbose {
-				p.theirs.tell(c.stderr, p.check, c.seed, ", the other server")
+			c.tell(&p.ours, p.check, "")
+			if p.theirs != nil {
+				applied++
+				theirs += boolInt(p.theirs.pass())
+				c.tell(p.theirs, p.check, ", the other server")
 			}
 		}
 	}
@@ -170,6 +165,13 @@ func (c *config) play(ctx context.Context, checks []check) error {
 		return errFailed
 	}
 	return nil
+}
+
+// tell prints all that is known of a check that did not pass, or of any if asked to.
+func (c *config) tell(r *result, k check, whose string) {
+	if !r.pass() || c.verbose {
+		r.tell(c.stderr, k, c.seed, whose)
+	}
 }
 
 // both plays a check against the server, and against the other one.

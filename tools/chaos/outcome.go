@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/tools/loadgen/calls"
@@ -41,9 +42,9 @@ func (o outcome) passes(failureModeDeny bool) bool {
 		return true
 	case over:
 		return false
-	default:
-		return !failureModeDeny
+	case failed, late, lost, calls.Reset, calls.Kinds:
 	}
+	return !failureModeDeny
 }
 
 // outcomes are those of a load.
@@ -155,11 +156,12 @@ func (all outcomes) String() string {
 		names = append(names, name)
 	}
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(counts[b], counts[a]) })
-	text := fmt.Sprintf("%d calls", len(all))
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d calls", len(all))
 	for _, name := range names {
-		text += fmt.Sprintf(", %d %s", counts[name], name)
+		fmt.Fprintf(&text, ", %d %s", counts[name], name)
 	}
-	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s; sent late by %s (p99)", text, ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)), ms(all.lag(0.99)))
+	return fmt.Sprintf("%s, p50 %s, p99 %s, max %s; sent late by %s (p99)", text.String(), ms(all.p(0.5)), ms(all.p(0.99)), ms(all.p(1)), ms(all.lag(0.99)))
 }
 
 // ms writes a time in milliseconds.

@@ -14,7 +14,6 @@ import (
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
-	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -47,7 +46,7 @@ func (e *env) server(ctx context.Context, rules string, vars ...string) (*server
 	s.Env = append([]string{
 		"BACKEND_TYPE=redis", "REDIS_SOCKET_TYPE=tcp", "USE_STATSD=false", "DRAIN_DELAY=0s", "ADMIN=true", "LOG_LEVEL=warn",
 		"RUNTIME_ROOT=" + s.dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_WATCH_ROOT=false", "EXPIRATION_JITTER_MAX_SECONDS=0",
-		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PATH=" + os.Getenv("PATH"),
+		"HOST=127.0.0.1", "GRPC_HOST=127.0.0.1", "DEBUG_HOST=127.0.0.1", "PATH=" + os.Getenv("PATH"), //nolint:forbidigo // of the one that finds this server
 	}, vars...)
 	for name, addr := range map[string]*string{"PORT": &s.http, "GRPC_PORT": &s.grpc, "DEBUG_PORT": &s.debug} {
 		port, err := e.ports.Free(ctx)
@@ -98,15 +97,10 @@ func (s *server) dial(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return conn, err
 }
 
-// rls returns a client of the service, and admin one of the admin API.
-func (s *server) rls() (rlsv3.RateLimitServiceClient, error) {
+// rls returns a client of the service.
+func (s *server) rls() (rlsv3.RateLimitServiceClient, error) { //nolint:ireturn // what is generated
 	conn, err := s.dial()
 	return rlsv3.NewRateLimitServiceClient(conn), err
-}
-
-func (s *server) admin() (adminv1.AdminServiceClient, error) {
-	conn, err := s.dial()
-	return adminv1.NewAdminServiceClient(conn), err
 }
 
 // body returns the body of a page, whatever its status.

@@ -40,9 +40,9 @@ func (e *env) wire(ctx context.Context, to string) (*wire, error) {
 }
 
 // poison makes connections bad in the way that kind names (latency, timeout, reset_peer, slicer, limit_data, bandwidth),
-// from now on: stream is upstream, towards Redis, or downstream. The kind is its name, too.
-func (w *wire) poison(kind, stream string, attributes map[string]any) error {
-	text, err := json.Marshal(map[string]any{"name": kind, "type": kind, "stream": stream, "attributes": attributes})
+// from now on, to what comes from Redis. The kind is its name, too.
+func (w *wire) poison(kind string, attributes map[string]any) error {
+	text, err := json.Marshal(map[string]any{"name": kind, "type": kind, "stream": "downstream", "attributes": attributes})
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,3 @@ func (w *wire) poison(kind, stream string, attributes map[string]any) error {
 
 // cure takes away what poison did.
 func (w *wire) cure(ctx context.Context, kind string) error { return w.Toxics.RemoveToxic(ctx, kind) }
-
-// cut closes all connections and refuses new ones until mend.
-func (w *wire) cut()        { w.Stop() }
-func (w *wire) mend() error { return w.Start() }

@@ -93,7 +93,7 @@ func (p *panel) build() (dashboard.Panel, error) {
 			target.Instant().Format(prometheus.PromQueryFormatTable)
 		case heat:
 			target.Range().Format(prometheus.PromQueryFormatHeatmap)
-		default:
+		case graph, areas, number, words:
 			target.Range().Format(prometheus.PromQueryFormatTimeSeries)
 		}
 		q, err := target.Build()
@@ -106,7 +106,7 @@ func (p *panel) build() (dashboard.Panel, error) {
 }
 
 // builder returns what builds a panel of this kind.
-func (p *panel) builder() cog.Builder[dashboard.Panel] { //nolint:ireturn // what the SDK has
+func (p *panel) builder() cog.Builder[dashboard.Panel] {
 	switch p.kind {
 	case number:
 		color := common.BigValueColorModeBackground

@@ -23,9 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 )
 
 // TestRelease makes the release of the last commit twice, from two clones in directories of other names, and tries what came
@@ -40,7 +39,7 @@ func TestRelease(t *testing.T) {
 		if out, err := exec.CommandContext(t.Context(), "git", "clone", "--quiet", filepath.Join("..", ".."), src).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		if err := run(t.Context(), src, outs[i], []string{"linux/" + runtime.GOARCH}); err != nil {
+		if err := run(t.Context(), io.Discard, src, outs[i], []string{"linux/" + runtime.GOARCH}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -84,7 +83,7 @@ func TestForeignFiles(t *testing.T) {
 	if err := os.WriteFile(mine, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(t.Context(), "../..", out, nil); err == nil || !strings.Contains(err.Error(), "holds mine, which is no part of a release") {
+	if err := run(t.Context(), io.Discard, "../..", out, nil); err == nil || !strings.Contains(err.Error(), "holds mine, which is no part of a release") {
 		t.Errorf("a directory with a file of mine: %v", err)
 	}
 	if _, err := os.Stat(mine); err != nil {
@@ -116,6 +115,7 @@ func keys(files map[string][]byte) []string {
 }
 
 func checkSums(t *testing.T, files map[string][]byte) {
+	t.Helper()
 	lines := strings.Split(strings.TrimSpace(string(files[sumsFile])), "\n")
 	if len(lines) != len(files)-1 {
 		t.Errorf("%d sums for %d files", len(lines), len(files)-1)
@@ -165,6 +165,7 @@ func unpack(t *testing.T, r io.Reader) (root string) {
 }
 
 func checkArchive(t *testing.T, data []byte, version string) {
+	t.Helper()
 	r, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
 		t.Fatal(err)
@@ -195,6 +196,7 @@ func checkArchive(t *testing.T, data []byte, version string) {
 
 // checkImage unpacks the image and runs its server as its user, with its root directory where this process may do that.
 func checkImage(t *testing.T, data []byte, version string) {
+	t.Helper()
 	index, err := layout.ImageIndexFromPath(unpack(t, bytes.NewReader(data)))
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +249,7 @@ func checkImage(t *testing.T, data []byte, version string) {
 }
 
 // only is the single image of an index, of whose entries each has one below it.
-func only(t *testing.T, index v1.ImageIndex) v1.Image {
+func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // what the library has
 	t.Helper()
 	manifest, err := index.IndexManifest()
 	if err != nil {
@@ -272,6 +274,7 @@ func only(t *testing.T, index v1.ImageIndex) v1.Image {
 }
 
 func checkBill(t *testing.T, data []byte, version string) {
+	t.Helper()
 	var bom cyclonedx.BOM
 	if err := cyclonedx.NewBOMDecoder(bytes.NewReader(data), cyclonedx.BOMFileFormatJSON).Decode(&bom); err != nil {
 		t.Fatal(err)

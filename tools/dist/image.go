@@ -44,7 +44,7 @@ func (r *release) image(_ context.Context, out string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	at, err := layout.Write(dir, empty.Index)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func (r *release) image(_ context.Context, out string) error {
 }
 
 // imageOf is the image for one platform.
-func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) {
+func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //nolint:ireturn // what the library makes
 	binary, err := os.ReadFile(p.path)
 	if err != nil {
 		return nil, err

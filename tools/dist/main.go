@@ -11,6 +11,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -27,14 +28,14 @@ func main() {
 	out := flag.String("out", "dist", "the `directory` to write to, which must not hold anything else")
 	platforms := flag.String("platforms", released, "the `platforms` to build for")
 	flag.Parse()
-	if err := run(ctx, *src, *out, strings.Split(*platforms, ",")); err != nil {
+	if err := run(ctx, os.Stdout, *src, *out, strings.Split(*platforms, ",")); err != nil {
 		fmt.Fprintf(os.Stderr, "dist: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// run makes everything in the directory out from the checkout src.
-func run(ctx context.Context, src, out string, platforms []string) error {
+// run makes everything in the directory out from the checkout src, and says so on stdout.
+func run(ctx context.Context, stdout io.Writer, src, out string, platforms []string) error {
 	if err := clear(out); err != nil {
 		return err
 	}
@@ -42,7 +43,7 @@ func run(ctx context.Context, src, out string, platforms []string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	r, err := newRelease(ctx, src, work, platforms)
 	if err != nil {
 		return err
@@ -52,7 +53,7 @@ func run(ctx context.Context, src, out string, platforms []string) error {
 			return err
 		}
 	}
-	fmt.Printf("%s of ratelimitd is in %s\n", r.version, out)
+	fmt.Fprintf(stdout, "%s of ratelimitd is in %s\n", r.version, out)
 	return nil
 }
 

@@ -200,6 +200,7 @@ func (d drawer) limit(a proof.Algorithm, long bool) limit {
 		most = 1000
 	case proof.Concurrency:
 		most = 60
+	case proof.FixedWindow, proof.SlidingWindow, proof.TokenBucket, proof.LeakyBucket: // any
 	}
 	l.Hits = d.between(1, most)
 	switch a {
@@ -215,6 +216,7 @@ func (d drawer) limit(a proof.Algorithm, long bool) limit {
 		l.CountRefused = d.odds(15)
 	case proof.TokenBucket, proof.LeakyBucket:
 		d.bucket(&l, long)
+	case proof.Concurrency: // has no more
 	}
 	l.settle()
 	if a == proof.FixedWindow || a == proof.TokenBucket && l.Debt == 0 {
@@ -286,31 +288,35 @@ func hasten(l *limit) {
 func (d drawer) variant(r *rule, long bool) *rule {
 	v := &rule{holder: r.holder, limits: slices.Clone(r.limits)}
 	for i := range v.limits {
-		l := &v.limits[i]
-		most := int64(1_000_000)
-		if l.Algorithm == proof.SlidingLog || l.Algorithm == proof.Concurrency {
-			most = 10_000
-		}
-		if d.odds(70) {
-			l.Hits = min(max(l.Hits*d.between(1, 100)/10, 1), most)
-		}
-		if d.odds(40) && l.Calendar == (proof.Calendar{}) {
-			d.window(l, long != d.odds(30))
-		}
-		if l.Burst > 0 && d.odds(60) {
-			l.Burst = max(l.Burst*d.between(1, 100)/10, 1)
-		}
-		if l.Precision > 0 && d.odds(10) {
-			l.Precision = pick(d, 1, 5, 10)
-		}
-		l.settle()
-		if was := r.limits[i]; l.Algorithm == proof.TokenBucket && l.Limit != was.Limit { // what does not fit any more
-			l.Initial, l.Fill = l.Burst, 0
-			if !long && d.odds(40) {
-				steps(l)
-			}
-		}
-		hasten(l)
+		d.vary(&v.limits[i], long)
 	}
 	return v
+}
+
+// vary gives l other numbers.
+func (d drawer) vary(l *limit, long bool) {
+	was, most := l.Limit, int64(1_000_000)
+	if l.Algorithm == proof.SlidingLog || l.Algorithm == proof.Concurrency {
+		most = 10_000
+	}
+	if d.odds(70) {
+		l.Hits = min(max(l.Hits*d.between(1, 100)/10, 1), most)
+	}
+	if d.odds(40) && l.Calendar == (proof.Calendar{}) {
+		d.window(l, long != d.odds(30))
+	}
+	if l.Burst > 0 && d.odds(60) {
+		l.Burst = max(l.Burst*d.between(1, 100)/10, 1)
+	}
+	if l.Precision > 0 && d.odds(10) {
+		l.Precision = pick(d, 1, 5, 10)
+	}
+	l.settle()
+	if l.Algorithm == proof.TokenBucket && l.Limit != was { // what does not fit any more
+		l.Initial, l.Fill = l.Burst, 0
+		if !long && d.odds(40) {
+			steps(l)
+		}
+	}
+	hasten(l)
 }

@@ -1,6 +1,7 @@
 package manifests_test
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -14,8 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	"sigs.k8s.io/yaml"
-
-	"os"
 )
 
 func strict[T any](t *testing.T, text string) *T {
@@ -126,6 +125,7 @@ func TestPolicy(t *testing.T) {
 	if len(p.Spec.TargetRefs) != 1 || p.Spec.TargetRefs[0].Kind != gwv1.Kind("HTTPRoute") {
 		t.Errorf("the policy is for %+v", p.Spec.TargetRefs)
 	}
+	//nolint:staticcheck // older versions of Envoy Gateway want the type
 	if p.Spec.RateLimit.Type == nil || *p.Spec.RateLimit.Type != egv1a1.GlobalRateLimitType || len(p.Spec.RateLimit.Global.Rules) != 3 {
 		t.Errorf("rate limit: %+v", p.Spec.RateLimit)
 	}

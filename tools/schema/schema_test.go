@@ -13,11 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"gopkg.in/yaml.v3"
-
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 const repository = "../.."
@@ -170,7 +169,7 @@ func apart(t *testing.T, files map[string][]byte) {
 
 // asEditors returns the first document as an editor hands it to a schema: with aliases and merges resolved, by YAML 1.2,
 // the last of repeated keys.
-func asEditors(data []byte) (any, error) {
+func asEditors(data []byte) (any, error) { //nolint:ireturn // YAML of any kind
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return nil, err
@@ -181,7 +180,7 @@ func asEditors(data []byte) (any, error) {
 	return plain(doc.Content[0], 0)
 }
 
-func plain(n *yaml.Node, depth int) (any, error) {
+func plain(n *yaml.Node, depth int) (any, error) { //nolint:ireturn // YAML of any kind
 	if depth++; depth > 200 {
 		return nil, fmt.Errorf("line %d is nested too deep", n.Line)
 	}
@@ -200,6 +199,7 @@ func plain(n *yaml.Node, depth int) (any, error) {
 			out = append(out, v)
 		}
 		return out, nil
+	case yaml.DocumentNode, yaml.ScalarNode: // which are what they hold
 	}
 	var v any
 	if err := n.Decode(&v); err != nil {
@@ -211,7 +211,7 @@ func plain(n *yaml.Node, depth int) (any, error) {
 	return v, nil
 }
 
-func plainMap(n *yaml.Node, depth int) (any, error) {
+func plainMap(n *yaml.Node, depth int) (map[string]any, error) {
 	out := map[string]any{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
@@ -232,9 +232,7 @@ func plainMap(n *yaml.Node, depth int) (any, error) {
 			if !ok {
 				return nil, fmt.Errorf("line %d: << takes maps", n.Line)
 			}
-			for k, v := range m {
-				out[k] = v
-			}
+			maps.Copy(out, m)
 		}
 	}
 	return out, nil

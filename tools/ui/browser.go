@@ -16,7 +16,6 @@ import (
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
-
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/client"
 )
@@ -41,7 +40,7 @@ descriptors:
 `
 
 // tb is what is used of a test, so that a command can do the same.
-type tb interface {
+type tb interface { //nolint:interfacebloat // testing.TB has more
 	Helper()
 	Context() context.Context
 	TempDir() string
@@ -88,7 +87,7 @@ func startBinary(t tb, binary string, env ...string) *testkit.Daemon {
 
 // tab is a page in a browser, and what its console said.
 type tab struct {
-	context.Context
+	context.Context //nolint:containedctx // for chromedp the browser is its context
 
 	t    tb
 	root string
@@ -237,19 +236,24 @@ func ask(t tb, d *testkit.Daemon, entry string) int {
 	return code
 }
 
+// page is a page of the console.
+type page struct{ name, path string }
+
 // pages are all pages of the console, with something to see.
-var pages = []struct{ name, path string }{
-	{"overview", "/ui/"},
-	{"rules", "/ui/rules"},
-	{"rule", "/ui/rule?path=shop.user"},
-	{"descriptor", "/ui/descriptor?domain=shop&e=user%3Dann"},
-	{"playground", "/ui/playground?domain=shop&e=user%3Dann&n=12&over=2h&other=rate_limit%3A%0A++unit%3A+hour%0A++requests_per_unit%3A+5%0A"},
-	{"controls", "/ui/controls"},
-	{"audit", "/ui/audit"},
-	{"live", "/ui/live"},
-	{"help", "/ui/help"},
-	{"empty", "/ui/descriptor"},
-	{"error", "/ui/rule?path=shop.nobody"},
+func pages() []page {
+	return []page{
+		{"overview", "/ui/"},
+		{"rules", "/ui/rules"},
+		{"rule", "/ui/rule?path=shop.user"},
+		{"descriptor", "/ui/descriptor?domain=shop&e=user%3Dann"},
+		{"playground", "/ui/playground?domain=shop&e=user%3Dann&n=12&over=2h&other=rate_limit%3A%0A++unit%3A+hour%0A++requests_per_unit%3A+5%0A"},
+		{"controls", "/ui/controls"},
+		{"audit", "/ui/audit"},
+		{"live", "/ui/live"},
+		{"help", "/ui/help"},
+		{"empty", "/ui/descriptor"},
+		{"error", "/ui/rule?path=shop.nobody"},
+	}
 }
 
 // busy has somebody be limited, and a control in force.

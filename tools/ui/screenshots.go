@@ -34,7 +34,7 @@ func pictures() []picture {
 func Screenshots(ctx context.Context, root, dir string) error {
 	s := &shoot{ctx: ctx}
 	done := make(chan struct{})
-	go func() { // which ends where something fails
+	go func() { //nolint:contextcheck // s has it; this ends where something fails
 		defer close(done)
 		defer s.end()
 		binary, err := build(s.TempDir(), root)
@@ -54,12 +54,12 @@ func (s *shoot) take(binary, dir string) {
 	busy(s, d)
 	traffic(s, d)
 	for _, p := range pictures() {
-		i := slices.IndexFunc(pages, func(of struct{ name, path string }) bool { return of.name == p.page })
+		i := slices.IndexFunc(pages(), func(of page) bool { return of.name == p.page })
 		b.look(p.width, p.height, p.theme)
-		b.visit(pages[i].path)
+		b.visit(pages()[i].path)
 		if p.page == "rules" || p.page == "rule" { // whose rates are those since somebody looked
 			busy(s, d)
-			b.visit(pages[i].path)
+			b.visit(pages()[i].path)
 		}
 		b.sees(p.says)
 		if p.page == "live" {
@@ -76,7 +76,7 @@ func (s *shoot) take(binary, dir string) {
 
 // shoot does for a command what a test does for its helpers.
 type shoot struct {
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // as a test has it
 	ends []func()
 	err  error
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
-
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -229,7 +228,7 @@ func TestPages(t *testing.T) {
 	d := start(t)
 	busy(t, d)
 	b := open(t, d)
-	for _, p := range pages {
+	for _, p := range pages() {
 		for _, width := range []int64{360, 2560} {
 			for _, theme := range []string{"light", "dark"} {
 				where := fmt.Sprintf("%s, %d px, %s", p.name, width, theme)

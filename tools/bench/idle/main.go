@@ -4,7 +4,8 @@ package main
 
 import (
 	"context"
-	"log"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 
@@ -25,14 +26,22 @@ func (server) ShouldRateLimit(_ context.Context, req *ratelimit.RateLimitRequest
 }
 
 func main() {
-	if len(os.Args) != 2 {
-		log.Fatal("usage: idle HOST:PORT")
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "idle:", err)
+		os.Exit(1)
 	}
-	listener, err := net.Listen("tcp", os.Args[1])
+}
+
+// run serves on an address until the process is killed.
+func run(args []string) error {
+	if len(args) != 1 {
+		return errors.New("want an address to serve on: idle HOST:PORT")
+	}
+	listener, err := net.Listen("tcp", args[0])
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	s := grpc.NewServer()
 	ratelimit.RegisterRateLimitServiceServer(s, server{})
-	log.Fatal(s.Serve(listener))
+	return s.Serve(listener)
 }

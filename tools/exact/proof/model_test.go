@@ -32,6 +32,7 @@ func (m *ideal) take(now Micros, n int64, l *Limit, owner string) (ok bool, wait
 		if owner != "" {
 			return m.hold(now, n, l, owner), 0
 		}
+	case FixedWindow, SlidingWindow, SlidingLog: // what was taken counts for a while
 	}
 	if ok = m.counted(now, l)+n <= l.Hits; ok || l.CountRefused {
 		if l.First && now >= m.start+l.Window {
