@@ -8,9 +8,8 @@ import (
 	"syscall"
 	"time"
 
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
 // mode says what failure_mode_deny is.

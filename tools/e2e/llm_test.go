@@ -30,7 +30,7 @@ func open(w *world, p proxy, usages chan chan int) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
 	w.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url()+"/v1/chat", http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.base()+"/v1/chat", http.NoBody)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -23,18 +23,17 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/envoytest"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
-
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // proxy is an Envoy, or what plays one.
 type proxy interface {
-	url() string
+	base() string
 	stats() envoytest.Stats // of the rate-limit filter
 	log() string            // of requests
 	trouble() []string      // how calls ended that got no answer, as far as the proxy tells
@@ -56,7 +55,7 @@ type setup struct {
 const patient = 20 * time.Second
 
 // proxy starts a proxy before an application, which asks the services.
-func (w *world) proxy(how setup, up *upstream, services ...*service) proxy {
+func (w *world) proxy(how setup, up *upstream, services ...*service) proxy { //nolint:ireturn // one of two
 	w.Helper()
 	b := w.bootstrap(how, up, services)
 	p := w.front(b, len(services))
@@ -183,7 +182,7 @@ type played struct {
 	at string
 }
 
-func (p played) url() string            { return p.at }
+func (p played) base() string           { return p.at }
 func (p played) stats() envoytest.Stats { return p.p.Stats() }
 func (p played) log() string            { return p.p.Log() }
 
@@ -219,7 +218,7 @@ func (w *world) envoy(b *bootstrapv3.Bootstrap, services int) *actual {
 			if err != nil {
 				w.Fatal(err)
 			}
-			os.Remove(filepath.Join(e.dir, "admin"))
+			_ = os.Remove(filepath.Join(e.dir, "admin")) // of an earlier start
 			return []string{
 				"-c", `out=$1; shift; exec "$@" >"$out"`, "sh", said, *envoy, "-c", config, "--admin-address-path", filepath.Join(e.dir, "admin"),
 				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
@@ -238,7 +237,7 @@ func (w *world) envoy(b *bootstrapv3.Bootstrap, services int) *actual {
 	return e
 }
 
-func (e *actual) url() string { return "http://" + e.process.Addr() }
+func (e *actual) base() string { return "http://" + e.process.Addr() }
 
 // admin returns a page of Envoy's administration.
 func (e *actual) admin(page string) (string, error) {

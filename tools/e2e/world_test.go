@@ -14,13 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"gopkg.in/yaml.v3"
-
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
 
 // world is what a case works with: it starts what is needed, which ends with the case, and takes down what was measured.
@@ -239,7 +238,7 @@ func (w *world) ask(p proxy, path, user string) answer {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url()+path, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.base()+path, http.NoBody)
 	if err != nil {
 		w.Fatal(err)
 	}
