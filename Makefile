@@ -19,6 +19,10 @@ CONFORMANCE_DIR ?= ../shared/conformance
 TOOLS := api bench chaos dashboards dist e2e exact loadgen manifests schema
 
 GOLANGCI := bin/golangci-lint
+# The same in a module below tools/, without the warnings of which exclusions are of no use there.
+GOLANGCI_TOOL := LOG_LEVEL=error ../../$(GOLANGCI)
+# Runs a command in each module below tools/ that has Go of its own, and fails if it failed in any.
+in-tools = failed=; for tool in $(TOOLS) ui; do echo "tools/$$tool: $(1)"; (cd tools/$$tool && $(1)) || failed=1; done; [ -z "$$failed" ]
 BUF := bin/buf
 PROTO_BREAKS = $(BUF) breaking --against api/proto.yaml || { echo 'This may break whoever relies on it; see api/README.md' >&2; exit 1; }
 VULNCHECK := $(GO) tool -modfile=tools/govulncheck/go.mod govulncheck
@@ -96,9 +100,10 @@ bin/buf: tools/buf/go.mod tools/buf/go.sum
 	$(GO) build -modfile=tools/buf/go.mod -o $@ github.com/bufbuild/buf/cmd/buf
 
 .PHONY: lint
-lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, buf lint and buf breaking
+lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, here and in the modules below tools/, buf lint and buf breaking
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
+	$(call in-tools,$(GOLANGCI_TOOL) run ./...)
 	$(BUF) lint
 	@$(PROTO_BREAKS)
 	@$(BUF) build --exclude-source-info -o -#format=yaml | cmp - api/proto.yaml || { echo 'api/proto.yaml is not what proto has: run make api' >&2; exit 1; }
@@ -114,6 +119,7 @@ vuln: ## look for known vulnerabilities in what is called here; asks vuln.go.dev
 .PHONY: fmt
 fmt: $(GOLANGCI) ## format the Go files
 	$(GOLANGCI) fmt ./...
+	$(call in-tools,$(GOLANGCI_TOOL) fmt ./...)
 
 .PHONY: conformance
 conformance: build ## play recorded answers of envoyproxy/ratelimit against bin/ratelimitd (CONFORMANCE_DIR)
