@@ -46,7 +46,6 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 		t.Errorf("after it %d %%", got)
 	}
 	runtime.KeepAlive(much)
-	much = nil
 	testkit.Eventually(t, "it is gone", func() bool {
 		runtime.GC()
 		return inForce() > leastPercent
