@@ -156,7 +156,7 @@ func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		l := &g.line
-		l.room = 0
+		l.room, l.working = 0, 1
 		for range 800 {
 			g.Enter(nil)
 		}

@@ -18,6 +18,7 @@ const (
 	most      = 4096                  // the most room
 	averages  = 8                     // turns, and four times as many calls, of which moving averages are made
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
+	starved   = 4 * settle            // with nothing decided although calls wait
 	nap       = time.Millisecond      // when there is no room for those that wait
 	mostBytes = 64 << 20              // of messages that wait
 )
@@ -49,6 +50,7 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
+	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
 	took    time.Duration    // from a call's turn to its answer, on average
@@ -104,6 +106,7 @@ func (l *line) wait(c Call) Turn {
 	l.patient += (min(min(time.Until(c.Deadline), enough)+min(c.Waited, enough), enough) - l.patient) / (4 * averages)
 	if !l.open.Load() {
 		l.open.Store(true)
+		l.fed = time.Now()
 		go l.run()
 	}
 	l.mu.Unlock()
@@ -149,8 +152,15 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		l.gate.raise(now, 0, true)
 		return false, false
 	}
-	shed := l.shed(now, lap < slack)
+	idle := lap < slack
+	shed := l.shed(now, idle)
 	went := l.proceed(now, max(l.room, l.working+spare))
+	switch {
+	case went > 0 || l.working > 0:
+		l.fed = now
+	case shed > 0 && now.Sub(l.fed) > starved && !idle:
+		l.starve(now)
+	}
 	l.gate.raise(now, went, false)
 	l.napping = shed+went == 0
 	return true, l.napping
@@ -192,6 +202,15 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 		l.gate.lower(now, l.room)
 	}
 	return turns
+}
+
+// starve has fewer calls read, and room for fewer: so many answers by policy are in the way that there is no time left for a
+// decision, from which alone anything would be learnt.
+func (l *line) starve(now time.Time) {
+	if now.Sub(l.cut) > settle {
+		l.room, l.soon, l.cut = max(fewest, l.room*7/8), 0, now
+	}
+	l.gate.lower(now, l.room)
 }
 
 // cost returns what it costs to have policies decide a call.

@@ -143,6 +143,48 @@ func TestRoom(t *testing.T) {
 	})
 }
 
+// TestStarved: where so many are answered by policy that nobody has had the time to be decided for a while, fewer are read, and there
+// is room for fewer, until somebody has.
+func TestStarved(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		l := &g.line
+		l.room, l.took, l.patient, l.fed = 500, 6*ms, 20*ms, time.Now()
+		for range 500 {
+			g.Enter(nil)
+		}
+		busy := func(turns int, lap time.Duration) (all string) {
+			l.lap, l.working = lap, 0
+			for range turns {
+				time.Sleep(lap)
+				p := enter(l, Call{Deadline: time.Now().Add(19 * ms)})
+				l.turns(time.Now(), lap, 0)
+				all += string(verdict(p))
+			}
+			return all
+		}
+		for _, tt := range []struct {
+			turns int
+			lap   time.Duration
+			want  string
+			room  int
+			fewer bool
+		}{
+			{5, 2 * ms, "ggggg", 500, false},
+			{3, 6 * ms, "lll", 500, false},
+			{2, 6 * ms, "ll", 382, true},
+			{2, 2 * ms, "gg", 382, true},
+			{3, 6 * ms, "lll", 382, true},
+		} {
+			got := busy(tt.turns, tt.lap)
+			if got != tt.want || l.room != tt.room || g.Limited() != tt.fewer {
+				t.Errorf("%d turns after %v each: %s, want %s; room for %d, want %d; limited: %v", tt.turns, tt.lap, got, tt.want, l.room, tt.room, g.Limited())
+			}
+		}
+	})
+}
+
 // TestManyGiveUp: those for whom there is no time make room for others at once, many at a time.
 func TestManyGiveUp(t *testing.T) {
 	t.Parallel()
