@@ -28,6 +28,7 @@ type arrival struct {
 	// For waiting, and guarded by the shard, but for its number.
 	shard          uint8
 	listed         bool
+	gaveWay        bool // to another call
 	stream         grpc.ServerTransportStream
 	previous, next *arrival
 }

@@ -24,11 +24,13 @@ const (
 	idles    = 200 * time.Millisecond
 	calm     = time.Second // without a call for which there was no room, until a flood is over
 	fairWait = 4           // calls that may have waited for so long on a connection that gets room at the cost of others
-	// A connection that has one in so many of the calls that may wait has too many, however short they have: when thousands
-	// come at once, it gives way to those that ask for little. Where more connections share them, half an equal share is.
+	// A connection that has more than one in so many of the calls that may wait, or than half an equal share if that is less,
+	// gives way to those that have fewer, however short its calls have waited: when thousands come at once, somebody who asks
+	// for little is let in.
 	crowd    = 16
-	recount  = 10 * time.Millisecond // between two looks at who has how many, if the last one helped too few
-	mostWays = 64                    // calls that give way between two looks at who has how many, since each lives on until its handler returns
+	recount  = 10 * time.Millisecond // between two looks at who has how many
+	mostWays = 256                   // calls that have given way, since each lives on until its handler returns
+	oneWays  = mostWays / 4          // that give way to those of one connection between two looks, which would show how many it has
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -40,11 +42,19 @@ type waiting struct {
 	running atomic.Bool // the timer
 	flooded atomic.Bool // there was no room for a call of late, or half of those that waited then have not ended since
 	flood   func(on bool)
-	census  atomic.Int64                        // when a call for which there was no room had it counted who has how many, in nanoseconds
-	counted atomic.Int64                        // when that was last done, by a call for which there was no room or without
-	hogs    atomic.Pointer[map[*peer.Peer]bool] // connections that had too many then; nil if there is no flood
-	ways    atomic.Int64                        // calls that have given way since
+	asked   atomic.Int64           // when a call for which there was no room had it counted who has how many, in nanoseconds
+	counted atomic.Int64           // when that was last done, by a call for which there was no room or without
+	census  atomic.Pointer[census] // what it said; nil if there is no flood
+	ways    atomic.Int64           // calls that have given way, and whose handlers have not returned
 	shards  [16]waitingShard
+}
+
+// census says which connections had many of the calls that wait, and what has come of that since.
+type census struct {
+	over map[*peer.Peer]bool // those that give way to others; true for those that have so many that no call of theirs is let in
+
+	mu   sync.Mutex
+	ways map[*peer.Peer]int // calls that were to give way to those of others
 }
 
 // waitingShard is a doubly linked list of calls, in the order in which they came.
@@ -69,15 +79,11 @@ func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
 		w.run() // which sees when it ends
 	}
 	now := time.Now()
-	every := givesWay
-	if hogs := w.hogs.Load(); hogs == nil || len(*hogs) == 0 || w.ways.Load() >= mostWays {
-		every = recount
-	}
-	if last := w.census.Load(); now.UnixNano()-last >= int64(every) && w.census.CompareAndSwap(last, now.UnixNano()) {
+	if last := w.asked.Load(); now.UnixNano()-last >= int64(recount) && w.asked.CompareAndSwap(last, now.UnixNano()) {
 		w.count(now)
 	}
-	if !w.hog(ctx) && w.ways.Add(1) <= mostWays {
-		if shard, ok := w.displace(now); ok {
+	if c := w.census.Load(); c.way(connection(ctx)) {
+		if shard, ok := w.displace(c, now); ok {
 			return shard, true, true
 		}
 	}
@@ -85,14 +91,39 @@ func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
 	return 0, false, false
 }
 
+// connection returns what stands for the connection that a call came on: it is the same for all of them.
+func connection(ctx context.Context) *peer.Peer {
+	p, _ := peer.FromContext(ctx)
+	return p
+}
+
 // hog reports whether a call comes from a connection that has part in a flood.
 func (w *waiting) hog(ctx context.Context) bool {
-	hogs := w.hogs.Load()
-	if hogs == nil {
+	c := w.census.Load()
+	return c != nil && c.over[connection(ctx)]
+}
+
+// way reports whether another call may have to give way to one of connection p. A nil census knows of nobody that has many.
+func (c *census) way(p *peer.Peer) bool {
+	if c == nil {
+		return true
+	}
+	if _, over := c.over[p]; over {
 		return false
 	}
-	p, _ := peer.FromContext(ctx) // the same for all calls of a connection
-	return (*hogs)[p]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ways[p]++
+	return c.ways[p] <= oneWays
+}
+
+// gives reports whether a call that has waited for so long gives way to such a one.
+func (c *census) gives(a *arrival, waited time.Duration) bool {
+	if waited >= givesWay || c == nil {
+		return waited >= givesWay
+	}
+	_, over := c.over[connection(a.Context)]
+	return over
 }
 
 // count looks which connections have too many calls that have waited for a while, or too many at all.
@@ -103,7 +134,7 @@ func (w *waiting) count(now time.Time) {
 		s := &w.shards[i]
 		s.mu.Lock()
 		for a := s.first; a != nil; a = a.next {
-			p, _ := peer.FromContext(a.Context)
+			p := connection(a.Context)
 			n := waits[p]
 			n.all++
 			total++
@@ -114,37 +145,43 @@ func (w *waiting) count(now time.Time) {
 		}
 		s.mu.Unlock()
 	}
-	fair := max(min(w.most/crowd, total/int64(max(2*len(waits), 1))), fairWait)
-	hogs := map[*peer.Peer]bool{}
+	fair := min(w.most/crowd, total/int64(max(2*len(waits), 1)))
+	c := &census{over: map[*peer.Peer]bool{}, ways: map[*peer.Peer]int{}}
 	for p, n := range waits {
-		if n.slow > fairWait || n.all > fair {
-			hogs[p] = true
+		hog := n.slow > fairWait || n.all > max(fair, fairWait)
+		if hog || n.all > fair {
+			c.over[p] = hog
 		}
 	}
 	w.counted.Store(now.UnixNano())
-	w.hogs.Store(&hogs)
-	w.ways.Store(0)
+	w.census.Store(c)
 }
 
 // displace ends a call that has waited for a while, or of a connection that has too many, and returns the shard in which it
 // was.
-func (w *waiting) displace(now time.Time) (shard uint8, ok bool) {
+func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
+	if w.ways.Add(1) > mostWays {
+		w.ways.Add(-1)
+		return 0, false
+	}
 	for i := range w.shards {
 		s := &w.shards[i]
 		s.mu.Lock()
 		a := s.first
-		if a == nil || now.Sub(a.at) < givesWay && !w.hog(a.Context) || !a.waits.Swap(false) {
+		if a == nil || !c.gives(a, now.Sub(a.at)) || !a.waits.Swap(false) {
 			s.mu.Unlock()
 			continue
 		}
 		stream := a.stream
 		s.remove(a)
+		a.gaveWay = true
 		s.mu.Unlock()
 		a.leaveGate()
 		w.leave()
 		go end(stream, errWaiting) // it takes locks of which this connection may hold one
 		return uint8(i), true
 	}
+	w.ways.Add(-1)
 	return 0, false
 }
 
@@ -172,7 +209,11 @@ func (w *waiting) forget(a *arrival) {
 	if a.listed {
 		s.remove(a)
 	}
+	gaveWay := a.gaveWay
 	s.mu.Unlock()
+	if gaveWay {
+		w.ways.Add(-1)
+	}
 }
 
 // remove takes a, which must be in the list, out of it.
@@ -232,10 +273,10 @@ func (w *waiting) flooding(now time.Time) bool {
 	switch {
 	case !w.flooded.Load():
 		return false
-	case w.calls.Load() <= w.most/2 && now.UnixNano()-w.census.Load() >= int64(calm):
+	case w.calls.Load() <= w.most/2 && now.UnixNano()-w.asked.Load() >= int64(calm):
 		w.flood(false)
 		w.flooded.Store(false)
-		w.hogs.Store(nil)
+		w.census.Store(nil)
 		return false
 	case now.UnixNano()-w.counted.Load() >= int64(calm):
 		w.count(now)

@@ -43,6 +43,8 @@ func TestG39_AllAtOnce(t *testing.T) {
 	for name, c := range map[string]struct{ most, conns, each int }{
 		"few connections":  {most: 64, conns: 4, each: 20},
 		"many connections": {most: 400, conns: 20, each: 25},
+		"a few on each":    {most: 64, conns: 16, each: 5},
+		"one on most":      {most: 64, conns: 40, each: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -71,6 +73,26 @@ func TestG39_AllAtOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What one connection has give way to it in a moment leaves others a way in.
+func TestG39_OneTakesAllWays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 4 * mostWays
+		p := newPipes()
+		serveOn(t, NewServer(New(decideFunc(allow), Config{MaxWaiting: most}), ServerConfig{}), p)
+		for range 4 {
+			idleCalls(t, p, most/4)
+		}
+		good := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
+		time.Sleep(givesWay)
+		for round := range 3 {
+			idleCalls(t, p, 2*mostWays)
+			if _, err := good.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+				t.Errorf("round %d: a call of somebody else: %v, want it to be answered", round, err)
+			}
+		}
+	})
 }
 
 // idleCalls makes a connection, and calls on it of which only the headers are sent.
