@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	runtimemetrics "runtime/metrics"
+	"sync"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -50,6 +51,29 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 		runtime.GC()
 		return inForce() > leastPercent
 	})
+
+	release := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 * heapRoom / leastPercent * 100 / len(deep{}) {
+		wg.Go(func() { wait(deep{}, release) })
+	}
+	testkit.Eventually(t, "much is alive on stacks", func() bool {
+		runtime.GC()
+		return inForce() == leastPercent
+	})
+	close(release)
+	wg.Wait()
+}
+
+// deep fills a stack.
+type deep [32 << 10]byte
+
+// wait waits with a full stack.
+//
+//go:noinline
+func wait(d deep, until <-chan struct{}) byte {
+	<-until
+	return d[len(d)/2]
 }
 
 // Garbage is collected once after a peak, and not again as long as the server has as much to do as after that.
