@@ -189,12 +189,13 @@ func TestStarved(t *testing.T) {
 func TestManyGiveUp(t *testing.T) {
 	t.Parallel()
 	g := New(Config{MaxCalls: 1000})
+	g.line.took, g.line.patient = 2*brisk, enough // so that there is time for a policy, on a busy machine too, but not for a decision
 	var late atomic.Int64
 	var wg sync.WaitGroup
 	for domain := range uint32(64) {
 		wg.Go(func() {
 			for range 200 {
-				c := Call{Domain: domain, Fails: domain%2 > 0, Size: 10, Waited: time.Minute, Deadline: time.Now().Add(margin)}
+				c := Call{Domain: domain, Fails: domain%2 > 0, Size: 10, Waited: time.Minute, Deadline: time.Now().Add(brisk)}
 				turn := g.Wait(c)
 				g.Done(turn, false)
 				if turn.Verdict == Late {
