@@ -32,9 +32,13 @@ func (p *Ports) Free(ctx context.Context) (string, error) {
 func (p *Ports) next(first, last int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.last == 0 || p.last == last {
+	switch p.last {
+	case 0:
 		p.last = first + rand.IntN(last-first) // others look for ports too
+	case last:
+		p.last = first
+	default:
+		p.last++
 	}
-	p.last++
 	return p.last
 }

@@ -123,4 +123,8 @@ func TestFree(t *testing.T) {
 		}
 		given[port] = true
 	}
+	ports.After(32_000)
+	if port, err := ports.Free(t.Context()); err != nil || port < "10000" || port > "10999" {
+		t.Errorf("after the last port comes %s, %v, want one of the first", port, err)
+	}
 }
