@@ -19,14 +19,14 @@ import (
 // that nothing differs because a server does not tell it.
 func changesSince(seen *rulesSeen, set *descriptors.Set) ([]descriptors.Change, error) {
 	var here treeOfRules
-	places := map[string]string{}
+	places := map[[2]string]string{} // by domain and path: domains with dots in their names may have rules with one path
 	for r := range set.Rules() {
 		m, err := admin.RuleMessage(r)
 		if err != nil {
 			return nil, err
 		}
 		here.add(r.DomainName(), r.Levels(), m)
-		places[r.Path] = r.Place()
+		places[[2]string{r.DomainName(), r.Path}] = r.Place()
 	}
 	var there treeOfRules
 	for i, state := range seen.states {
@@ -46,7 +46,7 @@ func changesSince(seen *rulesSeen, set *descriptors.Set) ([]descriptors.Change, 
 	}
 	changes := now.Changes(was)
 	for i := range changes {
-		changes[i].Place = places[changes[i].Path]
+		changes[i].Place = places[[2]string{changes[i].Domain, changes[i].Path}]
 	}
 	return changes, nil
 }
