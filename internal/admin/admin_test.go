@@ -93,9 +93,13 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	s.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
 }
 
-func (s *server) load(t *testing.T, rules string) {
+func (s *server) load(t *testing.T, rules ...string) {
 	t.Helper()
-	set, problems, err := descriptors.Load([]descriptors.Source{{Name: "rules.yaml", Data: []byte(rules)}}, descriptors.Options{})
+	var sources []descriptors.Source
+	for i, text := range rules {
+		sources = append(sources, descriptors.Source{Name: strings.Repeat("more/", i) + "rules.yaml", Data: []byte(text)})
+	}
+	set, problems, err := descriptors.Load(sources, descriptors.Options{})
 	if err != nil {
 		t.Fatalf("loading rules: %v\n%v", err, problems)
 	}

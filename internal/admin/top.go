@@ -123,19 +123,20 @@ func hasEntries(all []top.Entry, wanted []*adminv1.EntryFilter) bool {
 
 // addReserved asks the store what the counters of the first rows have reserved now, of rules that reserve.
 func (s *Service) addReserved(ctx context.Context, rows []top.Row, entries []*adminv1.TopEntry) {
-	reserving, set := map[string]bool{}, s.limiter.Rules()
+	type id struct{ domain, path string } // domains with dots in their names may have rules with one path
+	reserving, set := map[id]bool{}, s.limiter.Rules()
 	if set == nil {
 		return
 	}
 	for r := range set.Rules() {
 		if r.Reserve != nil {
-			reserving[r.Path] = true
+			reserving[id{r.DomainName(), r.Path}] = true
 		}
 	}
 	asked := 0
 	for i := range rows {
 		r := &rows[i]
-		if r.Cut || !reserving[r.Rule] {
+		if r.Cut || !reserving[id{r.Domain, r.Rule}] {
 			continue
 		}
 		if asked++; asked > maxReserved {

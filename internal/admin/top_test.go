@@ -169,6 +169,37 @@ func TestSlowWatcher(t *testing.T) {
 	}
 }
 
+// TestTopReserved: what is reserved is said of rules that reserve, and not of one of another domain that has the same path.
+func TestTopReserved(t *testing.T) {
+	s := start(t, "")
+	s.load(t, `
+domain: shop
+descriptors:
+- key: eu
+  descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 9}
+`, `
+domain: shop.eu
+descriptors:
+- key: user
+  rate_limit: {unit: hour, requests_per_unit: 9, reserve: {estimate: 2, ttl: 5m}}
+`)
+	s.hit(t, "shop", 1, "eu", "x", "user", "ann")
+	s.hit(t, "shop.eu", 2, "user", "ann")
+	a, err := s.Top(t.Context(), &adminv1.TopRequest{Rule: "shop.eu.user"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range a.GetEntries() {
+		got = append(got, fmt.Sprintf("%s %d %t", e.GetDomain(), e.GetHits(), e.Reserved != nil))
+	}
+	if want := []string{"shop.eu 2 true", "shop 1 false"}; !slices.Equal(got, want) {
+		t.Errorf("the entries, and whether they say what is reserved, are %q, want %q", got, want)
+	}
+}
+
 func TestTopAndWatchRefuseBadInput(t *testing.T) {
 	s := start(t, topRules)
 	keyless := []*adminv1.EntryFilter{{Value: new("ann")}}
