@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -44,8 +46,7 @@ func modules(ctx context.Context, src string, programs []program) ([]module, err
 		}
 	}
 	slices.Sort(paths)
-	args := append([]string{"list", "-m", "-json"}, slices.Compact(paths)...)
-	listed, err := output(ctx, src, nil, "go", args...)
+	all, err := listed(ctx, src, slices.Compact(paths)...)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +58,16 @@ func modules(ctx context.Context, src string, programs []program) ([]module, err
 	if err != nil {
 		return nil, err
 	}
-	all := []module{std}
-	for d := json.NewDecoder(strings.NewReader(listed)); d.More(); {
+	return slices.Insert(all, 0, std), nil
+}
+
+// listed returns modules that the go.mod of a directory requires, with their licences.
+func listed(ctx context.Context, dir string, paths ...string) (all []module, err error) {
+	text, err := output(ctx, dir, nil, "go", append([]string{"list", "-m", "-json"}, paths...)...)
+	if err != nil {
+		return nil, err
+	}
+	for d := json.NewDecoder(strings.NewReader(text)); d.More(); {
 		var m struct{ Path, Version, Dir string }
 		if err := d.Decode(&m); err != nil {
 			return nil, err
@@ -121,32 +130,39 @@ func texts(all []module) []byte {
 	return out.Bytes()
 }
 
-// bills writes a bill of materials for each program, in CycloneDX's JSON. That of the image for a platform is the same, as
-// the image holds nothing but the program and certificates.
+// bills writes a bill of materials, in CycloneDX's JSON, for each program, and for each image.
 func (r *release) bills(_ context.Context, out string) error {
 	for _, p := range r.programs {
 		binary, err := os.ReadFile(p.path)
 		if err != nil {
 			return err
 		}
-		bom := r.bill(p, sha256.Sum256(binary))
-		f, err := os.Create(filepath.Join(out, fmt.Sprintf("%s_%s_%s_%s.cdx.json", name, r.version, p.os, p.arch)))
-		if err != nil {
+		platform := p.os + "_" + p.arch
+		if err := r.writeBill(out, platform, r.bill(p, sha256.Sum256(binary))); err != nil {
 			return err
 		}
-		if err := cyclonedx.NewBOMEncoder(f, cyclonedx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
-			return err
+		if p.image == "" {
+			continue
 		}
-		if err := f.Close(); err != nil {
+		if err := r.writeBill(out, "image_"+platform, r.billOfImage(p, sha256.Sum256(binary))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// writeBill writes a bill of what is for a platform.
+func (r *release) writeBill(out, platform string, bom *cyclonedx.BOM) error {
+	f, err := os.Create(filepath.Join(out, fmt.Sprintf("%s_%s_%s.cdx.json", name, r.version, platform)))
+	if err != nil {
+		return err
+	}
+	err = cyclonedx.NewBOMEncoder(f, cyclonedx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
+	return errors.Join(err, f.Close())
+}
+
 // bill is the bill of materials of one program.
 func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
-	const self = "github.com/ratelimitd/ratelimitd"
 	bom := cyclonedx.NewBOM()
 	bom.Metadata = &cyclonedx.Metadata{
 		Timestamp: r.time.Format(time.RFC3339),
@@ -163,15 +179,37 @@ func (r *release) bill(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
 		if m.path != "std" && !slices.ContainsFunc(p.info.Deps, func(dep *debug.Module) bool { return dep.Path == m.path }) {
 			continue
 		}
-		url := fmt.Sprintf("pkg:golang/%s@%s", m.path, m.version)
-		refs = append(refs, url)
-		components = append(components, cyclonedx.Component{
-			BOMRef: url, Type: cyclonedx.ComponentTypeLibrary, Name: m.path, Version: m.version, PackageURL: url, Licenses: choices(m.licences),
-		})
+		c := m.component()
+		refs = append(refs, c.BOMRef)
+		components = append(components, c)
 	}
 	bom.Components = &components
 	bom.Dependencies = &[]cyclonedx.Dependency{{Ref: name, Dependencies: &refs}}
 	return bom
+}
+
+// billOfImage is the bill of materials of the image that has a program: what the program's has, the program itself, and the
+// certificates.
+func (r *release) billOfImage(p program, digest [sha256.Size]byte) *cyclonedx.BOM {
+	bom := r.bill(p, digest)
+	inside := *bom.Metadata.Component
+	certificates := r.roots.component()
+	const image = "image"
+	bom.Metadata.Component = &cyclonedx.Component{
+		BOMRef: image, Type: cyclonedx.ComponentTypeContainer, Name: name, Version: r.version,
+		PackageURL: fmt.Sprintf("pkg:oci/%s@%s?arch=%s", name, url.QueryEscape(p.image), p.arch),
+	}
+	*bom.Components = append(*bom.Components, inside, certificates)
+	*bom.Dependencies = append(*bom.Dependencies, cyclonedx.Dependency{Ref: image, Dependencies: &[]string{inside.BOMRef, certificates.BOMRef}})
+	return bom
+}
+
+// component is a module as a bill has it.
+func (m module) component() cyclonedx.Component {
+	at := fmt.Sprintf("pkg:golang/%s@%s", m.path, m.version)
+	return cyclonedx.Component{
+		BOMRef: at, Type: cyclonedx.ComponentTypeLibrary, Name: m.path, Version: m.version, PackageURL: at, Licenses: choices(m.licences),
+	}
 }
 
 // choices are licences as CycloneDX has them.

@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/google/licenseclassifier/v2/assets"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 )
@@ -53,8 +54,8 @@ func TestRelease(t *testing.T) {
 			version = v
 		}
 	}
-	if len(first) != 5 || len(second) != 5 || version == "" {
-		t.Fatalf("a release consists of %q and %q; want an archive, an image, a chart, a bill and sums", keys(first), keys(second))
+	if len(first) != 6 || len(second) != 6 || version == "" {
+		t.Fatalf("a release consists of %q and %q; want an archive, an image, a chart, two bills and sums", keys(first), keys(second))
 	}
 	t.Run("sums", func(t *testing.T) { checkSums(t, first) })
 	t.Run("archive", func(t *testing.T) {
@@ -73,6 +74,21 @@ func TestRelease(t *testing.T) {
 	t.Run("bill", func(t *testing.T) {
 		checkBill(t, first[fmt.Sprintf("ratelimitd_%s_linux_%s.cdx.json", version, runtime.GOARCH)], version)
 	})
+	t.Run("bill of the image", func(t *testing.T) {
+		bom := checkBill(t, first[fmt.Sprintf("ratelimitd_%s_image_linux_%s.cdx.json", version, runtime.GOARCH)], version,
+			"ratelimitd", "golang.org/x/crypto/x509roots/fallback")
+		index, err := layout.ImageIndexFromPath(unpack(t, bytes.NewReader(first["ratelimitd_"+version+"_image.tar"])))
+		if err != nil {
+			t.Fatal(err)
+		}
+		digest, err := only(t, index).Digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := bom.Metadata.Component; c.Type != cyclonedx.ComponentTypeContainer || !strings.Contains(c.PackageURL, digest.Hex) {
+			t.Errorf("the bill is that of %s %s, not of the image %s", c.Type, c.PackageURL, digest)
+		}
+	})
 }
 
 // TestForeignFiles: a directory with anything but a release in it is left alone.
@@ -88,6 +104,37 @@ func TestForeignFiles(t *testing.T) {
 	}
 	if _, err := os.Stat(mine); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLicences: a module with a licence that is not allowed, or that nobody knows, stops a release.
+func TestLicences(t *testing.T) {
+	t.Parallel()
+	for licence, want := range map[string]string{
+		"Apache-2.0": "",
+		"AGPL-3.0":   "example.com/m has the licence AGPL-3.0, which is none of Apache-2.0,",
+		"":           "example.com/m has no licence that is known",
+	} {
+		dir := t.TempDir()
+		text, err := os.ReadFile(filepath.Join("..", "..", "LICENSE"))
+		if want != "" {
+			text, err = assets.ReadLicenseFile("License/AGPL-3.0/license.txt")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if licence != "" {
+			if err := os.WriteFile(filepath.Join(dir, "LICENSE"), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := licensed("example.com/m", "v1.0.0", dir)
+		switch {
+		case want == "" && (err != nil || !slices.Equal(m.licences, []string{licence}) || len(m.texts) != 1):
+			t.Errorf("%s: %q, %v", licence, m.licences, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%q: %v, want an error with %q", licence, err, want)
+		}
 	}
 }
 
@@ -210,7 +257,7 @@ func checkImage(t *testing.T, data []byte, version string) {
 		t.Fatal(err)
 	}
 	if c := config.Config; c.User != "65532:65532" || !slices.Equal(c.Entrypoint, []string{"/bin/ratelimitd"}) || len(c.ExposedPorts) != 4 ||
-		c.Labels["org.opencontainers.image.version"] != version || config.Architecture != runtime.GOARCH {
+		c.Labels["org.opencontainers.image.version"] != version || len(c.Labels["org.opencontainers.image.revision"]) != 40 || config.Architecture != runtime.GOARCH {
 		t.Errorf("the image is configured as %+v", config)
 	}
 	files := mutate.Extract(img)
@@ -273,18 +320,19 @@ func only(t *testing.T, index v1.ImageIndex) v1.Image { //nolint:ireturn // what
 	return only(t, inner)
 }
 
-func checkBill(t *testing.T, data []byte, version string) {
+// checkBill checks a bill of ratelimitd, which has more components than a program if it is that of an image.
+func checkBill(t *testing.T, data []byte, version string, more ...string) (bom cyclonedx.BOM) {
 	t.Helper()
-	var bom cyclonedx.BOM
 	if err := cyclonedx.NewBOMDecoder(bytes.NewReader(data), cyclonedx.BOMFileFormatJSON).Decode(&bom); err != nil {
 		t.Fatal(err)
 	}
 	if c := bom.Metadata.Component; c.Name != "ratelimitd" || c.Version != version {
 		t.Errorf("the bill is that of %s %s", c.Name, c.Version)
 	}
-	for _, want := range []string{"std", "google.golang.org/grpc", "github.com/redis/go-redis/v9"} {
+	for _, want := range append(more, "std", "google.golang.org/grpc", "github.com/redis/go-redis/v9") {
 		if !slices.ContainsFunc(*bom.Components, func(c cyclonedx.Component) bool { return c.Name == want && c.Licenses != nil && c.Version != "" }) {
 			t.Errorf("the bill lacks %s, or its licence", want)
 		}
 	}
+	return bom
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ import (
 func (r *release) image(_ context.Context, out string) error {
 	certificates := authorities()
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	for _, p := range r.programs {
+	for i, p := range r.programs {
 		if p.os != "linux" {
 			continue
 		}
@@ -35,6 +36,11 @@ func (r *release) image(_ context.Context, out string) error {
 		if err != nil {
 			return err
 		}
+		digest, err := img.Digest()
+		if err != nil {
+			return err
+		}
+		r.programs[i].image = digest.String()
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{
 			Add:        img,
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: p.os, Architecture: p.arch}},
@@ -77,7 +83,7 @@ func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //
 		{name: "bin/ratelimit_client", link: name},
 		{name: "bin/ratelimit_config_check", link: name},
 		{name: "etc/ssl/certs/ca-certificates.crt", data: certificates},
-		{name: "licenses/THIRD_PARTY_LICENSES", data: texts(r.licences)},
+		{name: "licenses/THIRD_PARTY_LICENSES", data: texts(append(slices.Clone(r.licences), r.roots))},
 	}, r.time)
 	if err != nil {
 		return nil, err
@@ -112,6 +118,8 @@ func (r *release) imageOf(p program, certificates []byte) (v1.Image, error) { //
 			"org.opencontainers.image.version":     r.version,
 			"org.opencontainers.image.created":     r.time.Format(time.RFC3339),
 			"org.opencontainers.image.licenses":    "Apache-2.0",
+			"org.opencontainers.image.source":      "https://" + self,
+			"org.opencontainers.image.revision":    p.revision(),
 		},
 	}
 	return mutate.ConfigFile(img, config)

@@ -18,6 +18,9 @@ import (
 // name is how the files of a release begin.
 const name = "ratelimitd"
 
+// self is the module, and where its source is.
+const self = "github.com/ratelimitd/ratelimitd"
+
 // release is what is made from one commit.
 type release struct {
 	src      string // the checkout
@@ -26,6 +29,7 @@ type release struct {
 	programs []program
 	manuals  []file   // manual pages and completions
 	licences []module // what is in any of the programs
+	roots    module   // with the certificates of authorities that the image has
 }
 
 // program is ratelimitd for one platform.
@@ -33,6 +37,7 @@ type program struct {
 	os, arch string
 	path     string
 	info     *buildinfo.BuildInfo
+	image    string // the digest of the image with it, once that is made
 }
 
 // newRelease builds the program for each platform below the directory work, and what all of them share.
@@ -57,8 +62,15 @@ func newRelease(ctx context.Context, src, work string, platforms []string) (*rel
 	if err := r.describe(ctx, work); err != nil {
 		return nil, err
 	}
-	r.licences, err = modules(ctx, src, r.programs)
-	return r, err
+	if r.licences, err = modules(ctx, src, r.programs); err != nil {
+		return nil, err
+	}
+	roots, err := listed(ctx, filepath.Join(src, "tools", "dist"), "golang.org/x/crypto/x509roots/fallback")
+	if err != nil {
+		return nil, err
+	}
+	r.roots = roots[0]
+	return r, nil
 }
 
 // build builds the program for a platform.
@@ -76,6 +88,16 @@ func (r *release) build(ctx context.Context, work, platform string) (program, er
 	}
 	p.info, err = buildinfo.ReadFile(p.path)
 	return p, err
+}
+
+// revision is the commit that the program was built from.
+func (p program) revision() string {
+	for _, s := range p.info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value
+		}
+	}
+	return ""
 }
 
 // describe has the program write its manual pages and completions.
