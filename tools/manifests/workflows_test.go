@@ -41,6 +41,9 @@ func TestWorkflows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if strings.Contains(string(text), "go-version-file: go.mod") {
+			t.Errorf("%s: go.mod names the oldest Go that will do, without the patches since; name the release, and check-latest", file)
+		}
 		for _, use := range uses.FindAllStringSubmatch(string(text), -1) {
 			if !pinned.MatchString(use[1]) {
 				t.Errorf("%s: %s has no digest with the version behind it", file, use[1])
