@@ -51,8 +51,8 @@ run: export DRAIN_DELAY ?= 0s
 run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C ends it
 	@exec bin/ratelimitd
 
-.PHONY: test
-test: ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
+.PHONY: needs
+needs: ## install the programs that make test needs, where that is possible without a question
 	@tools/need redis-server redis-server
 	@tools/need memcached memcached
 	@tools/need -x nutcracker nutcracker libyaml-0-2
@@ -60,6 +60,11 @@ test: ## run every test; with the race detector where it can find something and 
 	@tools/need -x prometheus prometheus
 	@tools/need gpg gpg
 	@tools/need curl curl
+	@tools/need npm npm
+	@tools/need chromium chromium
+
+.PHONY: test
+test: needs ## run every test; with the race detector where it can find something and there is a C compiler, which it alone needs
 	@tools/need "$$($(GO) env CC)" gcc libc6-dev || echo 'going on without the race detector' >&2
 	GO='$(GO)' tools/test $(PKG)
 	for tool in $(TOOLS); do $(GO) -C tools/$$tool vet ./...; $(GO) -C tools/$$tool test ./...; done
