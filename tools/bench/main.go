@@ -26,6 +26,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // config says what to run and for how long.
@@ -104,7 +106,7 @@ func (c config) writable(before results, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := before.takes(thisMachine(), len(some)); err != nil {
+	if err := before.takes(proc.ThisMachine(), len(some)); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {

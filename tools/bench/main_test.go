@@ -55,7 +55,7 @@ func oneEach(samples ...sample) (rounds [][]sample) {
 
 // example has results of two rows.
 func example() results {
-	return results{machine{"a processor", 2, "Linux 1"}, map[string]result{
+	return results{proc.Machine{CPU: "a processor", Cores: 2, Kernel: "Linux 1"}, map[string]result{
 		"memory: one key": {Servers: map[string][][]sample{
 			idleServer: oneEach(costing(1000, 10, 0), costing(1000, 10, 0), costing(800, 20, 0)),
 			ratelimitd: oneEach(costing(1200, 8, 0), costing(900, 12, 0), costing(1000, 18, 0)),

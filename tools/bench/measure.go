@@ -30,7 +30,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 	if how.Versions, err = c.programs(ctx); err != nil {
 		return all, err
 	}
-	all = results{thisMachine(), map[string]result{}}
+	all = results{proc.ThisMachine(), map[string]result{}}
 	// Overload has servers of its own, on a processor of their own, which are not there while the others are measured.
 	var groups [2][]row
 	for _, r := range some {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
 // The names of servers.
@@ -21,7 +23,7 @@ const (
 
 // results are what was measured on one machine, by the names of rows.
 type results struct {
-	Machine machine           `json:"machine"`
+	Machine proc.Machine      `json:"machine"`
 	Rows    map[string]result `json:"rows"`
 }
 
@@ -166,8 +168,8 @@ func readResults(path string) (r results, err error) {
 }
 
 // takes returns an error if so many rows of a machine cannot be merged.
-func (r *results) takes(from machine, n int) error {
-	if r.Machine != (machine{}) && r.Machine != from && n < len(rows()) {
+func (r *results) takes(from proc.Machine, n int) error {
+	if r.Machine != (proc.Machine{}) && r.Machine != from && n < len(rows()) {
 		return fmt.Errorf("what is there was measured on %s, and this is %s: measure all rows, or write nothing", r.Machine, from)
 	}
 	return nil
