@@ -182,10 +182,11 @@ exact: build ## attack three servers on one Redis for EXACT, and look for hits t
 	bin/exact -server bin/ratelimitd -for '$(EXACT)' $(if $(SEED),-seed '$(SEED)')
 
 .PHONY: chaos
-chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CHAOS='B9|C18' chooses, SEED repeats, PEER=/path/to/ratelimit compares
+chaos: build ## hold bin/ratelimitd to its promises: 30 checks in 12 minutes; CHAOS='B9|C18' chooses, SEED repeats, PEER=/path/to/ratelimit compares, WRITE=1 writes docs/reliability.md
 	@tools/need redis-server redis-server
 	$(GO) -C tools/chaos build -o '$(CURDIR)/bin/chaos' .
-	bin/chaos -server bin/ratelimitd -run '$(CHAOS)' $(if $(SEED),-seed '$(SEED)') $(if $(PEER),-peer '$(PEER)')
+	bin/chaos -server bin/ratelimitd -run '$(CHAOS)' $(if $(SEED),-seed '$(SEED)') \
+		$(if $(PEER),-peer '$(PEER)' -peer-version '$(PEER_VERSION)') $(if $(WRITE),-write docs/reliability.md)
 
 .PHONY: e2e
 e2e: build ## play the examples for Envoy, and failures, through ENVOY=/path/to/envoy, or its filter as it is played; SEED, PEER as for chaos; WRITE=1 writes docs/envoy.md

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -27,6 +29,80 @@ func TestDocumented(t *testing.T) {
 		seen[k.id] = true
 		if !strings.Contains(string(text), "\n| "+k.id+" | ") {
 			t.Errorf("docs/reliability.md has no row for %s: %s", k.id, k.what)
+		}
+	}
+}
+
+// TestResults: docs/reliability.md has a result for each check.
+func TestResults(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reliability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, results, _ := strings.Cut(string(text), pageBegin)
+	results, _, _ = strings.Cut(results, pageEnd)
+	for _, k := range checks() {
+		if !strings.Contains(results, "\n| "+k.id+" ") {
+			t.Errorf("docs/reliability.md has no result of %s: run make chaos WRITE=1", k.id)
+		}
+	}
+}
+
+// TestPublish: results replace those that a page has, and leave the rest of it alone.
+func TestPublish(t *testing.T) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(page, []byte("before\n"+pageBegin+"old\n"+pageEnd+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := config{server: program, redis: "redis-server", seed: 7, only: regexp.MustCompile(""), page: page, stdout: io.Discard, stderr: io.Discard}
+	bad := check{id: "Z2", what: "what is done", figure: "two", play: func(_ context.Context, e *env) error {
+		e.measured(false, "one")
+		return nil
+	}}
+	for range 2 {
+		if err := c.play(t.Context(), []check{bad}); !errors.Is(err, errFailed) {
+			t.Errorf("a check that fails: %v", err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`(?s)^before\n` + pageBegin + `
+On \d{4}-\d\d-\d\d, on \d+ cores of .* with .*, with seed 7, 0 of 1 passed:
+ratelimitd unknown, go1\.\S+, and Redis \d+\.\d+\.\d+\.
+
+\| check \| passes with \| measured \| passed \| seconds \|
+\| --- \| --- \| --- \| --- \| ---: \|
+\| Z2 what is done \| two \| \*\*one\*\* \| \*\*no\*\* \| 0 \|
+
+` + pageEnd + `
+after
+$`)
+	if !want.Match(got) {
+		t.Errorf("the page is\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestNotWritable: what could not be written is refused before anything is played.
+func TestNotWritable(t *testing.T) {
+	dir := t.TempDir()
+	page, none := filepath.Join(dir, "page.md"), filepath.Join(dir, "none.md")
+	if err := os.WriteFile(page, []byte("a page without results\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ args, want string }{
+		{"-write " + page, "has no lines"},
+		{"-write " + none, "no such file"},
+		{"-write " + page + " -run A1", "leave out -run"},
+		{"-write " + page + " -soak 1s", "not for -soak"},
+	} {
+		if err := run(t.Context(), strings.Fields(tt.args), io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("chaos %s: %v, want an error with %q", tt.args, err, tt.want)
 		}
 	}
 }

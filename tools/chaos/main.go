@@ -6,7 +6,7 @@
 // not always. What failed is printed with its seed, the history of the check and the last lines of each process.
 //
 // With -peer those checks that apply are played against another server as well, with the same environment variables
-// and the same rules, less what only ratelimitd knows.
+// and the same rules, less what only ratelimitd knows. With -write the results go into docs/reliability.md.
 package main
 
 import (
@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -35,6 +36,8 @@ type config struct {
 	verbose      bool
 	full         bool          // also what is published, not judged
 	soak         time.Duration // how long to run instead of the checks, if not 0
+	page         string        // whose table is replaced by what was measured; empty leaves it
+	peerVersion  string        // of what the other server was built, if it does not say that itself
 }
 
 // errFailed says that a check did not reach its figure.
@@ -69,6 +72,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.BoolVar(&list, "list", false, "list the checks and end")
 	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
 	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, and its curves with one descriptor")
+	flags.StringVar(&c.page, "write", "", "put the results of all checks into this page, in place of those that it has")
+	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
 	flags.StringVar(&hostile, "attack", "", "for D26: play this attack on the gRPC and HTTP addresses that follow")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -85,6 +90,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	if only == "" {
 		c.only = regexp.MustCompile("")
+	} else if c.page != "" {
+		return errors.New("-write puts the results of one run into the page: leave out -run")
+	}
+	if err := c.writable(); err != nil {
+		return err
 	}
 	if c.seed == 0 {
 		c.seed = 1 + rand.Int64N(1_000_000_000)
@@ -126,7 +136,8 @@ type played struct {
 // play plays checks one after the other, those that need no clean timing two at a time, and prints a table.
 func (c *config) play(ctx context.Context, checks []check) error {
 	fmt.Fprintf(c.stdout, "seed %d\n\n", c.seed)
-	t := table{w: c.stdout, peer: c.peer != ""}
+	var kept strings.Builder
+	t := table{w: io.MultiWriter(c.stdout, &kept), peer: c.peer != ""}
 	t.head()
 	passed, applied, theirs := 0, 0, 0
 	begin := time.Now()
@@ -160,6 +171,15 @@ func (c *config) play(ctx context.Context, checks []check) error {
 	fmt.Fprintf(c.stdout, "\n%d of %d passed, in %.0f s, seed %d\n", passed, all, time.Since(begin).Seconds(), c.seed)
 	if t.peer {
 		fmt.Fprintf(c.stdout, "the other server: %d of the %d that apply\n", theirs, applied)
+	}
+	if c.page != "" {
+		counts := fmt.Sprintf("%d of %d passed", passed, all)
+		if t.peer {
+			counts += fmt.Sprintf(", and with the other server %d of the %d that apply", theirs, applied)
+		}
+		if err := c.publish(ctx, begin, counts, kept.String()); err != nil {
+			return err
+		}
 	}
 	if passed < all {
 		return errFailed
