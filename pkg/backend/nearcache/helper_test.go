@@ -3,6 +3,7 @@ package nearcache_test
 import (
 	"context"
 	"encoding/binary"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ type store struct {
 	taken uint64        // hits that were debited for leases
 	late  time.Duration // before it decides
 	took  time.Duration // after it decided
+	mixed *rand.Rand    // if not nil, how much less than that, so that answers overtake each other
 	err   error
 }
 
@@ -64,6 +66,9 @@ func (s *store) Apply(ctx context.Context, ops []backend.Op) {
 	s.mu.Lock()
 	s.asked += len(ops)
 	late, took, err := s.late, s.took, s.err
+	if s.mixed != nil {
+		took = time.Duration(s.mixed.Int64N(int64(took)))
+	}
 	s.mu.Unlock()
 	time.Sleep(late)
 	s.Backend.Apply(ctx, ops)

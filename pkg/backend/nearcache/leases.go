@@ -259,7 +259,7 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 	// If there are too few for this take, the store decides with all there are.
 	var unspent [2]grant
 	e.lease, unspent = e.empty()
-	e.remaining = remaining{}
+	e.remaining = e.remaining[:0]
 	v.giveBackBefore(e, expired[:])
 	v.giveBackBefore(e, unspent[:])
 	return askStore
@@ -365,7 +365,7 @@ func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (last
 	d := &op.Decision
 	spent := engine.Times(d.Admitted, op.Take.Cost)
 	e.setStoreLeft(d, spent, at)
-	if spent > 0 && e.remaining.n > 0 { // a refill has come in the meantime
+	if spent > 0 && len(e.remaining) > 0 { // a refill has come in the meantime
 		e.remaining.add(run{low: subtract(d.Left, spent), n: spent})
 		d.Left = e.remaining.takeHighest(spent) + spent
 	}
@@ -393,7 +393,7 @@ func (e *entry) add(op *backend.Op, p *pending, has uint64) {
 			d.RetryAfter = 0
 		}
 	}
-	if e.remaining.n > 0 { // what a take would get
+	if len(e.remaining) > 0 { // what a take would get
 		d.Left = max(e.remaining.highest(), engine.Times(d.Admitted, op.Take.Cost))
 	}
 }
