@@ -64,7 +64,7 @@ func (w *world) proxy(how setup, up *upstream, services ...*service) proxy { //n
 }
 
 // front starts a proxy with a configuration.
-func (w *world) front(b *bootstrapv3.Bootstrap, services int) proxy {
+func (w *world) front(b *bootstrapv3.Bootstrap, services int) proxy { //nolint:ireturn // of two kinds
 	w.Helper()
 	if *envoy != "" {
 		return w.envoy(b, services)
