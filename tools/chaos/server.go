@@ -36,8 +36,10 @@ func (e *env) server(ctx context.Context, rules string, vars ...string) (*server
 		return nil, err
 	}
 	s := &server{e: e, process: p}
-	s.dir = filepath.Join(e.dir, fmt.Sprintf("rules%d", e.n))
-	if err := os.MkdirAll(filepath.Join(s.dir, "config"), 0o700); err != nil {
+	if s.dir, err = os.MkdirTemp(e.dir, "rules"); err != nil { // checks may start several at once
+		return nil, err
+	}
+	if err := os.Mkdir(filepath.Join(s.dir, "config"), 0o700); err != nil {
 		return nil, err
 	}
 	if err := s.serve("rules.yaml", rules); err != nil {
