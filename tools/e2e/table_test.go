@@ -134,9 +134,9 @@ func TestRewrite(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	for printed, want := range map[string]string{
-		"\nenvoy  version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL\n":                                "1.40.0",
-		"\n/root/.func-e/versions/1.38.0/bin/envoy  version: 1f3ab2/1.41.0-dev/Modified/DEBUG/x\n": "1.41.0",
-		"\n/opt/1.38.0/envoy of our own\n":                                                         "",
+		"\nenvoy  version: 1f3ab2/1.40.0/Clean/RELEASE/BoringSSL\n":                              "1.40.0",
+		"\n/opt/func-e/versions/1.38.0/bin/envoy  version: 1f3ab2/1.41.0-dev/Modified/DEBUG/x\n": "1.41.0",
+		"\n/opt/1.38.0/envoy of our own\n":                                                       "",
 	} {
 		if got := versionIn(printed); got != want {
 			t.Errorf("of %q: %q, want %q", printed, got, want)
