@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -35,6 +34,21 @@ type browser struct {
 	http.Client
 
 	at string
+}
+
+// open returns a page that does not end, until the test does.
+func (b *browser) open(t *testing.T, path string) io.Reader {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := b.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = answer.Body.Close() })
+	return answer.Body
 }
 
 // browse starts a server with rules and tokens, and returns a browser for it.
@@ -426,19 +440,9 @@ func TestConsoleSaysWhatIsWrong(t *testing.T) {
 // TestConsoleLive: decisions come as they are made, as rows that are escaped; what is not wanted does not.
 func TestConsoleLive(t *testing.T) {
 	v, b := browse(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, b.at+"/ui/live/events?domain=shop&e=user&rule=shop.user", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := b.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = answer.Body.Close() }()
+	stream := b.open(t, "/ui/live/events?domain=shop&e=user&rule=shop.user")
 	var seen testkit.Buffer
-	go func() { _, _ = io.Copy(&seen, answer.Body) }() // until the test ends
+	go func() { _, _ = io.Copy(&seen, stream) }() // until the test ends
 	testkit.Eventually(t, "a decision is shown", func() bool {
 		hit(t, v, "<i>eve</i>")
 		return strings.Contains(seen.String(), "&lt;i&gt;eve") && strings.Contains(seen.String(), "event: decisions")

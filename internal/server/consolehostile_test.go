@@ -32,16 +32,7 @@ func ask(t *testing.T, v *Server, domain, key, value string) {
 // refused would close the stream of everybody who looks.
 func TestConsoleHostileStream(t *testing.T) {
 	v, b := browse(t)
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.at+"/ui/live/events", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := b.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = answer.Body.Close() }()
-	lines := bufio.NewScanner(answer.Body)
+	lines := bufio.NewScanner(b.open(t, "/ui/live/events"))
 	lines.Split(asBrowsers)
 	for asked := false; lines.Scan(); {
 		switch line := lines.Text(); {
