@@ -41,7 +41,7 @@ type waiter struct {
 	left    atomic.Bool   // the caller has given up because its time was over
 	budget  time.Duration
 	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
-	timer   *time.Timer
+	alarm   *alarm    // pokes it then
 }
 
 // waiters holds waiters for reuse.
@@ -50,8 +50,8 @@ type waiters struct{ pool sync.Pool }
 func (ws *waiters) get(n int) *waiter {
 	w, ok := ws.pool.Get().(*waiter)
 	if !ok {
-		w = &waiter{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-		w.timer.Stop()
+		w = &waiter{done: make(chan struct{}, 1)}
+		w.alarm = newAlarm(w.poke)
 	}
 	if cap(w.items) < n {
 		w.items = make([]item, n)
@@ -160,23 +160,24 @@ func (w *waiter) await(ctx context.Context) {
 
 // wait waits until all items are answered, the time is over, or all nodes that have not answered are silent.
 func (w *waiter) wait(ctx context.Context) (answered bool) {
-	w.timer.Reset(time.Until(w.leaves))
-	defer w.timer.Stop()
+	w.alarm.set(w.leaves)
+	defer w.alarm.off()
 	for {
 		select {
 		case <-w.done:
 			if w.pending.Load() == 0 {
 				return true
 			}
-			if !w.allSilent() {
+			late := time.Since(w.leaves)
+			switch {
+			case late >= 0:
+				w.items[0].node.pool.lag.Note(late)
+			case !w.allSilent():
 				continue
 			}
 			w.left.Store(true)
 		case <-ctx.Done():
 			w.left.Store(ctx.Err() == context.DeadlineExceeded)
-		case <-w.timer.C:
-			w.left.Store(true)
-			w.items[0].node.pool.lag.Note(time.Since(w.leaves))
 		}
 		return false
 	}
