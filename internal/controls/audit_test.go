@@ -40,7 +40,7 @@ func TestTold(t *testing.T) {
 func TestToldRedis(t *testing.T) {
 	t.Parallel()
 	const key = "test:rl:{notes}:told"
-	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +get +set +incrby +decrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
+	db := redistest.Start(t, "user limiter on >secret ~test:rl:* +eval +evalsha +get +set +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush +hdel +hmget +hset "+
 		"+zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore")
 	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr(), Auth: "limiter:secret"})}
 	know := func(want ...string) {

@@ -269,6 +269,25 @@ func TestF27_WrongTypeFailsAlone(t *testing.T) {
 	}
 }
 
+// TestF27_UndoingFailsAlone: an operation that cannot take back what it has added, because the user may not, fails alone.
+func TestF27_UndoingFailsAlone(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := newPlain(t, s, nil)
+	s.CLI("ACL", "SETUSER", "default", "-unlink")
+	limits := engine.Limits{{Algorithm: engine.FixedWindow, Hits: 10, Window: 7e13}}
+	var ops []backend.Op
+	for i, cost := range []uint64{1, 11, 1} { // of which the second one is too much, and removes the key
+		ops = append(ops, backend.Op{Key: keyOf(i), Limits: limits, Take: engine.Take{Cost: cost, Count: 1}})
+	}
+	p.Apply(t.Context(), ops)
+	for i, want := range []remote.Class{"", ClassNoAuth, ""} {
+		if got := class(ops[i]); got != want {
+			t.Errorf("op %d: %v, want class %q", i, ops[i].Err, want)
+		}
+	}
+}
+
 // TestF08_ScriptLostInBatches: nobody notices that Redis forgets the script, and each take is counted once.
 func TestF08_ScriptLostInBatches(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ import (
 
 // What the user has to be allowed, beside its keys: no more than what decisions, give-backs and resets need. AUTH always is.
 const (
-	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +decrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
+	grantsOurs = "+eval +evalsha +info +get +mget +set +setrange +incrby +unlink +pexpire +time +lindex +llen +lrange +lset +ltrim +rpush " +
 		"+hdel +hmget +hset +zadd +zcard +zrangebyscore +zrem +zremrangebyscore +zscore"
 	grantsReference = "+incrby +expire +get"
 	grantsCluster   = "+cluster|slots +asking"

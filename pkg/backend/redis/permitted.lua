@@ -5,7 +5,7 @@
 
 -- What follows the key, for commands that change nothing with it.
 local rest = {
-  DECRBY = {'x'}, GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
+  GET = {}, HDEL = {'x'}, HMGET = {'x'}, HSET = {'x', 'y', 'z'}, INCRBY = {'x'}, LINDEX = {'0'}, LLEN = {},
   LRANGE = {'0', '1'}, LSET = {'0', 'x'}, LTRIM = {'0', '-1'}, MGET = {}, PEXPIRE = {'x'},
   SET = {'x', 'y'}, SETRANGE = {'x', 'y'}, UNLINK = {},
 }

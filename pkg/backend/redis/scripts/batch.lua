@@ -62,8 +62,12 @@ while pos <= length do
           answer(false, done)
         end
       else
-        if state == spent then redis.call('UNLINK', key) elseif used then redis.call('DECRBY', key, by) end
-        one(cost, count, key, 0, hits, window, 0, counts)
+        local undone = state == spent and call('UNLINK', key) or used and call('INCRBY', key, '-' .. by)
+        if type(undone) == 'table' then
+          answer(false, undone)
+        else
+          one(cost, count, key, 0, hits, window, 0, counts)
+        end
       end
     end
   elseif kind == 1 then
