@@ -87,7 +87,7 @@ func (d *dialects) forget(addr string) {
 }
 
 // unknown matches replies to a command that a server or a proxy does not have, or that is not to be had there.
-var unknown = regexp.MustCompile(`(?i)^(?:ERR )?(?:(?:unknown|unsupported) command|command is not (?:available|supported|allowed))`)
+var unknown = regexp.MustCompile(`(?i)^(?:ERR )?(?:(?:unknown|unsupported) command|command (?:'?[a-z|]+'? )??(?:is )?not (?:available|support|allowed))`)
 
 // unknownError is the reply to a command that is not sent because the server would hang up.
 type unknownError string

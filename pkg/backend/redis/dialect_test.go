@@ -174,6 +174,31 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// TestUnknownCommands: replies of servers and proxies that do not have a command, and of those that have it and fail.
+func TestUnknownCommands(t *testing.T) {
+	t.Parallel()
+	for reply, want := range map[string]bool{
+		"ERR unknown command 'eval', with args beginning with: 'return 0'": true,
+		"ERR unknown command eval":                                      true,
+		"unsupported command 'eval'":                                    true, // Envoy
+		"ERR Command is not available: 'EVAL'. See https://upstash.com": true,
+		"ERR command eval not support for your account":                 true, // a cloud's, in redisson's issue 4389
+		"ERR command 'EVAL' is not allowed":                             true,
+		"ERR Command not supported":                                     true,
+		"OOM command not allowed when used memory > 'maxmemory'.":       false,
+		"ERR Error running script (call to f_0): -OOM command not allowed when used memory > 'maxmemory'.": false,
+		"ERR Connection refused": false, // Twemproxy's, of a server that is down
+		"NOPERM this user has no permissions to run the 'eval' command": false,
+		"LOADING Redis is loading the dataset in memory":                false,
+	} {
+		c := newCommand("eval")
+		c.SetErr(errors.New(reply))
+		if got := notKnown(c); got != want {
+			t.Errorf("%s: means that the command is missing: %t, want %t", reply, got, want)
+		}
+	}
+}
+
 // TestDialects: what a node lacks is news once, and is forgotten after as long as a connection lasts.
 func TestDialects(t *testing.T) {
 	t.Parallel()
