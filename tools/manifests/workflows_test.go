@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/rhysd/actionlint"
+	"sigs.k8s.io/yaml"
 )
 
 const repository = "../.."
@@ -48,6 +51,76 @@ func TestWorkflows(t *testing.T) {
 			if !pinned.MatchString(use[1]) {
 				t.Errorf("%s: %s has no digest with the version behind it", file, use[1])
 			}
+		}
+	}
+}
+
+// TestReleaseWaits: whatever may write in the pipeline of a release waits for all that CI demands of the commit.
+func TestReleaseWaits(t *testing.T) {
+	var release struct {
+		Permissions map[string]string
+		Jobs        map[string]struct {
+			Uses, Needs, If string
+			Permissions     map[string]string
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(repository, ".github", "workflows", "release.yml"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &release)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if release.Permissions == nil || len(release.Permissions) > 0 {
+		t.Errorf("all jobs of a release have the permissions %v", release.Permissions)
+	}
+	writes := 0
+	for name, j := range release.Jobs {
+		if !slices.Contains(slices.Collect(maps.Values(j.Permissions)), "write") {
+			continue
+		}
+		writes++
+		if release.Jobs[j.Needs].Uses != "./.github/workflows/ci.yml" || j.If != "" {
+			t.Errorf("the job %s, which may write, needs %q, if %q", name, j.Needs, j.If)
+		}
+	}
+	if writes == 0 {
+		t.Error("no job of a release may write")
+	}
+}
+
+// TestReleaseOf: the pipeline takes a pre-release, and a patch of an older version, for the latest release of nothing.
+func TestReleaseOf(t *testing.T) {
+	script, err := filepath.Abs(filepath.Join(repository, "tools", "dist", "release-of"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	git := func(args ...string) {
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %q: %v: %s", args, err, out)
+		}
+	}
+	git("init", "--quiet")
+	git("commit", "--quiet", "--allow-empty", "--message=a")
+	for _, c := range []struct{ tag, want string }{ // tagged in this order
+		{"v0.1.0-rc.1", "version=0.1.0-rc.1\nprerelease=true\nlatest=false\n"},
+		{"v0.9.0", "version=0.9.0\nprerelease=false\nlatest=true\n"},
+		{"v0.10.0-rc1", "version=0.10.0-rc1\nprerelease=true\nlatest=false\n"},
+		{"v0.10.0", "version=0.10.0\nprerelease=false\nlatest=true\n"},
+		{"v0.9.1", "version=0.9.1\nprerelease=false\nlatest=false\n"},
+		{"v1", ""},
+		{"v1.02.3", ""},
+		{"v1.2.3+build", ""},
+	} {
+		git("tag", c.tag)
+		cmd := exec.CommandContext(t.Context(), script, c.tag)
+		cmd.Dir = dir
+		out, err := cmd.Output()
+		if string(out) != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s: %v, %q; want %q", c.tag, err, out, c.want)
 		}
 	}
 }
