@@ -3,7 +3,7 @@
 //
 // By default it is a closed loop, which keeps -inflight calls open on each connection. With -rates it is an open loop,
 // which calls at each of these rates for -duration, whatever the answers do; a call's latency counts from when it was due.
-// With -times it finds out by a closed loop how many calls a second there are at most, and then offers these multiples of
+// With -once it is a closed loop that calls with each key once, in turn, and ends. With -times it finds out by a closed loop how many calls a second there are at most, and then offers these multiples of
 // that. Each of them is a line.
 //
 //	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -keys 100000 -watch server=1234,redis=1235
@@ -14,9 +14,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -37,6 +39,7 @@ type config struct {
 	zipf             float64
 	seed             uint64
 	rates, times     []float64
+	once             bool
 	warmup, duration time.Duration
 	watch            []watched
 }
@@ -84,7 +87,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		rates = []float64{0}
 	}
 	for _, rate := range rates {
-		r, err := c.step(ctx, rate)
+		r, err := c.measure(ctx, rate)
 		if err != nil {
 			return err
 		}
@@ -117,6 +120,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.Uint64Var(&c.seed, "seed", 1, "which keys are drawn")
 	flags.IntVar(&c.load.Conns, "conns", 4, "connections")
 	flags.IntVar(&c.load.Inflight, "inflight", 32, "open calls on each connection, of a closed loop")
+	flags.BoolVar(&c.once, "once", false, "a closed loop that calls with each key once, in turn, and measures all of that")
 	flags.DurationVar(&c.load.Timeout, "timeout", 0, "tell the server that there is so much time for a call, and reset it then, as Envoy does; 0 waits")
 	flags.DurationVar(&c.warmup, "warmup", time.Second, "how long to call before measuring, at each rate")
 	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long to measure, at each rate")
@@ -132,8 +136,10 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	switch {
 	case flags.NArg() > 0:
 		return c, fmt.Errorf("want flags alone, not %q", flags.Args())
-	case len(c.rates) > 0 && len(c.times) > 0:
-		return c, fmt.Errorf("-rates and -times: want one of them")
+	case len(c.rates) > 0 && len(c.times) > 0 || c.once && len(c.rates)+len(c.times) > 0:
+		return c, fmt.Errorf("-rates, -times and -once: want one of them")
+	case c.once && c.zipf != 0:
+		return c, fmt.Errorf("-zipf and -once: want one of them")
 	case c.keys < 1 || c.load.Conns < 1 || c.load.Inflight < 1 || c.duration <= 0 || c.warmup < 0 || c.load.Timeout < 0:
 		return c, fmt.Errorf("want at least one of -keys, -conns and -inflight, a -duration above 0, and no negative -warmup or -timeout")
 	case c.zipf != 0 && (c.zipf <= 1 || c.keys < 2):
@@ -154,6 +160,36 @@ func numbers(to *[]float64) func(string) error {
 		}
 		return nil
 	}
+}
+
+// measure returns what becomes of calls at a rate, or of those of a closed loop if that is 0.
+func (c config) measure(ctx context.Context, rate float64) (report, error) {
+	if c.once {
+		return c.each(ctx)
+	}
+	return c.step(ctx, rate)
+}
+
+// each calls with each key once.
+func (c config) each(ctx context.Context) (report, error) {
+	l := c.load
+	l.Total = c.keys
+	t := newTally(0, math.MaxInt64, l.Timeout)
+	l.Each = t.add
+	before, err := spent(c.watch)
+	if err != nil {
+		return report{}, err
+	}
+	running := l.Start(ctx)
+	running.Wait()
+	took := time.Since(running.Began())
+	after, err := spent(c.watch)
+	if err := errors.Join(err, ctx.Err()); err != nil {
+		return report{}, err
+	}
+	r := t.report(took)
+	r.charge(before, after, took)
+	return r, nil
 }
 
 // step calls at a rate, or in a closed loop if that is 0.

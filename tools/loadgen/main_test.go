@@ -130,6 +130,29 @@ func TestStall(t *testing.T) {
 	}
 }
 
+// TestOnce: -once calls with each key once, however many connections share the work, and takes no longer than that.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	asked := map[string]int{}
+	addr := serve(t, func(_ context.Context, r *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[r.GetDescriptors()[0].GetEntries()[0].GetValue()]++
+		return rlsv3.RateLimitResponse_OK, nil
+	})
+	const keys = 1000
+	all := play(t, "-addr", addr, "-template", "user=u%d", "-keys", strconv.Itoa(keys), "-once", "-conns", "3", "-watch", "self="+strconv.Itoa(os.Getpid()))
+	if len(all) != 1 || all[0].Requests != keys || all[0].OK != keys || all[0].Rate <= 0 || all[0].P50 <= 0 {
+		t.Errorf("want one report of %d calls: %+v", keys, all)
+	}
+	for i := range keys {
+		if n := asked["u"+strconv.Itoa(i)]; n != 1 {
+			t.Errorf("key %d was asked %d times", i, n)
+		}
+	}
+}
+
 // TestGivesUp: what is not answered in time is given up, and the server is told how long that is.
 func TestGivesUp(t *testing.T) {
 	t.Parallel()
@@ -200,6 +223,8 @@ func TestFlags(t *testing.T) {
 		{"-rates NaN", "above 0"},
 		{"-rates 1,x", `"x"`},
 		{"-rates 1 -times 2", "one of them"},
+		{"-once -rates 1", "one of them"},
+		{"-once -zipf 2 -keys 5", "one of them"},
 		{"-keys 0", "at least one"},
 		{"-duration 0s", "-duration above 0"},
 		{"-zipf 1 -keys 5", "more than 1"},
