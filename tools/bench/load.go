@@ -79,12 +79,15 @@ func (c config) arguments(r row, w watched) []string {
 	for i, x := range r.steps {
 		steps[i] = strconv.FormatFloat(x, 'f', -1, 64)
 	}
+	if r.once {
+		args = append(args, "-once")
+	}
 	switch r.part {
 	case rates:
 		args = append(args, "-rates", strings.Join(steps, ","))
 	case overloads:
 		args = append(args, "-domain", "overload", "-times", strings.Join(steps, ","), "-timeout", envoyTimeout.String())
-	case costs, connections: // a closed loop
+	case costs, connections, many: // a closed loop
 	}
 	return args
 }
@@ -98,7 +101,7 @@ const firstScripts = 16
 func (s sample) check(r row, w watched, took float64) error {
 	open := r.part == rates || r.part == overloads
 	switch {
-	case s.Requests == 0 || s.CPU.Server <= 0 || s.Failed+s.Late > 0 && !open:
+	case s.Requests == 0 || s.CPU.Server <= 0 && !r.once || s.Failed+s.Late > 0 && !open:
 		return fmt.Errorf("%d requests, %d failed, %d late, %g µs each: nothing to compare", s.Requests, s.Failed, s.Late, s.CPU.Server)
 	case w.name == idleServer || r.part == overloads:
 		return nil

@@ -12,6 +12,8 @@ type versions struct {
 	Go     string `json:"go"`
 	Redis  string `json:"redis,omitempty"`
 	Peer   string `json:"peer,omitempty"`
+
+	PeerEnv string `json:"peer_env,omitempty"` // its settings, separated by spaces
 }
 
 // programs returns the versions of what c runs.
@@ -25,7 +27,7 @@ func (c config) programs(ctx context.Context) (v versions, err error) {
 		}
 	}
 	if c.peer != "" {
-		v.Peer = proc.PeerVersion(c.peer, c.peerVersion)
+		v.Peer, v.PeerEnv = proc.PeerVersion(c.peer, c.peerVersion), c.peerEnv
 	}
 	return v, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,7 +27,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 	if err := writeRules(dir); err != nil {
 		return all, err
 	}
-	how := taken{Date: time.Now().UTC().Truncate(time.Second), Rounds: c.rounds, Seconds: c.duration.Seconds(), Seed: c.seed}
+	how := taken{Date: time.Now().UTC().Truncate(time.Second), Seed: c.seed}
 	if how.Versions, err = c.programs(ctx); err != nil {
 		return all, err
 	}
@@ -39,6 +40,8 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 			i = 1
 		}
 		groups[i] = append(groups[i], r)
+		at := c.at(r.part)
+		how.Rounds, how.Seconds = at.rounds, at.duration.Seconds()
 		all.Rows[r.name] = result{Taken: how, Servers: map[string][][]sample{}}
 	}
 	theirs, ours, err := proc.Processors()
@@ -68,8 +71,13 @@ func (c config) play(ctx context.Context, s *servers, some []row, all results) e
 		return err
 	}
 	fmt.Fprintf(s.stderr, "%d rows, about %v\n", len(some), c.estimate(s, some).Round(time.Second))
-	for n := range c.rounds {
-		if err := c.round(ctx, s, some, all, n); err != nil {
+	for n := 0; ; n++ {
+		now := slices.DeleteFunc(slices.Clone(some), func(r row) bool { return n >= c.at(r.part).rounds })
+		if len(now) == 0 {
+			break
+		}
+		fmt.Fprintf(s.stderr, "round %d\n", n+1)
+		if err := c.round(ctx, s, now, all); err != nil {
 			return err
 		}
 	}
@@ -88,46 +96,78 @@ func (c config) play(ctx context.Context, s *servers, some []row, all results) e
 }
 
 // round loads each server once with each row.
-func (c config) round(ctx context.Context, s *servers, some []row, all results, n int) (err error) {
+func (c config) round(ctx context.Context, s *servers, some []row, all results) (err error) {
 	var pair sample
 	if slices.ContainsFunc(some, paired) {
-		if pair, err = c.loadPairs(ctx, s.redis.addr); err != nil {
+		if pair, err = c.at(costs).loadPairs(ctx, s.redis.addr); err != nil {
 			return fmt.Errorf("loading Redis with INCRBY and EXPIRE: %w", err)
 		}
 	}
 	for _, r := range some {
-		fmt.Fprintf(s.stderr, "round %d of %d: %s\n", n+1, c.rounds, r.name)
+		fmt.Fprintf(s.stderr, "\t%s\n", r.name)
 		one := all.Rows[r.name]
 		if paired(r) {
 			one.Pairs = append(one.Pairs, pair)
 		}
-		for _, w := range s.of(r) {
-			samples, err := c.load(ctx, r, w)
-			if err != nil {
-				return fmt.Errorf("loading %s with %s: %w", w.name, r.name, err)
-			}
-			one.Servers[w.name] = append(one.Servers[w.name], samples)
+		now, err := c.at(r.part).loadAll(ctx, s, r)
+		if err != nil {
+			return fmt.Errorf("loading servers for %s: %w", r.name, err)
+		}
+		for name, samples := range now {
+			one.Servers[name] = append(one.Servers[name], samples)
 		}
 		all.Rows[r.name] = one
 	}
 	return nil
 }
 
+// loadAll loads each server once with a row, and returns what came of it by their names.
+func (c config) loadAll(ctx context.Context, s *servers, r row) (map[string][]sample, error) {
+	if r.part == many {
+		return c.loadMany(ctx, s, r)
+	}
+	all := map[string][]sample{}
+	for _, w := range s.of(r) {
+		samples, err := c.load(ctx, r, w)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", w.name, err)
+		}
+		all[w.name] = samples
+	}
+	return all, nil
+}
+
 // paired says whether a row is compared with pairs of INCRBY and EXPIRE.
 func paired(r row) bool { return r.store != memory && (r.part == costs || r.part == connections) }
 
 // estimate returns how long rows take.
-func (c config) estimate(s *servers, some []row) time.Duration {
-	loads := 0
+func (c config) estimate(s *servers, some []row) (sum time.Duration) {
 	for _, r := range some {
-		steps := max(1, len(r.steps))
+		at := c.at(r.part)
+		loads := max(1, len(r.steps)) * len(s.of(r))
 		if r.part == overloads {
-			steps++
+			loads += len(s.of(r))
 		}
-		loads += steps * len(s.of(r))
+		if r.part == many {
+			loads = 2
+			sum += time.Duration(at.rounds*r.of()) * 10 * time.Microsecond // what it takes to get so many
+		}
+		sum += time.Duration(at.rounds*loads) * (at.warmup + at.duration)
 	}
-	if slices.ContainsFunc(some, paired) {
-		loads++
+	return sum
+}
+
+// at returns how a part is measured: as the flags say, or if they do not, more often where ratios are to be compared, since
+// the speed of a machine may change within seconds.
+func (c config) at(p part) config {
+	rounds, lasts := 3, 2*time.Second
+	switch p {
+	case costs, many:
+		rounds, lasts = 8, time.Second
+	case connections:
+		rounds, lasts = 5, time.Second
+	case rates, overloads: // of which one looks at latencies and goodput
 	}
-	return time.Duration(c.rounds*loads) * (c.warmup + c.duration)
+	c.rounds, c.duration = cmp.Or(c.rounds, rounds), cmp.Or(c.duration, lasts)
+	return c
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+	"time"
 )
 
 //go:embed page.tmpl
@@ -83,7 +85,7 @@ func (p page) Costs(which, prefix string) string {
 		line := []string{
 			strings.TrimPrefix(strings.TrimPrefix(r.name, prefix+": "), "connections: "),
 			middle("%.0f", ours, rate), middle("%.2f", ours, p50), middle("%.2f", ours, p99),
-			spread("%.1f", each(ours, cpu)), spread("%.2f", one.values(toIdle)),
+			spread("%.1f", numbers(ours, cpu)), spread("%.2f", one.values(toIdle)),
 		}
 		if r.store != memory {
 			inRedis = true
@@ -116,7 +118,7 @@ func (p page) Rates(name string) string {
 			line := []string{fmt.Sprintf("%.0f", x)}
 			for _, server := range one.named() {
 				s := nth(one.Servers[server], i)
-				line = append(line, middle("%.2f", s, p50), middle("%.2f", s, p99), middle("%.1f", s, p999), middle("%.1f", s, lag), spread("%.1f", each(s, cpu)))
+				line = append(line, middle("%.2f", s, p50), middle("%.2f", s, p99), middle("%.1f", s, p999), middle("%.1f", s, lag), spread("%.1f", numbers(s, cpu)))
 			}
 			lines = append(lines, line)
 		}
@@ -142,7 +144,7 @@ func (p page) Overload(name string) string {
 			line := []string{load}
 			for _, server := range one.named() {
 				s := nth(one.Servers[server], i)
-				line = append(line, middle("%.0f", s, offered)+lateness(s), spread("%.0f", each(s, good)), middle("%.0f", s, policy), middle("%.1f %%", s, unanswered))
+				line = append(line, middle("%.0f", s, offered)+lateness(s), spread("%.0f", numbers(s, good)), middle("%.0f", s, policy), middle("%.1f %%", s, unanswered))
 			}
 			lines = append(lines, line)
 		}
@@ -161,10 +163,30 @@ func lateness(samples []sample) string {
 	if len(samples) == 0 {
 		return "" // results of when the row had fewer steps
 	}
-	if most := slices.Max(each(samples, lag)); most > much {
+	if most := slices.Max(numbers(samples, lag)); most > much {
 		return fmt.Sprintf(" (sent up to %.0f ms late)", most)
 	}
 	return ""
+}
+
+// Many returns the table of servers with many rules or counters, and of those with few.
+func (p page) Many() string {
+	var lines [][]string
+	for _, r := range p.of(many, "") {
+		one := p.Rows[r.name]
+		_, what, _ := strings.Cut(strings.TrimPrefix(r.name, "many: "), " ")
+		for _, server := range one.named() {
+			s := first(one.Servers[server])
+			line := []string{fmt.Sprintf("%d %s", few, what), spread("%.1f", numbers(s, cpu)), "–"}
+			if server == ratelimitd {
+				line[0], line[2] = strings.TrimPrefix(r.name, "many: "), spread("%.2f", one.values(toFew))
+			}
+			lines = append(lines, append(line,
+				fmt.Sprintf("%.1f", median(states(s, live))), fmt.Sprintf("%.0f", median(states(s, resident))),
+				spread("%.2f", states(s, ready)), fmt.Sprintf("%.2f", median(states(s, starting))), spread("%.1f", states(s, pauses))))
+		}
+	}
+	return table("with | server µs/request | ÷ with 10 | live MiB | most resident MiB | s to ready | of a processor | longest pause ms", lines)
 }
 
 // verdict is a goal, and what came of it.
@@ -179,7 +201,7 @@ func (p page) verdicts() (all []verdict) {
 	for _, r := range rows() {
 		for _, g := range r.goals {
 			values := p.Rows[r.name].values(g.figure)
-			v := verdict{r.name + ": " + string(g.figure), fmt.Sprintf("≤ %g", g.most), spread("%.2f", values), median(values) <= g.most, len(values) > 0}
+			v := verdict{r.name + ": " + string(g.figure), fmt.Sprintf("≤ %g", g.most), spread(g.figure.format(), values), median(values) <= g.most, len(values) > 0}
 			if g.figure == rateToPeer {
 				v.asked, v.met = fmt.Sprintf("≥ %g", g.most), median(values) >= g.most
 			}
@@ -197,9 +219,9 @@ func (p page) verdicts() (all []verdict) {
 			name string
 			of   func(sample) float64
 		}{{"p50", p50}, {"p99", p99}} {
-			a, b := median(each(ours, number.of)), median(each(theirs, number.of))
+			a, b := median(numbers(ours, number.of)), median(numbers(theirs, number.of))
 			all = append(all, verdict{
-				fmt.Sprintf("%s at %d/s: %s in ms", r.name, at, number.name), fmt.Sprintf("≤ the peer's %.2f", b), spread("%.2f", each(ours, number.of)), a <= b, true,
+				fmt.Sprintf("%s at %d/s: %s in ms", r.name, at, number.name), fmt.Sprintf("≤ the peer's %.2f", b), spread("%.2f", numbers(ours, number.of)), a <= b, true,
 			})
 		}
 	}
@@ -280,21 +302,44 @@ func (p page) Profile(name string) string {
 	return table("package | share | function | share", lines)
 }
 
-// Runs says what was run when, and how.
+// PeerSettings returns the settings of the peer.
+func (p page) PeerSettings() string {
+	var all []string
+	for _, r := range rows() {
+		if v := p.Rows[r.name].Taken.Versions; v.Peer != "" {
+			all = append(all, cmp.Or(v.PeerEnv, "not recorded"))
+		}
+	}
+	slices.Sort(all)
+	return orDash(strings.Join(slices.Compact(all), ", or "))
+}
+
+// Runs says what was run when, and how. A part of the page whose rows were run together is named by what it is about.
 func (p page) Runs() string {
 	var order []taken
 	names := map[taken][]string{}
-	for _, r := range rows() {
-		one, found := p.Rows[r.name]
-		if !found {
-			continue
+	for _, x := range []struct {
+		part part
+		name string
+	}{
+		{costs, "costs"}, {connections, "connections"}, {many, "rules and counters"}, {rates, "open loops"}, {overloads, "overload"},
+	} {
+		some, times := p.of(x.part, ""), map[taken]bool{}
+		for _, r := range some {
+			times[p.day(r)] = true
 		}
-		t := one.Taken
-		t.Date = t.Date.Truncate(24 * 3600e9)
-		if names[t] == nil {
-			order = append(order, t)
+		for _, r := range some {
+			t, name := p.day(r), r.name
+			if len(times) == 1 {
+				name = x.name
+			}
+			if names[t] == nil {
+				order = append(order, t)
+			}
+			if !slices.Contains(names[t], name) {
+				names[t] = append(names[t], name)
+			}
 		}
-		names[t] = append(names[t], r.name)
 	}
 	var lines [][]string
 	for _, t := range order {
@@ -308,6 +353,13 @@ func (p page) Runs() string {
 		})
 	}
 	return table("date | ratelimitd | Go | Redis | envoyproxy/ratelimit | rounds | seed | rows", lines)
+}
+
+// day returns how a row was taken, without the time of day.
+func (p page) day(r row) taken {
+	t := p.Rows[r.name].Taken
+	t.Date = t.Date.Truncate(24 * time.Hour)
+	return t
 }
 
 func orDash(s string) string {

@@ -114,7 +114,7 @@ func (r results) bars(title string, number func(sample) float64, want func(row) 
 		values, found := make(plotter.Values, len(some)), false
 		for j, x := range some {
 			if s := first(r.Rows[x.name].Servers[server]); len(s) > 0 {
-				values[j], found = median(each(s, number)), true
+				values[j], found = median(numbers(s, number)), true
 			}
 		}
 		if !found {
@@ -151,8 +151,8 @@ func (r results) add(p *plot.Plot, c curve) error {
 	var points plotter.XYs
 	for i := range rounds[0] {
 		s := nth(rounds, i)
-		if x := median(each(s, offered)); x > 0 { // not the closed loop
-			points = append(points, plotter.XY{X: x / 1000, Y: median(each(s, c.y))})
+		if x := median(numbers(s, offered)); x > 0 { // not the closed loop
+			points = append(points, plotter.XY{X: x / 1000, Y: median(numbers(s, c.y))})
 		}
 	}
 	l, g, err := plotter.NewLinePoints(points)

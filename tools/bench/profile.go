@@ -60,7 +60,16 @@ func (c config) look(ctx context.Context, s *servers, r row) (*profiled, error) 
 
 // fetchProfile takes a profile of a server.
 func fetchProfile(ctx context.Context, addr string) (*profile.Profile, error) {
-	url := fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%.0f", addr, profileTime.Seconds())
+	text, err := get(ctx, addr, fmt.Sprintf("/debug/pprof/profile?seconds=%.0f", profileTime.Seconds()))
+	if err != nil {
+		return nil, err
+	}
+	return profile.ParseData(text)
+}
+
+// get returns what a server says on its debug listener.
+func get(ctx context.Context, addr, path string) ([]byte, error) {
+	url := "http://" + addr + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return nil, err
@@ -70,11 +79,11 @@ func fetchProfile(ctx context.Context, addr string) (*profile.Profile, error) {
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200))
-		return nil, fmt.Errorf("%s: %s: %s", url, resp.Status, text)
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %.200s", url, resp.Status, text)
 	}
-	return profile.Parse(resp.Body)
+	return text, err
 }
 
 // digest sums a profile up.

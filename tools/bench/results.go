@@ -17,6 +17,7 @@ import (
 // The names of servers.
 const (
 	idleServer = "idle"
+	fewServer  = "with 10" // ratelimitd with as many rules or counters
 	ratelimitd = "ratelimitd"
 	peer       = "peer"
 )
@@ -70,18 +71,23 @@ type sample struct {
 		Redis  float64 `json:"redis,omitempty"`
 	} `json:"cpu_us_per_request"`
 	Scripts float64 `json:"scripts_per_second,omitempty"` // that Redis ran
+	State   *state  `json:"state,omitempty"`              // of a server that was started for it
 }
 
 // figure is a number about a row that can be compared with that of another run.
 type figure string
 
-// Figures are ratios within a round.
+// Figures are ratios within a round, except for those of many rules or counters that say their units.
 const (
 	toIdle      figure = "server CPU ÷ idle server"
 	toPeer      figure = "server CPU ÷ peer"
 	redisToPeer figure = "Redis CPU ÷ peer"
 	redisToPair figure = "Redis CPU ÷ INCRBY and EXPIRE"
 	rateToPeer  figure = "requests/s ÷ peer"
+	toFew       figure = "server CPU ÷ with 10"
+	each        figure = "live bytes each"
+	loading     figure = "seconds from start to ready"
+	pause       figure = "longest pause for garbage, ms"
 )
 
 // values returns a figure for each round; nothing where a number is missing.
@@ -100,9 +106,25 @@ func (r result) values(f figure) []float64 {
 		return divide(ours, r.Pairs, inRedis)
 	case rateToPeer:
 		return divide(ours, first(r.Servers[peer]), func(s sample) float64 { return s.Rate })
+	case toFew:
+		return divide(ours, first(r.Servers[fewServer]), cpu)
+	case each:
+		return eachTakes(ours, first(r.Servers[fewServer]))
+	case loading:
+		return states(ours, ready)
+	case pause:
+		return states(ours, pauses)
 	default:
 		return nil
 	}
+}
+
+// format returns how the values of a figure are written.
+func (f figure) format() string {
+	if f == each {
+		return "%.0f"
+	}
+	return "%.2f"
 }
 
 // first returns the first sample of each round.
@@ -133,8 +155,8 @@ func divide(a, b []sample, number func(sample) float64) (all []float64) {
 	return all
 }
 
-// each returns a number of each sample.
-func each(samples []sample, number func(sample) float64) []float64 {
+// numbers returns a number of each sample.
+func numbers(samples []sample, number func(sample) float64) []float64 {
 	all := make([]float64, len(samples))
 	for i, s := range samples {
 		all[i] = number(s)

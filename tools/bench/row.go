@@ -23,6 +23,7 @@ const (
 	costs       part = "cost"        // a closed loop
 	connections part = "connections" // a closed loop, one call at a time on each of some connections
 	rates       part = "rates"       // an open loop
+	many        part = "many"        // a closed loop on a server of its own with many rules or counters, and on one with few
 	overloads   part = "overload"    // an open loop above the peak; server and Redis on one processor, the load on another
 )
 
@@ -33,6 +34,8 @@ type row struct {
 	template string // as loadgen takes it: '%d' is the key's number, '|' separates descriptors
 	keys     int
 	store    store
+	rules    int       // how many there are, if not those of all rows
+	once     bool      // call with each key once
 	refused  bool      // each request is over its limit
 	conns    int       // connections
 	inflight int       // open calls on each, in a closed loop
@@ -85,8 +88,12 @@ func rows() []row {
 		{name: "Redis, leases off: one key", template: "user=hot", keys: 1, store: exact},
 		{name: "Redis, leases off: three descriptors", template: "user=u%d|path=p%d|tenant=t", keys: manyKeys, store: exact},
 	}
+	all = append(all, manyRows()...)
 	for i := range all {
-		all[i].part, all[i].conns, all[i].inflight = costs, usualConns, usualInflight
+		if all[i].part == "" {
+			all[i].part = costs
+		}
+		all[i].conns, all[i].inflight = usualConns, usualInflight
 	}
 	for _, n := range []int{1, 10, 100, 500} {
 		r := row{part: connections, template: "user=u%d", keys: manyKeys, conns: n, inflight: 1}
@@ -104,6 +111,17 @@ func rows() []row {
 		row{name: "overload: Redis, one descriptor", part: overloads, template: wide(1), keys: someKeys, store: exact, steps: times},
 		row{name: "overload: Redis, 16 descriptors", part: overloads, template: wide(16), keys: someKeys, store: exact, steps: times},
 		row{name: "overload: memory, 16 descriptors", part: overloads, template: wide(16), keys: someKeys, steps: times})
+}
+
+// manyRows are those of servers with many rules or counters.
+func manyRows() []row {
+	return []row{
+		{
+			name: "many: 100,000 rules", part: many, template: "user=u7", keys: 1, rules: 100_000,
+			goals: []goal{{toFew, 1.05}, {loading, 2}, {each, 1024}},
+		},
+		{name: "many: 1,000,000 counters", part: many, template: "user=u%d", keys: 1_000_000, goals: []goal{{each, 200}, {pause, 10}}},
+	}
 }
 
 // wide returns a template with n descriptors, none of them that of another key.

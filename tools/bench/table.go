@@ -24,7 +24,7 @@ func unanswered(s sample) float64 { return 100 * float64(s.Failed+s.Late) / floa
 
 // named returns the servers of a result in the order in which they are loaded.
 func (r result) named() []string {
-	return slices.DeleteFunc([]string{idleServer, ratelimitd, peer}, func(s string) bool { return len(r.Servers[s]) == 0 })
+	return slices.DeleteFunc([]string{idleServer, fewServer, ratelimitd, peer}, func(s string) bool { return len(r.Servers[s]) == 0 })
 }
 
 // print prints the medians of the rounds for each row, server and step.
@@ -53,12 +53,22 @@ func (r results) print(w io.Writer) error {
 			}
 		}
 	}
-	return tw.Flush()
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for _, row := range rows() {
+		for _, g := range row.goals {
+			if values := r.Rows[row.name].values(g.figure); row.part == many && len(values) > 0 {
+				fmt.Fprintf(w, "%s: %s: %s\n", row.name, g.figure, spread(g.figure.format(), values))
+			}
+		}
+	}
+	return nil
 }
 
 // middle formats the median of a number of samples; a dash where there is none.
 func middle(format string, samples []sample, number func(sample) float64) string {
-	x := median(each(samples, number))
+	x := median(numbers(samples, number))
 	if math.IsNaN(x) || x == 0 {
 		return "–"
 	}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
+)
+
+// few is how many rules or counters the server has that one with many is compared with.
+const few = 10
+
+// state is what a server was like that was started for a sample, and loaded.
+type state struct {
+	Of       int     `json:"of"`             // rules or counters
+	Ready    float64 `json:"ready_s"`        // from its start until it said that it was ready
+	Starting float64 `json:"starting_cpu_s"` // processor time until then
+	Live     float64 `json:"live_bytes"`     // of the heap, after a collection
+	Resident float64 `json:"resident_bytes"` // the most that it had
+	Pause    float64 `json:"pause_ms"`       // the longest for which a garbage collection stopped everything else
+}
+
+// of returns how many rules or counters a row is about.
+func (r row) of() int { return max(r.rules, r.keys) }
+
+// withFew returns the row that a row with many rules or counters is compared with.
+func (r row) withFew() row {
+	r.rules, r.keys = min(r.rules, few), min(r.keys, few)
+	return r
+}
+
+// directory returns where a row's rules are, below that of all rules.
+func (r row) directory() string {
+	if r.rules == 0 {
+		return "ours"
+	}
+	return strconv.Itoa(r.rules) + "-rules"
+}
+
+// writeMany writes the rules of a row that has a number of them, a limit for each value of a key.
+func writeMany(dir string, r row) error {
+	if r.rules == 0 {
+		return nil
+	}
+	var text strings.Builder
+	text.WriteString("domain: bench\ndescriptors:\n")
+	for i := range r.rules {
+		fmt.Fprintf(&text, "  - {key: user, value: u%d, rate_limit: {unit: year, requests_per_unit: 4294967295}}\n", i)
+	}
+	path := filepath.Join(dir, r.directory(), "config")
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(path, "bench.yaml"), []byte(text.String()), 0o600)
+}
+
+// loadMany starts a server with many rules or counters, and one with few, loads one right after the other, and ends them.
+func (c config) loadMany(ctx context.Context, s *servers, r row) (map[string][]sample, error) {
+	both := []row{r.withFew(), r}
+	var started [2]*process
+	var states [2]state
+	defer func() {
+		for _, p := range started {
+			if p != nil {
+				_, _ = p.Stop() // what it does at its end is not measured
+			}
+		}
+	}()
+	for i, r := range both {
+		var err error
+		if started[i], states[i], err = c.startMany(ctx, s, r); err != nil {
+			return nil, fmt.Errorf("with %d: %w", r.of(), err)
+		}
+	}
+	all := map[string][]sample{}
+	for i, name := range []string{fewServer, ratelimitd} {
+		samples, err := c.load(ctx, both[i], watched{name, started[i], nil, s.load})
+		if err != nil {
+			return nil, fmt.Errorf("with %d: %w", both[i].of(), err)
+		}
+		samples[0].State, all[name] = &states[i], samples
+	}
+	for i := range both {
+		if err := states[i].look(ctx, started[i], both[i].keys); err != nil {
+			return nil, fmt.Errorf("with %d: %w", both[i].of(), err)
+		}
+	}
+	return all, nil
+}
+
+// startMany starts a server for a row, and calls with each key once. If there is a process, the caller ends it.
+func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, now state, err error) {
+	begin := time.Now()
+	if p, err = s.startServer(ctx, c.server, filepath.Join(s.dir, r.directory()), "BACKEND_TYPE=memory"); err != nil {
+		return nil, now, err
+	}
+	now = state{Of: r.of(), Ready: time.Since(begin).Seconds()}
+	busy, err := proc.Busy(p.PID())
+	if err != nil {
+		return p, now, err
+	}
+	now.Starting = busy.Seconds()
+	r.once = true
+	if _, err := c.load(ctx, r, watched{ratelimitd, p, nil, s.load}); err != nil {
+		return p, now, fmt.Errorf("calling with each key once: %w", err)
+	}
+	return p, now, nil
+}
+
+// look takes down what memory a server with so many counters uses, and how long its garbage collections stopped it.
+func (s *state) look(ctx context.Context, p *process, counters int) error {
+	metrics, err := get(ctx, p.debug, "/metrics")
+	if err != nil {
+		return err
+	}
+	if want := fmt.Sprintf("\nratelimitd_memory_keys %g\n", float64(counters)); !strings.Contains(string(metrics), want) {
+		return fmt.Errorf("it does not have %d counters", counters)
+	}
+	resident, err := p.Memory("VmHWM")
+	if err != nil {
+		return err
+	}
+	s.Resident = float64(resident)
+	var heap []byte
+	for range 2 { // what pools hold lives through one collection
+		if heap, err = get(ctx, p.debug, "/debug/pprof/heap?gc=1&debug=1"); err != nil {
+			return err
+		}
+	}
+	return s.read(string(heap))
+}
+
+// read takes from a heap profile in text what Go says of memory below it.
+func (s *state) read(profile string) error {
+	s.Live, s.Pause = math.NaN(), math.NaN()
+	for line := range strings.Lines(profile) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " = ")
+		switch name {
+		case "# HeapAlloc":
+			s.Live, _ = strconv.ParseFloat(value, 64) // 0 is refused below
+		case "# PauseNs": // of the last 256 collections
+			s.Pause = 0
+			for ns := range strings.FieldsSeq(strings.Trim(value, "[]")) {
+				x, err := strconv.ParseFloat(ns, 64)
+				if err != nil {
+					return fmt.Errorf("reading what Go says of pauses: %w", err)
+				}
+				s.Pause = max(s.Pause, x/1e6)
+			}
+		}
+	}
+	if !(s.Live > 0 && s.Pause > 0) {
+		return errors.New("the heap profile says nothing of memory or of pauses")
+	}
+	return nil
+}
+
+// states returns a number of what each round has of a server's state, or nothing if one has none.
+func states(samples []sample, number func(state) float64) (all []float64) {
+	for _, s := range samples {
+		if s.State == nil {
+			return nil
+		}
+		all = append(all, number(*s.State))
+	}
+	return all
+}
+
+// eachTakes returns how many bytes one more rule or counter takes, by what is live with many and with few.
+func eachTakes(ours, withFew []sample) (all []float64) {
+	if len(ours) != len(withFew) {
+		return nil
+	}
+	for i, s := range ours {
+		a, b := s.State, withFew[i].State
+		if a == nil || b == nil || a.Of <= b.Of {
+			return nil
+		}
+		all = append(all, (a.Live-b.Live)/float64(a.Of-b.Of))
+	}
+	return all
+}
+
+// What is told of states.
+func ready(s state) float64    { return s.Ready }
+func starting(s state) float64 { return s.Starting }
+func live(s state) float64     { return s.Live / (1 << 20) }
+func resident(s state) float64 { return s.Resident / (1 << 20) }
+func pauses(s state) float64   { return s.Pause }
