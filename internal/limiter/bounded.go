@@ -16,12 +16,12 @@ type bounded[T any] struct {
 
 	settled atomic.Pointer[map[string]*T] // never written to
 	other   atomic.Pointer[T]             // nil until needed
-	full    atomic.Bool                   // max names are known, all of them settled, and other is not nil
 	refused atomic.Int64                  // names of so many bytes or more are not known unless settled, and other is not nil; 0 if all fit
 	mu      sync.Mutex
 	recent  map[string]*T // known but not settled yet
 	used    int           // bytes of all known names
-	misses  int           // lookups that found a name in recent
+	misses  uint32        // lookups that found a name in recent
+	full    atomic.Bool   // max names are known, all of them settled, and other is not nil
 }
 
 // minRoom lets a few very long names fit where max is low.
@@ -75,7 +75,7 @@ func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
 		b.settle()
 		b.others(other)
 		b.full.Store(true)
-	} else if b.misses >= known {
+	} else if int(b.misses) >= known {
 		b.settle()
 	}
 	return t

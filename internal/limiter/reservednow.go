@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -11,8 +12,13 @@ import (
 const maxReserved = 10_000
 
 // reservedNow is how many hits of a rule's counters are reserved, as the store said when this process last decided on each. A counter
-// that nobody has asked for since its last reservation must have expired counts no more. The zero value knows none.
+// that nobody has asked for since its last reservation must have expired counts no more. The zero value knows none, and is small, since
+// few rules have reservations.
 type reservedNow struct {
+	known atomic.Pointer[reservedCounters]
+}
+
+type reservedCounters struct {
 	mu  sync.Mutex
 	all map[backend.Key]reservedAt
 }
@@ -24,29 +30,37 @@ type reservedAt struct {
 
 // see takes down what a decision said, whose reservations last for ttl.
 func (r *reservedNow) see(k backend.Key, hits uint64, ttl time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, known := r.all[k]
-	switch {
-	case hits == 0:
-		delete(r.all, k)
-		return
-	case !known && len(r.all) >= maxReserved:
-		return
-	case r.all == nil:
-		r.all = make(map[backend.Key]reservedAt)
+	n := r.known.Load()
+	if n == nil {
+		if hits == 0 {
+			return
+		}
+		r.known.CompareAndSwap(nil, &reservedCounters{all: make(map[backend.Key]reservedAt)})
+		n = r.known.Load()
 	}
-	r.all[k] = reservedAt{hits, time.Now().Add(ttl)}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if hits == 0 {
+		delete(n.all, k)
+		return
+	}
+	if _, known := n.all[k]; known || len(n.all) < maxReserved {
+		n.all[k] = reservedAt{hits, time.Now().Add(ttl)}
+	}
 }
 
 // sum returns how many there are, and forgets those that have expired.
 func (r *reservedNow) sum() (hits uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	n := r.known.Load()
+	if n == nil {
+		return 0
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	now := time.Now()
-	for k, at := range r.all {
+	for k, at := range n.all {
 		if now.After(at.ends) {
-			delete(r.all, k)
+			delete(n.all, k)
 		} else {
 			hits += at.hits
 		}
