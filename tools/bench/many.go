@@ -14,6 +14,9 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
 
+// fillTime is how long it may take to call with each key once.
+const fillTime = 2 * time.Minute
+
 // few is how many rules or counters the server has that one with many is compared with.
 const few = 10
 
@@ -108,7 +111,9 @@ func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, n
 	}
 	now.Starting = busy.Seconds()
 	r.once = true
-	if _, err := c.load(ctx, r, watched{ratelimitd, p, nil, s.load}); err != nil {
+	filling, cancel := context.WithTimeout(ctx, fillTime)
+	defer cancel()
+	if _, err := c.load(filling, r, watched{ratelimitd, p, nil, s.load}); err != nil {
 		return p, now, fmt.Errorf("calling with each key once: %w", err)
 	}
 	return p, now, nil
