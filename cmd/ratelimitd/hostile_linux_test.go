@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -249,6 +250,9 @@ func TestG40_IdleConnections(t *testing.T) {
 	closeAll := d.idle("127.0.0.1", 10_050)
 	d.says("127.0.0.1 has 2500 connections")
 	testkit.Eventually(t, "a quarter is open", func() bool { return d.metric("ratelimitd_connections") == 2500 })
+	testkit.Eventually(t, "the others were closed, for one reason or the other: that depends on how long it took to open them", func() bool {
+		return d.closed("idle")+d.closed("address") == 7550
+	})
 	d.answers("127.0.0.2")
 	d.answers("127.0.0.1") // in the place of one that is idle
 
@@ -266,11 +270,26 @@ func TestG40_IdleConnections(t *testing.T) {
 	if text := d.Log.String(); !strings.Contains(text, "too many connections") {
 		t.Errorf("nothing in the log:\n%s", text)
 	}
-	for _, reason := range []string{"idle", "address"} {
-		if d.metric(`ratelimitd_connections_closed_total{reason="`+reason+`"}`) == 0 {
-			t.Errorf("no connections were closed because of reason %s", reason)
-		}
+	if d.closed("idle") == 0 {
+		t.Error("no idle connection was closed")
 	}
+}
+
+// TestG40_BusyConnections: an address that has all the connections it may have, none of which is idle.
+func TestG40_BusyConnections(t *testing.T) {
+	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory", "GRPC_ADDRESS_SHARE=0.0005")
+	testkit.Eventually(t, "new connections are closed", func() bool { // soon, unless opening five takes a second
+		closeAll := d.idle("127.0.0.1", 10)
+		defer closeAll()
+		return testkit.Poll(100*time.Millisecond, func() bool { return d.closed("address") > 0 })
+	}, d.Log.String)
+	d.answers("127.0.0.2")
+}
+
+// closed returns how many connections were closed for others, by reason.
+func (d *daemon) closed(reason string) float64 {
+	d.t.Helper()
+	return d.metric(`ratelimitd_connections_closed_total{reason="` + reason + `"}`)
 }
 
 // TestG41_FewFiles: 400 connections to a server that may have 256 files open.
@@ -304,6 +323,19 @@ func TestG41_FewFiles(t *testing.T) {
 	}
 }
 
+// patiently asks until the call is not one of those that a busy server sheds.
+func patiently(ctx context.Context, client rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
+	defer cancel()
+	for {
+		_, err := client.ShouldRateLimit(ctx, r, grpc.WaitForReady(true))
+		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // TestG43_UnknownDomains: 100,000 domains that have no rules, over 100 connections that are warm.
 func TestG43_UnknownDomains(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
@@ -319,7 +351,7 @@ func TestG43_UnknownDomains(t *testing.T) {
 				r := request("user", "ann")
 				for n := i; n < domains; n += conns {
 					r.Domain = name + strconv.Itoa(n)
-					if _, err := client.ShouldRateLimit(t.Context(), r, grpc.WaitForReady(true)); err != nil {
+					if err := patiently(t.Context(), client, r); err != nil {
 						t.Error(err)
 						return
 					}

@@ -5,7 +5,6 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
@@ -52,37 +51,14 @@ func setAffinity(set unix.CPUSet) {
 
 // spent returns how long a processor has worked for anybody, and for the machine that it is a part of.
 func spent(cpu int) time.Duration {
-	return worked(fmt.Sprintf("cpu%d", cpu), 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
-}
-
-// worked returns the sum of some times of a line of /proc/stat.
-func worked(cpu string, kinds ...int) time.Duration {
-	all, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(all)) {
-		rest, found := strings.CutPrefix(line, cpu+" ")
-		if !found {
-			continue
-		}
-		sum, fields := int64(0), strings.Fields(rest)
-		for _, i := range kinds {
-			if i < len(fields) {
-				n, _ := strconv.ParseInt(fields[i], 10, 64)
-				sum += n
-			}
-		}
-		return time.Duration(sum) * proc.Tick
-	}
-	return 0
+	return proc.Worked(fmt.Sprintf("cpu%d", cpu), 0, 1, 2, 5, 6, 7) // user, nice, system, irq, softirq, steal
 }
 
 // othersShare returns a function that returns which share of all processors has since worked for other processes than this
 // one and those that it has started, which must have ended by then.
 func othersShare() func() float64 {
 	theirs := func() time.Duration {
-		sum := worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
+		sum := proc.Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
 		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 			var u unix.Rusage
 			if unix.Getrusage(who, &u) == nil {

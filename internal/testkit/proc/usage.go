@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +33,54 @@ func Busy(pid int) (time.Duration, error) {
 		sum += time.Duration(n) * Tick
 	}
 	return sum, nil
+}
+
+// Worked returns the sum of some times of a line of /proc/stat, such as that of "cpu0" or of "cpu", all processors; 0 if it
+// cannot be read. Which ones, and in which order, is in proc(5).
+func Worked(cpu string, kinds ...int) time.Duration {
+	all, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(all)) {
+		rest, found := strings.CutPrefix(line, cpu+" ")
+		if !found {
+			continue
+		}
+		sum, fields := int64(0), strings.Fields(rest)
+		for _, i := range kinds {
+			if i < len(fields) {
+				n, _ := strconv.ParseInt(fields[i], 10, 64)
+				sum += n
+			}
+		}
+		return time.Duration(sum) * Tick
+	}
+	return 0
+}
+
+// ForOthers returns a function that returns which share of all processors has since worked for others than this process
+// and some that it has started, which still run.
+func ForOthers(ours ...*Process) func() float64 {
+	theirs := func() time.Duration {
+		sum := Worked("cpu", 0, 1, 2, 7) // user, nice, system, steal; what the network does is nobody's
+		for _, pid := range append([]int{os.Getpid()}, pids(ours)...) {
+			busy, _ := Busy(pid)
+			sum -= busy
+		}
+		return sum
+	}
+	begin, before := time.Now(), theirs()
+	return func() float64 {
+		return float64(theirs()-before) / float64(time.Since(begin)) / float64(runtime.NumCPU())
+	}
+}
+
+func pids(all []*Process) (ids []int) {
+	for _, p := range all {
+		ids = append(ids, p.PID())
+	}
+	return ids
 }
 
 // Memory returns a size from the process' status in bytes, as Linux has it: VmRSS is what it has now, and VmHWM the most
