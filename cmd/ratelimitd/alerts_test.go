@@ -112,6 +112,20 @@ func TestFewErrors(t *testing.T) {
 	}
 }
 
+// TestRefusedUnread: calls that are refused in an overload, which Envoy lets pass, wake somebody, although none counts as an
+// answer; what on_failure decides is told in the morning.
+func TestRefusedUnread(t *testing.T) {
+	t.Parallel()
+	for reason, want := range map[string][]string{`reason="calls"`: {"page", "ticket"}, `domain="shop",reason="process"`: {"ticket"}} {
+		var all []string
+		for minute := range 15 {
+			all = append(all, fmt.Sprintf("ratelimitd_build_info 1\nratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} %d\n"+
+				"ratelimitd_shed_total{%s} %d\n", 6000*minute, reason, 600*minute))
+		}
+		promtool(t, time.Minute, all, []expectation{{at: 14, firing: want}})
+	}
+}
+
 // TestOneJobOfTwoIsGone: who has several deployments is woken for each that is gone, and by nobody who is there.
 func TestOneJobOfTwoIsGone(t *testing.T) {
 	t.Parallel()

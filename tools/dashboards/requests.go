@@ -54,7 +54,7 @@ func glance() []panel {
 		},
 		{
 			title: "Us: wait for this process", kind: number, unit: "s", see: "load", warn: 0.001, bad: 0.002,
-			help:    "How long requests wait for the process before they are decided, on the server where it is longest. Above 2 ms that server is near its peak: add replicas or cores.",
+			help:    "How late calls are read, on the server where it is worst, before they stand in line. Above 1 ms that server is near its peak: see Us: shed, and add replicas or cores.",
 			queries: []query{{expr: "max(ratelimitd_calls_wait_seconds{$self})"}},
 		},
 		{
