@@ -43,14 +43,18 @@ func (v *Server) shed() shed {
 	return shed{process: n.Process, store: n.Store, calls: v.unread.Load()}
 }
 
+// byPolicy returns how many requests on_failure has decided.
+func (n shed) byPolicy() uint64 { return n.process + n.store }
+
 // since returns how many more n are than earlier, by reason, for the log.
 func (n shed) since(earlier shed) []any {
 	process, store, calls := n.process-earlier.process, n.store-earlier.store, n.calls-earlier.calls
 	return []any{"requests", process + store + calls, "process", process, "store", store, "calls", calls}
 }
 
-// logShedding logs when shedding begins, and when it has ended, given what returns how many requests have been shed so far.
-// Since it has ended only after a while, that is at most two lines in ten seconds.
+// logShedding logs when policies begin to decide what there is no time for, when calls begin to be refused unread, and when
+// that has ended, given what returns how many requests have been shed so far. Since it has ended only after a while, that
+// is at most three lines in ten seconds.
 func logShedding(log *slog.Logger, read func() shed) task.Func {
 	return task.Func{Name: "shedding", Do: func(ctx context.Context) error {
 		ticker := time.NewTicker(shedLook)
@@ -68,8 +72,8 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 			case n != last:
 				if began.IsZero() {
 					began = now
-					log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)
 				}
+				logKinds(log, before, last, n)
 				last, latest = n, now
 			case !began.IsZero() && now.Sub(latest) >= shedQuiet:
 				log.Warn("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
@@ -77,6 +81,17 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 			}
 		}
 	}}
+}
+
+// logKinds logs which kinds of shedding have begun since last, in an overload before which there was before.
+func logKinds(log *slog.Logger, before, last, n shed) {
+	if last.byPolicy() == before.byPolicy() && n.byPolicy() > last.byPolicy() {
+		log.Warn("overload: on_failure decides requests that could not be answered in time", n.since(before)...)
+	}
+	if last.calls == before.calls && n.calls > last.calls {
+		log.Warn("overload: calls are refused with an error, unread and whatever on_failure says, because too many are in progress; "+
+			"Envoy lets their requests pass, unless failure_mode_deny is true", n.since(before)...)
+	}
 }
 
 // flooded tells of a flood of calls that wait for their message, of which some are refused.

@@ -14,8 +14,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestSheddingIsLogged: one line when shedding begins, and one when nothing has been shed for ten seconds, with how many it
-// were since the first line, by reason.
+// TestSheddingIsLogged: one line when policies begin to decide, one when calls begin to be refused unread, which is an error
+// whatever policies say, and one when nothing has been shed for ten seconds, with how many it were in all, by reason.
 func TestSheddingIsLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -36,21 +36,26 @@ func TestSheddingIsLogged(t *testing.T) {
 		}()
 		time.Sleep(time.Hour + time.Second/2)
 		for i := range uint64(30) { // a surge with gaps of less than ten seconds
-			now.Store(&shed{process: 7 + i, store: i, calls: 1})
+			now.Store(&shed{process: 7 + i, store: i, calls: i / 5})
 			time.Sleep(9 * time.Second)
 		}
 		time.Sleep(time.Minute)
-		now.Store(&shed{process: 36, store: 30, calls: 1}) // a single one
+		now.Store(&shed{process: 36, store: 30, calls: 5}) // a single one
+		time.Sleep(time.Minute)
+		now.Store(&shed{process: 36, store: 30, calls: 7}) // none by policy
 		time.Sleep(time.Minute)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 		want := `
-at=1h0m1s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=3 process=2 store=0 calls=1
-at=1h4m32s level=WARN msg="the overload is over" requests=61 process=31 store=29 calls=1 seconds=262
+at=1h0m1s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=2 process=2 store=0 calls=0
+at=1h0m46s level=WARN msg="overload: calls are refused with an error, unread and whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=13 process=7 store=5 calls=1
+at=1h4m32s level=WARN msg="the overload is over" requests=65 process=31 store=29 calls=5 seconds=262
 at=1h5m31s level=WARN msg="overload: on_failure decides requests that could not be answered in time" requests=1 process=0 store=1 calls=0
 at=1h5m41s level=WARN msg="the overload is over" requests=1 process=0 store=1 calls=0 seconds=1
+at=1h6m31s level=WARN msg="overload: calls are refused with an error, unread and whatever on_failure says, because too many are in progress; Envoy lets their requests pass, unless failure_mode_deny is true" requests=2 process=0 store=0 calls=2
+at=1h6m41s level=WARN msg="the overload is over" requests=2 process=0 store=0 calls=2 seconds=1
 `
 		if d := cmp.Diff(strings.TrimSpace(want), strings.TrimSpace(log.String())); d != "" {
 			t.Errorf("log (-want +got):\n%s", d)
