@@ -86,11 +86,13 @@ func compressed(data []byte) ([]byte, error) {
 func (r *release) archives(_ context.Context, out string) error {
 	shared := append(slices.Clone(r.manuals), file{name: "THIRD_PARTY_LICENSES", data: texts(r.licences)})
 	for as, from := range map[string]string{
-		"LICENSE":                 "LICENSE",
-		"CHANGELOG.md":            "CHANGELOG.md",
-		"config/reference.yaml":   "config/reference.yaml",
-		"systemd/" + unitFile:     "tools/dist/" + unitFile,
-		"systemd/ratelimitd.conf": "tools/dist/ratelimitd.conf",
+		"README.md":                   "tools/dist/README.md",
+		"LICENSE":                     "LICENSE",
+		"CHANGELOG.md":                "CHANGELOG.md",
+		"config/example/example.yaml": "config/example/example.yaml",
+		"config/reference.yaml":       "config/reference.yaml",
+		"systemd/" + unitFile:         "tools/dist/" + unitFile,
+		"systemd/ratelimitd.conf":     "tools/dist/ratelimitd.conf",
 	} {
 		data, err := os.ReadFile(filepath.Join(r.src, from))
 		if err != nil {

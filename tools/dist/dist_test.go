@@ -25,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	"github.com/google/licenseclassifier/v2/assets"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 )
 
@@ -62,15 +63,7 @@ func TestRelease(t *testing.T) {
 		checkArchive(t, first[fmt.Sprintf("ratelimitd_%s_linux_%s.tar.gz", version, runtime.GOARCH)], version)
 	})
 	t.Run("image", func(t *testing.T) { checkImage(t, first["ratelimitd_"+version+"_image.tar"], version) })
-	t.Run("chart", func(t *testing.T) {
-		chart, err := loader.LoadArchive(bytes.NewReader(first["ratelimitd-"+version+".tgz"]))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m := chart.Metadata; m.Name != "ratelimitd" || m.Version != version || m.AppVersion != version || len(chart.Templates) < 7 {
-			t.Errorf("the chart is %+v with %d templates", m, len(chart.Templates))
-		}
-	})
+	t.Run("chart", func(t *testing.T) { checkChart(t, first["ratelimitd-"+version+".tgz"], version) })
 	t.Run("bill", func(t *testing.T) {
 		checkBill(t, first[fmt.Sprintf("ratelimitd_%s_linux_%s.cdx.json", version, runtime.GOARCH)], version)
 	})
@@ -223,12 +216,14 @@ func checkArchive(t *testing.T, data []byte, version string) {
 		t.Errorf("ratelimitd version prints %q, %v; want %s", out, err, version)
 	}
 	for name, text := range map[string]string{
+		"README.md":                   "systemctl enable --now ratelimitd",
 		"LICENSE":                     "Apache License",
 		"CHANGELOG.md":                "#",
 		"THIRD_PARTY_LICENSES":        "google.golang.org/grpc",
 		"completions/_ratelimitd":     "#compdef ratelimitd",
 		"completions/ratelimitd.bash": "complete",
 		"completions/ratelimitd.fish": "complete -c ratelimitd",
+		"config/example/example.yaml": "domain: example",
 		"config/reference.yaml":       "domain:",
 		"man/ratelimitd.1":            version,
 		"man/ratelimitd-block.1":      "127.0.0.1:8081",
@@ -238,6 +233,22 @@ func checkArchive(t *testing.T, data []byte, version string) {
 		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !strings.Contains(string(data), text) {
 			t.Errorf("%s lacks %q: %v", name, text, err)
 		}
+	}
+}
+
+// checkChart checks that the chart installs, with no values but its own, the image that the pipeline pushes. tools/manifests renders it.
+func checkChart(t *testing.T, data []byte, version string) {
+	t.Helper()
+	chart, err := loader.LoadArchive(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := chart.Metadata; m.Name != "ratelimitd" || m.Version != version || m.AppVersion != version || len(chart.Templates) < 7 {
+		t.Errorf("the chart is %+v with %d templates", m, len(chart.Templates))
+	}
+	image, _ := chart.Values["image"].(map[string]any)
+	if image["repository"] != "ghcr.io/ratelimitd/ratelimitd" || image["tag"] != "" {
+		t.Errorf("the chart installs %v", image)
 	}
 }
 
@@ -329,10 +340,56 @@ func checkBill(t *testing.T, data []byte, version string, more ...string) (bom c
 	if c := bom.Metadata.Component; c.Name != "ratelimitd" || c.Version != version {
 		t.Errorf("the bill is that of %s %s", c.Name, c.Version)
 	}
+	checkSchema(t, data, bom.SpecVersion.String())
 	for _, want := range append(more, "std", "google.golang.org/grpc", "github.com/redis/go-redis/v9") {
 		if !slices.ContainsFunc(*bom.Components, func(c cyclonedx.Component) bool { return c.Name == want && c.Licenses != nil && c.Version != "" }) {
 			t.Errorf("the bill lacks %s, or its licence", want)
 		}
 	}
 	return bom
+}
+
+// checkSchema checks a bill against CycloneDX's JSON schema of a version, which comes with the library that writes bills.
+func checkSchema(t *testing.T, data []byte, version string) {
+	t.Helper()
+	dir, err := output(t.Context(), ".", nil, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/CycloneDX/cyclonedx-go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const at = "http://cyclonedx.org/schema/"
+	compiler := jsonschema.NewCompiler()
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(dir), "schema", "*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("the schemas of CycloneDX are missing: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		schema, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err == nil {
+			err = compiler.AddResource(at+strings.Replace(filepath.Base(file), ".schemax.", ".schema.", 1), schema)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+	// Version 1.7 refers to names of algorithms and curves that do not come with the library: no bill here may have one.
+	if err := compiler.AddResource(at+"cryptography-defs.schema.json", map[string]any{
+		"definitions": map[string]any{"algorithmFamiliesEnum": false, "ellipticCurvesEnum": false},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := compiler.Compile(at + "bom-" + version + ".schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bill, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err == nil {
+		err = schema.Validate(bill)
+	}
+	if err != nil {
+		t.Errorf("the bill is not what CycloneDX %s asks for: %v", version, err)
+	}
 }
