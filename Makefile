@@ -105,12 +105,15 @@ bin/buf: tools/buf/go.mod tools/buf/go.sum
 	$(GO) build -modfile=tools/buf/go.mod -o $@ github.com/bufbuild/buf/cmd/buf
 
 .PHONY: lint
-lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, here and in the modules below tools/, buf lint and buf breaking
+lint: $(GOLANGCI) $(BUF) ## run go vet, golangci-lint, here and in the modules below tools/, buf lint and buf breaking, and compare what is generated from proto
 	$(GO) vet ./...
 	$(GOLANGCI) run ./...
 	$(call in-tools,$(GOLANGCI_TOOL) run ./...)
 	$(BUF) lint
 	@$(PROTO_BREAKS)
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; $(BUF) generate -o "$$dir"; \
+	diff -r --brief --exclude='*.proto' --exclude=http.yaml "$$dir/proto" proto || \
+	{ echo 'what is generated in proto is not what its sources say: run make proto' >&2; exit 1; }
 	@$(BUF) build --exclude-source-info -o -#format=yaml | cmp - api/proto.yaml || { echo 'api/proto.yaml is not what proto has: run make api' >&2; exit 1; }
 
 .PHONY: vuln
