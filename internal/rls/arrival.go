@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -20,6 +19,7 @@ type arrival struct {
 	gate    *overload.Gate
 	client  *overload.Client // nil if there is no need to know it
 	waiting *waiting
+	origin  origin
 	at      time.Time
 	counted atomic.Bool // by gate
 	waits   atomic.Bool // and is counted by waiting
@@ -28,7 +28,8 @@ type arrival struct {
 	// For waiting, and guarded by the shard, but for its number.
 	shard          uint8
 	listed         bool
-	gaveWay        bool // to another call
+	gaveWay        bool  // to another call
+	looks          uint8 // that have found it waiting, 2 at most
 	stream         grpc.ServerTransportStream
 	previous, next *arrival
 }
@@ -39,12 +40,13 @@ type arrivalKey struct{}
 // ShouldRateLimit if there are too many, and others only if too many of those wait for their message: health and the admin API
 // answer whatever the load.
 func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, error) {
+	from := originOf(ctx)
 	if info.FullMethodName != fullMethod {
-		return s.others.arrive(ctx)
+		return s.others.arrive(ctx, from)
 	}
 	var client *overload.Client
-	if s.config.Gate.Limited() {
-		client = clientOf(ctx)
+	if from.conn != nil && s.config.Gate.Limited() {
+		client = &from.conn.client
 	}
 	if s.config.Gate.Full(client) {
 		s.config.Hooks.Shed()
@@ -57,7 +59,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, 
 	if !room {
 		return nil, errWaiting
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, at: time.Now(), shard: shard}
+	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
 	a.waits.Store(true)
 	a.count()
 	return a, nil
@@ -131,14 +133,4 @@ func (a *arrival) Err() error {
 		a.leave()
 	}
 	return err
-}
-
-// clientOf returns the connection that a call came on, or nil if its listener is not a [Bounded].
-func clientOf(ctx context.Context) *overload.Client {
-	if p, ok := peer.FromContext(ctx); ok {
-		if a, ok := p.LocalAddr.(localAddr); ok {
-			return a.client
-		}
-	}
-	return nil
 }

@@ -66,6 +66,7 @@ type boundedConn struct {
 	index   int    // among those of its address
 	gone    bool   // no longer counted
 	last    atomic.Int64
+	read    atomic.Int64 // bytes
 	client  overload.Client
 }
 
@@ -73,7 +74,7 @@ type boundedConn struct {
 type localAddr struct {
 	net.Addr
 
-	client *overload.Client
+	conn *boundedConn
 }
 
 // Bound bounds the connections of l.
@@ -260,12 +261,13 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.last.Store(c.bounded.now())
+		c.read.Add(int64(n))
 	}
 	return n, err
 }
 
 // LocalAddr implements net.Conn.
-func (c *boundedConn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), &c.client} }
+func (c *boundedConn) LocalAddr() net.Addr { return localAddr{c.Conn.LocalAddr(), c} }
 
 // Close implements net.Conn.
 func (c *boundedConn) Close() error {

@@ -24,6 +24,10 @@ var errLate = status.Error(codes.DeadlineExceeded, "the caller's deadline has pa
 var errWaiting = status.Error(codes.Unavailable,
 	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
 
+// errOnWay is the error for the caller of a request that is ended because of all that has come of messages that are not whole.
+var errOnWay = status.Error(codes.Unavailable,
+	"too much memory is taken by messages that have come in part; most of it on this connection, whose calls are ended")
+
 // errNoMessage is the error for the caller whose message does not come.
 var errNoMessage = status.Error(codes.DeadlineExceeded, "the request did not arrive within "+messageTime.String()+" of its headers")
 

@@ -13,20 +13,27 @@ import (
 type others struct {
 	most    int64
 	refused func() // is called for each call that is refused
+	look    func() // has somebody look at what is on its way, as long as calls wait
 	calls   atomic.Int64
+
+	mu   sync.Mutex
+	open map[*otherCall]int // that wait, and how many looks at what is on its way have found them
 }
 
 // otherCall is the context of a call of another method. It ends if the message does not come in time.
 type otherCall struct {
 	context.Context //nolint:containedctx // it is one
 
-	came func() // the message has, or never will
+	others *others
+	origin origin
+	end    context.CancelCauseFunc
+	came   func() // the first message has, or never will
 }
 
 type otherKey struct{}
 
 // arrive returns the context of a call of another method, whose headers have been read, or refuses it.
-func (o *others) arrive(ctx context.Context) (context.Context, error) {
+func (o *others) arrive(ctx context.Context, from origin) (context.Context, error) {
 	if o.calls.Add(1) > o.most {
 		o.calls.Add(-1)
 		o.refused()
@@ -34,12 +41,68 @@ func (o *others) arrive(ctx context.Context) (context.Context, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(messageTime, func() { cancel(errNoMessage) })
-	c := &otherCall{Context: ctx, came: sync.OnceFunc(func() {
+	c := &otherCall{Context: ctx, others: o, origin: from, end: cancel}
+	c.came = sync.OnceFunc(func() {
 		late.Stop()
+		c.stopWaiting()
 		o.calls.Add(-1)
-	})}
+	})
+	c.wait()
 	context.AfterFunc(ctx, c.came) // grpc cancels it at the end of the call, whatever becomes of that
 	return c, nil
+}
+
+// wait counts what comes from now on as on its way, until stopWaiting.
+func (c *otherCall) wait() {
+	c.others.mu.Lock()
+	if c.origin.conn != nil {
+		c.origin.read = c.origin.conn.read.Load()
+	}
+	c.others.open[c] = 0
+	c.others.mu.Unlock()
+	c.others.look()
+}
+
+func (c *otherCall) stopWaiting() {
+	c.others.mu.Lock()
+	defer c.others.mu.Unlock()
+	delete(c.others.open, c)
+}
+
+// any reports whether a call waits.
+func (o *others) any() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.open) > 0
+}
+
+// onWay returns what is on its way.
+func (o *others) onWay() onWay {
+	far := onWay{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for c := range o.open {
+		far.add(c.origin)
+		o.open[c]++
+	}
+	return far
+}
+
+// cut ends the calls of connections that two looks have found waiting.
+func (o *others) cut(guilty map[*boundedConn]bool) {
+	o.mu.Lock()
+	var over []*otherCall
+	for c, looks := range o.open {
+		if looks > 1 && guilty[c.origin.conn] {
+			over = append(over, c)
+			delete(o.open, c)
+		}
+	}
+	o.mu.Unlock()
+	for _, c := range over {
+		c.end(errOnWay)
+		o.refused()
+	}
 }
 
 // messageCame tells of the message of the call whose context it is given.
@@ -47,6 +110,18 @@ func messageCame(ctx context.Context) {
 	if c, ok := ctx.Value(otherKey{}).(*otherCall); ok {
 		c.came()
 	}
+}
+
+// receive receives a message of a stream, of which there may be several, by next.
+func receive(ctx context.Context, next func() error) error {
+	c, ok := ctx.Value(otherKey{}).(*otherCall)
+	if !ok {
+		return next()
+	}
+	c.wait()
+	defer c.stopWaiting()
+	defer c.came()
+	return next()
 }
 
 // Value implements context.Context.

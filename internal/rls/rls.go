@@ -130,13 +130,15 @@ func New(d Decider, c Config) *Service {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	most := int64(cmp.Or(c.MaxWaiting, maxWaiting))
-	return &Service{
+	s := &Service{
 		decider: d,
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
-		waiting: waiting{most: most, flood: c.Hooks.Flood},
-		others:  others{most: most, refused: c.Hooks.TooManyWaiting},
+		waiting: waiting{most: most, flood: c.Hooks.Flood, refused: c.Hooks.TooManyWaiting},
+		others:  others{most: most, refused: c.Hooks.TooManyWaiting, open: map[*otherCall]int{}},
 	}
+	s.waiting.others, s.others.look = &s.others, s.waiting.run
+	return s
 }
 
 func (h Headers) withDefaults() Headers {

@@ -178,7 +178,5 @@ func (s endingStream) Context() context.Context { return s.ctx }
 
 // RecvMsg implements grpc.ServerStream.
 func (s endingStream) RecvMsg(m any) error {
-	err := s.ServerStream.RecvMsg(m)
-	messageCame(s.ctx)
-	return err
+	return receive(s.ctx, func() error { return s.ServerStream.RecvMsg(m) })
 }

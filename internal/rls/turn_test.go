@@ -66,8 +66,8 @@ func TestLateCallsAreDecidedByPolicy(t *testing.T) {
 	}
 }
 
-// TestClientOf: calls know their connection, in plain text and over TLS, and the address of this side is still what it was.
-func TestClientOf(t *testing.T) {
+// TestOriginOf: calls know their connection, in plain text and over TLS, and the address of this side is still what it was.
+func TestOriginOf(t *testing.T) {
 	config, pool := serverTLS(t)
 	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
 	for name, c := range map[string]struct {
@@ -76,11 +76,11 @@ func TestClientOf(t *testing.T) {
 	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
-			clients := map[*overload.Client]int{}
+			clients := map[*boundedConn]int{}
 			seen := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 				mu.Lock()
 				defer mu.Unlock()
-				clients[clientOf(ctx)]++
+				clients[originOf(ctx).conn]++
 				return allow(ctx, r, v)
 			})
 			l, err := ListenTCP(t.Context(), "127.0.0.1:0")

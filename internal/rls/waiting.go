@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	maxWaiting  = 4096                   // calls that wait for their message, unless Config says otherwise
-	messageTime = 10 * time.Second       // from the headers of a call to the end of its message
-	waitingTick = 100 * time.Millisecond // how often that is looked at
+	maxWaiting  = 4096                  // calls that wait for their message, unless Config says otherwise
+	messageTime = 10 * time.Second      // from the headers of a call to the end of its message
+	waitingTick = 20 * time.Millisecond // how often that is looked at, and what has come meanwhile
 	// What a caller sends comes together. A call that has waited for so long without its message gives way to a new one, if
 	// there is no room: or a client that sends headers and nothing else would shut everybody else out.
 	givesWay = 50 * time.Millisecond
@@ -42,6 +42,8 @@ type waiting struct {
 	running atomic.Bool // the timer
 	flooded atomic.Bool // there was no room for a call of late, or half of those that waited then have not ended since
 	flood   func(on bool)
+	refused func()                 // a call was ended for what is on its way
+	others  *others                // which are looked at with these
 	asked   atomic.Int64           // when a call for which there was no room had it counted who has how many, in nanoseconds
 	counted atomic.Int64           // when that was last done, by a call for which there was no room or without
 	census  atomic.Pointer[census] // what it said; nil if there is no flood
@@ -238,10 +240,22 @@ func (w *waiting) run() {
 	}
 }
 
-// sweep ends the calls that have waited for too long, and has the gate forget those that idle.
+// sweep looks after the calls that wait, and again soon while too much is on its way.
 func (w *waiting) sweep() {
-	w.running.Store(false) // before the lists are read, so that no call is missed
-	now, left := time.Now(), false
+	for w.look(time.Now()) {
+		time.Sleep(onWayTick)
+	}
+	w.running.Store(false) // before these are read, so that no call is missed
+	if w.flooded.Load() || w.calls.Load() > 0 || w.others.any() {
+		w.run()
+	}
+}
+
+// look ends the calls that have waited for too long, has the gate forget those that idle, and ends those of connections on
+// which too much is on its way, which it reports.
+func (w *waiting) look(now time.Time) bool {
+	w.watchFlood(now)
+	far := w.others.onWay()
 	for i := range w.shards {
 		s := &w.shards[i]
 		var over []grpc.ServerTransportStream
@@ -251,37 +265,61 @@ func (w *waiting) sweep() {
 			if waits >= idles {
 				a.leaveGate()
 			}
+			far.add(a.origin)
+			a.looks = min(a.looks+1, 2)
 			if waits >= messageTime {
 				over = append(over, a.stream)
 				s.remove(a)
 			}
 			a = next
 		}
-		left = left || s.first != nil
 		s.mu.Unlock()
 		for _, stream := range over {
 			end(stream, errNoMessage)
 		}
 	}
-	if w.flooding(now) || left {
-		w.run()
+	guilty := far.guilty()
+	if guilty == nil {
+		return false
+	}
+	w.cut(guilty)
+	w.others.cut(guilty)
+	return true
+}
+
+// cut ends the calls of connections that two looks have seen: their messages have not come at once.
+func (w *waiting) cut(guilty map[*boundedConn]bool) {
+	for i := range w.shards {
+		s := &w.shards[i]
+		var over []grpc.ServerTransportStream
+		s.mu.Lock()
+		for a := s.first; a != nil; {
+			next := a.next
+			if a.looks > 1 && guilty[a.origin.conn] {
+				over = append(over, a.stream)
+				s.remove(a)
+			}
+			a = next
+		}
+		s.mu.Unlock()
+		for _, stream := range over {
+			end(stream, errOnWay)
+			w.refused()
+		}
 	}
 }
 
-// flooding reports whether a flood goes on. While it does, it looks every now and then who has part in it.
-func (w *waiting) flooding(now time.Time) bool {
+// watchFlood sees when a flood is over. While it goes on, it looks every now and then who has part in it.
+func (w *waiting) watchFlood(now time.Time) {
 	switch {
 	case !w.flooded.Load():
-		return false
 	case w.calls.Load() <= w.most/2 && now.UnixNano()-w.asked.Load() >= int64(calm):
 		w.flood(false)
 		w.flooded.Store(false)
 		w.census.Store(nil)
-		return false
 	case now.UnixNano()-w.counted.Load() >= int64(calm):
 		w.count(now)
 	}
-	return true
 }
 
 // end ends the call of a stream with an error. Its handler then returns, since its context is cancelled.
