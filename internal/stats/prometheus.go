@@ -37,8 +37,7 @@ func (r *Registry) Handler(c PrometheusConfig) http.Handler {
 	p := prometheus.NewRegistry()
 	p.MustRegister(collector{r, c}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return promhttp.HandlerFor(p, promhttp.HandlerOpts{
-		ErrorHandling:       promhttp.ContinueOnError, // one bad series must not hide the others
-		MaxRequestsInFlight: 8,
+		ErrorHandling: promhttp.ContinueOnError, // one bad series must not hide the others
 	})
 }
 

@@ -70,7 +70,7 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	pages := routes{
 		"/rlconfig": rules(d),
 		"/stats":    page(plainText, d.Stats, make(turns, pageReaders)),
-		"/metrics":  d.Metrics.ServeHTTP,
+		"/metrics":  inTurns(d.Metrics.ServeHTTP, make(turns, pageReaders)),
 	}
 	profiles := withoutPages(guarded(d.MayProfile, &profiler{longest: longest}))
 	list, admin := index, http.HandlerFunc(nil)
@@ -136,12 +136,7 @@ const (
 // page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
 // show; if part of the page has been sent already, the connection is cut, so that nobody takes that part for the whole.
 func page(contentType string, write func(io.Writer) error, readers turns) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if !readers.take(r.Context()) {
-			busy(w, "too many callers read this page")
-			return
-		}
-		defer readers.giveBack()
+	return inTurns(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)
 		out := &begun{Writer: w}
 		b := bufio.NewWriterSize(out, pageChunk)
@@ -156,6 +151,18 @@ func page(contentType string, write func(io.Writer) error, readers turns) http.H
 		default:
 			http.Error(w, fmt.Sprintf("cannot show this: %v", err), http.StatusInternalServerError)
 		}
+	}, readers)
+}
+
+// inTurns answers as many readers with h at a time as there are turns.
+func inTurns(h http.HandlerFunc, readers turns) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !readers.take(r.Context()) {
+			busy(w, "too many callers read this page")
+			return
+		}
+		defer readers.giveBack()
+		h(w, r)
 	}
 }
 

@@ -82,9 +82,9 @@ func MainHandler(m Main) http.Handler {
 	}
 }
 
-// MetricsHandler serves h at path, and 404 at every other target.
+// MetricsHandler serves h at path, to a few callers at a time, and 404 at every other target.
 func MetricsHandler(path string, h http.Handler) http.Handler {
-	return routes{path: h.ServeHTTP}
+	return routes{path: inTurns(h.ServeHTTP, make(turns, pageReaders))}
 }
 
 // routes are handlers by target, without the query. Only a target that is spelled exactly like that is answered:
