@@ -68,7 +68,7 @@ func (c *config) publish(ctx context.Context, at time.Time, counts, table string
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%s%s\nOn %s, on %s, with seed %d, %s:\n%s.\n\n%s\n%s%s",
+	text := fmt.Sprintf("%s%s\nOn %s, on %s, with seed %d,\n%s:\n%s.\n\n%s\n%s%s",
 		before, pageBegin, at.UTC().Format(time.DateOnly), proc.ThisMachine(), c.seed, counts, with, table, pageEnd, after)
 	return os.WriteFile(c.page, []byte(text), 0o600) // it exists, and keeps its mode
 }
