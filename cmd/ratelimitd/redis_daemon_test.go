@@ -117,11 +117,15 @@ func (d *daemon) ready() time.Duration {
 // get asks for a page.
 func (d *daemon) get(listener, path string) (body string, status int) {
 	d.t.Helper()
-	status, body, err := testkit.Fetch(d.t.Context(), http.MethodGet, "http://"+d.At[listener]+path, "")
-	if err != nil {
-		d.t.Fatal(err)
+	for begun := time.Now(); ; {
+		status, body, err := testkit.Fetch(d.t.Context(), http.MethodGet, "http://"+d.At[listener]+path, "")
+		if err == nil {
+			return body, status
+		}
+		if time.Since(begun) > 5*time.Second { // a test that is busy may take too long to ask, and the server hangs up
+			d.t.Fatal(err)
+		}
 	}
-	return body, status
 }
 
 // metric is the value of a series, with its labels, in /metrics; 0 where it is not there.
