@@ -104,8 +104,21 @@ func (a *arrival) await(stream grpc.ServerStream) error {
 // receive keeps the message. It ignores a second one, which grpc answers with INTERNAL.
 func (a *arrival) receive(data mem.BufferSlice) {
 	if a.message == nil {
-		a.message = data.MaterializeToBuffer(mem.DefaultBufferPool())
+		a.message = data.MaterializeToBuffer(poolFor(data.Len()))
 	}
+}
+
+// largestPooled is the largest of the buffers in grpc's pool but one, which has 1 MiB.
+const largestPooled = 32 << 10
+
+// poolFor returns where the memory comes from for a message of so many bytes, which it takes as long as its call is in progress.
+//
+//nolint:ireturn // as grpc wants it
+func poolFor(size int) mem.BufferPool {
+	if size > largestPooled {
+		return mem.NopBufferPool{}
+	}
+	return mem.DefaultBufferPool()
 }
 
 // drop frees the message, if there is one.

@@ -3,6 +3,8 @@ package rls
 import (
 	"context"
 	"net"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
@@ -92,6 +95,40 @@ func TestG39_OneTakesAllWays(t *testing.T) {
 				t.Errorf("round %d: a call of somebody else: %v, want it to be answered", round, err)
 			}
 		}
+	})
+}
+
+// Messages of 40 KB take what they are long, not the megabyte that grpc's pool has for them, while their calls wait to be decided.
+func TestG47_LargeMessagesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const calls = 100
+		decide := make(chan struct{})
+		p := newPipes()
+		serveOn(t, NewServer(New(decideFunc(func(context.Context, *limiter.Request, *limiter.Verdict) error {
+			<-decide
+			return nil
+		}), Config{}), ServerConfig{}), p)
+		client := ratelimitv3.NewRateLimitServiceClient(idleCalls(t, p, 0))
+		large := request("shop", "user="+strings.Repeat("a", 40_000))
+		live := func() int64 {
+			heap() // what pools hold lives through one collection
+			return heap()
+		}
+		before := live()
+		var wg sync.WaitGroup
+		for range calls {
+			wg.Go(func() {
+				if _, err := client.ShouldRateLimit(t.Context(), large, grpc.MaxRetryRPCBufferSize(1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		if each := (live() - before) / calls; each < 40_000 || each > 160_000 {
+			t.Errorf("each takes %d bytes", each)
+		}
+		close(decide)
+		wg.Wait()
 	})
 }
 
