@@ -71,7 +71,7 @@ func undisturbed(t *testing.T, play func(t *testing.T) round) {
 		t.Error(failed)
 		return
 	}
-	t.Skip("DISTURBED: others have taken the processors in each round, so nothing was shown")
+	testkit.Disturbed(t)
 }
 
 // whileRedisIsBusy returns the fraction of requests without an answer from a server that shares its processor with Redis, that
