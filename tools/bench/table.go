@@ -56,6 +56,12 @@ func (r results) print(w io.Writer) error {
 	if err := tw.Flush(); err != nil {
 		return err
 	}
+	r.printMany(w)
+	return nil
+}
+
+// printMany prints what is judged of rows with many rules or counters, for which the table has no columns.
+func (r results) printMany(w io.Writer) {
 	for _, row := range rows() {
 		for _, g := range row.goals {
 			if values := r.Rows[row.name].values(g.figure); row.part == many && len(values) > 0 {
@@ -63,7 +69,6 @@ func (r results) print(w io.Writer) error {
 			}
 		}
 	}
-	return nil
 }
 
 // middle formats the median of a number of samples; a dash where there is none.

@@ -73,7 +73,8 @@ func TestPublish(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := regexp.MustCompile(`(?s)^before\n` + pageBegin + `
-On \d{4}-\d\d-\d\d, on \d+ cores of .* with .*, with seed 7, 0 of 1 passed:
+On \d{4}-\d\d-\d\d, on \d+ cores of .* with .*, with seed 7,
+0 of 1 passed:
 ratelimitd unknown, go1\.\S+, and Redis \d+\.\d+\.\d+\.
 
 \| check \| passes with \| measured \| passed \| seconds \|
