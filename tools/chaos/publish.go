@@ -62,6 +62,7 @@ func (c *config) publish(ctx context.Context, at time.Time, counts, table string
 	}
 	with := fmt.Sprintf("ratelimitd %s, %s, and Redis %s", commit, compiler, redis)
 	if c.peer != "" {
+		table = strings.ReplaceAll(table, c.peer, "the other server") // where an error names it
 		with += fmt.Sprintf("; the other server is envoyproxy/ratelimit, %s", proc.PeerVersion(c.peer, c.peerVersion))
 	}
 	before, after, err := around(c.page)
