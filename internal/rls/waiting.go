@@ -256,15 +256,28 @@ func (w *waiting) sweep() {
 func (w *waiting) look(now time.Time) bool {
 	w.watchFlood(now)
 	far := w.others.onWay()
-	w.end(errNoMessage, func(a *arrival) bool {
-		waits := now.Sub(a.at)
-		if waits >= idles {
-			a.leaveGate()
+	for i := range w.shards {
+		s := &w.shards[i]
+		var over []grpc.ServerTransportStream
+		s.mu.Lock()
+		for a := s.first; a != nil; {
+			next, waits := a.next, now.Sub(a.at)
+			if waits >= idles {
+				a.leaveGate()
+			}
+			far.add(a.origin)
+			a.looks = min(a.looks+1, 2)
+			if waits >= messageTime {
+				over = append(over, a.stream)
+				s.remove(a)
+			}
+			a = next
 		}
-		far.add(a.origin)
-		a.looks = min(a.looks+1, 2)
-		return waits >= messageTime
-	})
+		s.mu.Unlock()
+		for _, stream := range over {
+			end(stream, errNoMessage)
+		}
+	}
 	guilty := far.guilty()
 	if guilty == nil {
 		return false
@@ -276,34 +289,24 @@ func (w *waiting) look(now time.Time) bool {
 
 // cut ends the calls of connections that two looks have seen: their messages have not come at once.
 func (w *waiting) cut(guilty map[*boundedConn]bool) {
-	ended := w.end(errOnWay, func(a *arrival) bool { return a.looks > 1 && guilty[a.origin.conn] })
-	for range ended {
-		w.refused()
-	}
-}
-
-// end ends the calls that wait and are over, with an error, and returns how many they were. A call's shard is locked while over looks
-// at it.
-func (w *waiting) end(err error, over func(*arrival) bool) (ended int) {
 	for i := range w.shards {
 		s := &w.shards[i]
-		var streams []grpc.ServerTransportStream
+		var over []grpc.ServerTransportStream
 		s.mu.Lock()
 		for a := s.first; a != nil; {
 			next := a.next
-			if over(a) {
-				streams = append(streams, a.stream)
+			if a.looks > 1 && guilty[a.origin.conn] {
+				over = append(over, a.stream)
 				s.remove(a)
 			}
 			a = next
 		}
 		s.mu.Unlock()
-		for _, stream := range streams {
-			end(stream, err)
+		for _, stream := range over {
+			end(stream, errOnWay)
+			w.refused()
 		}
-		ended += len(streams)
 	}
-	return ended
 }
 
 // watchFlood sees when a flood is over. While it goes on, it looks every now and then who has part in it.
