@@ -49,7 +49,7 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 	runtime.KeepAlive(much)
 	testkit.Eventually(t, "it is gone", func() bool {
 		runtime.GC()
-		return inForce() > leastPercent
+		return inForce() > nearLeast
 	})
 
 	release := make(chan struct{})
@@ -59,11 +59,14 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 	}
 	testkit.Eventually(t, "much is alive on stacks", func() bool {
 		runtime.GC()
-		return inForce() == leastPercent
+		return inForce() <= nearLeast
 	})
 	close(release)
 	wg.Wait()
 }
+
+// nearLeast is where a little more that is alive changes nothing any more.
+const nearLeast = leastPercent + leastPercent/8
 
 // deep fills a stack.
 type deep [32 << 10]byte

@@ -153,15 +153,18 @@ func (g *Gate) Leave(c *Client) {
 func (g *Gate) Free(waited time.Duration) bool { return waited < Unloaded && !g.line.open.Load() }
 
 // Wait waits for the turn of a call. Done must be called once the call has been decided.
-func (g *Gate) Wait(c Call) Turn {
-	g.note(c.Waited)
-	if g.excess(&c) {
-		return Turn{Verdict: Lost}
+func (g *Gate) Wait(c Call) (turn Turn) {
+	inLine := time.Duration(0)
+	switch {
+	case g.excess(&c):
+		turn.Verdict = Lost
+	case g.line.open.Load() || time.Until(c.Deadline) <= patience*c.Waited:
+		begun := time.Now()
+		turn = g.line.wait(c)
+		inLine = time.Since(begun)
 	}
-	if !g.line.open.Load() && time.Until(c.Deadline) > patience*c.Waited {
-		return Turn{}
-	}
-	return g.line.wait(c)
+	g.note(c.Waited + inLine)
+	return turn
 }
 
 // excess reports whether a call is beyond the limit, and was read only to know whose it is.
@@ -226,7 +229,7 @@ func (g *Gate) raise(now time.Time, turns int, over bool) {
 type Stats struct {
 	Calls int64         // in progress
 	Limit int64         // of calls in progress
-	Wait  time.Duration // from the headers of a call to its message, of late; 0 while it is too short to matter
+	Wait  time.Duration // from the headers of a call to its turn, of late; 0 while it is too short to matter
 }
 
 // Stats returns what g does at present.

@@ -60,10 +60,14 @@ func TestWaitForRoom(t *testing.T) {
 		if len(turns) != first {
 			t.Errorf("%d calls go on when one is done, want %d", len(turns)+1, first+1)
 		}
+		before := g.Stats().Wait
 		time.Sleep(10*nap + nap/2) // in which nobody is done
 		synctest.Wait()
 		if want := first + 10*fewest; len(turns) != want {
 			t.Errorf("%d calls go on when the store takes long, want %d", len(turns), want)
+		}
+		if s := g.Stats(); s.Wait <= before {
+			t.Errorf("a wait of %v, and of %v when some have waited for their turn too", before, s.Wait)
 		}
 		time.Sleep(time.Second)
 		for range 3*first - 1 {

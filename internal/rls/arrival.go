@@ -28,8 +28,9 @@ type arrival struct {
 	// For waiting, and guarded by the shard, but for its number.
 	shard          uint8
 	listed         bool
-	gaveWay        bool  // to another call
-	looks          uint8 // that have found it waiting, 2 at most
+	gaveWay        bool   // to another call
+	looks          uint8  // that have found it waiting, 2 at most
+	head           uint32 // bytes of metadata, once it has been looked at
 	stream         grpc.ServerTransportStream
 	previous, next *arrival
 }

@@ -67,6 +67,7 @@ type boundedConn struct {
 	gone    bool   // no longer counted
 	last    atomic.Int64
 	read    atomic.Int64 // bytes
+	streams atomic.Int64 // open; of other methods than ShouldRateLimit
 	client  overload.Client
 }
 

@@ -26,7 +26,13 @@ var errWaiting = status.Error(codes.Unavailable,
 
 // errOnWay is the error for the caller of a request that is ended because of all that has come of messages that are not whole.
 var errOnWay = status.Error(codes.Unavailable,
-	"too much memory is taken by messages that have come in part; most of it on this connection, whose calls are ended")
+	"too much memory is taken by calls whose messages have not come whole; most of it on this connection, whose calls are ended")
+
+// errStreams is the error for the caller of a stream that is one too many on its connection.
+var errStreams = status.Errorf(codes.ResourceExhausted, "a connection may have %d open streams at most, beside calls of %s", maxOpen, Method)
+
+// errLongName is the error for the caller who asks for the health of a service that cannot exist.
+var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)
 
 // errNoMessage is the error for the caller whose message does not come.
 var errNoMessage = status.Error(codes.DeadlineExceeded, "the request did not arrive within "+messageTime.String()+" of its headers")

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 )
 
-// mostOnWay is how many bytes may be on their way, of messages that do not come whole. A message may have 4 MiB, and what has
-// come of it stays until the rest has, so thousands of calls could take any memory.
+// mostOnWay is how many bytes may be on their way, of messages that do not come whole and of the metadata of their calls. A message
+// may have 4 MiB, and what has come of it stays until the rest has, so thousands of calls could take any memory.
 const (
 	mostOnWay = 24 << 20
 	mostOfOne = MaxMessage + 64<<10   // of one call: grpc reads no further
@@ -42,16 +43,28 @@ type onWay map[*boundedConn]come
 type come struct {
 	since int64 // the first of its calls that wait has begun
 	calls int64 // for each of these, as far as it can be theirs
+	heads int64 // what came before they began: their metadata
 }
 
-func (c come) size() int64 { return min(c.since, c.calls) }
+func (c come) size() int64 { return min(c.since, c.calls) + c.heads }
 
-// add adds a call that waits for its message.
-func (w onWay) add(from origin) {
+// add adds a call that waits for its message, and has so many bytes of metadata.
+func (w onWay) add(from origin, head uint32) {
 	if from.conn != nil {
 		since, c := from.conn.read.Load()-from.read, w[from.conn]
-		w[from.conn] = come{max(c.since, since), c.calls + min(since, mostOfOne)}
+		w[from.conn] = come{max(c.since, since), c.calls + min(since, mostOfOne), c.heads + int64(head)}
 	}
+}
+
+// headOf returns about how many bytes the metadata of a call takes.
+func headOf(ctx context.Context) (size uint32) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	for key, values := range md {
+		for _, value := range values {
+			size += uint32(len(key) + len(value) + 32) //nolint:gosec // at most maxHeaderList, about
+		}
+	}
+	return size
 }
 
 // guilty returns the connections that have to give way, those with the most first; nil if there is no need for that.

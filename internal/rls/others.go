@@ -26,11 +26,30 @@ type otherCall struct {
 
 	others *others
 	origin origin
+	head   uint32 // bytes of metadata
 	end    context.CancelCauseFunc
 	came   func() // the first message has, or never will
 }
 
 type otherKey struct{}
+
+// maxOpen is how many streams of other methods, such as those that watch health, may be open on a connection: they have no end, and
+// each keeps its metadata. Clients have one for each service that they watch.
+const maxOpen = 16
+
+// holdOpen counts a stream on the connection on which the call of ctx came, until closed is called, or refuses it.
+func holdOpen(ctx context.Context) (closed func(), err error) {
+	c, ok := ctx.Value(otherKey{}).(*otherCall)
+	if !ok || c.origin.conn == nil {
+		return func() {}, nil
+	}
+	streams := &c.origin.conn.streams
+	if streams.Add(1) > maxOpen {
+		streams.Add(-1)
+		return nil, errStreams
+	}
+	return func() { streams.Add(-1) }, nil
+}
 
 // arrive returns the context of a call of another method, whose headers have been read, or refuses it.
 func (o *others) arrive(ctx context.Context, from origin) (context.Context, error) {
@@ -41,7 +60,7 @@ func (o *others) arrive(ctx context.Context, from origin) (context.Context, erro
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(messageTime, func() { cancel(errNoMessage) })
-	c := &otherCall{Context: ctx, others: o, origin: from, end: cancel}
+	c := &otherCall{Context: ctx, others: o, origin: from, head: headOf(ctx), end: cancel}
 	c.came = sync.OnceFunc(func() {
 		late.Stop()
 		c.stopWaiting()
@@ -82,7 +101,7 @@ func (o *others) onWay() onWay {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for c := range o.open {
-		far.add(c.origin)
+		far.add(c.origin, c.head)
 		o.open[c]++
 	}
 	return far

@@ -90,7 +90,7 @@ func NewServer(s *Service, c ServerConfig) *Server {
 	}
 	server := &Server{Server: grpc.NewServer(options...), health: health.NewServer(), end: end}
 	s.register(server)
-	healthpb.RegisterHealthServer(server, server.health)
+	healthpb.RegisterHealthServer(server, shortNames{server.health})
 	server.SetServing(false)
 	if c.Reflection {
 		reflection.Register(server)
@@ -115,6 +115,20 @@ func (s *Server) Shutdown(ctx context.Context) {
 	stop := context.AfterFunc(ctx, s.Stop)
 	s.GracefulStop()
 	stop()
+}
+
+// maxName is how long a service's name may be in a question for its health, in bytes.
+const maxName = 256
+
+// shortNames is a health server that keeps no long names: it keeps those that are watched, known or not, until their streams end.
+type shortNames struct{ *health.Server }
+
+// Watch implements healthpb.HealthServer.
+func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health_WatchServer) error {
+	if len(q.GetService()) > maxName {
+		return errLongName
+	}
+	return s.Server.Watch(q, stream)
 }
 
 // handshakes are credentials that tell of each handshake that failed.
@@ -156,6 +170,11 @@ func (g *guard) unary(ctx context.Context, request any, info *grpc.UnaryServerIn
 
 // stream does not call Hooks.Call: how long somebody watches says nothing about this server.
 func (g *guard) stream(impl any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+	closed, err := holdOpen(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer closed()
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(g.stopping, cancel)()

@@ -256,28 +256,18 @@ func (w *waiting) sweep() {
 func (w *waiting) look(now time.Time) bool {
 	w.watchFlood(now)
 	far := w.others.onWay()
-	for i := range w.shards {
-		s := &w.shards[i]
-		var over []grpc.ServerTransportStream
-		s.mu.Lock()
-		for a := s.first; a != nil; {
-			next, waits := a.next, now.Sub(a.at)
-			if waits >= idles {
-				a.leaveGate()
-			}
-			far.add(a.origin)
-			a.looks = min(a.looks+1, 2)
-			if waits >= messageTime {
-				over = append(over, a.stream)
-				s.remove(a)
-			}
-			a = next
+	w.end(errNoMessage, func(a *arrival) bool {
+		waits := now.Sub(a.at)
+		if waits >= idles {
+			a.leaveGate()
 		}
-		s.mu.Unlock()
-		for _, stream := range over {
-			end(stream, errNoMessage)
+		if a.looks == 0 {
+			a.head = headOf(a.Context)
 		}
-	}
+		far.add(a.origin, a.head)
+		a.looks = min(a.looks+1, 2)
+		return waits >= messageTime
+	})
 	guilty := far.guilty()
 	if guilty == nil {
 		return false
@@ -289,24 +279,34 @@ func (w *waiting) look(now time.Time) bool {
 
 // cut ends the calls of connections that two looks have seen: their messages have not come at once.
 func (w *waiting) cut(guilty map[*boundedConn]bool) {
+	ended := w.end(errOnWay, func(a *arrival) bool { return a.looks > 1 && guilty[a.origin.conn] })
+	for range ended {
+		w.refused()
+	}
+}
+
+// end ends the calls that wait and are over, with an error, and returns how many they were. A call's shard is locked while over looks
+// at it.
+func (w *waiting) end(err error, over func(*arrival) bool) (ended int) {
 	for i := range w.shards {
 		s := &w.shards[i]
-		var over []grpc.ServerTransportStream
+		var streams []grpc.ServerTransportStream
 		s.mu.Lock()
 		for a := s.first; a != nil; {
 			next := a.next
-			if a.looks > 1 && guilty[a.origin.conn] {
-				over = append(over, a.stream)
+			if over(a) {
+				streams = append(streams, a.stream)
 				s.remove(a)
 			}
 			a = next
 		}
 		s.mu.Unlock()
-		for _, stream := range over {
-			end(stream, errOnWay)
-			w.refused()
+		for _, stream := range streams {
+			end(stream, err)
 		}
+		ended += len(streams)
 	}
+	return ended
 }
 
 // watchFlood sees when a flood is over. While it goes on, it looks every now and then who has part in it.

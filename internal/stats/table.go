@@ -195,7 +195,7 @@ func callRows() []Row {
 		counter(ShedTotal, "ratelimitd.shed_total", "Requests shed in an overload, which on_failure decides: by this process because they had waited for too long (process), by the queue of the store (store), or before their message was read, because too many calls were in progress (calls) or waited for theirs (waiting); for the last two always an error, and no domain is known.", "domain", "reason"),
 		gauge(Calls, "ratelimitd.calls", "Calls of ShouldRateLimit in progress."),
 		gauge(CallsLimit, "ratelimitd.calls_limit", "How many calls of ShouldRateLimit may be in progress at present. Falls when requests wait for too long, and rises again."),
-		gauge(CallsWait, "ratelimitd.calls_wait_seconds", "How late this process reads calls of late, in seconds: from the headers of a call until its message has been read, without the time in line that follows; 0 if none had to wait for 1 ms."),
+		gauge(CallsWait, "ratelimitd.calls_wait_seconds", "How long calls wait for this process of late, in seconds: from their headers until their turn comes, with the time in line; 0 if none had to wait for 1 ms."),
 		gauge(Connections, "ratelimitd.connections", "Open connections of gRPC clients."),
 		counter(ConnectionsClosedTotal, "ratelimitd.connections_closed_total", "Connections of gRPC clients that were closed for new ones, because they had been idle for the longest (idle), or at once, because their address had too many (address).", "reason"),
 	}

@@ -54,7 +54,7 @@ func glance() []panel {
 		},
 		{
 			title: "Us: wait for this process", kind: number, unit: "s", see: "load", warn: 0.001, bad: 0.002,
-			help:    "How late calls are read, on the server where it is worst, before they stand in line. Above 1 ms that server is near its peak: see Us: shed, and add replicas or cores.",
+			help:    "How long calls wait for their turn, on the server where it is worst. Above 1 ms that server is near its peak: see Us: shed, and add replicas or cores.",
 			queries: []query{{expr: "max(ratelimitd_calls_wait_seconds{$self})"}},
 		},
 		{

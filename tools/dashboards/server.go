@@ -137,7 +137,7 @@ func shedding() []panel {
 		},
 		{
 			title: "Who waits", unit: "s", see: "load", warn: 0.001, bad: 0.002,
-			help: "How late the process reads calls, and how long operations wait for the store, on the server where it is worst. Whatever rises first is the bottleneck.",
+			help: "How long calls wait for the process, and operations for the store, on the server where it is worst. Whatever rises first is the bottleneck.",
 			queries: []query{
 				{"max(ratelimitd_calls_wait_seconds{$self})", "for the process"},
 				{"max(ratelimitd_backend_wait_seconds{$self})", "for the store"},

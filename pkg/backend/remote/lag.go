@@ -30,12 +30,10 @@ func (l *Lag) Note(late time.Duration) {
 // Leave returns when a caller stops waiting that has the given budget (see [Budget]) from now on: early enough that its
 // answer makes its deadline. It never gives up more than half of its budget for that.
 func (l *Lag) Leave(ctx context.Context, now time.Time, budget time.Duration) time.Time {
-	leaves := now.Add(budget)
+	wait := budget
 	if deadline, ok := ctx.Deadline(); ok {
 		lag := min(lags*time.Duration(l.ns.Load()), budget/2)
-		if early := deadline.Add(-margin - lag); early.Before(leaves) {
-			return early
-		}
+		wait = min(wait, deadline.Sub(now)-margin-lag)
 	}
-	return leaves
+	return now.Add(wait) // by the monotonic clock, which the deadline may be without
 }

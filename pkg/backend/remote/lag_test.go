@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,4 +46,16 @@ func TestLag(t *testing.T) {
 			t.Errorf("a caller without a deadline waits for %v, want %v", got, DefaultOpTimeout)
 		}
 	})
+}
+
+// TestLeaveByMonotonicClock: what a caller's deadline lacks, when it leaves must not, for that is compared with times of long ago, since when
+// the wall clock may have been set.
+func TestLeaveByMonotonicClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ctx, cancel := context.WithDeadline(t.Context(), now.Add(time.Hour).Round(0)) // which takes it away
+	defer cancel()
+	if leaves := new(Lag).Leave(ctx, now, 2*time.Hour); !strings.Contains(leaves.String(), " m=") {
+		t.Errorf("a caller leaves at %v, by the wall clock alone", leaves)
+	}
 }
