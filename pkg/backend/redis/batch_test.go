@@ -349,6 +349,8 @@ func TestF29_KeysApart(t *testing.T) {
 	if n.together() {
 		t.Error("calls have several keys after one was refused")
 	}
+	s.Restart()
+	testkit.Eventually(t, "what one process has refused is not held against the next one", func() bool { return !n.apart.Load() })
 }
 
 // byKey listens on loopback, and passes each command on to one of two servers: by its first key, if it is a script's, or

@@ -33,7 +33,7 @@ type node struct {
 	renewed  atomic.Int64 // how many times all connections had to be renewed
 	renewing atomic.Bool  // a writer opens a connection in place of one that still works
 	alone    atomic.Bool  // it is known to be one server, so that a call may have any keys
-	apart    atomic.Bool  // it has refused a call with several keys
+	apart    atomic.Bool  // its process has refused a call with several keys
 	run      atomic.Pointer[string]
 	end      context.CancelFunc // ends the writers, for a node of a cluster
 	again    chan struct{}      // makes writers that wait before they reconnect do so now

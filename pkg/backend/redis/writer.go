@@ -205,6 +205,7 @@ func (n *node) checkIdentity(addr string, s server) {
 	if s.run != "" {
 		before := n.run.Swap(&s.run)
 		if before != nil && *before != s.run {
+			n.apart.Store(false)
 			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
 		}
 	}
