@@ -96,17 +96,15 @@ func (c config) play(ctx context.Context, s *servers, some []row, all results) e
 }
 
 // round loads each server once with each row.
-func (c config) round(ctx context.Context, s *servers, some []row, all results) (err error) {
-	var pair sample
-	if slices.ContainsFunc(some, paired) {
-		if pair, err = c.at(costs).loadPairs(ctx, s.redis.addr); err != nil {
-			return fmt.Errorf("loading Redis with INCRBY and EXPIRE: %w", err)
-		}
-	}
+func (c config) round(ctx context.Context, s *servers, some []row, all results) error {
 	for _, r := range some {
 		fmt.Fprintf(s.stderr, "\t%s\n", r.name)
 		one := all.Rows[r.name]
 		if paired(r) {
+			pair, err := c.at(r.part).loadPairs(ctx, s.redis.addr)
+			if err != nil {
+				return fmt.Errorf("loading Redis with INCRBY and EXPIRE: %w", err)
+			}
 			one.Pairs = append(one.Pairs, pair)
 		}
 		now, err := c.at(r.part).loadAll(ctx, s, r)
@@ -147,6 +145,9 @@ func (c config) estimate(s *servers, some []row) (sum time.Duration) {
 		loads := max(1, len(r.steps)) * len(s.of(r))
 		if r.part == overloads {
 			loads += len(s.of(r))
+		}
+		if paired(r) {
+			loads++
 		}
 		if r.part == many {
 			loads = 2

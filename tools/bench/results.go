@@ -35,7 +35,7 @@ type result struct {
 	// Of each server the rounds; each has a sample for each step of the row, or one if it has none. In overload the first
 	// one is the closed loop that found the peak.
 	Servers map[string][][]sample `json:"servers"`
-	Pairs   []sample              `json:"pairs,omitempty"` // of INCRBY and EXPIRE, one for each round
+	Pairs   []sample              `json:"pairs,omitempty"` // of INCRBY and EXPIRE, one for each round, right before it
 	Profile *profiled             `json:"profile,omitempty"`
 }
 
