@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -20,16 +19,16 @@ func (e *env) goTest(ctx context.Context, pkg, names string, args ...string) (st
 	}
 	args = append([]string{"test", "-count=1", "-v", "-timeout", "10m", "-run", names, pkg}, args...)
 	e.note("go %s", strings.Join(args, " "))
-	out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput()
-	for line := range strings.Lines(string(out)) {
+	out, err := output(ctx, "go", args...)
+	for line := range strings.Lines(out) {
 		if line = strings.TrimRight(line, "\n"); err != nil || strings.Contains(line, "_test.go:") {
 			e.note("%.300s", line)
 		}
 	}
 	if err != nil {
-		return string(out), fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+		return out, fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
 	}
-	return string(out), nil
+	return out, nil
 }
 
 // sum adds up the numbers that a pattern with one group finds.

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -50,8 +50,14 @@ func broke(o outcome) bool {
 	return o.kind == lost || o.kind == failed && o.code != codes.DeadlineExceeded
 }
 
+// unanswered says that a client gave up.
+func unanswered(o outcome) bool {
+	return o.kind == late || o.kind == failed && o.code == codes.DeadlineExceeded
+}
+
 // gap returns how many calls failed after a moment, and when the first and the last did, of those that failed together:
-// with a tenth at least of the calls of the same tenth of a second. One alone is the machine's doing, if it is busy.
+// with a tenth at least of the calls of the same tenth of a second. Half of them without an answer are a gap as well. Fewer
+// are the machine's doing, if it is busy.
 func (all outcomes) gap(from time.Duration) (first, last time.Duration, n int) {
 	return all.gapOf(from, broke)
 }
@@ -59,20 +65,21 @@ func (all outcomes) gap(from time.Duration) (first, last time.Duration, n int) {
 // gapOf is gap for calls that are bad in another way.
 func (all outcomes) gapOf(from time.Duration, broke func(outcome) bool) (first, last time.Duration, n int) {
 	const span = 100 * time.Millisecond
-	calls, bad := map[time.Duration]int{}, map[time.Duration]int{}
+	type tally struct{ calls, broken, open int }
+	spans := map[time.Duration]tally{}
 	for _, o := range all {
-		calls[o.due/span]++
-		if broke(o) {
-			bad[o.due/span]++
-		}
+		t := spans[o.due/span]
+		spans[o.due/span] = tally{t.calls + 1, t.broken + boolInt(broke(o)), t.open + boolInt(unanswered(o))}
 	}
 	first, last = from, from
 	for _, o := range all {
-		if o.due < from || !broke(o) {
+		if o.due < from {
 			continue
 		}
-		n++
-		if 10*bad[o.due/span] < calls[o.due/span] {
+		t, failed := spans[o.due/span], broke(o)
+		n += boolInt(failed)
+		together := failed && 10*t.broken >= t.calls || unanswered(o) && 2*t.open >= t.calls
+		if !together {
 			continue
 		}
 		if last == from || o.due < first {
@@ -102,6 +109,18 @@ func (s *server) spent(ctx context.Context, key string, n int, limit int64) (sum
 	return sum, nil
 }
 
+// failover is a way in which a master is lost, and what came of it, in times of the load.
+type failover struct {
+	name string
+	do   func(*store) error
+
+	at, switched time.Duration
+	strays       float64 // operations that failed since Redis was a replica, or had no script, when all errors should have ended
+}
+
+// errorsEnd is when errors have to have ended after a master was lost.
+const errorsEnd = 3 * time.Second
+
 // failovers is B13.
 func failovers(ctx context.Context, e *env) error {
 	c, err := e.sentinel(ctx, 2)
@@ -114,54 +133,40 @@ func failovers(ctx context.Context, e *env) error {
 	}
 	const keys = 100
 	l := load{addr: s.grpc, requests: values("user", keys), rate: 1500, timeout: envoyTimeout}.start(ctx)
-	stop := l.stop
-	defer func() { stop() }()
-	type fault struct {
-		name string
-		do   func(*store) error
+	if err := sleep(ctx, 2*time.Second); err != nil {
+		return err
 	}
-	faults := []fault{
-		{"killed", func(m *store) error { m.Kill(); return nil }},
-		{"failed over by hand", func(*store) error { return c.all[0].Do(ctx, "SENTINEL", "FAILOVER", "mymaster").Err() }},
-		{"hung", (*store).Pause},
+	faults := []*failover{
+		{name: "killed", do: func(m *store) error { m.Kill(); return nil }},
+		{name: "failed over by hand", do: func(*store) error { return c.all[0].Do(ctx, "SENTINEL", "FAILOVER", "mymaster").Err() }},
+		{name: "hung", do: (*store).Pause},
 	}
-	var at, switched []time.Duration
 	for _, f := range faults {
-		if err := sleep(ctx, 2*time.Second); err != nil {
-			return err
-		}
-		m, err := c.settled(ctx)
-		if err != nil {
-			return err
-		}
-		e.note("the master at %s is %s, at %s", m.addr, f.name, l.now())
-		at = append(at, l.now())
-		if err := f.do(m); err != nil {
-			return err
-		}
-		took, ok := poll(ctx, 10*time.Second, func() bool { now, err := c.master(ctx); return err == nil && now != m })
-		e.note("another master after %s", ms(took))
-		if !ok {
-			return fmt.Errorf("no other master after the master was %s", f.name)
-		}
-		switched = append(switched, l.now())
-		if err := sleep(ctx, 4*time.Second); err != nil { // until sentinels may fail over again
+		if err := f.play(ctx, c, s, l); err != nil {
+			l.stop()
 			return err
 		}
 	}
-	stop = func() outcomes { return nil }
+	end := l.now()
 	all := l.stop()
 	e.note("%s", all)
 	risk := 0
 	for i, f := range faults {
-		until := l.now()
-		if i+1 < len(at) {
-			until = at[i+1] - 2*envoyTimeout // what is on its way then is of the next fault
+		until := end
+		if i+1 < len(faults) {
+			until = faults[i+1].at
 		}
-		_, last, n := all.between(0, until).gap(at[i])
-		took := last - at[i]
-		e.measured(took <= 3*time.Second, "%s: %d errors, the last after %s", f.name, n, ms(took))
-		risk += len(all.between(at[i]-time.Second, switched[i]+time.Second).of(okay))
+		until -= 2 * envoyTimeout // what is on its way then is of the next fault
+		_, last, n := all.between(0, until).gap(f.at)
+		took := last - f.at
+		e.measured(took <= errorsEnd, "%s: %d errors, the last after %s", f.name, n, ms(took))
+		risk += len(all.between(f.at-time.Second, f.switched+time.Second).of(okay))
+		after := all.between(f.at+errorsEnd, until)
+		wrong := len(after) - len(after.of(okay))
+		e.note("%s: 3 s later %s; %.0f READONLY and NOSCRIPT", f.name, after, f.strays)
+		if f.strays != 0 || after.share(wrong) > 0.01 {
+			e.measured(false, "%d of %d wrong later than that, %.0f READONLY and NOSCRIPT", wrong, len(after), f.strays)
+		}
 	}
 	counted, err := s.spent(ctx, "user", keys, 1_000_000_000)
 	if err != nil {
@@ -170,6 +175,48 @@ func failovers(ctx context.Context, e *env) error {
 	lostHits := int64(len(all.of(okay))) - counted
 	e.measured(lostHits <= int64(risk), "%d hits of %d lost, at most %d", max(lostHits, 0), len(all.of(okay)), risk)
 	return repoint(ctx, e)
+}
+
+// play loses the master, and waits until there is another one, and sentinels may fail over again.
+func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running) error {
+	m, err := c.settled(ctx)
+	if err != nil {
+		return err
+	}
+	f.at = l.now()
+	s.e.note("the master at %s is %s, at %s", m.addr, f.name, f.at)
+	if err := f.do(m); err != nil {
+		return err
+	}
+	took, ok := poll(ctx, 10*time.Second, func() bool { now, err := c.master(ctx); return err == nil && now != m })
+	s.e.note("another master after %s", ms(took))
+	if !ok {
+		return fmt.Errorf("no other master after the master was %s", f.name)
+	}
+	f.switched = l.now()
+	if err := sleep(ctx, errorsEnd); err != nil {
+		return err
+	}
+	before, err := s.strays(ctx)
+	if err != nil {
+		return err
+	}
+	if err := sleep(ctx, 3*time.Second); err != nil {
+		return err
+	}
+	after, err := s.strays(ctx)
+	f.strays = after - before
+	return err
+}
+
+// strays returns how many operations have failed since Redis was a replica, or had no script. Not every server tells.
+func (s *server) strays(ctx context.Context) (float64, error) {
+	if s.e.other {
+		return 0, nil
+	}
+	all, err := s.metrics(ctx)
+	const of = `ratelimitd_backend_errors_total{class=%q}`
+	return all[fmt.Sprintf(of, "readonly")] + all[fmt.Sprintf(of, "noscript")], err
 }
 
 // settled waits until the master has a replica in step, and returns it.
@@ -222,17 +269,25 @@ func repoint(ctx context.Context, e *env) error {
 	at := l.now()
 	w.lead(after.addr)
 	if err == nil {
-		err = sleep(ctx, 2500*time.Millisecond)
+		err = sleep(ctx, time.Second)
+	}
+	early, err2 := s.strays(ctx)
+	if err == nil {
+		err = sleep(ctx, 1500*time.Millisecond)
 	}
 	end := l.now() - 2*envoyTimeout
+	strays, err3 := s.strays(ctx)
 	all := l.stop().between(0, end)
-	if err != nil {
+	if err = errors.Join(err, err2, err3); err != nil {
 		return err
 	}
 	e.note("READONLY: %s", all)
 	_, _, refused := all.gap(0)
 	_, last, n := all.gap(at)
 	e.measured(refused > 0 && last-at <= time.Second, "READONLY: %d errors, %d after the repoint, the last %s after it", refused, n, ms(last-at))
+	if strays > early {
+		e.measured(false, "%.0f READONLY later than a second after it", strays-early)
+	}
 	return nil
 }
 
@@ -284,10 +339,10 @@ func moveSlots(ctx context.Context, e *env, c *shards, s *server) error {
 		ids = append(ids, id)
 	}
 	begin := time.Now()
-	var out []byte
+	var out string
 	if err == nil {
-		out, err = exec.CommandContext(ctx, "redis-cli", "--cluster", "reshard", c.nodes[0].addr, "--cluster-from", ids[0], "--cluster-to", ids[1],
-			"--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1").CombinedOutput()
+		out, err = output(ctx, "redis-cli", "--cluster", "reshard", c.nodes[0].addr, "--cluster-from", ids[0], "--cluster-to", ids[1],
+			"--cluster-slots", "500", "--cluster-yes", "--cluster-pipeline", "1")
 	}
 	took := time.Since(begin)
 	if err == nil {

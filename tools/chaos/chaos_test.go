@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"google.golang.org/grpc/codes"
 )
 
@@ -203,5 +204,82 @@ func TestAlive(t *testing.T) {
 		if got := aliveOf(alive+alive*percent/100, percent); int(got) != alive {
 			t.Errorf("by %v %%: %v bytes are alive, want %d", percent, got, alive)
 		}
+	}
+}
+
+// TestGap: calls that fail together, or have no answer together, are a gap; single ones are not.
+func TestGap(t *testing.T) {
+	t.Parallel()
+	const from, until = 200 * time.Millisecond, 700 * time.Millisecond
+	for _, c := range []struct {
+		name  string
+		gap   outcome // of the calls between the two
+		every int     // one of so many
+		long  bool
+		n     int
+	}{
+		{"errors", outcome{kind: failed, code: codes.Unavailable}, 5, true, 100},
+		{"few errors", outcome{kind: failed, code: codes.Unavailable}, 20, false, 25},
+		{"no answers", outcome{kind: late}, 1, true, 0},
+		{"out of time", outcome{kind: failed, code: codes.DeadlineExceeded}, 2, true, 0},
+		{"some without an answer", outcome{kind: late}, 5, false, 0},
+	} {
+		var all outcomes
+		for i := range 1000 {
+			o := outcome{kind: okay}
+			if due := time.Duration(i) * time.Millisecond; due >= from && due < until && i%c.every == 0 {
+				o = c.gap
+			}
+			o.due = time.Duration(i) * time.Millisecond
+			all = append(all, o)
+		}
+		first, last, n := all.gap(100 * time.Millisecond)
+		if long := first == from && last >= until-20*time.Millisecond; long != c.long || n != c.n {
+			t.Errorf("%s: from %v to %v, %d errors; want a gap: %t, %d errors", c.name, first, last, n, c.long, c.n)
+		}
+	}
+}
+
+// TestOutput: a command ends with its context, and whatever it has started with it.
+func TestOutput(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	pid := filepath.Join(t.TempDir(), "pid")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := output(ctx, "sh", "-c", `sleep 600 & echo $! >"$0.new"; mv "$0.new" "$0"; wait`, pid)
+		ended <- err
+	}()
+	var id string
+	testkit.Eventually(t, "a process of the command", func() bool {
+		text, err := os.ReadFile(pid)
+		id = strings.TrimSpace(string(text))
+		return err == nil
+	})
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("a command that was ended has ended well")
+	}
+	testkit.Eventually(t, "the end of what the command had started", func() bool {
+		stat, err := os.ReadFile("/proc/" + id + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	})
+}
+
+// TestCutShort: a check that did not come to its end has not passed, and nothing is fast that was not measured.
+func TestCutShort(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	c := config{server: "unused", only: regexp.MustCompile(""), stdout: io.Discard, stderr: io.Discard}
+	k := check{id: "Z1", play: func(_ context.Context, e *env) error {
+		cancel()
+		e.measured(true, "one")
+		return nil
+	}}
+	if r := c.try(ctx, k, c.server, false); r.pass() {
+		t.Error("a check that was cut short has passed")
+	}
+	if p := (outcomes{}).p(0.99); p <= time.Hour || ms(p) != "of no calls" {
+		t.Errorf("the quantile of no calls is %s", ms(p))
 	}
 }

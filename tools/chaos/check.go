@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -69,11 +70,9 @@ func newEnv(c *config, k check, program string, other bool) (*env, error) {
 
 // hash makes what checks draw differ.
 func hash(s string) uint64 {
-	h := uint64(14695981039346656037)
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 1099511628211
-	}
-	return h
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, s) // never fails
+	return h.Sum64()
 }
 
 // atEnd has f called when the check is over; the last first.

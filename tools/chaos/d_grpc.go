@@ -138,6 +138,9 @@ func oddNumbers() []odd {
 
 func oddTransports() []odd {
 	one := request("shop", "user=plain")
+	health := func(name, want, service string) odd { // whose SERVING has the number of OK
+		return odd{name: name, want: want, headers: []string{":path", "/grpc.health.v1.Health/Check"}, data: framedAs(0, fieldOf(1, []byte(service)))}
+	}
 	return []odd{
 		headerOdd("G28 deadline of 0", "DeadlineExceeded|refused", "grpc-timeout", "0n"),
 		headerOdd("G28 deadline of 1 µs", "DeadlineExceeded|refused", "grpc-timeout", "1u"),
@@ -156,6 +159,9 @@ func oddTransports() []odd {
 		headerOdd("G36 8 KiB of metadata", "OK", "x", strings.Repeat("v", 8<<10)),
 		headerOdd("G36 64 KiB of metadata", "refused", "x", strings.Repeat("v", 64<<10)),
 		headerOdd("G36 16 MiB of metadata", "refused", "x", strings.Repeat("v", 16<<20)),
+		health("G38 health", "OK", ""),
+		health("G38 health of the service", "OK", "ratelimit"),
+		health("G38 health of another service", "NotFound", "other"),
 		headerOdd("GET", "refused|Internal", ":method", "GET"),
 		headerOdd("another content type", "refused|Internal|Unknown|InvalidArgument", "content-type", "text/plain"),
 	}

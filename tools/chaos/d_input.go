@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -203,14 +202,17 @@ func fuzz(ctx context.Context, e *env) error {
 	}
 	execs, corpus, crashes := 0, 0, 0
 	for _, t := range targets {
-		out, err := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t[1]+"$", "-fuzztime", "8s", t[0]).CombinedOutput()
-		text := string(out)
+		text, err := output(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t[1]+"$", "-fuzztime", "8s", t[0])
 		if err != nil {
 			crashes++
 			e.note("%s %s: %v\n%s", t[0], t[1], err, text)
 		}
 		last := text[max(0, strings.LastIndex(text, "execs: ")):]
-		execs += sum(last, `^execs: (\d+)`)
+		tried := sum(last, `^execs: (\d+)`)
+		if err == nil && tried == 0 { // go test calls it well where there is no such target
+			return fmt.Errorf("%s %s tried nothing: %s", t[0], t[1], text)
+		}
+		execs += tried
 		corpus += sum(last, `total: (\d+)\)`)
 		e.note("%s %s: %s", t[0], t[1], strings.TrimSpace(strings.SplitN(last, "\n", 2)[0]))
 	}

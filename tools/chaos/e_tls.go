@@ -69,7 +69,8 @@ func (x *secured) show(pair certstest.Pair, clients []byte) error {
 	return all
 }
 
-// trusting is a client's configuration, which shows pair if it is not nil.
+// trusting is a client's configuration, which shows pair if it is not nil: also to a server that asks for one of another
+// CA, which crypto/tls would not do by itself.
 func (x *secured) trusting(pair *certstest.Pair, roots ...authority) *tls.Config {
 	pool := x509.NewCertPool()
 	for _, a := range append(roots, x.ca) {
@@ -77,7 +78,8 @@ func (x *secured) trusting(pair *certstest.Pair, roots ...authority) *tls.Config
 	}
 	c := &tls.Config{RootCAs: pool} //nolint:gosec // it is for the server to say which versions
 	if pair != nil {
-		c.Certificates = []tls.Certificate{pair.TLS(issuer{})}
+		shown := pair.TLS(issuer{})
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }
 	}
 	return c
 }
@@ -206,6 +208,11 @@ func (x *secured) rotate(ctx context.Context, e *env) error {
 	}
 	end()
 	wg.Wait()
+	_, err := x.call(ctx, credentials.NewTLS(x.trusting(new(x.clients.issue(named)), nextCA)), 1)
+	e.note("rotation: a client of the CA that was taken away: %v", err)
+	if err == nil || ctx.Err() != nil {
+		e.measured(false, "let in: a client of the CA that was taken away")
+	}
 	e.measured(dropped.Load() == 0, "rotation: %d of %d calls dropped, on %d connections; in force within %s", dropped.Load(), calls.Load(), opened.Load(), ms(slowest))
 	return nil
 }

@@ -228,6 +228,9 @@ func (c *config) playIn(ctx context.Context, k check, e *env) {
 	defer cancel()
 	begin := time.Now()
 	err := k.play(ctx, e)
+	if err == nil {
+		err = ctx.Err() // what was cut short shows nothing
+	}
 	e.result.took = time.Since(begin)
 	if err != nil {
 		e.result.err = fmt.Errorf("playing %s: %w", k.id, err)

@@ -88,8 +88,14 @@ func (all outcomes) share(some int) float64 {
 	return float64(some) / float64(len(all))
 }
 
+// never is how long calls took that there were none of: longer than any that is asked for.
+const never = time.Duration(math.MaxInt64 / 4)
+
 // p returns a quantile of how long the calls took, such as 0.99.
 func (all outcomes) p(q float64) time.Duration {
+	if len(all) == 0 {
+		return never
+	}
 	took := make([]time.Duration, len(all))
 	for i, o := range all {
 		took[i] = o.took
@@ -165,7 +171,12 @@ func (all outcomes) String() string {
 }
 
 // ms writes a time in milliseconds.
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
+func ms(d time.Duration) string {
+	if d == never {
+		return "of no calls"
+	}
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}
 
 // mb writes a size in megabytes.
 func mb(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/(1<<20)) }

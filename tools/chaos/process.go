@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
@@ -84,6 +86,17 @@ func (e *env) process(name, program string, args ...string) (*process, error) {
 		_ = log.Close()
 	})
 	return p, nil
+}
+
+// output runs a command and returns what it prints. It ends with ctx, and with it whatever it has started.
+func output(ctx context.Context, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.SysProcAttr = proc.EndWithParent()
+	cmd.SysProcAttr.Setpgid = true
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = patience
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // sleep waits for d, or until ctx is done, which is the error.

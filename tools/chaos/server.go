@@ -105,37 +105,34 @@ func (s *server) rls() (rlsv3.RateLimitServiceClient, error) { //nolint:ireturn 
 	return rlsv3.NewRateLimitServiceClient(conn), err
 }
 
-// body returns the body of a page, whatever its status.
-func body(ctx context.Context, url string) (string, error) {
+// page returns the body of a page, and its status.
+func page(ctx context.Context, url string) (body, status string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
-	return string(text), err
+	return string(text), resp.Status, err
+}
+
+// body returns the body of a page, whatever its status.
+func body(ctx context.Context, url string) (string, error) {
+	text, _, err := page(ctx, url)
+	return text, err
 }
 
 // get returns the body of a page; what is not 200 is an error.
 func get(ctx context.Context, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
+	text, status, err := page(ctx, url)
+	if err == nil && !strings.HasPrefix(status, strconv.Itoa(http.StatusOK)) {
+		err = fmt.Errorf("%s: %s", url, status)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", url, resp.Status)
-	}
-	return string(body), err
+	return text, err
 }
 
 // metrics returns the values of all series, by name and labels as they are written, such as x_total{a="b"}.

@@ -94,6 +94,9 @@ func (k *soak) reloadBad(ctx context.Context, round int) error {
 // killServer kills the last server, so that the memory of the others can be followed.
 func (k *soak) killServer(ctx context.Context, _ int) error {
 	s := k.servers[len(k.servers)-1]
+	if s.Died() {
+		return fmt.Errorf("%s has ended by itself", s.grpc)
+	}
 	s.Kill()
 	return s.Start(ctx)
 }
@@ -110,6 +113,9 @@ func (k *soak) killMaster(ctx context.Context, _ int) error {
 	old, err := k.redis.master(ctx)
 	if err != nil {
 		return err
+	}
+	if old.Died() {
+		return fmt.Errorf("the master at %s has ended by itself", old.addr)
 	}
 	k.lost()
 	old.Kill()
