@@ -71,6 +71,14 @@ func TestEachTestRuns(t *testing.T) {
 			}
 		}
 	}
+	for _, dir := range list("scripts") {
+		for _, name := range list("suite") {
+			if !strings.Contains(text(t, "pkg/backend/backendtest/backendtest.go"), `t.Run("`+name+`"`) ||
+				!strings.Contains(text(t, dir+"/script_test.go"), "func TestScripts(") {
+				t.Errorf("tools/test names TestScripts/%s of %s, which is not there", name, dir)
+			}
+		}
+	}
 	for _, dir := range slices.Concat(alone, have) {
 		if _, err := os.Stat(filepath.Join(root, dir)); err != nil {
 			t.Errorf("tools/test: %v", err)

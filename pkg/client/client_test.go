@@ -26,7 +26,7 @@ import (
 
 func TestTake(t *testing.T) {
 	t.Parallel()
-	c, ctx := shared(t), t.Context()
+	c, ctx := fresh(t), t.Context()
 	l := c.Limiter(client.Pairs("user", "take"))
 	if !l.Allow(ctx) || !l.AllowN(ctx, 2) || l.Allow(ctx) {
 		t.Error("3 hits a minute are not 1, then 2, and no more")
@@ -58,7 +58,7 @@ func TestTake(t *testing.T) {
 // TestTakeSeveral: one question about several descriptors, with the strictest on top.
 func TestTakeSeveral(t *testing.T) {
 	t.Parallel()
-	c, ctx := shared(t), t.Context()
+	c, ctx := fresh(t), t.Context()
 	ds := []client.Descriptor{
 		client.Pairs("path", "/a", "user", "several"), client.Pairs("nobody", "limits"), client.Pairs("user", "several"), client.Pairs("tried", "several"),
 	}
@@ -83,7 +83,7 @@ func TestTakeSeveral(t *testing.T) {
 // TestPairs: order matters, bytes that are no text are sent as what they can be, and a missing value is a bug.
 func TestPairs(t *testing.T) {
 	t.Parallel()
-	c, ctx := shared(t), t.Context()
+	c, ctx := fresh(t), t.Context()
 	if r, err := c.Limiter(client.Pairs("user", "order", "path", "/a")).Peek(ctx); err != nil || r.Limited {
 		t.Errorf("in the wrong order: %+v, %v", r, err)
 	}

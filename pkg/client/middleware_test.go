@@ -44,7 +44,7 @@ func fine(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fi
 
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
-	c := shared(t)
+	c := fresh(t)
 	h := c.Middleware(client.ByIP("ip"), client.HTTP{})(http.HandlerFunc(fine))
 	for _, tt := range []struct {
 		from string
@@ -79,7 +79,7 @@ func TestMiddleware(t *testing.T) {
 // TestMiddlewareSettings: what is skipped, what a request costs, and who answers refusals.
 func TestMiddlewareSettings(t *testing.T) {
 	t.Parallel()
-	c := shared(t)
+	c := fresh(t)
 	byUser := client.ByHeader("user", "X-User")
 	key := func(r *http.Request) []client.Descriptor {
 		if r.URL.Path == "/healthz" {

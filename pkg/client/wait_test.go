@@ -47,7 +47,7 @@ func TestWaitAdmitted(t *testing.T) {
 // TestWaitDeadline: a turn behind the deadline is not taken, and is not waited for.
 func TestWaitDeadline(t *testing.T) {
 	t.Parallel()
-	c := shared(t)
+	c := fresh(t)
 	letter, user := c.Limiter(client.Pairs("letter", "a")), c.Limiter(client.Pairs("user", "deadline"))
 	if err := letter.Wait(t.Context()); err != nil || !user.AllowN(t.Context(), 3) {
 		t.Fatal(err)

@@ -19,6 +19,9 @@ var (
 	addr     string // of a server with DECISION_METADATA=true that all tests and examples share
 )
 
+// decisionMetadata has servers say which rule decided.
+const decisionMetadata = "DECISION_METADATA=true"
+
 // TestMain starts that server, and finds goroutines that clients leave behind. With -short there are no examples, as they
 // cannot skip themselves.
 func TestMain(m *testing.M) {
@@ -28,7 +31,7 @@ func TestMain(m *testing.M) {
 		_ = flag.Set("test.run", "^Test")
 	} else {
 		var err error
-		if shared, err = run("DECISION_METADATA=true"); err != nil {
+		if shared, err = run(decisionMetadata); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -93,6 +96,12 @@ func shared(t *testing.T) *client.Client {
 	t.Helper()
 	testkit.NotShort(t)
 	return connect(t, addr, client.Config{})
+}
+
+// fresh returns a client of a server of this test's own, for tests that would find what they have counted in the run before.
+func fresh(t *testing.T) *client.Client {
+	t.Helper()
+	return connect(t, start(t, decisionMetadata).At["GRPC"], client.Config{})
 }
 
 // decided fails the test unless a question was answered, by want.
