@@ -11,6 +11,7 @@ const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
 	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
 	enough    = 4 * brisk             // patience beyond which a caller has no influence on that
+	forever   = time.Hour             // patience beyond which there is no more
 	recent    = time.Second           // what the least of that is taken from, once or twice
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
 	first     = 64                    // the room to begin with
@@ -20,6 +21,7 @@ const (
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
 	starved   = 4 * settle            // with nothing decided although calls wait
 	nap       = time.Millisecond      // when there is no room for those that wait
+	spares    = 16                    // calls that may always wait for a turn of those that come after them
 	mostBytes = 64 << 20              // of messages that wait
 )
 
@@ -50,6 +52,8 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
+	opened  time.Time        // when somebody began to wait, after nobody did
+	gone    int              // how many calls went on in as many turns as averages are made of
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
@@ -64,7 +68,8 @@ type line struct {
 type place struct {
 	Call
 
-	turn chan Turn
+	patience time.Duration // from its headers to its deadline
+	turn     chan Turn
 }
 
 // Verdict says what is to become of a call.
@@ -94,7 +99,7 @@ func (l *line) init(g *Gate) {
 // wait waits for the turn of a call.
 func (l *line) wait(c Call) Turn {
 	p := l.places.Get().(*place)
-	p.Call = c
+	p.Call, p.patience = c, min(time.Until(c.Deadline), forever)+min(c.Waited, forever)
 	l.mu.Lock()
 	if l.bytes > mostBytes {
 		l.mu.Unlock()
@@ -103,10 +108,11 @@ func (l *line) wait(c Call) Turn {
 	}
 	l.calls = append(l.calls, p)
 	l.bytes += c.Size
-	l.patient += (min(min(time.Until(c.Deadline), enough)+min(c.Waited, enough), enough) - l.patient) / (4 * averages)
+	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
 	if !l.open.Load() {
 		l.open.Store(true)
-		l.fed = time.Now()
+		l.opened = time.Now()
+		l.fed = l.opened
 		go l.run()
 	}
 	l.mu.Unlock()
@@ -153,8 +159,10 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		return false, false
 	}
 	idle := lap < slack
-	shed := l.shed(now, idle)
+	shed := l.shed(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
+	shed += l.weed(now.Sub(l.opened))
+	l.account(now, idle)
 	switch {
 	case went > 0 || l.working > 0:
 		l.fed = now
@@ -172,9 +180,15 @@ func (l *line) give(p *place, t Turn) {
 	p.turn <- t
 }
 
+// late has policies decide a call.
+func (l *line) late(p *place) {
+	l.credit -= l.cost(p)
+	l.give(p, Turn{Verdict: Late, Answer: l.lap})
+}
+
 // shed has policies decide those for which there is no time, and refuses those for which there is not even time for that. It
-// returns how many there were. If they are too many for what else is done, and nobody is idle, fewer are to be read.
-func (l *line) shed(now time.Time, idle bool) (turns int) {
+// returns how many there were.
+func (l *line) shed(now time.Time) (turns int) {
 	decide, policy := margin+l.lap+5*min(l.took, l.brisk())/4, margin/2+l.lap
 	kept := l.calls[:0]
 	for _, p := range l.calls {
@@ -184,8 +198,7 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 			l.give(p, Turn{Verdict: Lost})
 			l.credit -= costBad
 		case left < decide:
-			l.credit -= l.cost(p)
-			l.give(p, Turn{Verdict: Late, Answer: l.lap})
+			l.late(p)
 		default:
 			kept = append(kept, p)
 			continue
@@ -194,6 +207,30 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 	}
 	clear(l.calls[len(kept):])
 	l.calls = kept
+	return turns
+}
+
+// weed has policies decide calls that will have no turn, at once rather than when their time is up: what waits costs memory,
+// and more goroutines than are kept. Where calls have waited without a break for as long as a caller waits, those that are left
+// once the newest have gone on are in excess, but for half a turn of them; those of domains that take less than their share are
+// not. It returns how many there were.
+func (l *line) weed(stood time.Duration) (turns int) {
+	excess := len(l.calls) - max(spares, l.gone/(2*averages))
+	for i := 0; turns < excess && i < len(l.calls); i++ {
+		if p := l.calls[i]; stood > p.patience && !l.gate.shares.under(p.Domain) {
+			l.late(p)
+			l.calls[i] = nil
+			turns++
+		}
+	}
+	if turns > 0 {
+		l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
+	}
+	return turns
+}
+
+// account has fewer calls read if those without a decision are too many for what else is done, and nobody is idle.
+func (l *line) account(now time.Time, idle bool) {
 	if idle {
 		l.credit = max(l.credit, 0)
 	}
@@ -201,7 +238,6 @@ func (l *line) shed(now time.Time, idle bool) (turns int) {
 		l.credit = -debt / 2
 		l.gate.lower(now, l.room)
 	}
-	return turns
 }
 
 // starve has fewer calls read, and room for fewer: so many answers by policy are in the way that there is no time left for a
@@ -239,6 +275,7 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 	}
 	l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
 	l.credit = min(l.credit+earned*turns, debt)
+	l.gone += turns - l.gone/averages
 	return turns
 }
 

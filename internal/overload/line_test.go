@@ -1,6 +1,7 @@
 package overload
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,7 @@ import (
 
 // enter has a call wait in l, of which the test gives the turns.
 func enter(l *line, c Call) *place {
-	p := &place{Call: c, turn: make(chan Turn, 1)}
+	p := &place{Call: c, patience: forever, turn: make(chan Turn, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open.Store(true)
@@ -93,6 +94,45 @@ func TestTimeLeft(t *testing.T) {
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("verdicts by milliseconds left (-want +got):\n%s", d)
+	}
+}
+
+// TestInExcess: once calls have waited without a break for as long as a caller waits, those that are older than the next half a turn
+// are decided by policies at once; not those of patient callers, nor those of domains that take less than their share.
+func TestInExcess(t *testing.T) {
+	t.Parallel()
+	const patience = 20 * ms
+	all, none := strings.Repeat("l", 20), strings.Repeat("-", 20)
+	for _, tt := range []struct {
+		stood time.Duration
+		gone  int    // calls that went on in the last turns
+		want  string // what becomes of those that are neither patient nor of another domain
+	}{
+		{patience, 0, none},
+		{patience + 1, 0, all},
+		{patience + 1, 8 * 128, all[:4] + none[:16]}, // 112 in a turn, with this one, and 40 others wait
+	} {
+		g := New(Config{MaxCalls: 1000})
+		l, now := &g.line, time.Now()
+		l.room, l.gone, l.opened = 0, tt.gone, now.Add(-tt.stood)
+		g.shares.add(0, 1, 1000)
+		var common, others []*place
+		for range 20 {
+			p := enter(l, Call{Domain: 1, Deadline: now.Add(patience)})
+			p.patience = patience
+			common = append(common, p)
+			patient := enter(l, Call{Domain: 1, Deadline: now.Add(patience)})
+			p = enter(l, Call{Domain: 2, Deadline: now.Add(patience)})
+			p.patience = patience
+			others = append(others, patient, p)
+		}
+		l.turns(now, ms, 0)
+		if got := verdicts(common); got != tt.want {
+			t.Errorf("after %v, where %d have gone: %s, want %s", tt.stood, tt.gone, got, tt.want)
+		}
+		if got := verdicts(others); got != none+none {
+			t.Errorf("after %v patient callers and those of another domain: %s", tt.stood, got)
+		}
 	}
 }
 
