@@ -21,7 +21,7 @@ const (
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
 	starved   = 4 * settle            // with nothing decided although calls wait
 	nap       = time.Millisecond      // when there is no room for those that wait
-	spares    = 16                    // calls that may always wait for a turn of those that come after them
+	spares    = 16                    // calls that may wait beyond those that go on in a turn
 	mostBytes = 64 << 20              // of messages that wait
 )
 
@@ -101,10 +101,13 @@ func (l *line) wait(c Call) Turn {
 	p := l.places.Get().(*place)
 	p.Call, p.patience = c, min(time.Until(c.Deadline), forever)+min(c.Waited, forever)
 	l.mu.Lock()
-	if l.bytes > mostBytes {
+	if now := time.Now(); l.bytes > mostBytes || l.excess(p, now) {
+		t := l.dismiss(p, now)
+		l.account(now, false)
 		l.mu.Unlock()
+		p.Call = Call{}
 		l.places.Put(p)
-		return Turn{Verdict: Late, Answer: time.Duration(l.pace.Load())}
+		return t
 	}
 	l.calls = append(l.calls, p)
 	l.bytes += c.Size
@@ -161,7 +164,6 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	idle := lap < slack
 	shed := l.shed(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
-	shed += l.weed(now.Sub(l.opened))
 	l.account(now, idle)
 	switch {
 	case went > 0 || l.working > 0:
@@ -180,53 +182,41 @@ func (l *line) give(p *place, t Turn) {
 	p.turn <- t
 }
 
-// late has policies decide a call.
-func (l *line) late(p *place) {
+// dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
+func (l *line) dismiss(p *place, now time.Time) Turn {
+	if l.left(p, now) < margin/2+l.lap {
+		l.credit -= costBad
+		return Turn{Verdict: Lost}
+	}
 	l.credit -= l.cost(p)
-	l.give(p, Turn{Verdict: Late, Answer: l.lap})
+	return Turn{Verdict: Late, Answer: l.lap}
 }
 
-// shed has policies decide those for which there is no time, and refuses those for which there is not even time for that. It
-// returns how many there were.
+// left returns how much time a call has. Nobody knows how long it waited before its headers were read, but it was not longer than
+// between two turns.
+func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.Sub(now) - l.lap }
+
+// shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	decide, policy := margin+l.lap+5*min(l.took, l.brisk())/4, margin/2+l.lap
+	decide := margin + l.lap + 5*min(l.took, l.brisk())/4
 	kept := l.calls[:0]
 	for _, p := range l.calls {
-		// Nobody knows how long it waited before its headers were read, but it was not longer than between two turns.
-		switch left := p.Deadline.Sub(now) - l.lap; {
-		case left < policy:
-			l.give(p, Turn{Verdict: Lost})
-			l.credit -= costBad
-		case left < decide:
-			l.late(p)
-		default:
+		if l.left(p, now) < decide {
+			l.give(p, l.dismiss(p, now))
+			turns++
+		} else {
 			kept = append(kept, p)
-			continue
 		}
-		turns++
 	}
 	clear(l.calls[len(kept):])
 	l.calls = kept
 	return turns
 }
 
-// weed has policies decide calls that will have no turn, at once rather than when their time is up: what waits costs memory,
-// and more goroutines than are kept. Where calls have waited without a break for as long as a caller waits, those that are left
-// once the newest have gone on are in excess, but for half a turn of them; those of domains that take less than their share are
-// not. It returns how many there were.
-func (l *line) weed(stood time.Duration) (turns int) {
-	excess := len(l.calls) - max(spares, l.gone/(2*averages))
-	for i := 0; turns < excess && i < len(l.calls); i++ {
-		if p := l.calls[i]; stood > p.patience && !l.gate.shares.under(p.Domain) {
-			l.late(p)
-			l.calls[i] = nil
-			turns++
-		}
-	}
-	if turns > 0 {
-		l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
-	}
-	return turns
+// excess reports whether a call would wait in vain: where calls have waited without a break for as long as its caller waits, and
+// there are more of them than go on in a turn. Those of domains that take less than their share go on before.
+func (l *line) excess(p *place, now time.Time) bool {
+	return len(l.calls) >= spares+l.gone/averages && now.Sub(l.opened) > p.patience && !l.gate.shares.under(p.Domain)
 }
 
 // account has fewer calls read if those without a decision are too many for what else is done, and nobody is idle.

@@ -1,7 +1,6 @@
 package overload
 
 import (
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -97,42 +96,65 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
-// TestInExcess: once calls have waited without a break for as long as a caller waits, those that are older than the next half a turn
-// are decided by policies at once; not those of patient callers, nor those of domains that take less than their share.
-func TestInExcess(t *testing.T) {
+// TestExcess: once calls have waited without a break for as long as a caller waits, those for which there is no turn soon are decided
+// by policies at once; not those of patient callers, nor those of domains that take less than their share.
+func TestExcess(t *testing.T) {
 	t.Parallel()
 	const patience = 20 * ms
-	all, none := strings.Repeat("l", 20), strings.Repeat("-", 20)
 	for _, tt := range []struct {
-		stood time.Duration
-		gone  int    // calls that went on in the last turns
-		want  string // what becomes of those that are neither patient nor of another domain
+		name          string
+		stood         time.Duration
+		waiting, gone int // now, and of late in a turn
+		call          Call
+		want          string
 	}{
-		{patience, 0, none},
-		{patience + 1, 0, all},
-		{patience + 1, 8 * 128, all[:4] + none[:16]}, // 112 in a turn, with this one, and 40 others wait
+		{"a burst", ms, 500, 40, Call{Domain: 1}, "-"},
+		{"a standing line", patience + ms, 56, 40, Call{Domain: 1}, "l"},
+		{"a short one", patience + ms, 55, 40, Call{Domain: 1}, "-"},
+		{"no time for policies", patience + ms, 56, 40, Call{Domain: 1, Waited: patience}, "x"},
+		{"a patient caller", patience + ms, 500, 40, Call{Domain: 1, Deadline: time.Now().Add(time.Hour)}, "-"},
+		{"a domain that takes less", patience + ms, 500, 40, Call{Domain: 2}, "-"},
 	} {
-		g := New(Config{MaxCalls: 1000})
-		l, now := &g.line, time.Now()
-		l.room, l.gone, l.opened = 0, tt.gone, now.Add(-tt.stood)
-		g.shares.add(0, 1, 1000)
-		var common, others []*place
-		for range 20 {
-			p := enter(l, Call{Domain: 1, Deadline: now.Add(patience)})
-			p.patience = patience
-			common = append(common, p)
-			patient := enter(l, Call{Domain: 1, Deadline: now.Add(patience)})
-			p = enter(l, Call{Domain: 2, Deadline: now.Add(patience)})
-			p.patience = patience
-			others = append(others, patient, p)
-		}
-		l.turns(now, ms, 0)
-		if got := verdicts(common); got != tt.want {
-			t.Errorf("after %v, where %d have gone: %s, want %s", tt.stood, tt.gone, got, tt.want)
-		}
-		if got := verdicts(others); got != none+none {
-			t.Errorf("after %v patient callers and those of another domain: %s", tt.stood, got)
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			g := New(Config{MaxCalls: 1000})
+			l, now := &g.line, time.Now()
+			g.shares.add(0, 1, 1000)
+			for range tt.waiting {
+				enter(l, Call{Domain: 1, Deadline: now.Add(time.Hour)})
+			}
+			l.gone, l.opened = tt.gone*averages, now.Add(-tt.stood)
+			if tt.call.Deadline.IsZero() {
+				tt.call.Deadline = now.Add(patience - tt.call.Waited)
+			}
+			turn := make(chan Turn, 1)
+			go func() { turn <- l.wait(tt.call) }()
+			waits := func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return len(l.calls) > tt.waiting
+			}
+			got := ""
+			testkit.Eventually(t, "it waits or is answered", func() bool {
+				select {
+				case v := <-turn:
+					got = "glx"[v.Verdict : v.Verdict+1]
+				default:
+					if waits() {
+						got = "-"
+					}
+				}
+				return got != ""
+			})
+			if got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+			if got == "-" {
+				l.room = 1000
+				l.turns(time.Now(), 0, 0)
+				<-turn
+			}
+		})
 	}
 }
 
