@@ -163,7 +163,9 @@ func (g *Gate) Wait(c Call) (turn Turn) {
 		turn = g.line.wait(c)
 		inLine = time.Since(begun)
 	}
-	g.note(c.Waited + inLine)
+	if turn.Verdict == Go || inLine >= Unloaded { // who is dismissed at once waits for no turn
+		g.note(c.Waited + inLine)
+	}
 	return turn
 }
 

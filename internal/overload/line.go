@@ -11,7 +11,7 @@ const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
 	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
 	enough    = 4 * brisk             // patience beyond which a caller has no influence on that
-	forever   = time.Hour             // patience beyond which there is no more
+	forever   = time.Hour             // the most that is counted of patience
 	recent    = time.Second           // what the least of that is taken from, once or twice
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
 	first     = 64                    // the room to begin with
@@ -21,7 +21,7 @@ const (
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
 	starved   = 4 * settle            // with nothing decided although calls wait
 	nap       = time.Millisecond      // when there is no room for those that wait
-	spares    = 16                    // calls that may wait beyond those that go on in a turn
+	shortLine = 16                    // calls that may wait, however little room there is
 	mostBytes = 64 << 20              // of messages that wait
 )
 
@@ -36,7 +36,7 @@ const (
 	debt    = 1024 * cost // for a moment
 )
 
-// line is where calls wait for their turn once this process is busy. As long as anybody waits, everybody does.
+// line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn.
 type line struct {
 	gate   *Gate
 	poller *poller
@@ -52,8 +52,8 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
-	opened  time.Time        // when somebody began to wait, after nobody did
-	gone    int              // how many calls went on in as many turns as averages are made of
+	opened  time.Time        // each turn since then has found somebody
+	vain    int              // how many of those that wait have less patience than that is ago
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
@@ -101,9 +101,10 @@ func (l *line) wait(c Call) Turn {
 	p := l.places.Get().(*place)
 	p.Call, p.patience = c, min(time.Until(c.Deadline), forever)+min(c.Waited, forever)
 	l.mu.Lock()
-	if now := time.Now(); l.bytes > mostBytes || l.excess(p, now) {
+	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
+	now := time.Now()
+	if l.bytes > mostBytes || l.excess(p, now) {
 		t := l.dismiss(p, now)
-		l.account(now, false)
 		l.mu.Unlock()
 		p.Call = Call{}
 		l.places.Put(p)
@@ -111,12 +112,13 @@ func (l *line) wait(c Call) Turn {
 	}
 	l.calls = append(l.calls, p)
 	l.bytes += c.Size
-	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
 	if !l.open.Load() {
 		l.open.Store(true)
-		l.opened = time.Now()
-		l.fed = l.opened
+		l.opened, l.fed = now, now
 		go l.run()
+	}
+	if l.stands(p, now) {
+		l.vain++
 	}
 	l.mu.Unlock()
 	t := <-p.turn
@@ -164,6 +166,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	idle := lap < slack
 	shed := l.shed(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
+	shed += l.weed(now)
 	l.account(now, idle)
 	switch {
 	case went > 0 || l.working > 0:
@@ -213,10 +216,38 @@ func (l *line) shed(now time.Time) (turns int) {
 	return turns
 }
 
-// excess reports whether a call would wait in vain: where calls have waited without a break for as long as its caller waits, and
-// there are more of them than go on in a turn. Those of domains that take less than their share go on before.
+// excess reports whether a call is one too many: there has been a line for longer than its caller waits, and as many wait as go on
+// soon, so that one more would but displace another. Those of domains that take less than their share go on before.
 func (l *line) excess(p *place, now time.Time) bool {
-	return len(l.calls) >= spares+l.gone/averages && now.Sub(l.opened) > p.patience && !l.gate.shares.under(p.Domain)
+	return l.vain >= max(l.room/2, l.room-l.working, shortLine) && l.stands(p, now) && !l.gate.shares.under(p.Domain)
+}
+
+// stands reports whether there has been a line for longer than the caller of p waits.
+func (l *line) stands(p *place, now time.Time) bool { return now.Sub(l.opened) > p.patience }
+
+// weed dismisses those that would be in excess if they came now, but for the newest, and returns how many they were. Those of patient
+// callers are in nobody's way: the newest go first.
+func (l *line) weed(now time.Time) (turns int) {
+	l.vain = 0
+	for i, p := range slices.Backward(l.calls) {
+		switch {
+		case l.excess(p, now):
+			l.give(p, l.dismiss(p, now))
+			l.calls[i] = nil
+			turns++
+		case l.stands(p, now):
+			l.vain++
+		}
+	}
+	l.tidy(turns)
+	return turns
+}
+
+// tidy takes those that have had their turn out of the line, if there are any.
+func (l *line) tidy(turns int) {
+	if turns > 0 {
+		l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
+	}
 }
 
 // account has fewer calls read if those without a decision are too many for what else is done, and nobody is idle.
@@ -263,9 +294,8 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 			l.give(p, Turn{Verdict: Go, Answer: l.lap, counted: true, at: now})
 		}
 	}
-	l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
+	l.tidy(turns)
 	l.credit = min(l.credit+earned*turns, debt)
-	l.gone += turns - l.gone/averages
 	return turns
 }
 

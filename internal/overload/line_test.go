@@ -96,64 +96,100 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
-// TestExcess: once calls have waited without a break for as long as a caller waits, those for which there is no turn soon are decided
-// by policies at once; not those of patient callers, nor those of domains that take less than their share.
+// laps plays laps of 2 ms, in each of which calls come to l and then those that wait have a turn; who has one is done at once. It
+// returns how many calls of each of the kinds were dismissed without waiting, and how many went on.
+func laps(l *line, n, room int, kinds ...arrivals) (atOnce, went []int) {
+	atOnce, went = make([]int, len(kinds)), make([]int, len(kinds))
+	var mu sync.Mutex
+	for range n {
+		for i, k := range kinds {
+			for range k.calls {
+				go func() {
+					came := time.Now()
+					turn := l.wait(Call{Domain: k.domain, Deadline: came.Add(k.patience)})
+					l.gate.Done(turn, false)
+					mu.Lock()
+					defer mu.Unlock()
+					if turn.Verdict == Go {
+						went[i]++
+					} else if time.Since(came) == 0 {
+						atOnce[i]++
+					}
+				}()
+			}
+			synctest.Wait()
+		}
+		time.Sleep(2 * ms)
+		l.mu.Lock()
+		l.room = room
+		l.mu.Unlock()
+		l.turns(time.Now(), 2*ms, 0)
+		synctest.Wait()
+	}
+	return atOnce, went
+}
+
+// arrivals are calls that come in a lap.
+type arrivals struct {
+	domain   uint32
+	calls    int
+	patience time.Duration
+}
+
+// TestExcess: where there has been a line for longer than callers wait, those for whom there is no turn soon are dismissed at once.
+// Those of patient callers are not, nor those of a domain that takes less than its share; and where each turn had room for all, a
+// burst may wait.
 func TestExcess(t *testing.T) {
 	t.Parallel()
-	const patience = 20 * ms
+	const short = 20 * ms
 	for _, tt := range []struct {
-		name          string
-		stood         time.Duration
-		waiting, gone int // now, and of late in a turn
-		call          Call
-		want          string
+		name            string
+		before          int // laps
+		beforeRoom      int
+		first, then     []arrivals
+		atOnce, decided []int // of those that come then, in ten laps with room for 40: at least
+		none            bool  // nobody is dismissed at once
 	}{
-		{"a burst", ms, 500, 40, Call{Domain: 1}, "-"},
-		{"a standing line", patience + ms, 56, 40, Call{Domain: 1}, "l"},
-		{"a short one", patience + ms, 55, 40, Call{Domain: 1}, "-"},
-		{"no time for policies", patience + ms, 56, 40, Call{Domain: 1, Waited: patience}, "x"},
-		{"a patient caller", patience + ms, 500, 40, Call{Domain: 1, Deadline: time.Now().Add(time.Hour)}, "-"},
-		{"a domain that takes less", patience + ms, 500, 40, Call{Domain: 2}, "-"},
+		{
+			name: "a standing line", before: 11, beforeRoom: 40,
+			first: []arrivals{{1, 100, short}}, then: []arrivals{{1, 100, short}}, atOnce: []int{500}, decided: []int{380},
+		},
+		{name: "a new one", then: []arrivals{{1, 100, time.Second}}, atOnce: []int{0}, decided: []int{390}, none: true},
+		{
+			name: "a burst where there was room for all", before: 50, beforeRoom: 400,
+			first: []arrivals{{1, 8, short}}, then: []arrivals{{1, 40, short}}, atOnce: []int{0}, decided: []int{390}, none: true,
+		},
+		{
+			name: "beside patient callers", before: 50, beforeRoom: 40,
+			first: []arrivals{{1, 40, time.Minute}, {1, 20, short}}, then: []arrivals{{1, 40, time.Minute}, {1, 20, short}},
+			atOnce: []int{0, 0}, decided: []int{100, 100}, none: true,
+		},
+		{
+			name: "a domain that takes less", before: 11, beforeRoom: 40,
+			first: []arrivals{{1, 100, short}, {2, 5, short}}, then: []arrivals{{1, 100, short}, {2, 5, short}},
+			atOnce: []int{400, 0}, decided: []int{300, 45},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			g := New(Config{MaxCalls: 1000})
-			l, now := &g.line, time.Now()
-			g.shares.add(0, 1, 1000)
-			for range tt.waiting {
-				enter(l, Call{Domain: 1, Deadline: now.Add(time.Hour)})
-			}
-			l.gone, l.opened = tt.gone*averages, now.Add(-tt.stood)
-			if tt.call.Deadline.IsZero() {
-				tt.call.Deadline = now.Add(patience - tt.call.Waited)
-			}
-			turn := make(chan Turn, 1)
-			go func() { turn <- l.wait(tt.call) }()
-			waits := func() bool {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				return len(l.calls) > tt.waiting
-			}
-			got := ""
-			testkit.Eventually(t, "it waits or is answered", func() bool {
-				select {
-				case v := <-turn:
-					got = "glx"[v.Verdict : v.Verdict+1]
-				default:
-					if waits() {
-						got = "-"
+			synctest.Test(t, func(t *testing.T) {
+				g := New(Config{MaxCalls: 10_000})
+				l := &g.line
+				l.open.Store(true) // so that this test gives the turns
+				l.opened, l.fed, l.floored = time.Now(), time.Now(), time.Now()
+				laps(l, tt.before, tt.beforeRoom, tt.first...)
+				atOnce, went := laps(l, 10, 40, tt.then...)
+				for i := range tt.then {
+					if atOnce[i] < tt.atOnce[i] || tt.none && atOnce[i] > 0 || went[i] < tt.decided[i] {
+						t.Errorf("of %+v %d were dismissed at once, and %d decided, want %d and %d", tt.then[i], atOnce[i], went[i], tt.atOnce[i], tt.decided[i])
 					}
 				}
-				return got != ""
+				for len(l.calls) > 0 { // so that nobody is left
+					time.Sleep(time.Minute)
+					l.turns(time.Now(), 0, 0)
+				}
+				synctest.Wait()
 			})
-			if got != tt.want {
-				t.Errorf("%s, want %s", got, tt.want)
-			}
-			if got == "-" {
-				l.room = 1000
-				l.turns(time.Now(), 0, 0)
-				<-turn
-			}
 		})
 	}
 }
