@@ -165,6 +165,10 @@ func TestExcess(t *testing.T) {
 			atOnce: []int{0, 0}, decided: []int{100, 100}, none: true,
 		},
 		{
+			name: "callers with time for many turns", before: 130, beforeRoom: 40,
+			first: []arrivals{{1, 41, 250 * ms}}, then: []arrivals{{1, 41, 250 * ms}}, atOnce: []int{0}, decided: []int{390}, none: true,
+		},
+		{
 			name: "a domain that takes less", before: 11, beforeRoom: 40,
 			first: []arrivals{{1, 100, short}, {2, 5, short}}, then: []arrivals{{1, 100, short}, {2, 5, short}},
 			atOnce: []int{400, 0}, decided: []int{300, 45},
