@@ -12,8 +12,6 @@ const (
 	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
 	enough    = 4 * brisk             // patience beyond which a caller has no influence on that
 	forever   = time.Hour             // the most that is counted of patience
-	usual     = 2 * brisk             // patience of those that count in full where there are too many
-	inFull    = 1 << 16               // how much those count
 	recent    = time.Second           // what the least of that is taken from, once or twice
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
 	first     = 64                    // the room to begin with
@@ -55,7 +53,7 @@ type line struct {
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
 	opened  time.Time        // each turn since then has found somebody
-	vain    int              // how much those count that wait and have less patience than that is ago
+	vain    int              // how many wait for whom it stands
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
@@ -120,7 +118,7 @@ func (l *line) wait(c Call) Turn {
 		go l.run()
 	}
 	if l.stands(p, now) {
-		l.vain += p.weight()
+		l.vain++
 	}
 	l.mu.Unlock()
 	t := <-p.turn
@@ -221,15 +219,14 @@ func (l *line) shed(now time.Time) (turns int) {
 // excess reports whether a call is one too many: there has been a line for longer than its caller waits, and as many wait as go on
 // soon, so that one more would but displace another. Those of domains that take less than their share go on before.
 func (l *line) excess(p *place, now time.Time) bool {
-	return l.vain >= max(l.room/2, l.room-l.working, shortLine)*inFull && l.stands(p, now) && !l.gate.shares.under(p.Domain)
+	return l.vain >= max(l.room/2, l.room-l.working, shortLine) && l.stands(p, now) && !l.gate.shares.under(p.Domain)
 }
 
-// weight returns how much a call that waits counts where there are too many: the less, the more patient its caller is, since so many
-// more have a turn before he gives up.
-func (p *place) weight() int { return int(inFull * usual / max(p.patience, usual)) }
-
-// stands reports whether there has been a line for longer than the caller of p waits.
-func (l *line) stands(p *place, now time.Time) bool { return now.Sub(l.opened) > p.patience }
+// stands reports whether there has been a line for longer than the caller of p waits. For one who has the time for many turns there is
+// none that stands: there is time for him even where hundreds wait, and what would be gained is little.
+func (l *line) stands(p *place, now time.Time) bool {
+	return p.patience <= enough && now.Sub(l.opened) > p.patience
+}
 
 // weed dismisses those that would be in excess if they came now, but for the newest, and returns how many they were. Those of patient
 // callers are in nobody's way: the newest go first.
@@ -242,7 +239,7 @@ func (l *line) weed(now time.Time) (turns int) {
 			l.calls[i] = nil
 			turns++
 		case l.stands(p, now):
-			l.vain += p.weight()
+			l.vain++
 		}
 	}
 	l.tidy(turns)
