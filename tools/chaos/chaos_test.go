@@ -266,6 +266,21 @@ func TestOutput(t *testing.T) {
 	})
 }
 
+// TestTimeIsUp: the end of the time for fuzzing is no crash, whatever go test says, and a crash is one.
+func TestTimeIsUp(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"fuzz: elapsed: 9s, execs: 91039 (0/sec), new interesting: 23 (total: 166)\n--- FAIL: FuzzLoad (9.03s)\n    context deadline exceeded\nFAIL\nexit status 1\n":                                 true,
+		"--- FAIL: FuzzLoad (0.61s)\n    --- FAIL: FuzzLoad (0.00s)\n        load_test.go:9: context deadline exceeded\n    \n    Failing input written to testdata/fuzz/FuzzLoad/771e938e4458e983\n": false,
+		"--- FAIL: FuzzLoad (2.00s)\n    fuzzing process hung or terminated unexpectedly: exit status 2\n    Failing input written to testdata/fuzz/FuzzLoad/771e\n":                                  false,
+		"# github.com/ratelimitd/ratelimitd/pkg/descriptors\nload_test.go:9: undefined: x\nFAIL\n":                                                                                                    false,
+	} {
+		if got := timeIsUp(text); got != want {
+			t.Errorf("%v, want %v of %s", got, want, text)
+		}
+	}
+}
+
 // TestCutShort: a check that did not come to its end has not passed, and nothing is fast that was not measured.
 func TestCutShort(t *testing.T) {
 	t.Parallel()
