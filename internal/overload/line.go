@@ -223,8 +223,8 @@ func (l *line) excess(p *place, now time.Time) bool {
 }
 
 // stands reports whether there has been a line for longer than the caller of p waits. For one who has the time for many turns there is
-// none that stands: there is time for him even where hundreds wait, and what would be gained is little. Nor is there for those of a
-// connection with several domains, which are read beyond the limit of calls in progress: answered at once, they would be read faster.
+// none that stands: there is time for him even where hundreds wait. Nor is there for those of a connection with several domains, which
+// are read beyond the limit of calls in progress: answered at once, they would be read faster.
 func (l *line) stands(p *place, now time.Time) bool {
 	return p.patience <= enough && now.Sub(l.opened) > p.patience && (p.Client == nil || p.Client.mixed.Load() == 0)
 }

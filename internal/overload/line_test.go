@@ -198,6 +198,26 @@ func TestExcess(t *testing.T) {
 	}
 }
 
+// TestStands: there is no line that stands for patient callers, nor for those of connections with several domains.
+func TestStands(t *testing.T) {
+	t.Parallel()
+	now, mixed := time.Now(), new(Client)
+	mixed.mixed.Store(1)
+	l := &line{opened: now.Add(-time.Minute)}
+	for _, tt := range []struct {
+		patience time.Duration
+		client   *Client
+		want     bool
+	}{
+		{20 * ms, nil, true}, {enough, nil, true}, {enough + 1, nil, false}, {2 * time.Minute, nil, false},
+		{20 * ms, new(Client), true}, {20 * ms, mixed, false},
+	} {
+		if got := l.stands(&place{Call: Call{Client: tt.client}, patience: tt.patience}, now); got != tt.want {
+			t.Errorf("for a caller with %v, of a mixed connection: %v, it stands: %v, want %v", tt.patience, tt.client == mixed, got, tt.want)
+		}
+	}
+}
+
 // TestRoom: there is more room while calls are answered soon, and less when they are not, or the store has no time for them; but
 // not because the store takes long by itself.
 func TestRoom(t *testing.T) {
