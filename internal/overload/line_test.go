@@ -209,8 +209,12 @@ func TestStands(t *testing.T) {
 		client   *Client
 		want     bool
 	}{
-		{20 * ms, nil, true}, {enough, nil, true}, {enough + 1, nil, false}, {2 * time.Minute, nil, false},
-		{20 * ms, new(Client), true}, {20 * ms, mixed, false},
+		{20 * ms, nil, true},
+		{enough, nil, true},
+		{enough + 1, nil, false},
+		{2 * time.Minute, nil, false},
+		{20 * ms, new(Client), true},
+		{20 * ms, mixed, false},
 	} {
 		if got := l.stands(&place{Call: Call{Client: tt.client}, patience: tt.patience}, now); got != tt.want {
 			t.Errorf("for a caller with %v, of a mixed connection: %v, it stands: %v, want %v", tt.patience, tt.client == mixed, got, tt.want)
