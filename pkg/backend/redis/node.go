@@ -206,11 +206,7 @@ func (n *node) fail(e *remote.Error) {
 	}
 	n.mu.Unlock()
 	for _, it := range items {
-		for it != nil {
-			next := it.follow
-			it.fail(e)
-			it = next
-		}
+		it.failAll(e)
 	}
 }
 

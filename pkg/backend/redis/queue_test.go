@@ -191,6 +191,41 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
+// TestCancelled: ops of a caller that is cancelled while they are queued are not sent, and it learns that when they would have been.
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b, err := New(Config{URL: s.Addr(), OpTimeout: slow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ops := make([]backend.Op, 3)
+	for i := range ops {
+		ops[i] = backend.Op{Key: keyOf(1 + i%2), Limits: lasting(1e6), Take: engine.Take{Cost: 1, Count: 1}}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { b.Apply(ctx, ops) })
+	testkit.Eventually(t, "all in the queue", func() bool { return waiting(b) == len(ops) })
+	cancel()
+	time.Sleep(2 * lateAfter)
+	start(t, b)
+	wg.Wait()
+	for i := range ops {
+		if e, failed := ops[i].Err.(*remote.Error); !failed || e.Class != remote.Timeout || !e.Unsent { //nolint:errorlint // it is never wrapped
+			t.Errorf("op %d: %v, want a time-out that was not sent", i, ops[i].Err)
+		}
+	}
+	for key := range 2 {
+		if op := one(b, 1+key); op.Err != nil || op.Decision.Left != 1e6 {
+			t.Errorf("key %d: %d left, %v; want all: what was cancelled has been sent", 1+key, op.Decision.Left, op.Err)
+		}
+	}
+	if n := b.main.one.sent.Load(); n != 0 {
+		t.Errorf("%d ops are counted as sent and not answered", n)
+	}
+}
+
 // TestNothingTwice: under resets, the count is at least what was admitted, and at most that plus the takes of unknown
 // outcome.
 func TestNothingTwice(t *testing.T) {

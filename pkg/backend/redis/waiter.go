@@ -34,11 +34,13 @@ type item struct {
 // waiter is a call of Apply. It is reused once its caller and all of its items are done with it.
 type waiter struct {
 	items   []item
-	at      []int         // the index in ops of each item
-	users   atomic.Int32  // the caller, and each item not answered yet
-	pending atomic.Int32  // items that are not answered yet
-	done    chan struct{} // receives once all items are answered, and when there may be nothing to wait for any more
-	left    atomic.Bool   // the caller has given up because its time was over
+	at      []int           // the index in ops of each item
+	users   atomic.Int32    // the caller, and each item not answered yet
+	pending atomic.Int32    // items that are not answered yet
+	done    chan struct{}   // receives once all items are answered, and when there may be nothing to wait for any more
+	left    atomic.Bool     // the caller has given up because its time was over
+	caller  context.Context //nolint:containedctx // of the call; its end is looked at by who takes items from a queue
+	came    time.Time
 	budget  time.Duration
 	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
 	alarm   *alarm    // pokes it then
@@ -130,20 +132,14 @@ func (w *waiter) queue() {
 // push queues the i-th item and those that follow it, or fails them.
 func (w *waiter) push(i int) {
 	it := &w.items[i]
-	e := it.node.push(it, i)
-	if e == nil {
-		return
-	}
-	for it != nil {
-		next := it.follow
-		it.fail(e)
-		it = next
+	if e := it.node.push(it, i); e != nil {
+		it.failAll(e)
 	}
 }
 
 // await waits until all items are answered or the time is over, and then withdraws what has not been sent yet.
-func (w *waiter) await(ctx context.Context) {
-	if w.wait(ctx) {
+func (w *waiter) await() {
+	if w.wait() {
 		return
 	}
 	for i := range w.items {
@@ -159,28 +155,29 @@ func (w *waiter) await(ctx context.Context) {
 }
 
 // wait waits until all items are answered, the time is over, or all nodes that have not answered are silent.
-func (w *waiter) wait(ctx context.Context) (answered bool) {
+func (w *waiter) wait() (answered bool) {
 	w.alarm.set(w.leaves)
 	defer w.alarm.off()
 	for {
-		select {
-		case <-w.done:
-			if w.pending.Load() == 0 {
-				return true
-			}
-			late := time.Since(w.leaves)
-			switch {
-			case late >= 0:
-				w.items[0].node.pool.lag.Note(late)
-			case !w.allSilent():
-				continue
-			}
-			w.left.Store(true)
-		case <-ctx.Done():
-			w.left.Store(ctx.Err() == context.DeadlineExceeded)
+		<-w.done // and nothing else: to look for the end of ctx too would cost each call more than its turn in the queue
+		if w.pending.Load() == 0 {
+			return true
 		}
+		late := time.Since(w.leaves)
+		switch {
+		case late >= 0:
+			w.items[0].node.pool.lag.Note(late)
+		case !w.allSilent():
+			continue
+		}
+		w.left.Store(true)
 		return false
 	}
+}
+
+// gone reports whether the caller was cancelled while its items were in the queue. If they came just now nobody looks.
+func (w *waiter) gone(now time.Time) bool {
+	return now.Sub(w.came) > lateAfter && w.caller.Err() != nil
 }
 
 // poke has the caller look whether there is still something to wait for.
@@ -217,6 +214,15 @@ func (it *item) fail(e *remote.Error) {
 	it.answer()
 }
 
+// failAll answers it and those that follow it with an error.
+func (it *item) failAll(e *remote.Error) {
+	for it != nil {
+		next := it.follow
+		it.fail(e)
+		it = next
+	}
+}
+
 // release gives up n uses of w. The last one returns it for reuse.
 func (w *waiter) release(n int32) {
 	if w.users.Add(-n) > 0 {
@@ -226,6 +232,7 @@ func (w *waiter) release(n int32) {
 	case <-w.done: // nobody waited for it
 	default:
 	}
+	w.caller = nil
 	w.items[0].node.pool.waiters.pool.Put(w)
 }
 

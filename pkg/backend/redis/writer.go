@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -249,11 +250,20 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 	return err
 }
 
-// cut takes items from the queue.
-func (w *writer) cut() {
+// cut takes items from the queue, but for those of callers that have gone: these are answered.
+func (w *writer) cut(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.items = w.node.cut(w.items[:0])
+	w.items = slices.DeleteFunc(w.node.cut(w.items[:0]), func(it *item) bool {
+		if !it.waiter.gone(now) {
+			return false
+		}
+		w.node.sent.Add(int64(-it.chained()))
+		e := store.Unanswered(w.node.addr)
+		e.Unsent = true
+		it.failAll(e)
+		return true
+	})
 	w.flight = w.items
 }
 
@@ -282,11 +292,7 @@ func (w *writer) poke() {
 func (w *writer) refuse(e *remote.Error) {
 	w.land()
 	for _, it := range w.items {
-		for it != nil {
-			next := it.follow
-			it.fail(e)
-			it = next
-		}
+		it.failAll(e)
 	}
 }
 
@@ -295,7 +301,7 @@ func (w *writer) batch(ctx context.Context) {
 	n := w.node
 	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
-	w.cut()
+	w.cut(now)
 	if len(w.items) == 0 {
 		return
 	}
