@@ -38,6 +38,7 @@ type Gate struct {
 	begun  time.Time
 
 	calls  atomic.Int64 // in progress
+	_      [56]byte     // what follows is read more often than that is written, and has a cache line of its own
 	limit  atomic.Int64 // of calls in progress, at present
 	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun

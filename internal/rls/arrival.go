@@ -24,6 +24,7 @@ type arrival struct {
 	counted atomic.Bool // by gate
 	waits   atomic.Bool // and is counted by waiting
 	message mem.Buffer  // nil until it has been received
+	answer  answer      // empty until there is one; here so that it takes no allocation of its own
 
 	// For waiting, and guarded by the shard, but for its number.
 	shard          uint8

@@ -28,7 +28,7 @@ const (
 // cannot be decided because there is no domain, no descriptor or no rules. It is 503 if the store fails or ctx ends.
 //
 // It is here, and not with the other pages in internal/web, so that web needs to know neither messages nor their errors.
-func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, answer []byte) {
+func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType string, reply []byte) {
 	if objects(body) > maxObjects {
 		s.config.Hooks.BadRequest()
 		return plain(http.StatusBadRequest)
@@ -43,6 +43,7 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	}
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
+	c.answer = new(answer)
 	c.entries = slices.Grow(c.entries, entriesOf(&request))
 	a, err := s.answer(ctx, c, time.Now())
 	if err != nil {
@@ -52,18 +53,18 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	if err := proto.Unmarshal(a.ReadOnlyData(), &response); err != nil {
 		return plain(http.StatusInternalServerError)
 	}
-	answer, err = marshalJSON(&response)
-	if len(answer) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
+	reply, err = marshalJSON(&response)
+	if len(reply) > maxAnswer && response.DynamicMetadata != nil { // a byte of it may be six in JSON
 		response.DynamicMetadata = onlyTruncated(response.GetDynamicMetadata().GetFields()[reservation].GetStringValue())
-		answer, err = marshalJSON(&response)
+		reply, err = marshalJSON(&response)
 	}
 	if err != nil {
 		return plain(http.StatusInternalServerError)
 	}
 	if response.GetOverallCode() == ratelimitv3.RateLimitResponse_OVER_LIMIT {
-		return http.StatusTooManyRequests, typeJSON, answer
+		return http.StatusTooManyRequests, typeJSON, reply
 	}
-	return http.StatusOK, typeJSON, answer
+	return http.StatusOK, typeJSON, reply
 }
 
 // entriesOf returns how many entries r has.

@@ -103,7 +103,7 @@ func TestDraftIsStructured(t *testing.T) {
 			}
 		}
 		var m ratelimitv3.RateLimitResponse
-		if err := proto.Unmarshal(s.encode(r, v).ReadOnlyData(), &m); err != nil {
+		if err := proto.Unmarshal(encoded(s, r, v), &m); err != nil {
 			t.Fatal(err)
 		}
 		for _, h := range m.GetResponseHeadersToAdd() {

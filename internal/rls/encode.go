@@ -45,16 +45,15 @@ const (
 )
 
 // answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed, and contains the slice of buffers
-// that grpc wants as well as the bytes of all but long answers, so that it takes a single allocation.
+// that grpc wants as well as the bytes of all but long answers. The zero value is ready for use, once.
 type answer struct {
 	mem.SliceBuffer
 	slice [1]mem.Buffer
 	room  [88]byte
 }
 
-// encode encodes v as the answer to r.
-func (s *Service) encode(r *limiter.Request, v *limiter.Verdict) *answer {
-	a := new(answer)
+// encode encodes v in a, as the answer to r.
+func (s *Service) encode(a *answer, r *limiter.Request, v *limiter.Verdict) {
 	b := appendVerdict(a.room[:0], v)
 	b = s.appendHeaders(b, v)
 	if s.config.Headers.Rule != "" {
@@ -70,7 +69,6 @@ func (s *Service) encode(r *limiter.Request, v *limiter.Verdict) *answer {
 	}
 	a.SliceBuffer = b
 	a.slice[0] = a
-	return a
 }
 
 func appendVerdict(b []byte, v *limiter.Verdict) []byte {

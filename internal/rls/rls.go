@@ -234,7 +234,7 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 	}
 	c := s.calls.Get().(*call)
 	c.hold(a.message)
-	c.turn = turn
+	c.turn, c.answer = turn, &a.answer
 	c.request.Late, c.request.Answer = turn.Verdict == overload.Late, turn.Answer
 	answer, err := s.answer(ctx, c, now)
 	if err == nil {
@@ -278,7 +278,8 @@ func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer
 		if v.Over {
 			s.config.Hooks.Refused(&c.request, v)
 		}
-		a = s.encode(&c.request, v)
+		a = c.answer
+		s.encode(a, &c.request, v)
 	}
 	s.release(c)
 	return a, err

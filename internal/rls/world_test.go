@@ -112,6 +112,7 @@ func inProcess(t *testing.T, s *Service, r *ratelimitv3.RateLimitRequest) *ratel
 	t.Helper()
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(marshal(t, r)))
+	c.answer = new(answer)
 	a, err := s.answer(t.Context(), c, time.Now())
 	if err != nil {
 		t.Fatalf("%v: %v", r, err)
@@ -121,6 +122,13 @@ func inProcess(t *testing.T, s *Service, r *ratelimitv3.RateLimitRequest) *ratel
 		t.Fatal(err)
 	}
 	return answer
+}
+
+// encoded returns the bytes of the answer to r.
+func encoded(s *Service, r *limiter.Request, v *limiter.Verdict) []byte {
+	a := new(answer)
+	s.encode(a, r, v)
+	return a.ReadOnlyData()
 }
 
 // ask expects an answer.

@@ -123,7 +123,10 @@ func (b *Backend) ask(ctx context.Context, ops []backend.Op, c *scratch, at engi
 		asked = c.rest
 	}
 	b.store.Apply(ctx, asked)
-	now := b.now()
+	now := at
+	if b.leases != nil { // which alone want to know
+		now = b.now()
+	}
 	k := 0
 	for i := range c.asked {
 		p := &c.asked[i]
