@@ -9,8 +9,8 @@ import (
 
 const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
-	brisk     = 10 * time.Millisecond // the most that a call may take from its turn to its answer
-	enough    = 4 * brisk             // patience beyond which a caller has no influence on that
+	brisk     = 6 * time.Millisecond  // the most that a call may take from its turn to its answer
+	enough    = 40 * time.Millisecond // patience beyond which a caller has no influence on that
 	forever   = time.Hour             // the most that is counted of patience
 	recent    = time.Second           // what the least of that is taken from, once or twice
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
@@ -21,7 +21,7 @@ const (
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
 	starved   = 4 * settle            // with nothing decided although calls wait
 	nap       = time.Millisecond      // when there is no room for those that wait
-	shortLine = 16                    // calls that may wait, however little room there is
+	shortLine = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
 	mostBytes = 64 << 20              // of messages that wait
 )
 
@@ -201,7 +201,7 @@ func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.S
 
 // shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	decide := margin + l.lap + 5*min(l.took, l.brisk())/4
+	decide := margin + l.lap + 5*min(l.took, 2*l.brisk())/4
 	kept := l.calls[:0]
 	for _, p := range l.calls {
 		if l.left(p, now) < decide {
@@ -305,7 +305,7 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 
 // brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but
 // those that come next wait meanwhile, and take as long themselves.
-func (l *line) brisk() time.Duration { return min(max(l.patient*3/10, Unloaded), brisk) }
+func (l *line) brisk() time.Duration { return max(l.patient*brisk/enough, Unloaded) }
 
 // learn notes the least that a call takes. Those that the near cache answers, and whose callers have gone, say nothing of it.
 func (l *line) learn(took time.Duration, now time.Time) {

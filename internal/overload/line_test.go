@@ -151,7 +151,7 @@ func TestExcess(t *testing.T) {
 		none            bool  // nobody is dismissed at once
 	}{
 		{
-			name: "a standing line", before: 11, beforeRoom: 40,
+			name: "a standing line", before: 13, beforeRoom: 40,
 			first: []arrivals{{1, 100, short}}, then: []arrivals{{1, 100, short}}, atOnce: []int{500}, decided: []int{380},
 		},
 		{name: "a new one", then: []arrivals{{1, 100, time.Second}}, atOnce: []int{0}, decided: []int{390}, none: true},
@@ -350,16 +350,16 @@ func TestPatience(t *testing.T) {
 			g.Done(turn, false)
 			synctest.Wait()
 		}
-		if got := g.line.brisk(); got != brisk {
-			t.Errorf("calls may take %s, want %s", got, brisk)
+		if got := g.line.brisk(); got < brisk*9/10 || got > brisk {
+			t.Errorf("calls may take %s, want about %s", got, brisk)
 		}
 		for range 100 {
 			turn := g.line.wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(18 * ms)})
 			g.Done(turn, false)
 			synctest.Wait()
 		}
-		if got := g.line.brisk(); got > 13*ms/2 {
-			t.Errorf("a hundred calls of 20 ms later they may take %s, want about 6 ms", got)
+		if got := g.line.brisk(); got > 7*ms/2 {
+			t.Errorf("a hundred calls of 20 ms later they may take %s, want about 3 ms", got)
 		}
 	})
 }
