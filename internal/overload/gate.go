@@ -37,8 +37,6 @@ type Gate struct {
 	config Config
 	begun  time.Time
 
-	calls  atomic.Int64 // in progress
-	_      [56]byte     // what follows is read more often than that is written, and has a cache line of its own
 	limit  atomic.Int64 // of calls in progress, at present
 	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
@@ -51,6 +49,10 @@ type Gate struct {
 	// Clients that met the limit, counted anew in each epoch.
 	epoch   atomic.Int64
 	clients [2]atomic.Int64 // in this one, and in the one before
+
+	_     [64]byte     // what each call writes has a cache line of its own, apart from what each call reads
+	calls atomic.Int64 // in progress
+	_     [56]byte
 }
 
 // Client is a connection. The zero value is ready for use.

@@ -17,7 +17,6 @@ const pooledEntries = 1024
 type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer
-	answer  *answer    // where the answer goes
 	turn    overload.Turn
 	request limiter.Request
 	scratch limiter.Scratch
@@ -33,7 +32,7 @@ func (c *call) reset() bool {
 	clear(c.request.Descriptors)
 	c.entries = c.entries[:0]
 	c.request = limiter.Request{Descriptors: c.request.Descriptors[:0]}
-	c.message, c.answer, c.turn = nil, nil, overload.Turn{}
+	c.message, c.turn = nil, overload.Turn{}
 	if c.buffer != nil {
 		c.buffer.Free()
 		c.buffer = nil

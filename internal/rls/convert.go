@@ -43,10 +43,9 @@ func (s *Service) JSON(ctx context.Context, body []byte) (code int, contentType 
 	}
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
-	c.answer = new(answer)
 	c.entries = slices.Grow(c.entries, entriesOf(&request))
-	a, err := s.answer(ctx, c, time.Now())
-	if err != nil {
+	a := new(answer)
+	if err := s.answer(ctx, c, a, time.Now()); err != nil {
 		return plain(httpStatus(err))
 	}
 	var response ratelimitv3.RateLimitResponse

@@ -234,11 +234,11 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 	}
 	c := s.calls.Get().(*call)
 	c.hold(a.message)
-	c.turn, c.answer = turn, &a.answer
+	c.turn = turn
 	c.request.Late, c.request.Answer = turn.Verdict == overload.Late, turn.Answer
-	answer, err := s.answer(ctx, c, now)
+	err := s.answer(ctx, c, &a.answer, now)
 	if err == nil {
-		return stream.SendMsg(answer)
+		return stream.SendMsg(&a.answer)
 	}
 	if err == limiter.ErrOverload { //nolint:errorlint // as it is returned, when every moment counts
 		return errOverload
@@ -262,13 +262,13 @@ func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.
 	return s.config.Gate.Wait(c)
 }
 
-// answer decides the message that c holds and encodes the verdict. It releases c, except after a panic: c may then
+// answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
 // still be in use, and is left to the garbage collector. The error must go through [Service.status].
-func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer, err error) {
+func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {
 	turn, shed := c.turn, false
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
-			a, err = nil, s.recovered(ctx, Method, p)
+			err = s.recovered(ctx, Method, p)
 		}
 		s.config.Gate.Done(turn, shed)
 	}()
@@ -278,11 +278,10 @@ func (s *Service) answer(ctx context.Context, c *call, now time.Time) (a *answer
 		if v.Over {
 			s.config.Hooks.Refused(&c.request, v)
 		}
-		a = c.answer
 		s.encode(a, &c.request, v)
 	}
 	s.release(c)
-	return a, err
+	return err
 }
 
 func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.Verdict, error) {

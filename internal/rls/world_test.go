@@ -112,16 +112,14 @@ func inProcess(t *testing.T, s *Service, r *ratelimitv3.RateLimitRequest) *ratel
 	t.Helper()
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(marshal(t, r)))
-	c.answer = new(answer)
-	a, err := s.answer(t.Context(), c, time.Now())
-	if err != nil {
+	a, m := new(answer), new(ratelimitv3.RateLimitResponse)
+	if err := s.answer(t.Context(), c, a, time.Now()); err != nil {
 		t.Fatalf("%v: %v", r, err)
 	}
-	answer := new(ratelimitv3.RateLimitResponse)
-	if err := proto.Unmarshal(a.ReadOnlyData(), answer); err != nil {
+	if err := proto.Unmarshal(a.ReadOnlyData(), m); err != nil {
 		t.Fatal(err)
 	}
-	return answer
+	return m
 }
 
 // encoded returns the bytes of the answer to r.

@@ -288,9 +288,9 @@ func (p *pool) opTimeout() time.Duration { return remote.RoundTrip(p.config.OpTi
 
 // Apply decides every op, in one round trip to each node that holds one of their keys. It waits until 2 ms before ctx's
 // deadline, or earlier if answers have been late (see [remote.Lag]), but no longer than [Config.OpTimeout]; without either,
-// for 250 ms; and not at all for a node that is silent. An op without an answer by then gets a [remote.Error], and may
-// have been counted unless the error says Unsent, or its class is that of an error reply. With less than 1 ms to wait
-// nothing is sent, nor after ctx was cancelled while the ops were queued; but their caller waits for no less time then. Before Run has begun ops wait for it; after it has ended they fail at once.
+// for 250 ms; and not at all for a node that is silent. If ctx is cancelled it returns within 50 ms. An op without an answer
+// by then gets a [remote.Error], and may have been counted unless the error says Unsent, or its class is that of an error
+// reply. With less than 1 ms to wait nothing is sent. Before Run has begun ops wait for it; after it has ended they fail at once.
 func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	if b.second == nil {
 		b.main.apply(ctx, ops, nil)
@@ -332,7 +332,6 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 	}
 	now := time.Now()
 	w := p.waiters.get(len(ops))
-	w.caller, w.came = ctx, now
 	budget, enough := remote.Budget(ctx, now, p.config.OpTimeout)
 	w.budget = budget
 	w.leaves = p.lag.Leave(ctx, now, budget)
@@ -362,12 +361,11 @@ func (p *pool) apply(ctx context.Context, ops []backend.Op, mine func(*backend.O
 		w.add(i, op, n)
 	}
 	if len(w.items) == 0 {
-		w.caller = nil
 		p.waiters.pool.Put(w)
 		return
 	}
 	w.queue()
-	w.await()
+	w.await(ctx, now)
 	for i := range w.items {
 		it, op := &w.items[i], &ops[w.at[i]]
 		if it.done.Load() {

@@ -34,13 +34,11 @@ type item struct {
 // waiter is a call of Apply. It is reused once its caller and all of its items are done with it.
 type waiter struct {
 	items   []item
-	at      []int           // the index in ops of each item
-	users   atomic.Int32    // the caller, and each item not answered yet
-	pending atomic.Int32    // items that are not answered yet
-	done    chan struct{}   // receives once all items are answered, and when there may be nothing to wait for any more
-	left    atomic.Bool     // the caller has given up because its time was over
-	caller  context.Context //nolint:containedctx // of the call; its end is looked at by who takes items from a queue
-	came    time.Time
+	at      []int         // the index in ops of each item
+	users   atomic.Int32  // the caller, and each item not answered yet
+	pending atomic.Int32  // items that are not answered yet
+	done    chan struct{} // receives once all items are answered, and when there may be nothing to wait for any more
+	left    atomic.Bool   // the caller has given up because its time was over
 	budget  time.Duration
 	leaves  time.Time // when the caller gives up: at the end of its budget or, for a probe, after half of it
 	alarm   *alarm    // pokes it then
@@ -138,8 +136,8 @@ func (w *waiter) push(i int) {
 }
 
 // await waits until all items are answered or the time is over, and then withdraws what has not been sent yet.
-func (w *waiter) await() {
-	if w.wait() {
+func (w *waiter) await(ctx context.Context, now time.Time) {
+	if w.wait(ctx, now) {
 		return
 	}
 	for i := range w.items {
@@ -154,30 +152,36 @@ func (w *waiter) await() {
 	}
 }
 
-// wait waits until all items are answered, the time is over, or all nodes that have not answered are silent.
-func (w *waiter) wait() (answered bool) {
-	w.alarm.set(w.leaves)
+// glance is how often a caller looks whether it has been cancelled. To wait for that too would cost each call more than its answer.
+const glance = 50 * time.Millisecond
+
+// wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or all nodes that have not
+// answered are silent.
+func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	defer w.alarm.off()
 	for {
-		<-w.done // and nothing else: to look for the end of ctx too would cost each call more than its turn in the queue
+		if next := now.Add(glance); next.Before(w.leaves) {
+			w.alarm.set(next)
+		} else {
+			w.alarm.set(w.leaves)
+		}
+		<-w.done
 		if w.pending.Load() == 0 {
 			return true
 		}
-		late := time.Since(w.leaves)
+		now = time.Now()
+		late := now.Sub(w.leaves)
 		switch {
 		case late >= 0:
 			w.items[0].node.pool.lag.Note(late)
+		case ctx.Err() != nil:
+			return false
 		case !w.allSilent():
 			continue
 		}
 		w.left.Store(true)
 		return false
 	}
-}
-
-// gone reports whether the caller was cancelled while its items were in the queue. If they came just now nobody looks.
-func (w *waiter) gone(now time.Time) bool {
-	return now.Sub(w.came) > lateAfter && w.caller.Err() != nil
 }
 
 // poke has the caller look whether there is still something to wait for.
@@ -232,7 +236,6 @@ func (w *waiter) release(n int32) {
 	case <-w.done: // nobody waited for it
 	default:
 	}
-	w.caller = nil
 	w.items[0].node.pool.waiters.pool.Put(w)
 }
 

@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"runtime"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -250,20 +249,11 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 	return err
 }
 
-// cut takes items from the queue, but for those of callers that have gone: these are answered.
-func (w *writer) cut(now time.Time) {
+// cut takes items from the queue.
+func (w *writer) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.items = slices.DeleteFunc(w.node.cut(w.items[:0]), func(it *item) bool {
-		if !it.waiter.gone(now) {
-			return false
-		}
-		w.node.sent.Add(int64(-it.chained()))
-		e := store.Unanswered(w.node.addr)
-		e.Unsent = true
-		it.failAll(e)
-		return true
-	})
+	w.items = w.node.cut(w.items[:0])
 	w.flight = w.items
 }
 
@@ -301,7 +291,7 @@ func (w *writer) batch(ctx context.Context) {
 	n := w.node
 	runtime.Gosched() // let callers that are ready queue first: costs nothing if there are none, and makes batches a third longer
 	now := time.Now()
-	w.cut(now)
+	w.cut()
 	if len(w.items) == 0 {
 		return
 	}
