@@ -231,6 +231,29 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
+// TestCutWhileOpening: whoever closes connections may meet the new one too; that is no failure of a call.
+func TestCutWhileOpening(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr(), OpTimeout: slow, PoolSize: 1}, true)
+	for range 5 {
+		var opened atomic.Int32
+		p.Replies(func(to io.Writer, from io.Reader) {
+			if opened.Add(1) > 1 {
+				_, _ = io.Copy(to, from)
+			}
+		})
+		p.Cut()
+		if op := one(b, 1); op.Err != nil {
+			t.Errorf("a call: %v", op.Err)
+		}
+		if n := opened.Load(); n < 2 {
+			t.Errorf("%d connections were opened, want one that was cut off and others", n)
+		}
+	}
+}
+
 // TestNothingTwice: under resets, the count is at least what was admitted, and at most that plus the takes of unknown
 // outcome.
 func TestNothingTwice(t *testing.T) {

@@ -137,9 +137,12 @@ func (w *writer) hangUp() {
 	w.node.pool.connected(-1)
 }
 
-// connect opens a connection. If that fails it waits before it returns, longer each time.
+// connect opens a connection, at the second attempt if the first is cut off. If that fails it waits before it returns, longer each time.
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
+	if err != nil && err.Class == remote.Reset && w.backoff.Fresh() {
+		err = w.open(ctx) // who closed the connections that there were has met this one too, while it was being opened
+	}
 	if err == nil || ctx.Err() != nil {
 		return err == nil
 	}
