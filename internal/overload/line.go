@@ -201,7 +201,7 @@ func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.S
 
 // shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	long := max(2*l.patient*brisk/100, Unloaded) // what decisions may take for a moment; if more, the store says who has the time
+	long := max(2*l.patient*brisk/100, Unloaded) // what decisions may take for a while; whether there is time for a store that takes longer is for it to say
 	decide := margin + l.lap + 5*min(l.took, long)/4
 	kept := l.calls[:0]
 	for _, p := range l.calls {

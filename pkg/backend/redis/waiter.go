@@ -152,7 +152,8 @@ func (w *waiter) await(ctx context.Context, now time.Time) {
 	}
 }
 
-// glance is how often a caller looks whether it has been cancelled. To wait for that too would cost each call more than its answer.
+// glance is how often a caller looks whether it has been cancelled. Hardly any is, and to wait for that too, in a select, would cost
+// every call.
 const glance = 50 * time.Millisecond
 
 // wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or all nodes that have not

@@ -137,7 +137,8 @@ func (w *writer) hangUp() {
 	w.node.pool.connected(-1)
 }
 
-// connect opens a connection, at the second attempt if the first is cut off. If that fails it waits before it returns, longer each time.
+// connect opens a connection, and tries again at once if that is cut off the first time. If it fails it waits before it returns,
+// longer each time.
 func (w *writer) connect(ctx context.Context) bool {
 	err := w.open(ctx)
 	if err != nil && err.Class == remote.Reset && w.backoff.Fresh() {
