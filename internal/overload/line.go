@@ -9,7 +9,7 @@ import (
 
 const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
-	brisk     = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
+	percent   = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
 	enough    = 40 * time.Millisecond // patience beyond which a caller has no influence on that
 	forever   = time.Hour             // the most that is counted of patience
 	recent    = time.Second           // what the least of that is taken from, once or twice
@@ -201,7 +201,7 @@ func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.S
 
 // shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	long := max(2*l.patient*brisk/100, Unloaded) // what decisions may take for a while; whether there is time for a store that takes longer is for it to say
+	long := max(2*l.patient*percent/100, Unloaded) // for a while; whether there is time for a store that takes longer is for it to say
 	decide := margin + l.lap + 5*min(l.took, long)/4
 	kept := l.calls[:0]
 	for _, p := range l.calls {
@@ -306,7 +306,7 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 
 // brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but
 // those that come next wait meanwhile, and take as long themselves.
-func (l *line) brisk() time.Duration { return max(l.patient*brisk/100, Unloaded) }
+func (l *line) brisk() time.Duration { return max(l.patient*percent/100, Unloaded) }
 
 // learn notes the least that a call takes. Those that the near cache answers, and whose callers have gone, say nothing of it.
 func (l *line) learn(took time.Duration, now time.Time) {
