@@ -16,11 +16,19 @@ import (
 // five times the live data, to which Go adds stacks and globals.
 const gcPercent = 400
 
-// leastPercent replaces it where much is alive, so that it grows by more than heapRoom: with a million counters, or in the first
-// moment of a surge. There 400 spares no more than a tenth of the CPU, and costs a hundred megabytes and more.
+// leastPercent replaces it where much is alive for long, so that it grows by more than heapRoom: with a million counters. There
+// 400 spares no more than a tenth of the CPU, and costs a hundred megabytes and more.
 const (
 	leastPercent = 200
 	heapRoom     = 48 << 20
+)
+
+// Thousands of calls that wait in the first moment of a surge are no reason to let the heap grow to three times that; this much, or a
+// quarter, is enough for a moment. So what is alive for long counts as more by an eighth at most after each collection.
+const (
+	surgeRoom = 24 << 20
+	quarter   = 4
+	eighth    = 8
 )
 
 // garbagePercent is used in a flood of refused calls, and for large bodies, which would fill a heap of five times the live
@@ -32,8 +40,9 @@ type collector struct {
 	past atomic.Bool // much garbage is over, and nothing has been collected for that since
 
 	mu      sync.Mutex
-	amid    bool // much garbage
-	percent int  // what is in force
+	amid    bool   // much garbage
+	steady  uint64 // bytes that are alive for long
+	percent int    // what is in force
 }
 
 // amidGarbage has the garbage collector keep the heap small for as long as it is on.
@@ -41,7 +50,7 @@ func (c *collector) amidGarbage(on bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.amid = on
-	c.set(percentOf(liveBytes()))
+	c.set(percentOf(liveBytes(), c.steady))
 	if !on {
 		c.past.Store(true)
 	}
@@ -52,8 +61,10 @@ func (c *collector) afterEach(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	live := liveBytes()
 	c.mu.Lock()
-	c.set(percentOf(liveBytes()))
+	c.steady = min(max(c.steady+c.steady/eighth, heapRoom*100/leastPercent), live)
+	c.set(percentOf(live, c.steady))
 	c.mu.Unlock()
 	runtime.AddCleanup(new([16]*byte), c.afterEach, ctx) // nothing refers to it, so the next collection finds it
 }
@@ -69,9 +80,11 @@ func (c *collector) set(percent int) {
 	}
 }
 
-// percentOf returns by how many per cent of so many bytes that are alive the heap may grow.
-func percentOf(live uint64) int {
-	return int(min(max(heapRoom*100/max(live, 1), leastPercent), gcPercent)) //nolint:gosec // at most gcPercent
+// percentOf returns by how many per cent of the bytes that are alive the heap may grow, if steady ones are for long.
+func percentOf(live, steady uint64) int {
+	steady = min(steady, live)
+	goal := max(steady+max(heapRoom, steady*leastPercent/100), live+max(surgeRoom, live/quarter))
+	return int(min((goal-live)*100/max(live, 1), gcPercent)) //nolint:gosec // at most gcPercent
 }
 
 // liveBytes returns how many bytes the last collection found alive, of which the heap may grow by some per cent: in the heap, on
