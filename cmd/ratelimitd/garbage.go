@@ -24,7 +24,7 @@ const (
 )
 
 // Thousands of calls that wait in the first moment of a surge are no reason to let the heap grow to three times that; this much, or a
-// quarter, is enough for a moment. So what is alive for long counts as more by an eighth at most after each collection.
+// quarter, is enough for a moment. So what counts as alive for long grows by an eighth at most with each collection.
 const (
 	surgeRoom = 24 << 20
 	quarter   = 4
@@ -72,7 +72,7 @@ func (c *collector) afterEach(ctx context.Context) {
 // set sets percent, unless there is much garbage. What stops the world is done only where it changes something.
 func (c *collector) set(percent int) {
 	if c.amid {
-		percent = garbagePercent
+		percent = min(percent, garbagePercent)
 	}
 	if diff := percent - c.percent; diff > percent/8 || diff < -percent/8 {
 		c.percent = percent

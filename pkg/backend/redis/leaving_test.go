@@ -114,7 +114,11 @@ func TestCutWhileOpening(t *testing.T) {
 			}
 		})
 		p.Cut()
-		if op := one(b, 1); op.Err != nil {
+		op := one(b, 1)
+		if opened.Load() == 0 { // it was sent on the old connection, just before the end of that was seen
+			op = one(b, 1)
+		}
+		if op.Err != nil {
 			t.Errorf("a call: %v", op.Err)
 		}
 		if n := opened.Load(); n < 2 {
