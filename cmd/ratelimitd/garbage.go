@@ -16,15 +16,16 @@ import (
 // five times the live data, to which Go adds stacks and globals.
 const gcPercent = 400
 
-// leastPercent replaces it where much is alive for long, so that it grows by more than heapRoom: with a million counters. There
-// 400 spares no more than a tenth of the CPU, and costs a hundred megabytes and more.
+// longPercent replaces it where so much is alive for long that the heap grows by more than heapRoom: with a million counters.
+// There 400 spares no more than a tenth of the CPU, and costs a hundred megabytes and more.
 const (
-	leastPercent = 200
-	heapRoom     = 48 << 20
+	longPercent = 200
+	heapRoom    = 48 << 20
 )
 
-// Thousands of calls that wait in the first moment of a surge are no reason to let the heap grow to three times that; this much, or a
-// quarter, is enough for a moment. So what counts as alive for long grows by an eighth at most with each collection.
+// Thousands of calls that wait in the first moment of a surge are no reason to let the heap grow to three times that; this
+// much, or a quarter, is enough for a moment. So what counts as alive for long grows by an eighth at most with each collection,
+// and the next one that finds less takes it down at once.
 const (
 	surgeRoom = 24 << 20
 	quarter   = 4
@@ -63,13 +64,13 @@ func (c *collector) afterEach(ctx context.Context) {
 	}
 	live := liveBytes()
 	c.mu.Lock()
-	c.steady = min(max(c.steady+c.steady/eighth, heapRoom*100/leastPercent), live)
+	c.steady = min(max(c.steady+c.steady/eighth, heapRoom*100/longPercent), live)
 	c.set(percentOf(live, c.steady))
 	c.mu.Unlock()
-	runtime.AddCleanup(new([16]*byte), c.afterEach, ctx) // nothing refers to it, so the next collection finds it
+	runtime.AddCleanup(new([16]*byte), c.afterEach, ctx) // nothing refers to it, so a collection finds it soon
 }
 
-// set sets percent, unless there is much garbage. What stops the world is done only where it changes something.
+// set sets percent, and no more than garbagePercent while there is much garbage, if that is far from what is in force.
 func (c *collector) set(percent int) {
 	if c.amid {
 		percent = min(percent, garbagePercent)
@@ -83,7 +84,7 @@ func (c *collector) set(percent int) {
 // percentOf returns by how many per cent of the bytes that are alive the heap may grow, if steady ones are for long.
 func percentOf(live, steady uint64) int {
 	steady = min(steady, live)
-	goal := max(steady+max(heapRoom, steady*leastPercent/100), live+max(surgeRoom, live/quarter))
+	goal := max(steady+max(heapRoom, steady*longPercent/100), live+max(surgeRoom, live/quarter))
 	return int(min((goal-live)*100/max(live, 1), gcPercent)) //nolint:gosec // at most gcPercent
 }
 
@@ -102,7 +103,7 @@ func liveBytes() (all uint64) {
 const quietLook = 5 * time.Second
 
 // whenQuiet collects garbage once it is quiet after a peak, until ctx ends. What a collection amid a peak finds alive lets the
-// heap grow to five times as much, and a server that has little to do afterwards would not get there, and so not collect and
+// heap grow by that much and more, and a server that has little to do afterwards would not get there, and so not collect and
 // not give memory back, for two minutes. Under a load that collects by itself this does nothing.
 func (c *collector) whenQuiet(ctx context.Context) {
 	ticker := time.NewTicker(quietLook)

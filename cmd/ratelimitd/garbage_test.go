@@ -46,7 +46,7 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 	}
 	c := new(collector)
 	c.afterEach(ctx)
-	if got := inForce(); got < leastPercent {
+	if got := inForce(); got < longPercent {
 		t.Errorf("it begins with %d %%", got)
 	}
 	much := make([]byte, 4*heapRoom)
@@ -54,37 +54,37 @@ func TestHeapRoom(t *testing.T) { //nolint:paralleltest // the garbage collector
 	testkit.Eventually(t, "much is alive", func() bool { return inForce() <= 100/quarter })
 	testkit.Eventually(t, "it is for long", func() bool {
 		runtime.GC()
-		return inForce() > leastPercent-leastPercent/8
+		return inForce() > longPercent-longPercent/8
 	})
 	c.amidGarbage(true)
 	if got := inForce(); got != garbagePercent {
 		t.Errorf("amid garbage %d %%", got)
 	}
 	c.amidGarbage(false)
-	if got := inForce(); got <= leastPercent-leastPercent/8 || got > leastPercent {
+	if got := inForce(); got <= longPercent-longPercent/8 || got > longPercent {
 		t.Errorf("after it %d %%", got)
 	}
 	runtime.KeepAlive(much)
 	testkit.Eventually(t, "it is gone", func() bool {
 		runtime.GC()
-		return inForce() > nearLeast
+		return inForce() > nearLong
 	})
 
 	release := make(chan struct{})
 	var wg sync.WaitGroup
-	for range 2 * heapRoom / leastPercent * 100 / len(deep{}) {
+	for range 2 * heapRoom / longPercent * 100 / len(deep{}) {
 		wg.Go(func() { wait(deep{}, release) })
 	}
 	testkit.Eventually(t, "much is alive on stacks", func() bool {
 		runtime.GC()
-		return inForce() <= nearLeast
+		return inForce() <= nearLong
 	})
 	close(release)
 	wg.Wait()
 }
 
-// nearLeast is where a little more that is alive changes nothing any more.
-const nearLeast = leastPercent + leastPercent/8
+// nearLong is where a little more that is alive changes nothing any more.
+const nearLong = longPercent + longPercent/8
 
 // deep fills a stack.
 type deep [32 << 10]byte
