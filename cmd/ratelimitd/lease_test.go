@@ -45,6 +45,15 @@ func near(servers []*daemon, series string) (sum float64) {
 	return sum
 }
 
+// lost returns how many operations of all servers had no answer in time. One that leases hits waits for a second, whatever
+// REDIS_OP_TIMEOUT says; if its answer comes later, nobody has these hits.
+func lost(servers []*daemon) (sum float64) {
+	for _, d := range servers {
+		sum += d.metric(`ratelimitd_backend_errors_total{class="timeout"}`)
+	}
+	return sum
+}
+
 func startLessors(t *testing.T, db *redistest.Server, n int) []*daemon {
 	t.Helper()
 	all := make([]*daemon, n)
@@ -58,7 +67,8 @@ func startLessors(t *testing.T, db *redistest.Server, n int) []*daemon {
 }
 
 // TestLeaseLadder: of ladderCalls calls, or a few more, exactly 1,000 are admitted, and each is told a different
-// remaining number, unless a server has given hits back because it was not asked for a while.
+// remaining number, unless a server has given hits back because it was not asked for a while, or lost some because Redis
+// stood still.
 func TestLeaseLadder(t *testing.T) {
 	db := redistest.Start(t)
 	servers := startLessors(t, db, 3)
@@ -68,7 +78,7 @@ func TestLeaseLadder(t *testing.T) {
 	}
 	for _, algorithm := range []string{"fixed_window", "token_bucket"} {
 		t.Run(algorithm, func(t *testing.T) {
-			spent, back := near(servers, "spent"), near(servers, "returned")
+			spent, back, late := near(servers, "spent"), near(servers, "returned"), lost(servers)
 			remaining := rush(t, clients, request(algorithm, t.Name()), 32, ladderCalls)
 			testkit.Poll(patience, func() bool { // what a server holds that was held up, or what it gives back, is for later calls
 				if len(remaining) < leaseLimit {
@@ -84,9 +94,10 @@ func TestLeaseLadder(t *testing.T) {
 				return float64(twice) <= back
 			})
 			spent = near(servers, "spent") - spent
-			t.Logf("leases served %v of %d; %v hits went back", spent, len(remaining), back)
-			if len(remaining) != leaseLimit || float64(twice) > back {
-				t.Errorf("%d were admitted, want %d; %d were told what another one was told, want at most %v", len(remaining), leaseLimit, twice, back)
+			late = lost(servers) - late
+			t.Logf("leases served %v of %d; %v hits went back; the answers to %v operations came too late", spent, len(remaining), back, late)
+			if n := len(remaining); n > leaseLimit || float64(n) < leaseLimit-late*leaseSize || float64(twice) > back {
+				t.Errorf("%d were admitted, want %d; %d were told what another one was told, want at most %v", n, leaseLimit, twice, back)
 			}
 			if spent < leaseLimit/10 {
 				t.Errorf("leases served %v of %d", spent, len(remaining))

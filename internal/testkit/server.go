@@ -2,10 +2,10 @@ package testkit
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +15,9 @@ import (
 
 // attempts bounds the search for a port that is still free when the process binds it.
 const attempts = 5
+
+// ports are of no other server, even while one has ended that is to be started again: its clients would find the other one.
+var ports proc.Ports
 
 // Program is a server's program.
 type Program struct {
@@ -164,10 +167,15 @@ func (s *Server) await() error {
 func (s *Server) freePort() int {
 	s.tb.Helper()
 	for range 100 {
-		l := Listen(s.tb)
-		port := l.Addr().(*net.TCPAddr).Port
-		suits := s.program.Free == nil || s.program.Free(port)
-		if err := l.Close(); err == nil && suits {
+		free, err := ports.Free(s.tb.Context())
+		if err != nil {
+			s.tb.Fatalf("testkit: %v", err)
+		}
+		port, err := strconv.Atoi(free)
+		if err != nil {
+			s.tb.Fatalf("testkit: %v", err)
+		}
+		if s.program.Free == nil || s.program.Free(port) {
 			return port
 		}
 	}
