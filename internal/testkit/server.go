@@ -17,6 +17,8 @@ import (
 const attempts = 5
 
 // ports are of no other server, even while one has ended that is to be started again: its clients would find the other one.
+//
+//nolint:gochecknoglobals // the tests of a process share its machine's ports
 var ports proc.Ports
 
 // Program is a server's program.

@@ -367,8 +367,9 @@ func field(info, name string) string {
 	return value
 }
 
-// noisy has a domain offer ten times what it has a right to, beside another one that offers little.
+// noisy has a domain offer ten times what it has a right to, which is half of the peak, beside another one that offers little.
 func (e *env) noisy(ctx context.Context) error {
+	const judged = 5
 	at, err := e.pin()
 	if err != nil {
 		return err
@@ -382,19 +383,32 @@ func (e *env) noisy(ctx context.Context) error {
 	}
 	s.measurePeak(ctx, 2*time.Second)
 	quiet := s.load()
-	// A twentieth of what there is; the noisy one has a right to half of it.
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16, 2000), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
+	levels := []float64{judged}
+	if e.full {
+		levels = []float64{0.5, 1, 1.5, 2, 3, judged}
+	}
+	for _, k := range levels {
+		s.curve = k < judged
+		s.beside(ctx, k, quiet, alone)
+	}
+	s.told()
+	return ctx.Err()
+}
+
+// beside measures what becomes of the quiet domain beside one that offers k times the peak.
+func (s *surge) beside(ctx context.Context, k float64, quiet load, alone outcomes) {
 	loud := s.load()
-	loud.rate, loud.timeout = 5*s.peak, envoyTimeout
+	loud.rate, loud.timeout = k*s.peak, envoyTimeout
 	noise := loud.start(ctx)
 	_ = sleep(ctx, 500*time.Millisecond)
-	beside := quiet.run(ctx, 4*time.Second)
-	e.note("noisy: %s", noise.stop())
-	e.undisturbed("on connections of its own", beside, alone)
+	own := quiet.run(ctx, 4*time.Second)
+	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
+	s.undisturbed(fmt.Sprintf("beside %g × the peak", k), own, alone)
 	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
-	const every = 101
+	every := int(loud.rate/quiet.rate) + 1
 	both := loud
 	both.requests, both.rate = nil, loud.rate+quiet.rate
 	for i := range every * 20 {
@@ -405,16 +419,14 @@ func (e *env) noisy(ctx context.Context) error {
 		both.requests = append(both.requests, from[i%len(from)])
 	}
 	all := both.run(ctx, 4*time.Second).between(500*time.Millisecond, 4*time.Second)
-	e.note("noisy and quiet: %s", all)
-	e.undisturbed("on the noisy one's", all.that(func(o outcome) bool { return o.what%every == 0 }), alone)
-	s.told()
-	return nil
+	s.e.note("noisy at %g × the peak, and quiet: %s", k, all)
+	s.undisturbed(fmt.Sprintf("beside %g ×, on the same connections", k), all.that(func(o outcome) bool { return int(o.what)%every == 0 }), alone)
 }
 
 // undisturbed compares how a quiet domain fares beside noise with how it did alone.
-func (e *env) undisturbed(where string, beside, alone outcomes) {
-	e.note("quiet, %s: %s", where, beside)
+func (s *surge) undisturbed(where string, beside, alone outcomes) {
+	s.e.note("quiet, %s: %s", where, beside)
 	wrong := len(beside) - beside.within(okay, envoyTimeout)
-	e.measured(wrong == 0 && len(beside) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(beside))
-	e.measured(beside.p(0.99) <= 2*alone.p(0.99), "p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
+	s.figure(wrong == 0 && len(beside) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(beside))
+	s.figure(beside.p(0.99) <= 2*alone.p(0.99), "p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
 }

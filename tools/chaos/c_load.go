@@ -51,22 +51,34 @@ type surge struct {
 	cost     float64 // CPU seconds of a decided call then
 	rss      int64   // at the peak
 
-	theirs float64       // the largest share of its processor that other processes took
-	lag    time.Duration // how late the load itself was, p99
+	theirs    float64       // the largest share of its processor that other processes took
+	lag       time.Duration // how late the load itself was, p99
+	again     int           // parts of levels that were measured again
+	disturbed bool          // others disturbed what was taken down all the same
 }
 
-// level is what was measured at k times the peak.
+// level is what was measured at some multiple of the peak.
 type level struct {
-	k      float64 // of the mean of the peaks before and after
-	peak   float64
-	cost   float64
-	good   float64 // calls decided by a counter in time, in a second
-	policy float64 // calls decided by a policy in time, in a second
-	p99    time.Duration
-	rss    int64
-	busy   float64 // CPU seconds
-	shed   float64 // calls that were not decided by a counter in time
-	late   float64 // share of calls that had no answer in time
+	all  outcomes
+	peak float64 // calls that would have been decided at the peak, which was measured before and after
+	cost float64 // CPU seconds of these
+	busy float64 // CPU seconds of what came instead
+	rss  int64
+}
+
+// add adds what was measured at another time.
+func (v *level) add(l level) {
+	v.all = append(v.all, l.all...)
+	v.peak, v.cost, v.busy, v.rss = v.peak+l.peak, v.cost+l.cost, v.busy+l.busy, max(v.rss, l.rss)
+}
+
+// decided returns how many calls were decided by a counter in time.
+func (v *level) decided() float64 { return float64(v.all.within(okay, envoyTimeout)) }
+
+// residual returns what one of the others cost, as a share of one that is decided at the peak.
+func (v *level) residual() float64 {
+	cost, decided := v.cost/v.peak, v.decided()
+	return max(0, (v.busy-decided*cost)/max(float64(len(v.all))-decided, 1)/cost)
 }
 
 func (s *surge) load() load {
@@ -154,15 +166,15 @@ func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 	return s, s.server.Start(ctx)
 }
 
-// alone calls f, and looks how much of the server's processor others took meanwhile, and how late the load was. With much
-// of that, figures are worth nothing.
-func (s *surge) alone(f func() outcomes) outcomes {
+// alone calls f, and reports whether the server's processor and the load's were theirs meanwhile. Otherwise figures are worth nothing.
+func (s *surge) alone(f func() outcomes) (decided outcomes, quiet bool) {
+	const much, slow = 0.1, 5 * time.Millisecond
 	begin, all, busy := time.Now(), spent(s.pinned.theirs), s.busy()
-	decided := f()
+	decided = f()
 	took := time.Since(begin).Seconds()
-	s.theirs = max(s.theirs, ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took)
-	s.lag = max(s.lag, decided.lag(0.99))
-	return decided
+	theirs, lag := ((spent(s.pinned.theirs)-all).Seconds()-(s.busy()-busy))/took, decided.lag(0.99)
+	s.theirs, s.lag = max(s.theirs, theirs), max(s.lag, lag)
+	return decided, theirs <= much && lag <= slow
 }
 
 // measurePeak finds out how many calls a second are decided at most, and what one costs.
@@ -199,27 +211,42 @@ func (s *surge) normal(ctx context.Context, d, after time.Duration) outcomes {
 	return l.run(ctx, d).between(after, d)
 }
 
-// again is how long the peak is measured between two levels, after half of that.
-const again = 1500 * time.Millisecond
+const (
+	part  = 1500 * time.Millisecond // the least length of a part
+	again = part / 2                // for which the peak is measured between two of them, after half of that
+)
 
-// at measures what k times the peak does.
-func (s *surge) at(ctx context.Context, k float64, d time.Duration) level {
+// at measures what k times the peak does, in parts, between which the peak is measured: the machine is not always as fast. A part
+// that others disturb is measured again, but for what it says of memory.
+func (s *surge) at(ctx context.Context, k float64, d time.Duration, parts int) (v level) {
+	for n, left := 0, parts; n < parts; {
+		l, quiet := s.part(ctx, k, d/time.Duration(parts))
+		if !quiet && left > 0 {
+			left--
+			s.again++
+			v.rss = max(v.rss, l.rss)
+			continue
+		}
+		n++
+		v.add(l)
+		s.disturbed = s.disturbed || !quiet
+	}
+	return v
+}
+
+// part measures a part of a level, and reports whether nobody disturbed it.
+func (s *surge) part(ctx context.Context, k float64, d time.Duration) (v level, quiet bool) {
 	l, peak, cost := s.load(), s.peak, s.cost
 	l.rate, l.timeout = k*peak, envoyTimeout
 	rss := s.server.peakRSS()
 	before := s.busy()
-	all := s.alone(func() outcomes { return l.run(ctx, d) })
-	v := level{busy: s.busy() - before, rss: rss()}
-	all = all.between(0, d)
-	good := all.within(okay, envoyTimeout)
-	v.good, v.policy = float64(good)/d.Seconds(), float64(all.within(over, envoyTimeout))/d.Seconds()
-	v.shed, v.late = float64(len(all)-good), all.share(len(all.of(late)))
-	v.p99 = all.of(okay).p(0.99)
-	s.e.note("%s, %g × peak: %s", s.work, k, all)
+	all, quiet := s.alone(func() outcomes { return l.run(ctx, d) })
+	v = level{busy: s.busy() - before, rss: rss(), all: all.between(0, d)}
+	s.e.note("%s, %g × peak: %s", s.work, k, v.all)
 	s.measure(ctx, s.inflight, again)
-	v.peak, v.cost = (peak+s.peak)/2, (cost+s.cost)/2
-	v.k = l.rate / v.peak
-	return v
+	v.peak = (peak + s.peak) / 2 * d.Seconds()
+	v.cost = (cost + s.cost) / 2 * v.peak
+	return v, quiet
 }
 
 // transportCost returns what a call costs that has no limit to be decided, as a share of one that is decided: it is read, its
@@ -230,9 +257,9 @@ func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
 	}
 	l := s.load()
 	l.requests, l.inflight = wide("free", s.descriptors, 2000), s.inflight
-	l.run(ctx, again/2)
+	l.run(ctx, again)
 	before := s.busy()
-	all := l.run(ctx, again)
+	all := l.run(ctx, 2*again)
 	busy := s.busy() - before
 	s.e.note("%s, without a limit: closed loop of %d %s", s.work, 4*l.inflight, all)
 	n := len(all.of(okay))
@@ -240,7 +267,7 @@ func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
 		return 0, fmt.Errorf("of %d calls without a limit %d were answered", len(all), n)
 	}
 	cost := s.cost
-	s.measure(ctx, s.inflight, again)
+	s.measure(ctx, s.inflight, 2*again)
 	return busy / float64(n) / ((cost + s.cost) / 2), nil
 }
 
@@ -298,16 +325,16 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	}
 	health := s.server.health(ctx)
 	var levels []level
-	for _, k := range []float64{1, 2, 3, 5} {
-		levels = append(levels, s.at(ctx, k, length))
+	parts := int(length / part)
+	for _, k := range []float64{1, 2, 3} {
+		levels = append(levels, s.at(ctx, k, length, parts))
 	}
+	levels = append(levels, s.at(ctx, 5, length, 1)) // memory shows in a long surge
 	after := s.normal(ctx, 4*time.Second, 2*time.Second)
 	failed, asked := health()
 	e.note("%s, half of the peak again: %s", s.work, after)
-	last := levels[len(levels)-1]
-	residual := max(0, (last.busy-(last.good*length.Seconds())*last.cost)/max(last.shed, 1)/last.cost)
 	e.told("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
-	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, residual)
+	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
 	s.told()
 	s.report(levels, share)
 	s.figure(after.p(0.99) <= max(2*base.p(0.99), 2*time.Millisecond),
@@ -316,10 +343,12 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	return ctx.Err()
 }
 
-// told takes down what else the processors had to do.
+// told takes down what others did to the processors.
 func (s *surge) told() {
-	const much, slow = 0.1, 5 * time.Millisecond
-	if s.theirs > much || s.lag > slow {
+	if s.again > 0 {
+		s.e.told("%d parts were measured again because others took processors", s.again)
+	}
+	if s.disturbed {
 		s.e.told("DISTURBED: others took up to %.0f %% of the server's processor, and calls were sent late by %s (p99)", 100*s.theirs, ms(s.lag))
 	}
 }
@@ -330,13 +359,14 @@ func (s *surge) report(levels []level, share float64) {
 	reached := true
 	p99, rss := time.Duration(0), int64(0)
 	for _, v := range levels {
-		asked := max(0, 0.8*(1-v.k*share)/(1-share))
-		got := v.good / v.peak
+		k := max(1, float64(len(v.all))/v.peak)
+		asked := max(0, 0.8*(1-k*share)/(1-share))
+		got := v.decided() / v.peak
 		reached = reached && got >= asked
 		goods = append(goods, fmt.Sprintf("%.2f (asked %.2f)", got, asked))
-		policies = append(policies, fmt.Sprintf("%.2f", v.policy/v.peak))
-		lates = append(lates, fmt.Sprintf("%.1f %%", 100*v.late))
-		p99, rss = max(p99, v.p99), max(rss, v.rss)
+		policies = append(policies, fmt.Sprintf("%.2f", float64(v.all.within(over, envoyTimeout))/v.peak))
+		lates = append(lates, fmt.Sprintf("%.1f %%", 100*v.all.share(len(v.all.of(late)))))
+		p99, rss = max(p99, v.all.of(okay).p(0.99)), max(rss, v.rss)
 	}
 	s.figure(reached, "goodput at 1, 2, 3, 5 × %s", strings.Join(goods, ", "))
 	s.e.told("by policy %s of peak; too late %s", strings.Join(policies, ", "), strings.Join(lates, ", "))

@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.DurationVar(&c.soak, "soak", 0, "instead of the checks, run for so long with a fault every 10 s")
 	flags.BoolVar(&list, "list", false, "list the checks and end")
 	flags.BoolVar(&c.verbose, "v", false, "print the history of each check, not only of those that fail")
-	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, and its curves with one descriptor")
+	flags.BoolVar(&c.full, "full", false, "also measure what is published and not judged: C18 three times, its curves with one descriptor, and C21 beside less noise")
 	flags.StringVar(&c.page, "write", "", "put the results of all checks into this page, in place of those that it has")
 	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
 	flags.StringVar(&hostile, "attack", "", "for D26: play this attack on the gRPC and HTTP addresses that follow")

@@ -9,8 +9,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// storeTimeout is how long a refill, or giving back a batch, may take if the store has no bound of its own; and how long
-// giving back everything may take at the end.
+// storeTimeout is how long a refill, or giving back a batch, may take at most, whatever bound the store has of its own; and how
+// long giving back everything may take at the end.
 const storeTimeout = time.Second
 
 // refill is a refill under way.
