@@ -16,6 +16,7 @@ const (
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
 	first     = 64                    // the room to begin with
 	fewest    = 4                     // the least room
+	few       = 16                    // that may go on beyond the room, if their domains take less than their share
 	most      = 4096                  // the most room
 	averages  = 8                     // turns, and four times as many calls, of which moving averages are made
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
@@ -36,7 +37,8 @@ const (
 	debt    = 1024 * cost // for a moment
 )
 
-// line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn.
+// line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn
+// but those whose domains take less than their share.
 type line struct {
 	gate   *Gate
 	poller *poller
@@ -100,31 +102,52 @@ func (l *line) init(g *Gate) {
 func (l *line) wait(c Call) Turn {
 	p := l.places.Get().(*place)
 	p.Call, p.patience = c, min(time.Until(c.Deadline), forever)+min(c.Waited, forever)
-	l.mu.Lock()
-	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
-	now := time.Now()
-	if l.bytes > mostBytes || l.excess(p, now) {
-		t := l.dismiss(p, now)
-		l.mu.Unlock()
-		p.Call = Call{}
-		l.places.Put(p)
-		return t
+	t, now := l.enter(p)
+	if !now {
+		t = <-p.turn
 	}
-	l.calls = append(l.calls, p)
-	l.bytes += c.Size
-	if !l.open.Load() {
-		l.open.Store(true)
-		l.opened, l.fed = now, now
-		go l.run()
-	}
-	if l.stands(p, now) {
-		l.vain++
-	}
-	l.mu.Unlock()
-	t := <-p.turn
 	p.Call = Call{}
 	l.places.Put(p)
 	return t
+}
+
+// enter puts a call in the line unless its turn is now.
+func (l *line) enter(p *place) (t Turn, now bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
+	at := time.Now()
+	switch {
+	case l.first(p, at):
+		return l.admit(p, at), true
+	case l.bytes > mostBytes || l.excess(p, at):
+		return l.dismiss(p, at), true
+	}
+	l.calls = append(l.calls, p)
+	l.bytes += p.Size
+	if !l.open.Load() {
+		l.open.Store(true)
+		l.opened, l.fed = at, at
+		go l.run()
+	}
+	if l.stands(p, at) {
+		l.vain++
+	}
+	return Turn{}, false
+}
+
+// first reports whether a call goes on without a turn: if its domain takes less than its share, and there is time to decide it. For a
+// few of them there is room in any case.
+func (l *line) first(p *place, now time.Time) bool {
+	return l.working < l.room+max(l.room/4, few) && l.gate.shares.under(p.Domain) && l.left(p, now) >= l.decide()
+}
+
+// admit has a call go on.
+func (l *line) admit(p *place, now time.Time) Turn {
+	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
+	l.working++
+	l.credit = min(l.credit+earned, debt)
+	return Turn{Verdict: Go, Answer: l.lap, counted: true, at: now}
 }
 
 // run has everything read that has arrived, and gives turns, until nobody waits any more.
@@ -199,10 +222,15 @@ func (l *line) dismiss(p *place, now time.Time) Turn {
 // between two turns.
 func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.Sub(now) - l.lap }
 
+// decide returns how long a decision takes, if it is not one that nearly all are faster than.
+func (l *line) decide() time.Duration {
+	long := max(2*l.patient*percent/100, Unloaded) // for a while; whether there is time for a store that takes longer is for it to say
+	return margin + l.lap + 5*min(l.took, long)/4
+}
+
 // shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	long := max(2*l.patient*percent/100, Unloaded) // for a while; whether there is time for a store that takes longer is for it to say
-	decide := margin + l.lap + 5*min(l.took, long)/4
+	decide := l.decide()
 	kept := l.calls[:0]
 	for _, p := range l.calls {
 		if l.left(p, now) < decide {
@@ -292,15 +320,12 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 			if p == nil || under && !l.gate.shares.under(p.Domain) {
 				continue
 			}
-			l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 			l.calls[i] = nil
-			l.working++
 			turns++
-			l.give(p, Turn{Verdict: Go, Answer: l.lap, counted: true, at: now})
+			l.give(p, l.admit(p, now))
 		}
 	}
 	l.tidy(turns)
-	l.credit = min(l.credit+earned*turns, debt)
 	return turns
 }
 

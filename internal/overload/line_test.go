@@ -69,6 +69,41 @@ func TestNewestFirst(t *testing.T) {
 	}
 }
 
+// TestFirst: a call of a domain that has had less than its share does not wait for a turn, as long as few go on beyond the room, and
+// there is time to decide it.
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		domain  uint32
+		working int
+		left    time.Duration
+		first   bool
+	}{
+		"below its share":                {2, 9, 20 * ms, true},
+		"without room":                   {2, 10, 20 * ms, true},
+		"the last of a few beyond":       {2, 25, 20 * ms, true},
+		"one too many":                   {2, 26, 20 * ms, false},
+		"above its share":                {1, 0, 20 * ms, false},
+		"with too little time":           {2, 0, 2 * ms, false},
+		"above, and with too little":     {1, 0, 2 * ms, false},
+		"with just enough for a store's": {2, 0, 9 * ms, true},
+	} {
+		g := New(Config{MaxCalls: 1000})
+		l, now := &g.line, time.Now()
+		l.room, l.working, l.took, l.patient = 10, c.working, 4*ms, 20*ms
+		l.open.Store(true)
+		g.shares.add(0, 1, 1000)
+		p := &place{Call: Call{Domain: c.domain, Deadline: now.Add(c.left)}, patience: forever, turn: make(chan Turn, 1)}
+		turn, first := l.enter(p)
+		if first != c.first || first != (turn.Verdict == Go && turn.counted) {
+			t.Errorf("%s: first is %v, %+v", name, first, turn)
+		}
+		if waits, goes := len(l.calls) == 1, l.working == c.working+1; waits == first || goes != first {
+			t.Errorf("%s: first is %v, waits %v, goes on %v", name, first, waits, goes)
+		}
+	}
+}
+
 // TestTimeLeft: whether there is time for a call depends on how long it takes to read what arrives, of late, and to answer.
 func TestTimeLeft(t *testing.T) {
 	t.Parallel()
@@ -370,6 +405,7 @@ func TestBytes(t *testing.T) {
 	g := New(Config{MaxCalls: 1000})
 	l, now := &g.line, time.Now()
 	l.room = 0
+	g.shares.add(0, 0, 1)
 	enter(l, Call{Deadline: now.Add(time.Hour), Size: mostBytes + 1})
 	if turn := l.wait(Call{Deadline: now.Add(time.Hour)}); turn.Verdict != Late {
 		t.Errorf("with too many bytes a call has the turn %+v", turn)
