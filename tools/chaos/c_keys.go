@@ -404,7 +404,8 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load, alone outcome
 	loud.rate, loud.timeout = k*s.peak, envoyTimeout
 	noise := loud.start(ctx)
 	_ = sleep(ctx, 500*time.Millisecond)
-	own := quiet.run(ctx, 4*time.Second)
+	own, calm := s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
+	s.disturbed = s.disturbed || !calm
 	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
 	s.undisturbed(fmt.Sprintf("beside %g × the peak", k), own, alone)
 	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
