@@ -47,30 +47,30 @@ func TestWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		begun := time.Now()
-		turns := make(chan Turn, 3*first)
-		for range 3 * first {
+		turns := make(chan Turn, 3*firstRoom)
+		for range 3 * firstRoom {
 			go func() { turns <- g.Wait(Call{Waited: time.Second, Deadline: begun.Add(time.Second)}) }()
 		}
 		synctest.Wait()
-		if len(turns) != first {
-			t.Fatalf("%d calls go on at once, want %d", len(turns), first)
+		if len(turns) != firstRoom {
+			t.Fatalf("%d calls go on at once, want %d", len(turns), firstRoom)
 		}
 		g.Done(<-turns, false)
 		synctest.Wait()
-		if len(turns) != first {
-			t.Errorf("%d calls go on when one is done, want %d", len(turns)+1, first+1)
+		if len(turns) != firstRoom {
+			t.Errorf("%d calls go on when one is done, want %d", len(turns)+1, firstRoom+1)
 		}
 		before := g.Stats().Wait
 		time.Sleep(10*nap + nap/2) // in which nobody is done
 		synctest.Wait()
-		if want := first + 10*fewest; len(turns) != want {
+		if want := firstRoom + 10*leastRoom; len(turns) != want {
 			t.Errorf("%d calls go on when the store takes long, want %d", len(turns), want)
 		}
 		if s := g.Stats(); s.Wait <= before {
 			t.Errorf("a wait of %v, and of %v when some have waited for their turn too", before, s.Wait)
 		}
 		time.Sleep(time.Second)
-		for range 3*first - 1 {
+		for range 3*firstRoom - 1 {
 			<-turns
 		}
 	})

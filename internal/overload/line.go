@@ -14,10 +14,10 @@ const (
 	forever   = time.Hour             // the most that is counted of patience
 	recent    = time.Second           // what the least of that is taken from, once or twice
 	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
-	first     = 64                    // the room to begin with
-	fewest    = 4                     // the least room
-	few       = 16                    // that may go on beyond the room, if their domains take less than their share
-	most      = 4096                  // the most room
+	firstRoom = 64                    // the room to begin with
+	leastRoom = 4                     // the least room
+	extraRoom = 16                    // beyond it, for calls of domains that take less than their share
+	mostRoom  = 4096                  // the most room
 	averages  = 8                     // turns, and four times as many calls, of which moving averages are made
 	slack     = Unloaded / 2          // between two turns, if there is time for everybody
 	starved   = 4 * settle            // with nothing decided although calls wait
@@ -94,7 +94,7 @@ type Turn struct {
 }
 
 func (l *line) init(g *Gate) {
-	l.gate, l.poller, l.room, l.kick = g, newPoller(), first, make(chan struct{}, 1)
+	l.gate, l.poller, l.room, l.kick = g, newPoller(), firstRoom, make(chan struct{}, 1)
 	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
 }
 
@@ -137,9 +137,9 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 }
 
 // first reports whether a call goes on without a turn: if its domain takes less than its share, and there is time to decide it. For a
-// few of them there is room in any case.
+// few of them, extraRoom or more, there is room in any case.
 func (l *line) first(p *place, now time.Time) bool {
-	return l.working < l.room+max(l.room/4, few) && l.gate.shares.under(p.Domain) && l.left(p, now) >= l.decide()
+	return l.working < l.room+max(l.room/4, extraRoom) && l.gate.shares.under(p.Domain) && l.left(p, now) >= l.decide()
 }
 
 // admit has a call go on.
@@ -167,7 +167,7 @@ func (l *line) run() {
 			select {
 			case <-l.kick:
 			case <-timer.C:
-				spare = fewest // this process has nothing to do: it is the store that takes long
+				spare = leastRoom // this process has nothing to do: it is the store that takes long
 			}
 			last = time.Now()
 		}
@@ -298,7 +298,7 @@ func (l *line) account(now time.Time, idle bool) {
 // decision, from which alone anything would be learnt.
 func (l *line) starve(now time.Time) {
 	if now.Sub(l.cut) > settle {
-		l.room, l.soon, l.cut = max(fewest, l.room*7/8), 0, now
+		l.room, l.soon, l.cut = max(leastRoom, l.room*7/8), 0, now
 	}
 	l.gate.lower(now, l.room)
 }
@@ -362,10 +362,10 @@ func (l *line) done(t Turn, shed bool, now time.Time) {
 	switch {
 	case !shed && l.took <= max(l.brisk(), 2*least):
 		if l.soon++; l.soon >= l.room && len(l.calls) > 0 {
-			l.room, l.soon = min(l.room+1+l.room/16, most), 0
+			l.room, l.soon = min(l.room+1+l.room/16, mostRoom), 0
 		}
 	case now.Sub(l.cut) > max(settle, took):
-		l.room, l.soon, l.cut = max(fewest, l.room*7/8), 0, now
+		l.room, l.soon, l.cut = max(leastRoom, l.room*7/8), 0, now
 	}
 	if l.napping && l.working < l.room {
 		l.napping = false

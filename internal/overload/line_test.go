@@ -277,13 +277,13 @@ func TestRoom(t *testing.T) {
 			}
 			return l.room
 		}
-		if room := rounds(20, 3*ms, false); room <= first {
+		if room := rounds(20, 3*ms, false); room <= firstRoom {
 			t.Errorf("with answers after 3 ms there is room for %d", room)
 		}
-		if room := rounds(200, 9*ms, false); room != fewest {
-			t.Errorf("with answers after 9 ms there is room for %d, want %d", room, fewest)
+		if room := rounds(200, 9*ms, false); room != leastRoom {
+			t.Errorf("with answers after 9 ms there is room for %d, want %d", room, leastRoom)
 		}
-		if room := rounds(200, 8*ms, false); room <= first {
+		if room := rounds(200, 8*ms, false); room <= firstRoom {
 			t.Errorf("when no answer has come sooner for two seconds there is room for %d", room)
 		}
 		before := l.room
