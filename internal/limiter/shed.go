@@ -20,14 +20,14 @@ func (l *Limiter) fallsBack(d *descriptors.Domain) bool {
 	return d.FallsBack || l.config.OnFailure != descriptors.FailError
 }
 
-// Fails reports whether policies can but fail requests for a domain.
-func (l *Limiter) Fails(domain []byte) bool {
+// Foresee reports whether there are rules for a domain, and whether policies can but fail requests for it.
+func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
 	if s := l.rules.Load(); s != nil {
 		if d := s.set.Domain(domain); d != nil {
-			return !l.fallsBack(d)
+			return true, !l.fallsBack(d)
 		}
 	}
-	return false
+	return false, false
 }
 
 // shed fails ops as the store does those for which it has no time.

@@ -166,6 +166,25 @@ func (c *calls) Apply(ctx context.Context, ops []backend.Op) {
 	}
 }
 
+// TestForesee: what is known of a request before it is decided is whether its domain has rules, and whether all of their policies fail.
+func TestForesee(t *testing.T) {
+	t.Parallel()
+	const failing = "domain: failing\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]"
+	l := limiter.New(still(), stats.New(), limiter.Config{})
+	foresee := func(domain string, wantKnown, wantFails bool) {
+		t.Helper()
+		if known, fails := l.Foresee([]byte(domain)); known != wantKnown || fails != wantFails {
+			t.Errorf("%q: known is %v, and that its policies fail is %v", domain, known, fails)
+		}
+	}
+	foresee("failing", false, false) // there are no rules yet
+	load(t, l, failing, policies)
+	foresee("failing", true, true)
+	foresee("mixed", true, false)
+	foresee("other", false, false)
+	foresee("", false, false)
+}
+
 // TestShedSeriesAreBounded: a set of many domains makes few series of what is shed before anything is, and not many then.
 func TestShedSeriesAreBounded(t *testing.T) {
 	t.Parallel()

@@ -65,7 +65,7 @@ type Client struct {
 
 // Call is one that has been read.
 type Call struct {
-	Domain   uint32        // a hash of its name
+	Domain   uint32        // a hash of its name; 0 for all that have no rules
 	Fails    bool          // policies can but fail it
 	Size     int           // of its message
 	Waited   time.Duration // since its headers were read

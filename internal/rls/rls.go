@@ -53,11 +53,14 @@ type Config struct {
 	DynamicMetadata  bool  // RESPONSE_DYNAMIC_METADATA
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
-	Gate             *overload.Gate           // knows of all calls; nil lets in as many as come
-	Fails            func(domain []byte) bool // reports whether policies can but fail requests for a domain; nil says that of none
-	MaxWaiting       int                      // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
-	Log              *slog.Logger             // nil discards
+	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
+	Foresee          Foresee        // nil knows all domains
+	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
+	Log              *slog.Logger   // nil discards
 }
+
+// Foresee reports, before a request is decided, whether there are rules for its domain, and whether policies can but fail it.
+type Foresee func(domain []byte) (known, fails bool)
 
 // Headers are the response headers that Envoy is asked to add. An empty Limit, Remaining or Reset means the reference's
 // name.
@@ -120,8 +123,8 @@ func New(d Decider, c Config) *Service {
 	c.Headers = c.Headers.withDefaults()
 	c.DynamicMetadata = c.DynamicMetadata || c.DecisionMetadata
 	c.Hooks = c.Hooks.withDefaults()
-	if c.Fails == nil {
-		c.Fails = func([]byte) bool { return false }
+	if c.Foresee == nil {
+		c.Foresee = func([]byte) (known, fails bool) { return true, false }
 	}
 	if c.Gate == nil {
 		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt, Patience: time.Hour})
@@ -253,13 +256,24 @@ func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.
 		return overload.Turn{}
 	}
 	message := a.message.ReadOnlyData()
-	domain := domainOf(message)
-	c := overload.Call{Domain: hashOf(domain), Fails: s.config.Fails(domain), Size: len(message), Waited: waited, Client: a.client}
+	c := overload.Call{Size: len(message), Waited: waited, Client: a.client}
+	c.Domain, c.Fails = s.whose(message)
 	var found bool
 	if c.Deadline, found = ctx.Deadline(); !found {
 		c.Deadline = a.at.Add(s.config.Gate.Patience())
 	}
 	return s.config.Gate.Wait(c)
+}
+
+// whose returns a number by which the domain of a message is told apart, and whether policies can but fail it. All domains without
+// rules have the same: nobody gets more than a share by inventing some.
+func (s *Service) whose(message []byte) (domain uint32, fails bool) {
+	name := domainOf(message)
+	known, fails := s.config.Foresee(name)
+	if !known {
+		name = nil
+	}
+	return hashOf(name), fails
 }
 
 // answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then

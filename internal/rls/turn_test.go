@@ -3,6 +3,7 @@ package rls
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -120,6 +121,30 @@ func TestDomainOf(t *testing.T) {
 	for _, bad := range []string{"", "\x0a", "\x0a\xff", "\x12\x00\x0a\x01a", "\xff\xff"} {
 		if n := hashOf(domainOf([]byte(bad))); n != 0 {
 			t.Errorf("%q has the domain %d", bad, n)
+		}
+	}
+}
+
+// TestInventedDomains: each domain with rules has a share of its own, and all others together have one.
+func TestInventedDomains(t *testing.T) {
+	t.Parallel()
+	s := New(decideFunc(allow), Config{Foresee: func(domain []byte) (known, fails bool) {
+		return string(domain) == "one" || string(domain) == "other", string(domain) == "other"
+	}})
+	whose := func(domain string) uint32 {
+		number, fails := s.whose(marshal(t, request(domain, "k=v")))
+		if fails != (domain == "other") {
+			t.Errorf("that policies can but fail %q is %v", domain, fails)
+		}
+		return number
+	}
+	one, other, invented := whose("one"), whose("other"), whose("invented")
+	if one == other || one == invented || other == invented {
+		t.Errorf("two of three share a number: %d, %d, %d", one, other, invented)
+	}
+	for i := range 100 {
+		if n := whose(fmt.Sprint("invented", i)); n != invented {
+			t.Fatalf("an invented domain has the number %d, another one %d", n, invented)
 		}
 	}
 }

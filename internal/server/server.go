@@ -220,7 +220,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 	return rls.Config{
 		Body:             body,
 		Gate:             v.gate,
-		Fails:            v.limiter.Fails,
+		Foresee:          v.limiter.Foresee,
 		MaxWaiting:       s.GRPC.MaxWaiting,
 		Headers:          AnswerHeaders(s),
 		DynamicMetadata:  s.Answer.DynamicMetadata,

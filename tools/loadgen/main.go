@@ -113,7 +113,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.SetOutput(stderr)
 	flags.StringVar(&c.load.Network, "network", "tcp", "tcp or unix")
 	flags.StringVar(&c.load.Addr, "addr", "127.0.0.1:8081", "where the server is")
-	flags.StringVar(&c.domain, "domain", "bench", "the domain of the requests")
+	flags.StringVar(&c.domain, "domain", "bench", "the domain of the requests; %d is the number of the key")
 	flags.StringVar(&c.template, "template", "key1=hot", "their descriptors: '|' between descriptors, ',' between entries, %d is the number of the key")
 	flags.IntVar(&c.keys, "keys", 1, "how many keys there are")
 	flags.Float64Var(&c.zipf, "zipf", 0, "exponent, above 1, of a Zipf distribution of the keys; 0 draws each as often")

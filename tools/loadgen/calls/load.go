@@ -93,11 +93,12 @@ func Request(domain string, descriptors ...string) *rlsv3.RateLimitRequest {
 }
 
 // Numbered returns a request for each key number, framed. A template has descriptors between '|', entries between ',',
-// and '%d' where the number goes.
+// and '%d' where the number goes, as a domain may.
 func Numbered(domain, template string, keys int) [][]byte {
 	all := make([][]byte, keys)
 	for k := range all {
-		all[k] = Frame(Request(domain, strings.Split(strings.ReplaceAll(template, "%d", strconv.Itoa(k)), "|")...))
+		numbered := strings.NewReplacer("%d", strconv.Itoa(k))
+		all[k] = Frame(Request(numbered.Replace(domain), strings.Split(numbered.Replace(template), "|")...))
 	}
 	return all
 }
