@@ -1,6 +1,8 @@
 package overload
 
 import (
+	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,6 +12,7 @@ import (
 const (
 	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
 	percent   = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
+	beside    = 6                     // the same while calls of domains below their share go first, which wait for what goes on
 	enough    = 40 * time.Millisecond // patience beyond which a caller has no influence on that
 	forever   = time.Hour             // the most that is counted of patience
 	recent    = time.Second           // what the least of that is taken from, once or twice
@@ -40,25 +43,30 @@ const (
 // line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn
 // but those whose domains take less than their share.
 type line struct {
-	gate   *Gate
-	poller *poller
-	kick   chan struct{} // there is room again
-	open   atomic.Bool   // somebody waits
-	pace   atomic.Int64  // what lap is, for those without the lock
-	places sync.Pool     // of *place
+	gate    *Gate
+	poller  *poller
+	kick    chan struct{} // there is room again
+	open    atomic.Bool   // somebody waits
+	paced   atomic.Bool   // all are worked on a portion at a time
+	pace    atomic.Int64  // what lap is, for those without the lock
+	places  sync.Pool     // of *place
+	readers readers
 
 	mu      sync.Mutex
-	calls   []*place // in the order in which they came
-	bytes   int      // of their messages
-	working int      // calls that go on
-	room    int      // how many may
-	soon    int      // how many of them were answered soon since room was last raised
+	calls   []*place  // in the order in which they came
+	given   []given   // turns that are to be handed out
+	ahead   time.Time // when a call last went first
+	bytes   int       // of their messages
+	working int       // calls that go on
+	room    int       // how many may
+	soon    int       // how many of them were answered soon since room was last raised
 	cut     time.Time
 	opened  time.Time        // each turn since then has found somebody
 	vain    int              // how many wait for whom it stands
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
+	step    time.Duration    // between two looks at what can be read, on average
 	took    time.Duration    // from a call's turn to its answer, on average
 	patient time.Duration    // how long callers wait, on average
 	floor   [2]time.Duration // the least that a call took, now and before
@@ -72,6 +80,12 @@ type place struct {
 
 	patience time.Duration // from its headers to its deadline
 	turn     chan Turn
+}
+
+// given is a turn that is to be handed out.
+type given struct {
+	to   *place
+	turn Turn
 }
 
 // Verdict says what is to become of a call.
@@ -95,6 +109,7 @@ type Turn struct {
 
 func (l *line) init(g *Gate) {
 	l.gate, l.poller, l.room, l.kick = g, newPoller(), firstRoom, make(chan struct{}, 1)
+	l.readers.came = make(chan struct{}, 1)
 	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
 }
 
@@ -119,6 +134,9 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 	at := time.Now()
 	switch {
 	case l.first(p, at):
+		if l.gate.shares.beside(p.Domain) {
+			l.ahead = at
+		}
 		return l.admit(p, at), true
 	case l.bytes > mostBytes || l.excess(p, at):
 		return l.dismiss(p, at), true
@@ -139,7 +157,7 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 // first reports whether a call goes on without a turn: if its domain takes less than its share, and there is time to decide it. For a
 // few of them, extraRoom or more, there is room in any case.
 func (l *line) first(p *place, now time.Time) bool {
-	return l.working < l.room+max(l.room/4, extraRoom) && l.gate.shares.under(p.Domain) && l.left(p, now) >= l.decide()
+	return l.working < l.room+max(l.room/4, extraRoom) && l.gate.shares.under(p.Domain) && p.Deadline.Sub(now) >= l.decide(l.step)+l.step
 }
 
 // admit has a call go on.
@@ -156,7 +174,7 @@ func (l *line) run() {
 	defer timer.Stop()
 	spare := 0
 	for last := time.Now(); ; {
-		l.poller.pass()
+		l.round()
 		now := time.Now()
 		more, full := l.turns(now, now.Sub(last), spare)
 		if !more {
@@ -164,14 +182,86 @@ func (l *line) run() {
 		}
 		if last, spare = now, 0; full {
 			timer.Reset(nap)
-			select {
-			case <-l.kick:
-			case <-timer.C:
-				spare = leastRoom // this process has nothing to do: it is the store that takes long
-			}
+			spare = l.rest(timer)
 			last = time.Now()
 		}
 	}
+}
+
+// rest waits until there is room, or for the timer, and returns how many may go on beyond the room.
+func (l *line) rest(timer *time.Timer) (spare int) {
+	came := l.readers.came
+	for {
+		select {
+		case <-l.kick:
+			return 0
+		case <-timer.C:
+			return leastRoom // this process has nothing to do: it is the store that takes long
+		case <-came:
+			l.round()
+			came = nil // or turns would wait for all that comes
+		}
+	}
+}
+
+// round has everything read that has arrived. While calls go first, that and the turns that were given are worked on a portion at a time:
+// between two of them there is time for whoever goes first.
+func (l *line) round() {
+	begun := time.Now()
+	part := l.begin(begun)
+	for at := begun; ; {
+		l.poller.pass()
+		now := time.Now()
+		more := l.next(part, now.Sub(at))
+		if !more || now.Sub(begun) > longest {
+			return
+		}
+		at = now
+	}
+}
+
+// begin begins a round, and returns how many bytes are a portion; 0 if there are no portions.
+func (l *line) begin(now time.Time) (part int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.ahead) > healed {
+		l.rush()
+		return 0
+	}
+	l.paced.Store(true)
+	l.readers.begin()
+	return portion * runtime.GOMAXPROCS(0)
+}
+
+// rush has all go on that was to be worked on a portion at a time.
+func (l *line) rush() {
+	if l.paced.Swap(false) {
+		l.readers.end()
+		l.hand(math.MaxInt)
+	}
+}
+
+// next has a portion of what was read and of the turns that were given worked on, and reports whether there was anything. The last one took
+// so long.
+func (l *line) next(part int, took time.Duration) (more bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.step += (took - l.step) / averages
+	read := l.readers.next(part)
+	handed := l.hand(part)
+	return read > 0 || handed
+}
+
+// hand hands out turns of so many bytes, and reports whether there were any.
+func (l *line) hand(bytes int) bool {
+	n := 0
+	for ; n < len(l.given) && bytes > 0; n++ {
+		g := l.given[n]
+		bytes -= g.to.Size + 1
+		g.to.turn <- g.turn
+	}
+	l.given = slices.Delete(l.given, 0, n)
+	return n > 0
 }
 
 // turns gives turns to those whose it is, and to as many as are to spare beyond the room. If not more, nobody waited; if full,
@@ -181,8 +271,9 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	defer l.mu.Unlock()
 	l.lap += (lap - l.lap) / averages
 	l.pace.Store(int64(l.lap))
-	if len(l.calls) == 0 {
+	if len(l.calls)+len(l.given) == 0 {
 		l.open.Store(false)
+		l.rush()
 		l.gate.raise(now, 0, true)
 		return false, false
 	}
@@ -198,14 +289,17 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		l.starve(now)
 	}
 	l.gate.raise(now, went, false)
-	l.napping = shed+went == 0
+	l.napping = shed+went+len(l.given) == 0
 	return true, l.napping
 }
 
-// give gives a call its turn. It is to be taken out of the line, and p is another call's from then on.
+// give gives a call its turn. It is to be taken out of the line, and p is another call's from when the turn is handed out.
 func (l *line) give(p *place, t Turn) {
 	l.bytes -= p.Size
-	p.turn <- t
+	l.given = append(l.given, given{p, t})
+	if !l.paced.Load() {
+		l.hand(math.MaxInt)
+	}
 }
 
 // dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
@@ -222,15 +316,15 @@ func (l *line) dismiss(p *place, now time.Time) Turn {
 // between two turns.
 func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.Sub(now) - l.lap }
 
-// decide returns how long a decision takes, if it is not one that nearly all are faster than.
-func (l *line) decide() time.Duration {
+// decide returns how long a decision takes, if it is not one that nearly all are faster than, and what it takes is looked at so often.
+func (l *line) decide(every time.Duration) time.Duration {
 	long := max(2*l.patient*percent/100, Unloaded) // for a while; whether there is time for a store that takes longer is for it to say
-	return margin + l.lap + 5*min(l.took, long)/4
+	return margin + every + 5*min(l.took, long)/4
 }
 
 // shed dismisses those for which there is no time, and returns how many there were.
 func (l *line) shed(now time.Time) (turns int) {
-	decide := l.decide()
+	decide := l.decide(l.lap)
 	kept := l.calls[:0]
 	for _, p := range l.calls {
 		if l.left(p, now) < decide {
@@ -331,7 +425,13 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 
 // brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but
 // those that come next wait meanwhile, and take as long themselves.
-func (l *line) brisk() time.Duration { return max(l.patient*percent/100, Unloaded) }
+func (l *line) brisk() time.Duration {
+	share := time.Duration(percent)
+	if l.paced.Load() {
+		share = beside
+	}
+	return max(l.patient*share/100, Unloaded)
+}
 
 // learn notes the least that a call takes. Those that the near cache answers, and whose callers have gone, say nothing of it.
 func (l *line) learn(took time.Duration, now time.Time) {
@@ -369,9 +469,14 @@ func (l *line) done(t Turn, shed bool, now time.Time) {
 	}
 	if l.napping && l.working < l.room {
 		l.napping = false
-		select {
-		case l.kick <- struct{}{}:
-		default:
-		}
+		signal(l.kick)
+	}
+}
+
+// signal sends unless something is there already.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }

@@ -37,6 +37,11 @@ func (s *shares) under(domain uint32) bool {
 	return s.used[domain%uint32(len(s.used))].Load()*max(2, s.active.Load()) <= s.total.Load()
 }
 
+// beside reports whether other domains have used anything.
+func (s *shares) beside(domain uint32) bool {
+	return s.total.Load() > s.used[domain%uint32(len(s.used))].Load()
+}
+
 // over reports whether a domain has used more than an equal share, and others have used anything.
 func (s *shares) over(domain uint32) bool { return s.active.Load() > 1 && !s.under(domain) }
 

@@ -22,8 +22,9 @@ const (
 
 // Connections bounds the connections of a listener. Its functions may be nil. They must not use the listener.
 type Connections struct {
-	Max        int // 0 means MaxConnections
-	PerAddress int // of one IP address; 0 means no limit
+	Max        int            // 0 means MaxConnections
+	PerAddress int            // of one IP address; 0 means no limit
+	Gate       *overload.Gate // says when what has been read is to be worked on; nil has it done at once
 
 	// Reached is called when a bound is reached, with a sentence about it, and with "" when none is any more.
 	Reached func(what string)
@@ -263,6 +264,9 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	if n > 0 {
 		c.last.Store(c.bounded.now())
 		c.read.Add(int64(n))
+		if gate := c.bounded.config.Gate; gate != nil {
+			gate.Read(&c.client, n)
+		}
 	}
 	return n, err
 }

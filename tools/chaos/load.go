@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,10 +49,26 @@ type running struct {
 	lanes []lane
 }
 
-// lane has the outcomes of one connection, or of some that followed each other.
+// lane has the outcomes of one connection, or of some that followed each other, in lots: a slice that grows is copied, and meanwhile
+// calls are sent late.
 type lane struct {
 	mu   sync.Mutex
-	kept outcomes
+	lots []outcomes
+}
+
+// lotSize is how many outcomes a lot has.
+const lotSize = 4096
+
+// keep keeps an outcome.
+func (a *lane) keep(o outcome) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	last := len(a.lots) - 1
+	if last < 0 || len(a.lots[last]) == lotSize {
+		a.lots = append(a.lots, make(outcomes, 0, lotSize))
+		last++
+	}
+	a.lots[last] = append(a.lots[last], o)
 }
 
 // start begins a load.
@@ -73,10 +90,7 @@ func (l load) start(ctx context.Context) *running {
 				l.each(one)
 				return
 			}
-			a := &r.lanes[conn]
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.kept = append(a.kept, one)
+			r.lanes[conn].keep(one)
 		},
 	}.Start(ctx)
 	return r
@@ -100,11 +114,11 @@ func (r *running) now() time.Duration { return time.Since(r.Began()) }
 // stop ends the load, waits for open calls, for a second at most, and returns all outcomes, unless each took them.
 func (r *running) stop() outcomes {
 	r.Stop()
-	var all outcomes
+	var lots []outcomes
 	for i := range r.lanes {
 		r.lanes[i].mu.Lock()
-		all = append(all, r.lanes[i].kept...)
+		lots = append(lots, r.lanes[i].lots...)
 		r.lanes[i].mu.Unlock()
 	}
-	return all
+	return slices.Concat(lots...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -19,8 +20,11 @@ import (
 type stream struct {
 	lane *lane
 	conn net.Conn
+	r    *bufio.Reader
 	fr   *http2.Framer
 	done chan struct{} // closed when nothing more is read
+
+	codes map[string]codes.Code // by trailers; used by read alone
 
 	wmu sync.Mutex // guards writing; taken before mu
 	w   *bufio.Writer
@@ -48,6 +52,7 @@ const (
 	buffer      = 64 << 10
 	firstWindow = 65535
 	mostStreams = 1 << 30
+	mostCodes   = 64 // trailers whose status is remembered
 )
 
 // connect opens a connection.
@@ -56,9 +61,10 @@ func connect(a *lane) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, next: 1, window: firstWindow, most: mostStreams, done: make(chan struct{})}
+	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, codes: map[string]codes.Code{}, next: 1, window: firstWindow, most: mostStreams, done: make(chan struct{})}
 	s.w = bufio.NewWriterSize(conn, buffer)
-	s.fr = http2.NewFramer(s.w, bufio.NewReaderSize(conn, buffer))
+	s.r = bufio.NewReaderSize(conn, buffer)
+	s.fr = http2.NewFramer(s.w, s.r)
 	s.fr.SetReuseFrames()
 	_, err = io.WriteString(s.w, http2.ClientPreface)
 	if err == nil {
@@ -208,6 +214,9 @@ func (s *stream) read() {
 	defer s.breakUp()
 	var credit uint32
 	for {
+		if s.r.Buffered() == 0 {
+			runtime.Gosched() // or where there is always something to read, nobody sends anything for 10 ms
+		}
 		f, err := s.fr.ReadFrame()
 		if err != nil {
 			return
@@ -294,8 +303,21 @@ func (s *stream) headers(f *http2.HeadersFrame) {
 	case c.answered:
 		s.end(f.StreamID, c.kind, codes.OK)
 	default:
-		s.end(f.StreamID, Failed, status(f.HeaderBlockFragment()))
+		s.end(f.StreamID, Failed, s.status(f.HeaderBlockFragment()))
 	}
+}
+
+// status returns the status of a call from its trailers. Blocks refer to no others, so the same one has the same status, and a server
+// that refuses thousands of calls does not keep its measurement busy.
+func (s *stream) status(block []byte) codes.Code {
+	code, found := s.codes[string(block)]
+	if !found {
+		code = status(block)
+		if len(s.codes) < mostCodes {
+			s.codes[string(block)] = code
+		}
+	}
+	return code
 }
 
 // status returns the status of a call from its trailers.
