@@ -6,8 +6,8 @@ import (
 )
 
 // portion is how many bytes of messages are worked on at a time, by each processor, while calls of domains below their share go first:
-// those of five calls of 16 descriptors. What has been read from one connection is not divided, though: up to 16 KiB.
-const portion = 1536
+// those of two or three calls of 16 descriptors. What has been read from one connection is not divided, though: up to 16 KiB.
+const portion = 768
 
 // Read must be called when so many bytes have been read from the connection of c, and returns when they are to be worked on.
 //

@@ -64,8 +64,9 @@ func TestPortions(t *testing.T) {
 		}
 		want := []string{
 			"-ggg--", // 200, 300 and 2000: with the last one it is a portion
-			"gggg--",
-			"gggggg", // of the second round
+			"gggg--", // more than a portion, but not divided
+			"ggggg-", // of the second round
+			"gggggg",
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("who goes on in each step (-want +got):\n%s", d)
@@ -110,14 +111,18 @@ func TestPaced(t *testing.T) {
 		if got := verdicts(all); got != "------------" {
 			t.Errorf("turns are handed out at once: %s", got)
 		}
-		for _, want := range []string{"------gggggg", "gggggg------"} { // the newest first
+		for _, want := range []string{"---------ggg", "------ggg---"} { // the newest first
 			l.next(portion, ms)
 			if got := verdicts(all); got != want {
 				t.Errorf("with the next portion of turns: %s, want %s", got, want)
 			}
 		}
-		if !l.next(portion, ms) || l.next(portion, ms) {
-			t.Error("there are not three portions")
+		portions := 2
+		for l.next(portion, ms) {
+			portions++
+		}
+		if portions != 5 || verdicts(all) != "gggggg------" {
+			t.Errorf("13 turns were %d portions", portions)
 		}
 		if l.begin(now.Add(healed+1)) != 0 || l.paced.Load() {
 			t.Error("a line is paced a second after the last call went first")
