@@ -49,6 +49,7 @@ type Gate struct {
 	// Clients that met the limit, counted anew in each epoch.
 	epoch   atomic.Int64
 	clients [2]atomic.Int64 // in this one, and in the one before
+	asks    atomic.Int64    // calls of theirs, of which half are forgotten with each epoch
 
 	_     [64]byte     // what each call writes has a cache line of its own, apart from what each call reads
 	calls atomic.Int64 // in progress
@@ -59,13 +60,16 @@ type Gate struct {
 type Client struct {
 	calls  atomic.Int64  // in progress that came while the limit was lowered
 	epoch  atomic.Int64  // in which it was last counted
+	asks   atomic.Int64  // its part of the gate's
 	domain atomic.Uint32 // of its last call
 	mixed  atomic.Int64  // when that last changed, in nanoseconds since the gate began; 0 if it never did
 
 	// What has been read from it and waits; guarded by readers, but for the channel, which it alone waits on.
-	round int64
-	size  int
 	read  chan struct{}
+	size  int
+	order int
+	full  bool // there was more to read when it was last read
+	due   bool // it goes on in this round
 }
 
 // Call is one that has been read.
@@ -104,8 +108,9 @@ func (g *Gate) most() int64 {
 }
 
 // Full reports whether a call of c, which may be nil, must be refused without reading its message. That is an error,
-// whatever the policies of its rules say. Beyond the limit a client is let in that has less than an equal share of it, and
-// one that asks for several domains, as long as there is time to read whose calls they are.
+// whatever the policies of its rules say. Beyond the limit a client is let in that has less than an equal share of it, one that asks for
+// less than half of what clients ask for on average, since with many of them an equal share is less than a call, and one that asks for
+// several domains, as long as there is time to read whose calls they are.
 func (g *Gate) Full(c *Client) bool {
 	calls, limit := g.calls.Load(), g.most()
 	switch {
@@ -114,7 +119,8 @@ func (g *Gate) Full(c *Client) bool {
 	case c == nil || calls >= int64(g.config.MaxCalls):
 		return true
 	default:
-		return (c.calls.Load()+1)*g.asking(c) > limit && !g.mixed(c)
+		asking := g.asking(c)
+		return (c.calls.Load()+1)*asking > limit && 2*c.asks.Load()*asking > g.asks.Load() && !g.mixed(c)
 	}
 }
 
@@ -127,10 +133,14 @@ func (g *Gate) asking(c *Client) int64 {
 			last = 0
 		}
 		g.clients[1].Store(last)
+		g.asks.Store(g.asks.Load() >> min(now-before, 63))
 	}
 	if before := c.epoch.Load(); before != now && c.epoch.CompareAndSwap(before, now) {
 		g.clients[0].Add(1)
+		c.asks.Store(c.asks.Load() >> min(now-before, 63))
 	}
+	g.asks.Add(1)
+	c.asks.Add(1)
 	return max(g.clients[0].Load(), g.clients[1].Load())
 }
 

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	margin    = 2 * time.Millisecond  // what an answer needs to get to its caller
-	percent   = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
-	beside    = 6                     // the same while calls of domains below their share go first, which wait for what goes on
-	enough    = 40 * time.Millisecond // patience beyond which a caller has no influence on that
-	forever   = time.Hour             // the most that is counted of patience
-	recent    = time.Second           // what the least of that is taken from, once or twice
-	atOnce    = 8                     // a call that takes less than one in so many of the average asked no store
-	firstRoom = 64                    // the room to begin with
-	leastRoom = 4                     // the least room
-	extraRoom = 16                    // beyond it, for calls of domains that take less than their share
-	mostRoom  = 4096                  // the most room
-	averages  = 8                     // turns, and four times as many calls, of which moving averages are made
-	slack     = Unloaded / 2          // between two turns, if there is time for everybody
-	starved   = 4 * settle            // with nothing decided although calls wait
-	nap       = time.Millisecond      // when there is no room for those that wait
-	shortLine = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
-	mostBytes = 64 << 20              // of messages that wait
+	margin       = 2 * time.Millisecond  // what an answer needs to get to its caller
+	percent      = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
+	pacedPercent = 6                     // the same while calls of domains below their share go first, which wait for what goes on
+	enough       = 40 * time.Millisecond // patience beyond which a caller has no influence on that
+	forever      = time.Hour             // the most that is counted of patience
+	recent       = time.Second           // what the least of that is taken from, once or twice
+	atOnce       = 8                     // a call that takes less than one in so many of the average asked no store
+	firstRoom    = 64                    // the room to begin with
+	leastRoom    = 4                     // the least room
+	extraRoom    = 16                    // beyond it, for calls of domains that take less than their share
+	mostRoom     = 4096                  // the most room
+	averages     = 8                     // turns, and four times as many calls, of which moving averages are made
+	slack        = Unloaded / 2          // between two turns, if there is time for everybody
+	starved      = 4 * settle            // with nothing decided although calls wait
+	nap          = time.Millisecond      // when there is no room for those that wait
+	shortLine    = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
+	mostBytes    = 64 << 20              // of messages that wait
 )
 
 // A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
@@ -53,16 +53,17 @@ type line struct {
 	readers readers
 
 	mu      sync.Mutex
-	calls   []*place  // in the order in which they came
-	given   []given   // turns that are to be handed out
-	ahead   time.Time // when a call last went first
-	bytes   int       // of their messages
-	working int       // calls that go on
-	room    int       // how many may
-	soon    int       // how many of them were answered soon since room was last raised
+	calls   []*place // in the order in which they came
+	goes    []given  // turns of calls that go on, to be handed out
+	others  []given  // turns of those that are dismissed, to be handed out when there are none of these
+	bytes   int      // of the messages of all of them
+	working int      // calls that go on
+	room    int      // how many may
+	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
 	opened  time.Time        // each turn since then has found somebody
 	vain    int              // how many wait for whom it stands
+	ahead   time.Time        // when a call last went first although others waited
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
 	lap     time.Duration    // between two turns, on average
@@ -109,7 +110,7 @@ type Turn struct {
 
 func (l *line) init(g *Gate) {
 	l.gate, l.poller, l.room, l.kick = g, newPoller(), firstRoom, make(chan struct{}, 1)
-	l.readers.came = make(chan struct{}, 1)
+	l.readers.joined = make(chan struct{}, 1)
 	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
 }
 
@@ -134,7 +135,7 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 	at := time.Now()
 	switch {
 	case l.first(p, at):
-		if l.gate.shares.beside(p.Domain) {
+		if l.gate.shares.wellUnder(p.Domain) {
 			l.ahead = at
 		}
 		return l.admit(p, at), true
@@ -157,7 +158,7 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 // first reports whether a call goes on without a turn: if its domain takes less than its share, and there is time to decide it. For a
 // few of them, extraRoom or more, there is room in any case.
 func (l *line) first(p *place, now time.Time) bool {
-	return l.working < l.room+max(l.room/4, extraRoom) && l.gate.shares.under(p.Domain) && p.Deadline.Sub(now) >= l.decide(l.step)+l.step
+	return l.working < l.room+max(l.room/4, extraRoom) && l.gate.shares.under(p.Domain) && p.Deadline.Sub(now) >= l.step+l.decide(l.step)
 }
 
 // admit has a call go on.
@@ -165,7 +166,7 @@ func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
 	l.credit = min(l.credit+earned, debt)
-	return Turn{Verdict: Go, Answer: l.lap, counted: true, at: now}
+	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
 }
 
 // run has everything read that has arrived, and gives turns, until nobody waits any more.
@@ -188,32 +189,30 @@ func (l *line) run() {
 	}
 }
 
-// rest waits until there is room, or for the timer, and returns how many may go on beyond the room.
+// rest waits until there is room, or something to work on, or for the timer, and returns how many may go on beyond the room.
 func (l *line) rest(timer *time.Timer) (spare int) {
-	came := l.readers.came
-	for {
-		select {
-		case <-l.kick:
-			return 0
-		case <-timer.C:
-			return leastRoom // this process has nothing to do: it is the store that takes long
-		case <-came:
-			l.round()
-			came = nil // or turns would wait for all that comes
-		}
+	select {
+	case <-l.kick:
+	case <-l.readers.joined:
+	case <-timer.C:
+		return leastRoom // this process has nothing to do: it is the store that takes long
 	}
+	return 0
 }
 
 // round has everything read that has arrived. While calls go first, that and the turns that were given are worked on a portion at a time:
 // between two of them there is time for whoever goes first.
 func (l *line) round() {
 	begun := time.Now()
-	part := l.begin(begun)
-	for at := begun; ; {
-		l.poller.pass()
+	budget := l.begin(begun)
+	l.poller.pass()
+	if budget == 0 {
+		return
+	}
+	l.readers.begin()
+	for at := begun; ; l.poller.pass() {
 		now := time.Now()
-		more := l.next(part, now.Sub(at))
-		if !more || now.Sub(begun) > longest {
+		if !l.next(budget, now.Sub(at)) || now.Sub(begun) > longest {
 			return
 		}
 		at = now
@@ -221,47 +220,52 @@ func (l *line) round() {
 }
 
 // begin begins a round, and returns how many bytes are a portion; 0 if there are no portions.
-func (l *line) begin(now time.Time) (part int) {
+func (l *line) begin(now time.Time) (budget int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.ahead) > healed {
-		l.rush()
+		l.unpace()
 		return 0
 	}
-	l.paced.Store(true)
-	l.readers.begin()
+	if !l.paced.Swap(true) {
+		l.readers.begin()
+	}
 	return portion * runtime.GOMAXPROCS(0)
 }
 
-// rush has all go on that was to be worked on a portion at a time.
-func (l *line) rush() {
+// unpace has all go on that was to be worked on a portion at a time.
+func (l *line) unpace() {
 	if l.paced.Swap(false) {
 		l.readers.end()
 		l.hand(math.MaxInt)
 	}
 }
 
-// next has a portion of what was read and of the turns that were given worked on, and reports whether there was anything. The last one took
-// so long.
-func (l *line) next(part int, took time.Duration) (more bool) {
+// next has a portion of what was read and of the turns that were given worked on, and reports whether there is more of it. It took so long
+// since the last one: where something else takes the processor, there are few portions, and each is larger.
+func (l *line) next(budget int, took time.Duration) (more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step += (took - l.step) / averages
-	read := l.readers.next(part)
-	handed := l.hand(part)
-	return read > 0 || handed
+	budget *= int(max(1, took/Unloaded))
+	l.hand(budget)
+	more = l.readers.next(4 * budget)
+	return more || len(l.goes)+len(l.others) > 0
 }
 
-// hand hands out turns of so many bytes, and reports whether there were any.
-func (l *line) hand(bytes int) bool {
-	n := 0
-	for ; n < len(l.given) && bytes > 0; n++ {
-		g := l.given[n]
-		bytes -= g.to.Size + 1
-		g.to.turn <- g.turn
+// hand hands out turns of so many bytes.
+func (l *line) hand(bytes int) {
+	for _, all := range []*[]given{&l.goes, &l.others} {
+		n := 0
+		for ; n < len(*all) && bytes > 0; n++ {
+			g := (*all)[n]
+			size := g.to.Size
+			l.bytes -= size
+			bytes -= size + each
+			g.to.turn <- g.turn
+		}
+		*all = slices.Delete(*all, 0, n)
 	}
-	l.given = slices.Delete(l.given, 0, n)
-	return n > 0
 }
 
 // turns gives turns to those whose it is, and to as many as are to spare beyond the room. If not more, nobody waited; if full,
@@ -271,11 +275,16 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	defer l.mu.Unlock()
 	l.lap += (lap - l.lap) / averages
 	l.pace.Store(int64(l.lap))
-	if len(l.calls)+len(l.given) == 0 {
-		l.open.Store(false)
-		l.rush()
-		l.gate.raise(now, 0, true)
-		return false, false
+	if !l.paced.Load() {
+		l.step = l.lap
+	}
+	if len(l.calls) == 0 {
+		if l.opened = now; len(l.goes)+len(l.others) == 0 {
+			l.open.Store(false)
+			l.unpace()
+			l.gate.raise(now, 0, true)
+			return false, false
+		}
 	}
 	idle := lap < slack
 	shed := l.shed(now)
@@ -289,16 +298,20 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		l.starve(now)
 	}
 	l.gate.raise(now, went, false)
-	l.napping = shed+went+len(l.given) == 0
+	l.napping = shed+went+len(l.goes)+len(l.others) == 0
 	return true, l.napping
 }
 
 // give gives a call its turn. It is to be taken out of the line, and p is another call's from when the turn is handed out.
 func (l *line) give(p *place, t Turn) {
-	l.bytes -= p.Size
-	l.given = append(l.given, given{p, t})
-	if !l.paced.Load() {
-		l.hand(math.MaxInt)
+	switch {
+	case !l.paced.Load():
+		l.bytes -= p.Size
+		p.turn <- t
+	case t.Verdict == Go:
+		l.goes = append(l.goes, given{p, t})
+	default:
+		l.others = append(l.others, given{p, t})
 	}
 }
 
@@ -309,17 +322,17 @@ func (l *line) dismiss(p *place, now time.Time) Turn {
 		return Turn{Verdict: Lost}
 	}
 	l.credit -= l.cost(p)
-	return Turn{Verdict: Late, Answer: l.lap}
+	return Turn{Verdict: Late, Answer: l.step}
 }
 
 // left returns how much time a call has. Nobody knows how long it waited before its headers were read, but it was not longer than
 // between two turns.
 func (l *line) left(p *place, now time.Time) time.Duration { return p.Deadline.Sub(now) - l.lap }
 
-// decide returns how long a decision takes, if it is not one that nearly all are faster than, and what it takes is looked at so often.
-func (l *line) decide(every time.Duration) time.Duration {
+// decide returns how long a decision takes, if it is not one that nearly all are faster than, and its answer is written so late.
+func (l *line) decide(answer time.Duration) time.Duration {
 	long := max(2*l.patient*percent/100, Unloaded) // for a while; whether there is time for a store that takes longer is for it to say
-	return margin + every + 5*min(l.took, long)/4
+	return margin + answer + 5*min(l.took, long)/4
 }
 
 // shed dismisses those for which there is no time, and returns how many there were.
@@ -428,7 +441,7 @@ func (l *line) proceed(now time.Time, room int) (turns int) {
 func (l *line) brisk() time.Duration {
 	share := time.Duration(percent)
 	if l.paced.Load() {
-		share = beside
+		share = pacedPercent
 	}
 	return max(l.patient*share/100, Unloaded)
 }

@@ -112,7 +112,7 @@ func TestTimeLeft(t *testing.T) {
 	for _, b := range []busy{{0, 0}, {ms, 0}, {2 * ms, 4 * ms}, {2 * ms, time.Second}} {
 		g := New(Config{MaxCalls: 1000})
 		l, now := &g.line, time.Now()
-		l.room, l.lap, l.took, l.patient = 1000, b.lap, b.took, 20*ms
+		l.room, l.lap, l.step, l.took, l.patient = 1000, b.lap, b.lap, b.took, 20*ms
 		var all []*place
 		for left := range 15 {
 			all = append(all, enter(l, Call{Deadline: now.Add(time.Duration(left) * ms)}))

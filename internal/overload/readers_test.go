@@ -12,12 +12,15 @@ import (
 func read(g *Gate, c *Client, size int) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
-		g.Read(c, size)
+		g.AwaitRead(c, size, size >= full)
 		close(done)
 	}()
 	synctest.Wait()
 	return done
 }
+
+// full is what has been read if there was more.
+const full = 16 << 10
 
 // isDone reports whether c is closed.
 func isDone(c chan struct{}) bool {
@@ -30,28 +33,30 @@ func isDone(c chan struct{}) bool {
 	}
 }
 
-// TestPortions: while a line is paced, what was read is worked on a portion at a time: first what has waited since an earlier round,
-// and of a round what is least.
+// TestPortions: while a line is paced, what was read is worked on a portion at a time, the least first; what has waited for some rounds
+// is no longer behind what is smaller.
 func TestPortions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		l := &g.line
-		if !isDone(read(g, new(Client), 1<<20)) {
+		if !isDone(read(g, new(Client), full)) {
 			t.Fatal("something waits although the line is not paced")
 		}
 		l.paced.Store(true)
 		l.readers.begin()
-		sizes := []int{16 << 10, 300, 2000, 200, 1000, 16 << 10}
 		var all []chan struct{}
-		for i, size := range sizes {
-			if i == len(sizes)-2 {
-				l.readers.begin()
+		for i, size := range []int{full, 300, 2000, 200, full, 1000} {
+			if i == 4 {
+				for range full / older {
+					l.readers.begin()
+				}
 			}
 			all = append(all, read(g, new(Client), size))
 		}
 		var got []string
-		for l.readers.next(portion) > 0 {
+		for range all {
+			l.readers.next(portion)
 			step := ""
 			for _, c := range all {
 				if isDone(c) {
@@ -64,31 +69,71 @@ func TestPortions(t *testing.T) {
 		}
 		want := []string{
 			"-ggg--", // 200, 300 and 2000: with the last one it is a portion
-			"gggg--", // more than a portion, but not divided
-			"ggggg-", // of the second round
+			"gggg--", // more than a portion, but not divided, and no longer behind 1000
+			"gggg-g",
 			"gggggg",
+			"gggggg", "gggggg",
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("who goes on in each step (-want +got):\n%s", d)
 		}
-		last := read(g, new(Client), 16<<10)
+		last := read(g, new(Client), full)
 		l.mu.Lock()
-		l.rush()
+		l.unpace()
 		l.mu.Unlock()
-		if !isDone(last) || !isDone(read(g, new(Client), 16<<10)) {
+		if !isDone(last) || !isDone(read(g, new(Client), full)) {
 			t.Error("something waits although the line is no longer paced")
 		}
 	})
 }
 
-// TestPaced: a line is paced for a second after a call went first beside others. Meanwhile turns are handed out a portion at a time, and
-// calls are to take less.
+// TestRoundEnds: a round has all go on that waited when it began, and whoever has more to read than there was room for, but not all that
+// comes meanwhile: who always has something to read would put off all turns.
+func TestRoundEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		r := &g.line.readers
+		g.line.paced.Store(true)
+		var a, b, c Client
+		r.begin()
+		read(g, &a, portion)
+		read(g, &b, full)
+		r.begin()
+		for _, step := range []struct {
+			joins []*Client
+			sizes []int
+			more  bool
+		}{
+			{nil, nil, true}, // a goes on; b waits since before
+			{[]*Client{&a, &c}, []int{portion, portion}, true}, // a
+			{nil, nil, true},  // c; b has been overtaken
+			{nil, nil, false}, // b
+			{[]*Client{&b, &a}, []int{full, portion}, true}, // a; there was more to read of b
+			{nil, nil, false},                      // b
+			{[]*Client{&a}, []int{portion}, false}, // a, which came in this round
+		} {
+			for i, c := range step.joins {
+				read(g, c, step.sizes[i])
+			}
+			if more := r.next(portion); more != step.more {
+				t.Errorf("after %d joined the round goes on: %v", len(step.joins), more)
+			}
+		}
+		if len(r.queue) > 0 {
+			t.Errorf("%d still wait", len(r.queue))
+		}
+	})
+}
+
+// TestPaced: a line is paced while calls go first that are well below their share, and a tenth of a second longer. Meanwhile turns are
+// handed out a portion at a time, those of calls that go on before those of others, and calls are to take less.
 func TestPaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		l, now := &g.line, time.Now()
-		l.room, l.patient = 1000, 20*ms
+		l.room, l.patient = 10, 20*ms
 		l.open.Store(true) // so that this test gives the turns
 		came := func(domain uint32) (first bool) {
 			_, first = l.enter(&place{Call: Call{Domain: domain, Size: 300, Deadline: now.Add(time.Minute)}, turn: make(chan Turn, 1)})
@@ -97,35 +142,39 @@ func TestPaced(t *testing.T) {
 		if !came(1) || l.begin(now) != 0 {
 			t.Fatal("a line with one domain is paced")
 		}
-		if came(1) || !came(2) || l.begin(now) < portion {
+		for range 3 {
+			g.shares.add(0, 1, 300)
+		}
+		if !came(2) || l.begin(now) < portion {
 			t.Fatal("a line is not paced although a call of another domain went first")
 		}
-		if got := l.brisk(); got != l.patient*beside/100 {
+		if got := l.brisk(); got != l.patient*pacedPercent/100 {
 			t.Errorf("calls are to take %v in a paced line", got)
 		}
 		var all []*place
-		for range 12 {
-			all = append(all, enter(l, Call{Domain: 1, Size: 300, Deadline: now.Add(time.Minute)}))
+		for i := range 12 {
+			left := time.Minute
+			if i < 4 {
+				left = 3 * ms / 2 // enough for a policy
+			}
+			all = append(all, enter(l, Call{Domain: 1, Size: 300, Deadline: now.Add(left)}))
 		}
+		held := l.bytes
 		l.turns(now, 0, 0)
-		if got := verdicts(all); got != "------------" {
-			t.Errorf("turns are handed out at once: %s", got)
+		if got := verdicts(all); got != "------------" || l.bytes != held {
+			t.Errorf("turns are handed out at once: %s, %d bytes wait of %d", got, l.bytes, held)
 		}
-		for _, want := range []string{"---------ggg", "------ggg---"} { // the newest first
+		for _, want := range []string{"---------ggg", "------ggg---", "l---gg------", "-lll--------"} {
 			l.next(portion, ms)
 			if got := verdicts(all); got != want {
-				t.Errorf("with the next portion of turns: %s, want %s", got, want)
+				t.Errorf("with the next portion: %s, want %s", got, want)
 			}
 		}
-		portions := 2
-		for l.next(portion, ms) {
-			portions++
+		if l.bytes != 0 || l.next(portion, ms) {
+			t.Errorf("%d bytes wait after all turns were handed out", l.bytes)
 		}
-		if portions != 5 || verdicts(all) != "gggggg------" {
-			t.Errorf("13 turns were %d portions", portions)
-		}
-		if l.begin(now.Add(healed+1)) != 0 || l.paced.Load() {
-			t.Error("a line is paced a second after the last call went first")
+		if l.begin(now.Add(period+1)) != 0 || l.paced.Load() {
+			t.Error("a line is paced long after the last call went first")
 		}
 		if got := l.brisk(); got != l.patient*percent/100 {
 			t.Errorf("calls are to take %v in a line that is not paced", got)

@@ -37,9 +37,11 @@ func (s *shares) under(domain uint32) bool {
 	return s.used[domain%uint32(len(s.used))].Load()*max(2, s.active.Load()) <= s.total.Load()
 }
 
-// beside reports whether other domains have used anything.
-func (s *shares) beside(domain uint32) bool {
-	return s.total.Load() > s.used[domain%uint32(len(s.used))].Load()
+// wellUnder reports whether a domain has used less than three quarters of an equal share, and others have used anything: of domains that
+// use the same, some are always just below.
+func (s *shares) wellUnder(domain uint32) bool {
+	total := s.total.Load()
+	return total > 0 && 4*s.used[domain%uint32(len(s.used))].Load()*max(2, s.active.Load()) <= 3*total
 }
 
 // over reports whether a domain has used more than an equal share, and others have used anything.

@@ -265,7 +265,7 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 		c.last.Store(c.bounded.now())
 		c.read.Add(int64(n))
 		if gate := c.bounded.config.Gate; gate != nil {
-			gate.Read(&c.client, n)
+			gate.AwaitRead(&c.client, n, n == len(p))
 		}
 	}
 	return n, err
