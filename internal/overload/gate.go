@@ -20,7 +20,7 @@ const (
 	settle  = 5 * time.Millisecond   // how long a limit has to show an effect before it is changed again
 	healed  = time.Second            // without too many calls, until the limit is what it was
 	epoch   = 100 * time.Millisecond // for which clients are counted
-	longest = 10 * time.Millisecond  // between two turns of the line, if there is time to read what is too much
+	longest = 10 * time.Millisecond  // between two turns of a paced line, and of any while there is time to read what is too much
 	// So many times what it has waited is time enough for a call, if nobody waits for a turn: turns cost something too.
 	patience = 16
 	forgets  = 64 // how many calls the moving average of waits is made of
@@ -65,11 +65,10 @@ type Client struct {
 	mixed  atomic.Int64  // when that last changed, in nanoseconds since the gate began; 0 if it never did
 
 	// What has been read from it and waits; guarded by readers, but for the channel, which it alone waits on.
-	read  chan struct{}
-	size  int
-	order int
-	full  bool // there was more to read when it was last read
-	due   bool // it goes on in this round
+	read chan struct{}
+	size int
+	full bool // there was more to read when it was last read
+	due  bool // it goes on in this round
 }
 
 // Call is one that has been read.

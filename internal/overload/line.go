@@ -247,9 +247,11 @@ func (l *line) next(budget int, took time.Duration) (more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step += (took - l.step) / averages
-	budget *= int(max(1, took/Unloaded))
+	if took > settle {
+		budget *= int(took / Unloaded)
+	}
 	l.hand(budget)
-	more = l.readers.next(4 * budget)
+	more = l.readers.next(portions * budget)
 	return more || len(l.goes)+len(l.others) > 0
 }
 

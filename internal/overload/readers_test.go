@@ -33,8 +33,7 @@ func isDone(c chan struct{}) bool {
 	}
 }
 
-// TestPortions: while a line is paced, what was read is worked on a portion at a time, the least first; what has waited for some rounds
-// is no longer behind what is smaller.
+// TestPortions: while a line is paced, what was read is worked on a portion at a time, and what is small at once.
 func TestPortions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -46,17 +45,12 @@ func TestPortions(t *testing.T) {
 		l.paced.Store(true)
 		l.readers.begin()
 		var all []chan struct{}
-		for i, size := range []int{full, 300, 2000, 200, full, 1000} {
-			if i == 4 {
-				for range full / older {
-					l.readers.begin()
-				}
-			}
+		for _, size := range []int{full, 3000, 2500, full, small} {
 			all = append(all, read(g, new(Client), size))
 		}
 		var got []string
-		for range all {
-			l.readers.next(portion)
+		for range 4 {
+			l.readers.next(portions * portion)
 			step := ""
 			for _, c := range all {
 				if isDone(c) {
@@ -68,11 +62,10 @@ func TestPortions(t *testing.T) {
 			got = append(got, step)
 		}
 		want := []string{
-			"-ggg--", // 200, 300 and 2000: with the last one it is a portion
-			"gggg--", // more than a portion, but not divided, and no longer behind 1000
-			"gggg-g",
-			"gggggg",
-			"gggggg", "gggggg",
+			"g---g", // more than a portion, but not divided
+			"ggg-g",
+			"ggggg",
+			"ggggg",
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("who goes on in each step (-want +got):\n%s", d)
@@ -95,9 +88,10 @@ func TestRoundEnds(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		r := &g.line.readers
 		g.line.paced.Store(true)
+		const some = small + 1
 		var a, b, c Client
 		r.begin()
-		read(g, &a, portion)
+		read(g, &a, some)
 		read(g, &b, full)
 		r.begin()
 		for _, step := range []struct {
@@ -106,12 +100,11 @@ func TestRoundEnds(t *testing.T) {
 			more  bool
 		}{
 			{nil, nil, true}, // a goes on; b waits since before
-			{[]*Client{&a, &c}, []int{portion, portion}, true}, // a
-			{nil, nil, true},  // c; b has been overtaken
-			{nil, nil, false}, // b
-			{[]*Client{&b, &a}, []int{full, portion}, true}, // a; there was more to read of b
-			{nil, nil, false},                      // b
-			{[]*Client{&a}, []int{portion}, false}, // a, which came in this round
+			{[]*Client{&a, &c}, []int{some, some}, false}, // b; a and c have come since
+			{[]*Client{&b}, []int{full}, true},            // a; there was more to read of b
+			{nil, nil, true},                              // c
+			{nil, nil, false},                             // b
+			{[]*Client{&a}, []int{some}, false},           // a, which came in this round
 		} {
 			for i, c := range step.joins {
 				read(g, c, step.sizes[i])
@@ -126,7 +119,7 @@ func TestRoundEnds(t *testing.T) {
 	})
 }
 
-// TestPaced: a line is paced while calls go first that are well below their share, and a tenth of a second longer. Meanwhile turns are
+// TestPaced: a line is paced while calls go first that are well below their share, and a second longer. Meanwhile turns are
 // handed out a portion at a time, those of calls that go on before those of others, and calls are to take less.
 func TestPaced(t *testing.T) {
 	t.Parallel()
@@ -173,7 +166,7 @@ func TestPaced(t *testing.T) {
 		if l.bytes != 0 || l.next(portion, ms) {
 			t.Errorf("%d bytes wait after all turns were handed out", l.bytes)
 		}
-		if l.begin(now.Add(period+1)) != 0 || l.paced.Load() {
+		if l.begin(now.Add(healed+1)) != 0 || l.paced.Load() {
 			t.Error("a line is paced long after the last call went first")
 		}
 		if got := l.brisk(); got != l.patient*percent/100 {
