@@ -34,7 +34,7 @@ func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server 
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				tb.Fatalf("redistest: %v", err)
 			}
-			return []string{"-c", file, "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)}
+			return []string{"-c", file, "-o", "/dev/stderr", "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)} // its own log is where only its package has a directory
 		},
 		Ready: func(s *testkit.Server, _ string) bool {
 			conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port()+10_000)) //nolint:noctx // it does not wait; the pool is opened before
