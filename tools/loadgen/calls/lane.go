@@ -11,7 +11,6 @@ import (
 type lane struct {
 	load *Running
 	n    int
-	head []byte        // headers of each call
 	wake chan struct{} // something has ended
 
 	next    int // number of the next call

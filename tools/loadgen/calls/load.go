@@ -142,7 +142,7 @@ func (l Load) Start(ctx context.Context) *Running {
 	ctx, end := context.WithCancel(ctx)
 	r := &Running{Load: l, begin: time.Now(), end: end}
 	for i := range l.Conns {
-		a := &lane{load: r, n: i, head: Headers(l.Timeout), wake: make(chan struct{}, 1)}
+		a := &lane{load: r, n: i, wake: make(chan struct{}, 1)}
 		r.wg.Go(func() { a.run(ctx) })
 	}
 	return r

@@ -24,10 +24,12 @@ type stream struct {
 	fr   *http2.Framer
 	done chan struct{} // closed when nothing more is read
 
-	codes map[string]codes.Code // by trailers; used by read alone
+	dec  *hpack.Decoder // of answers; used by read alone
+	code codes.Code     // that it has found
 
-	wmu sync.Mutex // guards writing; taken before mu
-	w   *bufio.Writer
+	wmu  sync.Mutex // guards writing; taken before mu
+	w    *bufio.Writer
+	head *head
 
 	mu      sync.Mutex // guards what is below
 	open    map[uint32]*call
@@ -52,7 +54,7 @@ const (
 	buffer      = 64 << 10
 	firstWindow = 65535
 	mostStreams = 1 << 30
-	mostCodes   = 64 // trailers whose status is remembered
+	tableSize   = 4096 // of headers to refer to, as Envoy and grpc-go have it
 )
 
 // connect opens a connection.
@@ -61,7 +63,16 @@ func connect(a *lane) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{lane: a, conn: conn, open: map[uint32]*call{}, codes: map[string]codes.Code{}, next: 1, window: firstWindow, most: mostStreams, done: make(chan struct{})}
+	s := &stream{
+		lane: a, conn: conn, head: newHead(a.load.Timeout),
+		open: map[uint32]*call{}, next: 1, window: firstWindow, most: mostStreams, done: make(chan struct{}),
+	}
+	s.dec = hpack.NewDecoder(tableSize, func(f hpack.HeaderField) {
+		if f.Name == "grpc-status" {
+			n, _ := strconv.ParseUint(f.Value, 10, 8)
+			s.code = codes.Code(n)
+		}
+	})
 	s.w = bufio.NewWriterSize(conn, buffer)
 	s.r = bufio.NewReaderSize(conn, buffer)
 	s.fr = http2.NewFramer(s.w, s.r)
@@ -69,7 +80,6 @@ func connect(a *lane) (*stream, error) {
 	_, err = io.WriteString(s.w, http2.ClientPreface)
 	if err == nil {
 		err = s.fr.WriteSettings(
-			http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0},
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1},
 			http2.Setting{ID: http2.SettingEnablePush, Val: 0})
 	}
@@ -87,26 +97,62 @@ func connect(a *lane) (*stream, error) {
 	return s, nil
 }
 
-// Headers returns the headers of a call as one block, without references to others; a timeout of 0 is not told.
-func Headers(timeout time.Duration) []byte {
-	var buf bytes.Buffer
-	enc := hpack.NewEncoder(&buf)
-	enc.SetMaxDynamicTableSize(0)
-	fields := [][2]string{
-		{":method", "POST"},
-		{":scheme", "http"},
-		{":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
-		{":authority", "ratelimit"},
-		{"te", "trailers"},
-		{"content-type", "application/grpc"},
+// head writes the headers of calls. Those of the second and all further calls refer to what the first one has said, as any client's do.
+type head struct {
+	fields []hpack.HeaderField
+	buf    bytes.Buffer
+	enc    *hpack.Encoder
+	fresh  int // blocks that may differ from what was written before
+}
+
+// newHead returns a head for calls of a connection; a timeout of 0 is not told.
+func newHead(timeout time.Duration) *head {
+	h := &head{fields: fields(timeout)}
+	h.enc = hpack.NewEncoder(&h.buf)
+	h.resize(tableSize)
+	return h
+}
+
+// resize has headers refer to no more than so many bytes of others.
+func (h *head) resize(bytes uint32) {
+	h.enc.SetMaxDynamicTableSizeLimit(bytes)
+	h.enc.SetMaxDynamicTableSize(min(bytes, tableSize))
+	h.fresh = 2
+}
+
+// block returns the headers of the next call.
+func (h *head) block() []byte {
+	if h.fresh > 0 {
+		h.fresh--
+		h.buf.Reset()
+		for _, f := range h.fields {
+			_ = h.enc.WriteField(f) // a buffer takes everything
+		}
+	}
+	return h.buf.Bytes()
+}
+
+// fields returns the headers of a call.
+func fields(timeout time.Duration) []hpack.HeaderField {
+	all := []hpack.HeaderField{
+		{Name: ":method", Value: "POST"},
+		{Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
+		{Name: ":authority", Value: "ratelimit"},
+		{Name: "te", Value: "trailers"},
+		{Name: "content-type", Value: "application/grpc"},
 	}
 	if timeout > 0 {
-		fields = append(fields, [2]string{"grpc-timeout", told(timeout)})
+		all = append(all, hpack.HeaderField{Name: "grpc-timeout", Value: told(timeout)})
 	}
-	for _, f := range fields {
-		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes everything
-	}
-	return buf.Bytes()
+	return all
+}
+
+// Headers returns the headers of a call as one block, without references to others; a timeout of 0 is not told.
+func Headers(timeout time.Duration) []byte {
+	h := newHead(timeout)
+	h.resize(0)
+	return h.block()
 }
 
 // told returns a time as gRPC writes it, which has eight digits.
@@ -159,7 +205,7 @@ func (s *stream) write(calls []pending) (sent int) {
 		s.mu.Unlock()
 		sent++
 		// What cannot be written is noticed by read.
-		_ = s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: s.lane.head, EndHeaders: true})
+		_ = s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: s.head.block(), EndHeaders: true})
 		_ = s.fr.WriteData(id, true, body)
 	}
 	_ = s.w.Flush()
@@ -229,7 +275,9 @@ func (s *stream) read() {
 				credit = 0
 			}
 		case *http2.HeadersFrame:
-			s.headers(f)
+			if err := s.headers(f); err != nil {
+				return
+			}
 		case *http2.RSTStreamFrame:
 			s.end(f.StreamID, Reset, codes.Unavailable)
 		case *http2.WindowUpdateFrame:
@@ -266,7 +314,12 @@ func (s *stream) settings(f *http2.SettingsFrame) {
 		s.most = int(n)
 		s.mu.Unlock()
 	}
-	s.reply(func() { _ = s.fr.WriteSettingsAck() })
+	s.reply(func() {
+		if n, found := f.Value(http2.SettingHeaderTableSize); found {
+			s.head.resize(n)
+		}
+		_ = s.fr.WriteSettingsAck()
+	})
 }
 
 // answer reads the verdict, which comes first in the message.
@@ -291,9 +344,13 @@ func (s *stream) answer(f *http2.DataFrame) {
 }
 
 // headers ends a call with the last headers of its answer.
-func (s *stream) headers(f *http2.HeadersFrame) {
+func (s *stream) headers(f *http2.HeadersFrame) error {
+	s.code = codes.Unknown
+	if _, err := s.dec.Write(f.HeaderBlockFragment()); err != nil {
+		return err // nothing that follows could be read
+	}
 	if !f.StreamEnded() {
-		return
+		return nil
 	}
 	s.mu.Lock()
 	c, found := s.open[f.StreamID]
@@ -303,36 +360,9 @@ func (s *stream) headers(f *http2.HeadersFrame) {
 	case c.answered:
 		s.end(f.StreamID, c.kind, codes.OK)
 	default:
-		s.end(f.StreamID, Failed, s.status(f.HeaderBlockFragment()))
+		s.end(f.StreamID, Failed, s.code)
 	}
-}
-
-// status returns the status of a call from its trailers. Blocks refer to no others, so the same one has the same status, and a server
-// that refuses thousands of calls does not keep its measurement busy.
-func (s *stream) status(block []byte) codes.Code {
-	code, found := s.codes[string(block)]
-	if !found {
-		code = status(block)
-		if len(s.codes) < mostCodes {
-			s.codes[string(block)] = code
-		}
-	}
-	return code
-}
-
-// status returns the status of a call from its trailers.
-func status(block []byte) codes.Code {
-	fields, err := hpack.NewDecoder(0, nil).DecodeFull(block)
-	if err != nil {
-		return codes.Unknown
-	}
-	for _, f := range fields {
-		if f.Name == "grpc-status" {
-			n, _ := strconv.ParseUint(f.Value, 10, 8)
-			return codes.Code(n)
-		}
-	}
-	return codes.Unknown
+	return nil
 }
 
 // leave stops sending calls over the connection, and gives up those that the server has not taken.
