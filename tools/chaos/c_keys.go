@@ -387,9 +387,6 @@ func (e *env) noisy(ctx context.Context) error {
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16, 2000), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
-	if err := e.besideLoop(ctx, at, quiet); err != nil {
-		return err
-	}
 	levels := []float64{judged}
 	if e.full {
 		levels = []float64{0.5, 1, 1.5, 2, 3, judged}
@@ -398,23 +395,30 @@ func (e *env) noisy(ctx context.Context) error {
 		s.curve = k < judged
 		s.beside(ctx, k, quiet, alone)
 	}
+	if err := s.besideLoop(ctx, quiet); err != nil {
+		return err
+	}
 	s.told()
 	return ctx.Err()
 }
 
-// besideLoop measures how long calls take while nobody calls beside them, but a loop keeps the processor busy: that is what its time
-// slices do.
-func (e *env) besideLoop(ctx context.Context, at cores, quiet load) error {
+// besideLoop measures how long calls take while nobody calls beside them, but a loop keeps the processor busy: what the kernel's time
+// slices alone cost.
+func (s *surge) besideLoop(ctx context.Context, quiet load) error {
+	e := s.e
 	loop, err := e.process("loop", "sh", "-c", "while :; do :; done")
 	if err != nil {
 		return err
 	}
-	loop.Processors = strconv.Itoa(at.theirs)
+	loop.Processors = strconv.Itoa(s.pinned.theirs)
 	if err := loop.Launch(); err != nil {
 		return err
 	}
 	defer loop.Kill()
 	busy := quiet.run(ctx, 3*time.Second)
+	if worked := loop.busy(); worked < time.Second {
+		return fmt.Errorf("the loop beside a quiet domain worked for %v in 3 s", worked)
+	}
 	e.note("quiet, alone, on a processor that a loop keeps busy: %s", busy)
 	e.told("alone, on a processor that a loop keeps busy, p99 %s", ms(busy.p(0.99)))
 	return nil

@@ -3,6 +3,7 @@ package calls
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -97,7 +98,11 @@ func connect(a *lane) (*stream, error) {
 	return s, nil
 }
 
-// head writes the headers of calls. Those of the second and all further calls refer to what the first one has said, as any client's do.
+// errTooLong is that of headers that take more than a frame, which no server of these sends.
+var errTooLong = errors.New("headers of more than a frame")
+
+// head writes the headers of calls. Those of the second and all further calls refer to what the first one has said, but for the path,
+// which Envoy's codecs write out each time.
 type head struct {
 	fields []hpack.HeaderField
 	buf    bytes.Buffer
@@ -107,16 +112,15 @@ type head struct {
 
 // newHead returns a head for calls of a connection; a timeout of 0 is not told.
 func newHead(timeout time.Duration) *head {
-	h := &head{fields: fields(timeout)}
+	h := &head{fields: fields(timeout), fresh: 2}
 	h.enc = hpack.NewEncoder(&h.buf)
-	h.resize(tableSize)
 	return h
 }
 
-// resize has headers refer to no more than so many bytes of others.
-func (h *head) resize(bytes uint32) {
-	h.enc.SetMaxDynamicTableSizeLimit(bytes)
-	h.enc.SetMaxDynamicTableSize(min(bytes, tableSize))
+// resize has the server keep no more than so many bytes of headers to refer to.
+func (h *head) resize(size uint32) {
+	h.enc.SetMaxDynamicTableSizeLimit(size)
+	h.enc.SetMaxDynamicTableSize(min(size, tableSize))
 	h.fresh = 2
 }
 
@@ -137,7 +141,7 @@ func fields(timeout time.Duration) []hpack.HeaderField {
 	all := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"},
 		{Name: ":scheme", Value: "http"},
-		{Name: ":path", Value: "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"},
+		{Name: ":path", Value: "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", Sensitive: true},
 		{Name: ":authority", Value: "ratelimit"},
 		{Name: "te", Value: "trailers"},
 		{Name: "content-type", Value: "application/grpc"},
@@ -343,14 +347,18 @@ func (s *stream) answer(f *http2.DataFrame) {
 	}
 }
 
-// headers ends a call with the last headers of its answer.
+// headers reads headers, which all belong to what later ones refer to, and ends a call with the last ones of its answer.
 func (s *stream) headers(f *http2.HeadersFrame) error {
-	s.code = codes.Unknown
-	if _, err := s.dec.Write(f.HeaderBlockFragment()); err != nil {
-		return err // nothing that follows could be read
+	if !f.HeadersEnded() {
+		return errTooLong
 	}
-	if !f.StreamEnded() {
-		return nil
+	s.code = codes.Unknown
+	_, err := s.dec.Write(f.HeaderBlockFragment())
+	if err == nil {
+		err = s.dec.Close()
+	}
+	if err != nil || !f.StreamEnded() {
+		return err
 	}
 	s.mu.Lock()
 	c, found := s.open[f.StreamID]
