@@ -40,13 +40,13 @@ func (s service) ShouldRateLimit(ctx context.Context, r *rlsv3.RateLimitRequest)
 }
 
 // serve returns the address of a server.
-func serve(t *testing.T, a answer) string {
+func serve(t *testing.T, a answer, options ...grpc.ServerOption) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer()
+	s := grpc.NewServer(options...)
 	rlsv3.RegisterRateLimitServiceServer(s, service{answer: a})
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(s.Stop)
@@ -250,6 +250,50 @@ func TestShortTimeout(t *testing.T) {
 		fields, err := hpack.NewDecoder(0, nil).DecodeFull(calls.Headers(d))
 		if err != nil || fields[len(fields)-1].Value != want {
 			t.Errorf("%v is told as %v, %v; want %s", d, fields, err, want)
+		}
+	}
+}
+
+// TestOutcomes: each call has its own outcome, whichever headers the server keeps, and whatever those of its answers refer to.
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	want := []calls.Outcome{
+		{Kind: calls.OK},
+		{Kind: calls.OverLimit},
+		{Kind: calls.Failed, Code: codes.Internal},
+		{Kind: calls.Failed, Code: codes.Unavailable},
+	}
+	var requests [][]byte
+	for _, domain := range []string{"ok", "over", "internal", "unavailable"} {
+		requests = append(requests, calls.Frame(calls.Request(domain, "k=v")))
+	}
+	answers := func(_ context.Context, r *rlsv3.RateLimitRequest) (rlsv3.RateLimitResponse_Code, error) {
+		switch r.GetDomain() {
+		case "ok":
+			return rlsv3.RateLimitResponse_OK, nil
+		case "over":
+			return rlsv3.RateLimitResponse_OVER_LIMIT, nil
+		case "internal":
+			return 0, status.Error(codes.Internal, "some bug")
+		default:
+			return 0, status.Error(codes.Unavailable, "too much")
+		}
+	}
+	for _, kept := range []uint32{4096, 0, 1 << 16} {
+		var mu sync.Mutex
+		n := 0
+		calls.Load{
+			Addr: serve(t, answers, grpc.HeaderTableSize(kept)), Requests: requests, Conns: 2, Inflight: 3, Total: 400, Timeout: time.Minute,
+			Each: func(_ int, o calls.Outcome) {
+				mu.Lock()
+				defer mu.Unlock()
+				if n++; o.Kind != want[o.What].Kind || o.Code != want[o.What].Code {
+					t.Errorf("a server that keeps %d bytes: request %d: %v, %v", kept, o.What, o.Kind, o.Code)
+				}
+			},
+		}.Start(t.Context()).Wait()
+		if n != 400 {
+			t.Errorf("a server that keeps %d bytes: %d outcomes of 400", kept, n)
 		}
 	}
 }

@@ -1,18 +1,11 @@
 package calls
 
 import (
-	"context"
-	"net"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
-	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // TestHead: the headers of a connection's second call refer to those of the first, but for the path, as far as the server keeps those;
@@ -43,59 +36,6 @@ func TestHead(t *testing.T) {
 		read(dec)
 		if size == 0 {
 			read(hpack.NewDecoder(0, nil)) // which knows of no call before
-		}
-	}
-}
-
-// service fails calls with the code that their domain names, and refuses or admits the others.
-type service struct {
-	rlsv3.UnimplementedRateLimitServiceServer
-}
-
-func (service) ShouldRateLimit(_ context.Context, r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
-	switch r.GetDomain() {
-	case "ok":
-		return &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OK}, nil
-	case "over":
-		return &rlsv3.RateLimitResponse{OverallCode: rlsv3.RateLimitResponse_OVER_LIMIT}, nil
-	case "internal":
-		return nil, status.Error(codes.Internal, "some bug")
-	default:
-		return nil, status.Error(codes.Unavailable, "too much")
-	}
-}
-
-// TestOutcomes: each call has its own outcome, whichever headers the server keeps, and whatever those of its answers refer to.
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
-	want := []Outcome{{Kind: OK}, {Kind: OverLimit}, {Kind: Failed, Code: codes.Internal}, {Kind: Failed, Code: codes.Unavailable}}
-	var requests [][]byte
-	for _, domain := range []string{"ok", "over", "internal", "unavailable"} {
-		requests = append(requests, Frame(Request(domain, "k=v")))
-	}
-	for _, kept := range []uint32{tableSize, 0, 1 << 16} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := grpc.NewServer(grpc.HeaderTableSize(kept))
-		rlsv3.RegisterRateLimitServiceServer(s, service{})
-		go func() { _ = s.Serve(l) }()
-		t.Cleanup(s.Stop)
-		var mu sync.Mutex
-		calls := 0
-		Load{
-			Addr: l.Addr().String(), Requests: requests, Conns: 2, Inflight: 3, Total: 400, Timeout: time.Minute,
-			Each: func(_ int, o Outcome) {
-				mu.Lock()
-				defer mu.Unlock()
-				if calls++; o.Kind != want[o.What].Kind || o.Code != want[o.What].Code {
-					t.Errorf("a server that keeps %d bytes: request %d: %v, %v", kept, o.What, o.Kind, o.Code)
-				}
-			},
-		}.Start(t.Context()).Wait()
-		if calls != 400 {
-			t.Errorf("a server that keeps %d bytes: %d outcomes of 400", kept, calls)
 		}
 	}
 }

@@ -2,9 +2,6 @@ package calls
 
 import (
 	"bufio"
-	"bytes"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -96,75 +93,6 @@ func connect(a *lane) (*stream, error) {
 	}
 	go s.read()
 	return s, nil
-}
-
-// errTooLong is that of headers that take more than a frame, which no server of these sends.
-var errTooLong = errors.New("headers of more than a frame")
-
-// head writes the headers of calls. Those of the second and all further calls refer to what the first one has said, but for the path,
-// which Envoy's codecs write out each time.
-type head struct {
-	fields []hpack.HeaderField
-	buf    bytes.Buffer
-	enc    *hpack.Encoder
-	fresh  int // blocks that may differ from what was written before
-}
-
-// newHead returns a head for calls of a connection; a timeout of 0 is not told.
-func newHead(timeout time.Duration) *head {
-	h := &head{fields: fields(timeout), fresh: 2}
-	h.enc = hpack.NewEncoder(&h.buf)
-	return h
-}
-
-// resize has the server keep no more than so many bytes of headers to refer to.
-func (h *head) resize(size uint32) {
-	h.enc.SetMaxDynamicTableSizeLimit(size)
-	h.enc.SetMaxDynamicTableSize(min(size, tableSize))
-	h.fresh = 2
-}
-
-// block returns the headers of the next call.
-func (h *head) block() []byte {
-	if h.fresh > 0 {
-		h.fresh--
-		h.buf.Reset()
-		for _, f := range h.fields {
-			_ = h.enc.WriteField(f) // a buffer takes everything
-		}
-	}
-	return h.buf.Bytes()
-}
-
-// fields returns the headers of a call.
-func fields(timeout time.Duration) []hpack.HeaderField {
-	all := []hpack.HeaderField{
-		{Name: ":method", Value: "POST"},
-		{Name: ":scheme", Value: "http"},
-		{Name: ":path", Value: "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", Sensitive: true},
-		{Name: ":authority", Value: "ratelimit"},
-		{Name: "te", Value: "trailers"},
-		{Name: "content-type", Value: "application/grpc"},
-	}
-	if timeout > 0 {
-		all = append(all, hpack.HeaderField{Name: "grpc-timeout", Value: told(timeout)})
-	}
-	return all
-}
-
-// Headers returns the headers of a call as one block, without references to others; a timeout of 0 is not told.
-func Headers(timeout time.Duration) []byte {
-	h := newHead(timeout)
-	h.resize(0)
-	return h.block()
-}
-
-// told returns a time as gRPC writes it, which has eight digits.
-func told(d time.Duration) string {
-	if d < 100*time.Second {
-		return fmt.Sprintf("%du", max(1, d.Microseconds()))
-	}
-	return fmt.Sprintf("%dm", d.Milliseconds())
 }
 
 func (s *stream) usable() bool {
@@ -279,7 +207,7 @@ func (s *stream) read() {
 				credit = 0
 			}
 		case *http2.HeadersFrame:
-			if err := s.headers(f); err != nil {
+			if !s.headers(f) {
 				return
 			}
 		case *http2.RSTStreamFrame:
@@ -347,18 +275,15 @@ func (s *stream) answer(f *http2.DataFrame) {
 	}
 }
 
-// headers reads headers, which all belong to what later ones refer to, and ends a call with the last ones of its answer.
-func (s *stream) headers(f *http2.HeadersFrame) error {
-	if !f.HeadersEnded() {
-		return errTooLong
-	}
+// headers reads headers, which all belong to what later ones refer to, and ends a call with the last ones of its answer. It reports
+// whether it could: those of more than a frame are not understood here.
+func (s *stream) headers(f *http2.HeadersFrame) bool {
 	s.code = codes.Unknown
-	_, err := s.dec.Write(f.HeaderBlockFragment())
-	if err == nil {
-		err = s.dec.Close()
+	if _, err := s.dec.Write(f.HeaderBlockFragment()); err != nil || s.dec.Close() != nil || !f.HeadersEnded() {
+		return false
 	}
-	if err != nil || !f.StreamEnded() {
-		return err
+	if !f.StreamEnded() {
+		return true
 	}
 	s.mu.Lock()
 	c, found := s.open[f.StreamID]
@@ -370,7 +295,7 @@ func (s *stream) headers(f *http2.HeadersFrame) error {
 	default:
 		s.end(f.StreamID, Failed, s.code)
 	}
-	return nil
+	return true
 }
 
 // leave stops sending calls over the connection, and gives up those that the server has not taken.
