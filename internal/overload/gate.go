@@ -118,15 +118,15 @@ func (g *Gate) Full(c *Client) bool {
 	case c == nil || calls >= int64(g.config.MaxCalls):
 		return true
 	default:
-		asking := g.asking(c)
+		asking := g.asking(c, g.now()/int64(epoch)+1)
 		return (c.calls.Load()+1)*asking > limit && 2*c.asks.Load()*asking > g.asks.Load() && !g.mixed(c)
 	}
 }
 
-// asking returns how many clients, with c, have met the limit of late.
-func (g *Gate) asking(c *Client) int64 {
-	now := g.now()/int64(epoch) + 1
-	if before := g.epoch.Load(); before != now && g.epoch.CompareAndSwap(before, now) {
+// asking returns how many clients, with c, have met the limit of late. now numbers the epoch, from 1 on; others may know of a later one
+// already.
+func (g *Gate) asking(c *Client, now int64) int64 {
+	if before := g.epoch.Load(); before < now && g.epoch.CompareAndSwap(before, now) {
 		last := g.clients[0].Swap(0)
 		if before != now-1 {
 			last = 0
@@ -134,7 +134,7 @@ func (g *Gate) asking(c *Client) int64 {
 		g.clients[1].Store(last)
 		g.asks.Store(g.asks.Load() >> min(now-before, 63))
 	}
-	if before := c.epoch.Load(); before != now && c.epoch.CompareAndSwap(before, now) {
+	if before := c.epoch.Load(); before < now && c.epoch.CompareAndSwap(before, now) {
 		g.clients[0].Add(1)
 		c.asks.Store(c.asks.Load() >> min(now-before, 63))
 	}

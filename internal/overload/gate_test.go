@@ -153,6 +153,25 @@ func TestClients(t *testing.T) {
 	})
 }
 
+// TestClientsOfTwoEpochs: where a client meets the limit just before the end of an epoch of which another one knows already, both are
+// counted, and nothing panics.
+func TestClientsOfTwoEpochs(t *testing.T) {
+	t.Parallel()
+	g, late, early := New(Config{MaxCalls: 10}), new(Client), new(Client)
+	g.asking(early, 1)
+	for epoch := int64(2); epoch < 100; epoch++ {
+		if n := g.asking(early, epoch); n < 1 || n > 2 {
+			t.Fatalf("%d clients met the limit, want one or two", n)
+		}
+		if n := g.asking(late, epoch-1); n != 2 {
+			t.Fatalf("%d clients met the limit, want 2", n)
+		}
+		if late.asks.Load() > 2 || early.asks.Load() > 2 || g.asks.Load() > 4 {
+			t.Fatalf("nothing is forgotten: %d and %d of %d", late.asks.Load(), early.asks.Load(), g.asks.Load())
+		}
+	}
+}
+
 // TestLimit: where there are many more calls without a decision than others, fewer are let in; and more again when there are not.
 // Of those that policies can but fail there are too many sooner.
 func TestLimit(t *testing.T) {

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"context"
+	"path"
 	"sync/atomic"
 	"time"
 
@@ -41,7 +42,12 @@ type arrivalKey struct{}
 // arrive is called for each call as soon as its headers have been read, by what reads its connection. It refuses calls of
 // ShouldRateLimit if there are too many, and others only if too many of those wait for their message: health and the admin API
 // answer whatever the load.
-func (s *Service) arrive(ctx context.Context, info *tap.Info) (context.Context, error) {
+func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.Context, err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // grpc holds the lock of the connection: all of it would hang for ever
+			arrived, err = nil, s.recovered(ctx, path.Base(info.FullMethodName), p)
+		}
+	}()
 	from := originOf(ctx)
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)

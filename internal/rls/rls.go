@@ -198,10 +198,15 @@ func (s *Service) register(r grpc.ServiceRegistrar) {
 }
 
 // shouldRateLimit is the handler of one call.
-func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
+func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 	a := stream.Context().Value(arrivalKey{}).(*arrival)
 	a.count()
-	defer a.leave()
+	defer func() {
+		a.leave()
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+			err = s.recovered(stream.Context(), Method, p)
+		}
+	}()
 	if err := a.await(stream); err != nil {
 		a.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
@@ -210,7 +215,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) error {
 		return err
 	}
 	start := time.Now()
-	err := s.respond(stream, a, start)
+	err = s.respond(stream, a, start)
 	s.config.Hooks.Call(Method, time.Since(start).Seconds())
 	return err
 }

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -175,6 +176,37 @@ func TestErrors(t *testing.T) {
 			wantBody := map[int]string{400: "Bad Request\n", 503: "Service Unavailable\n"}[tt.http]
 			if code != tt.http || contentType != "text/plain; charset=utf-8" || string(body) != wantBody {
 				t.Errorf("/json answers %d %s %q, want %d %q", code, contentType, body, tt.http, wantBody)
+			}
+		})
+	}
+}
+
+// TestPanicAroundDecisions: what panics before or after a call is decided costs the call, and not the process; nor does the connection
+// hang, of which grpc holds the lock while a call arrives.
+func TestPanicAroundDecisions(t *testing.T) {
+	injected := func() { panic("injected") }
+	for name, c := range map[string]Config{
+		"arrival": {Gate: overload.New(overload.Config{}), Hooks: Hooks{Shed: injected}}, // there is room for no call
+		"end": {Hooks: Hooks{Call: func(method string, _ float64) {
+			if method == Method {
+				injected()
+			}
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			var panics atomic.Int64
+			c.Log, c.Hooks.Panic = slog.New(slog.NewJSONHandler(&log, nil)), func() { panics.Add(1) }
+			conn := dial(t, serve(t, NewServer(New(decideFunc(allow), c), ServerConfig{})))
+			for range 2 {
+				_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("any", "k=v"))
+				wantCode(t, err, codes.Internal)
+			}
+			if n, told := panics.Load(), strings.Count(log.String(), "a call panicked"); n != 2 || told != 2 || !strings.Contains(log.String(), "server_test.go") {
+				t.Errorf("%d panics counted and %d logged, want 2 with the stack:\n%s", n, told, log.String())
+			}
+			if _, err := healthpb.NewHealthClient(conn).Check(t.Context(), new(healthpb.HealthCheckRequest)); err != nil {
+				t.Errorf("health, on the same connection: %v", err)
 			}
 		})
 	}

@@ -13,10 +13,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -166,6 +168,43 @@ func TestGivesUp(t *testing.T) {
 	r := play(t, "-addr", addr, "-rates", "500", "-timeout", "50ms", "-warmup", "0s", "-duration", "500ms")[0]
 	if r.Requests != 250 || r.OK != 0 || r.Good != 0 || r.Late+r.Failed != 250 {
 		t.Errorf("want 250 calls, all of them given up: %+v", r)
+	}
+}
+
+// TestHung: a load ends soon even if the server has stopped reading, and then all its calls have come too late or were lost.
+func TestHung(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		fr := http2.NewFramer(conn, nil)
+		_ = fr.WriteSettings()
+		_ = fr.WriteWindowUpdate(0, 1<<30) // more than the kernels keep
+	}()
+	var sent, answered atomic.Int64
+	begin := time.Now()
+	r := calls.Load{
+		Addr: l.Addr().String(), Conns: 1, At: calls.Evenly(10_000, 1), Timeout: time.Minute,
+		Requests: [][]byte{calls.Frame(calls.Request("busy", "k="+strings.Repeat("v", 10_000)))},
+		Each: func(_ int, o calls.Outcome) {
+			sent.Add(1)
+			if o.Kind != calls.Late && o.Kind != calls.Lost {
+				answered.Add(1)
+			}
+		},
+	}.Start(t.Context())
+	time.Sleep(time.Second)
+	r.Stop()
+	if took := time.Since(begin); took > 30*time.Second || sent.Load() == 0 || answered.Load() > 0 {
+		t.Errorf("ended after %v, %d calls, of which %d were answered", took, sent.Load(), answered.Load())
 	}
 }
 

@@ -37,7 +37,7 @@ func (a *lane) run(ctx context.Context) {
 	defer tick.Stop()
 	for ctx.Err() == nil && !a.finished() {
 		a.fill()
-		a.send()
+		a.send(ctx)
 		tick.Reset(a.rest())
 		wake := a.wake
 		if a.load.At != nil {
@@ -51,7 +51,7 @@ func (a *lane) run(ctx context.Context) {
 	}
 	if a.load.At != nil { // what was due before the end counts
 		a.fill()
-		a.send()
+		a.send(ctx)
 	}
 	for _, p := range a.backlog {
 		a.over(Outcome{Due: p.due, What: p.what, Took: a.load.now() - p.due, Lag: p.lag, Kind: Late})
@@ -124,13 +124,13 @@ func (a *lane) ended(o Outcome) {
 }
 
 // send sends what is due, as far as the connection takes it, and gives up what takes too long.
-func (a *lane) send() {
+func (a *lane) send(ctx context.Context) {
 	a.giveUp()
 	if len(a.backlog) == 0 {
 		return
 	}
 	if a.current == nil || !a.current.usable() {
-		s, err := connect(a)
+		s, err := connect(ctx, a)
 		if err != nil {
 			for _, p := range a.backlog {
 				a.over(Outcome{Due: p.due, What: p.what, Took: a.load.now() - p.due, Kind: Lost})

@@ -2,6 +2,7 @@ package calls
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"runtime"
@@ -21,6 +22,8 @@ type stream struct {
 	r    *bufio.Reader
 	fr   *http2.Framer
 	done chan struct{} // closed when nothing more is read
+
+	release func() bool // has nobody close conn when the load ends
 
 	dec  *hpack.Decoder // of answers; used by read alone
 	code codes.Code     // that it has found
@@ -49,14 +52,15 @@ type call struct {
 
 const (
 	dialTime    = time.Second
+	closeTime   = 3 * time.Second
 	buffer      = 64 << 10
 	firstWindow = 65535
 	mostStreams = 1 << 30
 	tableSize   = 4096 // of headers to refer to, as Envoy and grpc-go have it
 )
 
-// connect opens a connection.
-func connect(a *lane) (*stream, error) {
+// connect opens a connection. It is closed soon after ctx is done, or who writes to a server that reads nothing would never return.
+func connect(ctx context.Context, a *lane) (*stream, error) {
 	conn, err := net.DialTimeout(a.load.Network, a.load.Addr, dialTime) //nolint:noctx // has its own time-out
 	if err != nil {
 		return nil, err
@@ -91,6 +95,7 @@ func connect(a *lane) (*stream, error) {
 		_ = conn.Close()
 		return nil, err
 	}
+	s.release = context.AfterFunc(ctx, func() { time.AfterFunc(closeTime, s.close) })
 	go s.read()
 	return s, nil
 }
@@ -320,6 +325,7 @@ func (s *stream) leave(last uint32) {
 
 // breakUp ends all calls of a broken connection.
 func (s *stream) breakUp() {
+	s.release()
 	s.close()
 	s.mu.Lock()
 	s.broken = true
