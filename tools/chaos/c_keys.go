@@ -368,9 +368,13 @@ func field(info, name string) string {
 	return value
 }
 
-// noisy has a domain offer ten times what it has a right to, which is half of the peak, beside another one that offers little.
+// fairShare is what each of two domains has a right to, as a multiple of the peak.
+const fairShare = 0.5
+
+// noisy has a domain offer ten times what it has a right to beside another one that offers little, and compares that with what the other
+// one has while the first takes just its share.
 func (e *env) noisy(ctx context.Context) error {
-	const judged = 5
+	const judged = 10 * fairShare
 	at, err := e.pin()
 	if err != nil {
 		return err
@@ -387,16 +391,20 @@ func (e *env) noisy(ctx context.Context) error {
 	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16, 2000), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
+	e.told("alone p99 %s", ms(alone.p(0.99)))
+	if err := s.besideLoop(ctx, quiet); err != nil {
+		return err
+	}
+	fair := s.beside(ctx, fairShare, quiet)
 	levels := []float64{judged}
 	if e.full {
-		levels = []float64{0.5, 1, 1.5, 2, 3, judged}
+		levels = []float64{1, 1.5, 2, 3, judged}
 	}
 	for _, k := range levels {
 		s.curve = k < judged
-		s.beside(ctx, k, quiet, alone)
-	}
-	if err := s.besideLoop(ctx, quiet); err != nil {
-		return err
+		got := s.beside(ctx, k, quiet)
+		s.undisturbed(fmt.Sprintf("beside %g × the peak", k), got.own, fair.own)
+		s.undisturbed(fmt.Sprintf("beside %g ×, on the same connections", k), got.same, fair.same)
 	}
 	s.told()
 	return ctx.Err()
@@ -424,16 +432,23 @@ func (s *surge) besideLoop(ctx context.Context, quiet load) error {
 	return nil
 }
 
+// besides is what became of the calls of a quiet domain beside a noisy one.
+type besides struct {
+	own  outcomes // on connections of its own
+	same outcomes // on the same ones
+}
+
 // beside measures what becomes of the quiet domain beside one that offers k times the peak.
-func (s *surge) beside(ctx context.Context, k float64, quiet load, alone outcomes) {
+func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	loud := s.load()
 	loud.rate, loud.timeout = k*s.peak, envoyTimeout
 	noise := loud.start(ctx)
 	_ = sleep(ctx, 500*time.Millisecond)
-	own, calm := s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
+	var calm bool
+	b.own, calm = s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
 	s.disturbed = s.disturbed || !calm
 	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
-	s.undisturbed(fmt.Sprintf("beside %g × the peak", k), own, alone)
+	s.e.note("quiet beside it: %s", b.own)
 	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
 	every := int(loud.rate/quiet.rate) + 1
 	both := loud
@@ -446,14 +461,15 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load, alone outcome
 		both.requests = append(both.requests, from[i%len(from)])
 	}
 	all := both.run(ctx, 4*time.Second).between(500*time.Millisecond, 4*time.Second)
+	b.same = all.that(func(o outcome) bool { return int(o.what)%every == 0 })
 	s.e.note("noisy at %g × the peak, and quiet: %s", k, all)
-	s.undisturbed(fmt.Sprintf("beside %g ×, on the same connections", k), all.that(func(o outcome) bool { return int(o.what)%every == 0 }), alone)
+	s.e.note("quiet, on the same connections: %s", b.same)
+	return b
 }
 
-// undisturbed compares how a quiet domain fares beside noise with how it did alone.
-func (s *surge) undisturbed(where string, beside, alone outcomes) {
-	s.e.note("quiet, %s: %s", where, beside)
-	wrong := len(beside) - beside.within(okay, envoyTimeout)
-	s.figure(wrong == 0 && len(beside) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(beside))
-	s.figure(beside.p(0.99) <= 2*alone.p(0.99), "p99 %s, alone %s", ms(beside.p(0.99)), ms(alone.p(0.99)))
+// undisturbed compares how a quiet domain fares beside noise with how it does beside a domain that takes its share.
+func (s *surge) undisturbed(where string, got, fair outcomes) {
+	wrong := len(got) - got.within(okay, envoyTimeout)
+	s.figure(wrong == 0 && len(got) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(got))
+	s.figure(got.p(0.99) <= 2*fair.p(0.99), "p99 %s, beside %g × %s", ms(got.p(0.99)), fairShare, ms(fair.p(0.99)))
 }
