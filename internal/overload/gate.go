@@ -140,7 +140,7 @@ func (g *Gate) asking(c *Client, now int64) int64 {
 	}
 	g.asks.Add(1)
 	c.asks.Add(1)
-	return max(g.clients[0].Load(), g.clients[1].Load())
+	return max(1, g.clients[0].Load(), g.clients[1].Load()) // somebody may just be moving them
 }
 
 // mixed reports whether calls of c have to be read to know whose they are, and there is time for that.

@@ -58,14 +58,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	}
 	if s.config.Gate.Full(client) {
 		s.config.Hooks.Shed()
-		return nil, errOverload
+		return refuse(ctx, errOverload)
 	}
 	shard, room, another := s.waiting.enter(ctx)
 	if another || !room {
 		s.config.Hooks.TooManyWaiting()
 	}
 	if !room {
-		return nil, errWaiting
+		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
 	a.waits.Store(true)
@@ -101,12 +101,17 @@ func (a *arrival) stopWaiting() {
 
 // await receives the message.
 func (a *arrival) await(stream grpc.ServerStream) error {
-	a.waiting.watch(a, grpc.ServerTransportStreamFromContext(stream.Context()))
-	err := stream.RecvMsg(a)
-	a.waiting.forget(a)
+	err := a.watched(stream)
 	a.stopWaiting()
 	a.count() // again, if it was slow
 	return err
+}
+
+// watched receives the message while waiting looks after the call.
+func (a *arrival) watched(stream grpc.ServerStream) error {
+	a.waiting.watch(a, grpc.ServerTransportStreamFromContext(stream.Context()))
+	defer a.waiting.forget(a)
+	return stream.RecvMsg(a)
 }
 
 // receive keeps the message. It ignores a second one, which grpc answers with INTERNAL.

@@ -37,6 +37,10 @@ type otherKey struct{}
 // each keeps its metadata. Clients have one for each service that they watch.
 const maxOpen = 16
 
+// endsAfter is how long a call that is refused may be in progress where its deadline is far away. The message of one that is answered all the
+// same has come with its headers.
+const endsAfter = 10 * time.Millisecond
+
 // holdOpen counts a stream on the connection on which the call of ctx came, until closed is called, or refuses it.
 func holdOpen(ctx context.Context) (closed func(), err error) {
 	c, ok := ctx.Value(otherKey{}).(*otherCall)
@@ -56,7 +60,9 @@ func (o *others) arrive(ctx context.Context, from origin) (context.Context, erro
 	if o.calls.Add(1) > o.most {
 		o.calls.Add(-1)
 		o.refused()
-		return nil, errWaiting
+		ctx, end := context.WithCancel(ctx)
+		time.AfterFunc(endsAfter, end) // if it is let in: its handler waits for the message
+		return refuse(ctx, errWaiting)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(messageTime, func() { cancel(errNoMessage) })

@@ -199,7 +199,10 @@ func (s *Service) register(r grpc.ServiceRegistrar) {
 
 // shouldRateLimit is the handler of one call.
 func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
-	a := stream.Context().Value(arrivalKey{}).(*arrival)
+	a, ok := stream.Context().Value(arrivalKey{}).(*arrival)
+	if !ok {
+		return refused(stream.Context())
+	}
 	a.count()
 	defer func() {
 		a.leave()

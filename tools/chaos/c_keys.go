@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strconv"
 	"strings"
@@ -396,6 +397,8 @@ func (e *env) noisy(ctx context.Context) error {
 		return err
 	}
 	fair := s.beside(ctx, fairShare, quiet)
+	s.decided(fmt.Sprintf("beside %g × the peak", fairShare), fair.own)
+	s.decided(fmt.Sprintf("beside %g ×, on the same connections", fairShare), fair.same)
 	levels := []float64{judged}
 	if e.full {
 		levels = []float64{1, 1.5, 2, 3, judged}
@@ -444,13 +447,13 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	loud.rate, loud.timeout = k*s.peak, envoyTimeout
 	noise := loud.start(ctx)
 	_ = sleep(ctx, 500*time.Millisecond)
-	var calm bool
-	b.own, calm = s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
+	own, calm := s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
+	b.own = own
 	s.disturbed = s.disturbed || !calm
 	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
 	s.e.note("quiet beside it: %s", b.own)
 	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
-	every := int(loud.rate/quiet.rate) + 1
+	every := int(math.Round(loud.rate/quiet.rate)) + 1 // odd, so that they are on each connection
 	both := loud
 	both.requests, both.rate = nil, loud.rate+quiet.rate
 	for i := range every * 20 {
@@ -460,7 +463,9 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 		}
 		both.requests = append(both.requests, from[i%len(from)])
 	}
-	all := both.run(ctx, 4*time.Second).between(500*time.Millisecond, 4*time.Second)
+	all, calm := s.alone(func() outcomes { return both.run(ctx, 4*time.Second) })
+	s.disturbed = s.disturbed || !calm
+	all = all.between(500*time.Millisecond, 4*time.Second)
 	b.same = all.that(func(o outcome) bool { return int(o.what)%every == 0 })
 	s.e.note("noisy at %g × the peak, and quiet: %s", k, all)
 	s.e.note("quiet, on the same connections: %s", b.same)
@@ -469,7 +474,12 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 
 // undisturbed compares how a quiet domain fares beside noise with how it does beside a domain that takes its share.
 func (s *surge) undisturbed(where string, got, fair outcomes) {
+	s.decided(where, got)
+	s.figure(got.p(0.99) <= 2*fair.p(0.99), "p99 %s, beside %g × %s", ms(got.p(0.99)), fairShare, ms(fair.p(0.99)))
+}
+
+// decided takes down how many calls of a quiet domain were not decided by a counter in time.
+func (s *surge) decided(where string, got outcomes) {
 	wrong := len(got) - got.within(okay, envoyTimeout)
 	s.figure(wrong == 0 && len(got) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(got))
-	s.figure(got.p(0.99) <= 2*fair.p(0.99), "p99 %s, beside %g × %s", ms(got.p(0.99)), fairShare, ms(fair.p(0.99)))
 }

@@ -95,7 +95,13 @@ func connect(ctx context.Context, a *lane) (*stream, error) {
 		_ = conn.Close()
 		return nil, err
 	}
-	s.release = context.AfterFunc(ctx, func() { time.AfterFunc(closeTime, s.close) })
+	s.release = context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(closeTime):
+			s.close()
+		case <-s.done:
+		}
+	})
 	go s.read()
 	return s, nil
 }

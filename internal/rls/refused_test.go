@@ -1,0 +1,77 @@
+package rls
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+)
+
+// TestG50_RefusedCalls: calls that are refused unread leave nothing behind, however far away their deadlines are.
+func TestG50_RefusedCalls(t *testing.T) {
+	none := New(decideFunc(allow), Config{MaxWaiting: 1})
+	none.waiting.most, none.others.most = 0, 0
+	for name, c := range map[string]struct {
+		service *Service
+		health  bool
+		want    map[codes.Code]bool
+	}{
+		"overload":         {New(decideFunc(allow), Config{Gate: overload.New(overload.Config{})}), false, map[codes.Code]bool{codes.Unavailable: true}},
+		"waiting":          {none, false, map[codes.Code]bool{codes.Unavailable: true}},
+		"of other methods": {none, true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.OK: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := dial(t, serve(t, NewServer(c.service, ServerConfig{})))
+			call := func(timeout time.Duration) {
+				ctx, cancel := context.WithTimeout(t.Context(), timeout)
+				defer cancel()
+				var err error
+				if c.health {
+					_, err = healthpb.NewHealthClient(conn).Check(ctx, new(healthpb.HealthCheckRequest))
+				} else {
+					_, err = ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("any", "k=v"))
+				}
+				if !c.want[status.Code(err)] {
+					t.Errorf("with %v: %v", timeout, err)
+				}
+			}
+			call(time.Second) // refused on its arrival
+			const calls, callers = 20_000 / slowdown, 50
+			many := func() {
+				var wg sync.WaitGroup
+				for range callers {
+					wg.Go(func() {
+						for range calls / callers {
+							call(1000 * time.Hour)
+						}
+					})
+				}
+				wg.Wait()
+			}
+			many()
+			before := live()
+			many()
+			if more := live() - before; more > calls*100 {
+				t.Errorf("%d calls that were refused left %d bytes behind", calls, more)
+			}
+		})
+	}
+}
+
+// live returns how many bytes of the heap are alive.
+func live() int64 {
+	var m runtime.MemStats
+	time.Sleep(50 * time.Millisecond) // for calls to end
+	runtime.GC()
+	runtime.GC() // what a pool keeps goes with the second one
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // not that many
+}
