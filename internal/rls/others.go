@@ -60,9 +60,13 @@ func (o *others) arrive(ctx context.Context, from origin) (context.Context, erro
 	if o.calls.Add(1) > o.most {
 		o.calls.Add(-1)
 		o.refused()
-		ctx, end := context.WithCancel(ctx)
-		time.AfterFunc(endsAfter, end) // if it is let in: its handler waits for the message
-		return refuse(ctx, errWaiting)
+		in, err := refuse(ctx, errWaiting)
+		if err != nil {
+			return nil, err
+		}
+		in, end := context.WithCancel(in)
+		time.AfterFunc(endsAfter, end) // its handler waits for the message
+		return in, nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	late := time.AfterFunc(messageTime, func() { cancel(errNoMessage) })
