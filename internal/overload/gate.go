@@ -2,9 +2,9 @@
 //
 // Where a process has more to do than it can, everything waits: bytes in sockets, calls for a processor, answers for being
 // written. Most of that is out of sight, and goes in the order in which it came, so that all of it comes too late together.
-// So once calls wait, they do so in one [line]: it lets no more of them go on than are answered soon, the newest first, and
-// has policies decide those for which there is no time. Between two turns of the line everything that has arrived is read
-// (see [poller]), which keeps short what is out of sight, and shows how long it is.
+// So once calls wait, they do so in one [line]: it lets no more of them go on than are answered soon, the newest first where
+// there is not time for all, and has policies decide those for which there is none. Between two turns of the line everything
+// that has arrived is read (see [poller]), which keeps short what is out of sight, and shows how long it is.
 package overload
 
 import (
@@ -22,7 +22,7 @@ const (
 	epoch   = 100 * time.Millisecond // for which clients are counted
 	longest = 10 * time.Millisecond  // between two turns of a paced line, and of any while there is time to read what is too much
 	// So many times what it has waited is time enough for a call, if nobody waits for a turn: turns cost something too.
-	patience = 16
+	patience = 8
 	forgets  = 64 // how many calls the moving average of waits is made of
 )
 

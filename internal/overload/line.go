@@ -61,17 +61,21 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
-	opened  time.Time        // each turn since then has found somebody
-	vain    int              // how many wait for whom it stands
-	ahead   time.Time        // when a call last went first although others waited
-	fed     time.Time        // when calls last went on, or were in progress
-	credit  int              // what decisions have earned, less what calls without one have cost
-	lap     time.Duration    // between two turns, on average
-	step    time.Duration    // between two looks at what can be read, on average
-	took    time.Duration    // from a call's turn to its answer, on average
-	patient time.Duration    // how long callers wait, on average
-	floor   [2]time.Duration // the least that a call took, now and before
-	floored time.Time        // when that was last begun anew
+	opened  time.Time                     // each turn since then has found somebody
+	rushed  bool                          // there is not time for all: the newest go first
+	changed time.Time                     // when that last changed
+	since   struct{ went, dismissed int } // calls since then
+	pressed time.Time                     // when there was last no time for a call that had come with enough of it
+	vain    int                           // how many wait for whom it stands
+	ahead   time.Time                     // when a call last went first although others waited
+	fed     time.Time                     // when calls last went on, or were in progress
+	credit  int                           // what decisions have earned, less what calls without one have cost
+	lap     time.Duration                 // between two turns, on average
+	step    time.Duration                 // between two looks at what can be read, on average
+	took    time.Duration                 // from a call's turn to its answer, on average
+	patient time.Duration                 // how long callers wait, on average
+	floor   [2]time.Duration              // the least that a call took, now and before
+	floored time.Time                     // when that was last begun anew
 	napping bool
 }
 
@@ -165,6 +169,7 @@ func (l *line) first(p *place, now time.Time) bool {
 func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
+	l.since.went++
 	l.credit = min(l.credit+earned, debt)
 	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
 }
@@ -289,6 +294,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		}
 	}
 	idle := lap < slack
+	l.calm(now)
 	shed := l.shed(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
 	shed += l.weed(now)
@@ -298,6 +304,10 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		l.fed = now
 	case shed > 0 && now.Sub(l.fed) > starved && !idle:
 		l.starve(now)
+	}
+	if shed == 0 && len(l.calls) == 0 && !l.paced.Load() && !l.gate.Limited() {
+		l.open.Store(false) // there was room for all: whoever comes goes on without a turn, which costs less
+		return false, false
 	}
 	l.gate.raise(now, went, false)
 	l.napping = shed+went+len(l.goes)+len(l.others) == 0
@@ -319,6 +329,7 @@ func (l *line) give(p *place, t Turn) {
 
 // dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
 func (l *line) dismiss(p *place, now time.Time) Turn {
+	l.since.dismissed++
 	if l.left(p, now) < margin/2+l.lap {
 		l.credit -= costBad
 		return Turn{Verdict: Lost}
@@ -343,6 +354,9 @@ func (l *line) shed(now time.Time) (turns int) {
 	kept := l.calls[:0]
 	for _, p := range l.calls {
 		if l.left(p, now) < decide {
+			if p.patience > decide {
+				l.press(p, now)
+			}
 			l.give(p, l.dismiss(p, now))
 			turns++
 		} else {
@@ -352,44 +366,6 @@ func (l *line) shed(now time.Time) (turns int) {
 	clear(l.calls[len(kept):])
 	l.calls = kept
 	return turns
-}
-
-// excess reports whether a call is one too many: there has been a line for longer than its caller waits, and as many wait as go on
-// soon, so that one more would but displace another. Those of domains that take less than their share go on before.
-func (l *line) excess(p *place, now time.Time) bool {
-	return l.vain >= max(l.room/2, l.room-l.working, shortLine) && l.stands(p, now) && !l.gate.shares.under(p.Domain)
-}
-
-// stands reports whether there has been a line for longer than the caller of p waits. For one who has the time for many turns there is
-// none that stands: there is time for him even where hundreds wait. Nor is there for those of a connection with several domains, which
-// are read beyond the limit of calls in progress: answered at once, they would be read faster.
-func (l *line) stands(p *place, now time.Time) bool {
-	return p.patience <= enough && now.Sub(l.opened) > p.patience && (p.Client == nil || p.Client.mixed.Load() == 0)
-}
-
-// weed dismisses those that would be in excess if they came now, but for the newest, and returns how many they were. Those of patient
-// callers are in nobody's way: the newest go first.
-func (l *line) weed(now time.Time) (turns int) {
-	l.vain = 0
-	for i, p := range slices.Backward(l.calls) {
-		switch {
-		case l.excess(p, now):
-			l.give(p, l.dismiss(p, now))
-			l.calls[i] = nil
-			turns++
-		case l.stands(p, now):
-			l.vain++
-		}
-	}
-	l.tidy(turns)
-	return turns
-}
-
-// tidy takes those that have had their turn out of the line, if there are any.
-func (l *line) tidy(turns int) {
-	if turns > 0 {
-		l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
-	}
 }
 
 // account has fewer calls read if those without a decision are too many for what else is done, and nobody is idle.
@@ -418,24 +394,6 @@ func (l *line) cost(p *place) int {
 		return costBad
 	}
 	return cost
-}
-
-// proceed has as many go on as there is room for: those of domains that take less than their share first, and of them the
-// newest, which have the most time. It returns how many they are.
-func (l *line) proceed(now time.Time, room int) (turns int) {
-	for _, under := range []bool{true, false} {
-		for i := len(l.calls) - 1; i >= 0 && l.working < room; i-- {
-			p := l.calls[i]
-			if p == nil || under && !l.gate.shares.under(p.Domain) {
-				continue
-			}
-			l.calls[i] = nil
-			turns++
-			l.give(p, l.admit(p, now))
-		}
-	}
-	l.tidy(turns)
-	return turns
 }
 
 // brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but

@@ -252,9 +252,6 @@ func (s *surge) part(ctx context.Context, k float64, d time.Duration) (v level, 
 // transportCost returns what a call costs that has no limit to be decided, as a share of one that is decided: it is read, its
 // rules are found, and it is answered, as one that a policy decides, which costs a little more.
 func (s *surge) transportCost(ctx context.Context) (share float64, err error) {
-	if err := s.server.serve("free.yaml", freeRules); err != nil {
-		return 0, err
-	}
 	l := s.load()
 	l.requests, l.inflight = wide("free", s.descriptors, 2000), s.inflight
 	l.run(ctx, again)
@@ -279,7 +276,7 @@ func overload(ctx context.Context, e *env) error {
 	type round struct {
 		work
 
-		length time.Duration // of each level; what comes before, between and after takes 20 s
+		length time.Duration // of each level; what comes before, between and after takes 25 s
 		curve  bool
 	}
 	rounds := []round{
@@ -317,9 +314,12 @@ func (s *surge) figure(good bool, format string, args ...any) {
 func (s *surge) play(ctx context.Context, length time.Duration) error {
 	e := s.e
 	s.measurePeak(ctx, 4*time.Second)
-	base := s.normal(ctx, 3*time.Second, time.Second)
+	base := s.normal(ctx, 4*time.Second, time.Second)
 	e.note("%s, half of the peak: %s", s.work, base)
-	share, err := s.transportCost(ctx)
+	if err := s.server.serve("free.yaml", freeRules); err != nil {
+		return err
+	}
+	shareBefore, err := s.transportCost(ctx)
 	if err != nil {
 		return err
 	}
@@ -330,9 +330,14 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 		levels = append(levels, s.at(ctx, k, length, parts))
 	}
 	levels = append(levels, s.at(ctx, 5, length, 1)) // memory shows in a long surge
-	after := s.normal(ctx, 4*time.Second, 2*time.Second)
+	after := s.normal(ctx, 5*time.Second, 2*time.Second)
 	failed, asked := health()
 	e.note("%s, half of the peak again: %s", s.work, after)
+	shareAfter, err := s.transportCost(ctx)
+	if err != nil {
+		return err
+	}
+	share := (shareBefore + shareAfter) / 2
 	e.told("%s: peak %.0f a second, %.0f µs each", s.work, s.peak, s.cost*1e6)
 	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
 	s.told()
