@@ -18,7 +18,7 @@ func TestWait(t *testing.T) {
 			t.Error("a call is free by how long it has waited")
 		}
 		for range 100 {
-			turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(18 * ms)})
+			turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(16 * ms)})
 			if turn.Verdict != Go {
 				t.Fatalf("a call that waits alone has the turn %+v", turn)
 			}
@@ -28,7 +28,7 @@ func TestWait(t *testing.T) {
 				t.Fatal("calls have to wait although nobody does")
 			}
 		}
-		if turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(33 * ms)}); turn != (Turn{}) {
+		if turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(17 * ms)}); turn != (Turn{}) {
 			t.Errorf("a call with much time has the turn %+v", turn)
 		}
 		if s := g.Stats(); s.Wait < ms || s.Wait > 2*ms {

@@ -61,21 +61,21 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
-	opened  time.Time                     // each turn since then has found somebody
-	rushed  bool                          // there is not time for all: the newest go first
-	changed time.Time                     // when that last changed
-	since   struct{ went, dismissed int } // calls since then
-	pressed time.Time                     // when there was last no time for a call that had come with enough of it
-	vain    int                           // how many wait for whom it stands
-	ahead   time.Time                     // when a call last went first although others waited
-	fed     time.Time                     // when calls last went on, or were in progress
-	credit  int                           // what decisions have earned, less what calls without one have cost
-	lap     time.Duration                 // between two turns, on average
-	step    time.Duration                 // between two looks at what can be read, on average
-	took    time.Duration                 // from a call's turn to its answer, on average
-	patient time.Duration                 // how long callers wait, on average
-	floor   [2]time.Duration              // the least that a call took, now and before
-	floored time.Time                     // when that was last begun anew
+	opened  time.Time        // each turn since then has found somebody
+	rushed  bool             // there is not time for all
+	changed time.Time        // when that last changed
+	lately  lately           // what says so
+	passed  time.Time        // when a call was last dismissed
+	vain    int              // how many wait for whom it stands
+	ahead   time.Time        // when a call last went first although others waited
+	fed     time.Time        // when calls last went on, or were in progress
+	credit  int              // what decisions have earned, less what calls without one have cost
+	lap     time.Duration    // between two turns, on average
+	step    time.Duration    // between two looks at what can be read, on average
+	took    time.Duration    // from a call's turn to its answer, on average
+	patient time.Duration    // how long callers wait, on average
+	floor   [2]time.Duration // the least that a call took, now and before
+	floored time.Time        // when that was last begun anew
 	napping bool
 }
 
@@ -84,6 +84,7 @@ type place struct {
 	Call
 
 	patience time.Duration // from its headers to its deadline
+	came     time.Time     // to the line
 	turn     chan Turn
 }
 
@@ -137,6 +138,7 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 	defer l.mu.Unlock()
 	l.patient += (min(p.patience, enough) - l.patient) / (4 * averages)
 	at := time.Now()
+	p.came = at
 	switch {
 	case l.first(p, at):
 		if l.gate.shares.wellUnder(p.Domain) {
@@ -169,7 +171,7 @@ func (l *line) first(p *place, now time.Time) bool {
 func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
-	l.since.went++
+	l.lately.went++
 	l.credit = min(l.credit+earned, debt)
 	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
 }
@@ -294,8 +296,8 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		}
 	}
 	idle := lap < slack
-	l.calm(now)
 	shed := l.shed(now)
+	l.judge(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
 	shed += l.weed(now)
 	l.account(now, idle)
@@ -309,7 +311,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		l.open.Store(false) // there was room for all: whoever comes goes on without a turn, which costs less
 		return false, false
 	}
-	l.gate.raise(now, went, false)
+	l.gate.raise(now, went, now.Sub(l.passed) > healed)
 	l.napping = shed+went+len(l.goes)+len(l.others) == 0
 	return true, l.napping
 }
@@ -329,7 +331,7 @@ func (l *line) give(p *place, t Turn) {
 
 // dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
 func (l *line) dismiss(p *place, now time.Time) Turn {
-	l.since.dismissed++
+	l.passed = now
 	if l.left(p, now) < margin/2+l.lap {
 		l.credit -= costBad
 		return Turn{Verdict: Lost}
@@ -354,9 +356,7 @@ func (l *line) shed(now time.Time) (turns int) {
 	kept := l.calls[:0]
 	for _, p := range l.calls {
 		if l.left(p, now) < decide {
-			if p.patience > decide {
-				l.press(p, now)
-			}
+			l.press(p, now, decide)
 			l.give(p, l.dismiss(p, now))
 			turns++
 		} else {

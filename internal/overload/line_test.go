@@ -14,7 +14,7 @@ import (
 
 // enter has a call wait in l, of which the test gives the turns.
 func enter(l *line, c Call) *place {
-	p := &place{Call: c, patience: forever, turn: make(chan Turn, 1)}
+	p := &place{Call: c, patience: forever, came: time.Now(), turn: make(chan Turn, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open.Store(true)

@@ -7,42 +7,48 @@ import (
 )
 
 const (
-	retry = 5 * time.Second // after which it is seen whether there is time for all, if calls come in order
-	few   = 8               // one dismissed call for more than so many that go on
+	retry = 5 * time.Second // after which it is tried whether there is time for all, if they go on in order
+	few   = 8               // calls without time say nothing
+	much  = 16              // one more for so many that go on is too much
 )
 
 // proceed has as many go on as there is room for: those of domains that take less than their share first, and of them the newest, which
-// have the most time, but in place of those in order as many of the oldest that are, of callers about as patient. It returns how many they
-// are.
+// have the most time, but in place of those in order as many of the oldest that are, of callers about as patient, or one where there were
+// none. It returns how many they are.
 func (l *line) proceed(now time.Time, room int) (turns int) {
+	goOn := func(i int) {
+		p := l.calls[i]
+		l.calls[i] = nil
+		turns++
+		l.give(p, l.admit(p, now))
+	}
 	for _, under := range []bool{true, false} {
 		goes := func(p *place) bool { return p != nil && (!under || l.gate.shares.under(p.Domain)) }
-		free, later, instead := room-l.working, 0, [kinds]int{} // how many of the oldest, in all and by the patience of their callers
+		free := room - l.working
+		if free <= 0 {
+			break
+		}
+		var oldest [kinds]int // how many of them go on
 		for i := len(l.calls) - 1; i >= 0 && free > 0; i-- {
 			p := l.calls[i]
-			if !goes(p) {
+			switch {
+			case !goes(p):
 				continue
+			case l.inOrder(p, now):
+				oldest[kind(p)]++
+			default:
+				goOn(i)
 			}
 			free--
-			if l.inOrder(p, now) {
-				instead[kind(p)]++
-				later++
-				continue
-			}
-			l.calls[i] = nil
-			turns++
-			l.give(p, l.admit(p, now))
 		}
-		for i := 0; i < len(l.calls) && later > 0; i++ {
-			p := l.calls[i]
-			if !goes(p) || instead[kind(p)] == 0 || !l.inOrder(p, now) {
-				continue
+		for k := range oldest {
+			oldest[k] = max(oldest[k], 1)
+		}
+		for i, p := range l.calls {
+			if goes(p) && oldest[kind(p)] > 0 && l.inOrder(p, now) {
+				oldest[kind(p)]--
+				goOn(i)
 			}
-			instead[kind(p)]--
-			later--
-			l.calls[i] = nil
-			turns++
-			l.give(p, l.admit(p, now))
 		}
 	}
 	l.tidy(turns)
@@ -64,36 +70,42 @@ func (l *line) inOrder(p *place, now time.Time) bool {
 	if p.patience <= enough {
 		return !l.rushed
 	}
-	return 4*l.left(p, now) >= p.patience
+	return l.left(p, now) >= p.patience/4
 }
 
-// press notes that there was no time for p in the end, although it had come with enough of it.
-func (l *line) press(p *place, now time.Time) {
-	l.pressed = now
-	if came := p.Deadline.Add(-p.patience); !l.rushed && came.After(l.changed) {
-		l.rush(true, now)
+// lately is what became of calls in the last tenth of a second, and since it was last found whether there is time for all.
+type lately struct {
+	begun   time.Time
+	went    int
+	pressed int // for which there was no time in the end, although there had been
+}
+
+// press notes that there is no time for p in the end, where a decision takes so long. If it was not passed over, and had no time for a
+// decision when it came, that says nothing.
+func (l *line) press(p *place, now time.Time, decide time.Duration) {
+	passedOver, enough := now.Sub(p.came) > 2*l.lap, p.Deadline.Sub(p.came) > decide+2*l.lap
+	if (passedOver || enough) && p.came.After(l.changed) {
+		l.lately.pressed++
 	}
 }
 
-// calm has calls go on in the order in which they came if there has been time for all of late, or for nearly all, and now and then to see
-// whether there would be: where callers ask again once they are answered, those who were passed over may be all that there is no time for.
-func (l *line) calm(now time.Time) {
-	if !l.rushed {
-		return
-	}
-	lasts := now.Sub(l.changed)
+// judge finds whether there is time for all. While the newest go first, those that are passed over and ask again may be all that there is
+// no time for, so now and then calls go on in order, whatever became of them.
+func (l *line) judge(now time.Time) {
+	over, pressed := now.Sub(l.lately.begun) > period, l.lately.pressed > few+l.lately.went/much
 	switch {
-	case now.Sub(l.pressed) > period,
-		lasts > period && l.since.dismissed*few < l.since.went,
-		lasts > retry && !l.gate.Limited():
-		l.rush(false, now)
+	case !l.rushed && pressed:
+		l.found(now, true)
+	case l.rushed && (over && !pressed || now.Sub(l.changed) > retry):
+		l.found(now, false)
+	case over:
+		l.lately = lately{begun: now}
 	}
 }
 
-// rush says whether the newest go first from now on.
-func (l *line) rush(on bool, now time.Time) {
-	l.rushed, l.changed = on, now
-	l.since.went, l.since.dismissed = 0, 0
+// found takes down whether there is not time for all.
+func (l *line) found(now time.Time, rushed bool) {
+	l.rushed, l.changed, l.lately = rushed, now, lately{begun: now}
 }
 
 // excess reports whether a call is one too many: there has been a line for longer than its caller waits, and as many wait as go on

@@ -1,6 +1,7 @@
 package overload
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,7 @@ func TestNewestFirst(t *testing.T) {
 	t.Parallel()
 	g := New(Config{MaxCalls: 1000})
 	l, now := &g.line, time.Now()
-	l.room, l.rushed, l.changed, l.pressed = 4, true, now, now
+	l.room, l.rushed, l.changed, l.lately = 4, true, now, lately{begun: now}
 	g.shares.add(0, 1, 1000)
 	var all []*place
 	for _, domain := range []uint32{1, 1, 2, 1, 1, 1, 1, 2, 1} {
@@ -49,6 +50,7 @@ func TestInOrder(t *testing.T) {
 		'p': {100 * ms, 60 * ms},
 		'o': {100 * ms, 20 * ms},
 		'h': {time.Hour, time.Hour - time.Second},
+		'f': {forever, 1<<63 - 1},
 	}
 	for _, tt := range []struct {
 		name, calls string
@@ -67,12 +69,16 @@ func TestInOrder(t *testing.T) {
 		{"a crowd of patient ones", "ppppppss", false, 4, "gg----gg"},
 		{"a crowd of patient ones", "ppppppss", true, 4, "gg----gg"},
 		{"a crowd of those with an hour", "hhhhhhpp", false, 4, "gg----gg"},
-		{"a crowd of those with an hour", "hhhhhhpp", true, 2, "------gg"},
+		{"a crowd of those with an hour, of whom one has a turn all the same", "hhhhhhpp", true, 2, "g-----gg"},
+		{"one who is patient, before a crowd of others", "pssss", false, 2, "ggg--"},
+		{"one who is not, before a crowd of patient callers", "spppp", false, 2, "ggg--"},
+		{"those who wait for ever", "ffff", true, 2, "gg--"},
+		{"no room", "spf", false, 0, "---"},
 		{"room for all", "sphsph", true, 9, "gggggg"},
 	} {
 		g := New(Config{MaxCalls: 1000})
 		l, now := &g.line, time.Now()
-		l.room, l.rushed, l.changed, l.pressed = tt.room, tt.rushed, now, now
+		l.room, l.rushed, l.changed, l.lately = tt.room, tt.rushed, now, lately{begun: now}
 		g.shares.add(0, 0, 1)
 		var all []*place
 		for _, kind := range tt.calls {
@@ -189,27 +195,42 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// TestCalm: the newest go first once there was no time for a call that had come with enough of it, until there has been time for all for
-// a while. In between the line is tried in order every few seconds, unless so many come that some are not even read.
-func TestCalm(t *testing.T) {
+// TestJudge: there is not time for all once there was none for several calls, and one for 16 that went on, that had time for a decision
+// when they came or were passed over; and there is again when they are fewer. After some seconds it is tried in any case.
+func TestJudge(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		l := &g.line
-		l.room = 0
-		late := func(patience time.Duration) { // a call comes, and there is no time for it in the end
-			time.Sleep(ms)
-			p := &place{Call: Call{Deadline: time.Now().Add(patience)}, patience: patience, turn: make(chan Turn, 1)}
-			time.Sleep(patience - ms)
-			l.calls = append(l.calls, p)
+		l.open.Store(true)
+		went := func(n int) { // so many go on
+			l.room, l.working = n, 0
+			for range n {
+				enter(l, Call{Deadline: time.Now().Add(20 * ms)}).patience = 20 * ms
+			}
 			l.turns(time.Now(), 0, 0)
-			if got := verdict(p); got != 'l' {
-				t.Fatalf("a millisecond before its caller gives up a call has the verdict %c", got)
+		}
+		late := func(n int, left, after time.Duration) { // so many come with so much time, and have no turn in it
+			var all []*place
+			time.Sleep(ms)
+			for range n {
+				p := enter(l, Call{Deadline: time.Now().Add(left)})
+				p.patience = 20 * ms
+				all = append(all, p)
+			}
+			time.Sleep(after)
+			l.turns(time.Now(), 0, 0)
+			for _, p := range all {
+				if got := verdict(p); got != 'l' {
+					t.Fatalf("%v before its caller gives up a call has the verdict %c", left-after, got)
+				}
 			}
 		}
-		during := func(d, patience time.Duration) {
-			for begun := time.Now(); time.Since(begun) < d; {
-				late(patience)
+		again := func(rounds, n, pressed int) {
+			for range rounds {
+				went(n)
+				late(pressed, 20*ms, 19*ms)
+				time.Sleep(5 * ms)
 			}
 		}
 		for _, tt := range []struct {
@@ -218,33 +239,21 @@ func TestCalm(t *testing.T) {
 			rushed bool
 		}{
 			{"at first", func() {}, false},
-			{"with a call that came too late for a decision", func() { late(2 * ms) }, false},
-			{"with one that came with time enough", func() { late(20 * ms) }, true},
-			{"when there has been time for all for a while", func() { during(period+5*ms, 2*ms) }, false},
-			{"with patient callers", func() { late(100 * ms) }, true},
-			{"all the while", func() { during(retry/2, 20*ms) }, true},
-			{"while nearly all go on", func() {
-				time.Sleep(period + ms)
-				l.since.went, l.pressed = few*l.since.dismissed+1, time.Now()
-				l.calm(time.Now())
-			}, false},
-			{"and again not", func() { late(20 * ms) }, true},
+			{"with messages that came late", func() { late(100, 3*ms/2, 0) }, false},
+			{"with some that were passed over", func() { late(few, 20*ms, 19*ms) }, false},
+			{"with few among many", func() { time.Sleep(period); went(1000); late(60, 20*ms, 19*ms) }, false},
+			{"with more", func() { late(20, 20*ms, 19*ms) }, true},
+			{"while they are a tenth", func() { again(20, 400, 40) }, true},
+			{"when they are a twentieth", func() { again(12, 400, 20) }, false},
+			{"passed over with little time", func() { time.Sleep(2 * period); went(1); late(few+1, 3*ms, 2*ms) }, true},
+			{"all the while", func() { again(100, 100, 50) }, true},
 			{"after some seconds", func() {
-				time.Sleep(retry + ms)
-				l.pressed = time.Now()
-				l.calm(time.Now())
+				time.Sleep(retry)
+				l.judge(time.Now())
 			}, false},
-			{"where some are not read", func() {
-				late(20 * ms)
-				g.limit.Store(500)
-				time.Sleep(2 * retry)
-				l.open.Store(true)
-				l.pressed = time.Now()
-				l.calm(time.Now())
-			}, true},
 		} {
 			if tt.do(); l.rushed != tt.rushed {
-				t.Errorf("%s: the newest go first: %v, want %v", tt.what, l.rushed, tt.rushed)
+				t.Errorf("%s: not time for all: %v, want %v (%+v)", tt.what, l.rushed, tt.rushed, l.lately)
 			}
 		}
 	})
@@ -255,12 +264,35 @@ func TestCameBefore(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	l := &line{changed: now.Add(-10 * ms)}
-	if l.press(&place{Call: Call{Deadline: now.Add(5 * ms)}, patience: 20 * ms}, now); l.rushed {
-		t.Error("a call that came before the line was in order has it in a rush")
+	for came, want := range map[time.Duration]int{-11 * ms: 0, -9 * ms: 1} {
+		l.lately = lately{}
+		l.press(&place{Call: Call{Deadline: now.Add(5 * ms)}, came: now.Add(came)}, now, ms)
+		if l.lately.pressed != want {
+			t.Errorf("a call that came %v after the line was put in order: %d pressed, want %d", came+10*ms, l.lately.pressed, want)
+		}
 	}
-	if l.press(&place{Call: Call{Deadline: now.Add(15 * ms)}, patience: 20 * ms}, now); !l.rushed {
-		t.Error("a call that came since does not have it in a rush")
-	}
+}
+
+// TestLimitHeals: the limit of calls in progress is what it was once nobody has been dismissed for a second, although some always wait.
+func TestLimitHeals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		l := &g.line
+		g.limit.Store(500)
+		l.passed = time.Now()
+		for lap := range 220 {
+			for len(l.calls) < 20 {
+				enter(l, Call{Deadline: time.Now().Add(time.Second)}).patience = time.Second
+			}
+			l.room, l.working = 10, 0
+			l.turns(time.Now(), 5*ms, 0)
+			if g.limit.Load() == 1000 != (lap > 200) {
+				t.Fatalf("the limit is %d after %v", g.limit.Load(), time.Since(l.passed))
+			}
+			time.Sleep(5 * ms)
+		}
+	})
 }
 
 // TestRoomForAll: who comes once all have gone on needs no turn; but does where some were dismissed, or are not read.
@@ -277,12 +309,14 @@ func TestRoomForAll(t *testing.T) {
 		{"without", 2, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 1000, true},
 		{"where one was dismissed", 3, []time.Duration{20 * ms, ms, 20 * ms}, 1000, true},
 		{"where others are not read", 3, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 500, true},
+		{"where turns are handed out a portion at a time", 3, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 1000, true},
 	} {
 		g := New(Config{MaxCalls: 1000})
 		l, now := &g.line, time.Now()
 		l.room = tt.room
 		g.limit.Store(tt.limit)
 		g.cut.Store(g.now())
+		l.paced.Store(strings.Contains(tt.what, "portion"))
 		for _, left := range tt.lefts {
 			enter(l, Call{Deadline: now.Add(left)})
 		}
@@ -337,9 +371,11 @@ func TestAskAgain(t *testing.T) {
 			l.open.Store(true) // so that this test gives the turns
 			l.opened, l.fed, l.floored = time.Now(), time.Now(), time.Now()
 			var stop atomic.Bool
-			var decided, dismissed atomic.Int64
+			var asking, decided, dismissed atomic.Int64
+			asking.Store(int64(tt.callers))
 			for range tt.callers {
 				go func() {
+					defer asking.Add(-1)
 					for !stop.Load() {
 						turn := l.wait(Call{Deadline: time.Now().Add(tt.patience)})
 						g.Done(turn, false)
@@ -353,16 +389,15 @@ func TestAskAgain(t *testing.T) {
 				}()
 			}
 			const laps, room = 500, 40
-			for n := 0; n < laps || len(l.calls) > 0; n++ {
+			for n := 0; asking.Load() > 0; n++ {
 				stop.Store(n >= laps)
-				synctest.Wait()
 				time.Sleep(2 * ms)
 				l.mu.Lock()
 				l.room = room
 				l.mu.Unlock()
 				l.turns(time.Now(), 2*ms, 0)
+				synctest.Wait()
 			}
-			synctest.Wait()
 			if dismissed.Load() > 0 || decided.Load() < laps*room {
 				t.Errorf("of %d callers with %v: %d calls were decided, and %d dismissed", tt.callers, tt.patience, decided.Load(), dismissed.Load())
 			}
