@@ -31,6 +31,15 @@ func TestWait(t *testing.T) {
 		if turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(17 * ms)}); turn != (Turn{}) {
 			t.Errorf("a call with much time has the turn %+v", turn)
 		}
+		for _, domain := range []uint32{1, 2} {
+			g.shares.add(0, domain, 1)
+		}
+		turn := g.Wait(Call{Waited: 2 * ms, Deadline: time.Now().Add(32 * ms)})
+		if !turn.counted {
+			t.Error("beside another domain, a call that has waited for a sixteenth of its time goes on without a turn")
+		}
+		g.Done(turn, false)
+		synctest.Wait()
 		if s := g.Stats(); s.Wait < ms || s.Wait > 2*ms {
 			t.Errorf("%+v, want a wait of nearly 2 ms", s)
 		}

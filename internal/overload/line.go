@@ -307,7 +307,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	case shed > 0 && now.Sub(l.fed) > starved && !idle:
 		l.starve(now)
 	}
-	if shed == 0 && len(l.calls) == 0 && !l.paced.Load() && !l.gate.Limited() {
+	if shed == 0 && len(l.calls) == 0 && !l.paced.Load() && !l.gate.Limited() && !l.gate.shares.several() {
 		l.open.Store(false) // there was room for all: whoever comes goes on without a turn, which costs less
 		return false, false
 	}

@@ -309,6 +309,7 @@ func TestRoomForAll(t *testing.T) {
 		{"without", 2, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 1000, true},
 		{"where one was dismissed", 3, []time.Duration{20 * ms, ms, 20 * ms}, 1000, true},
 		{"where others are not read", 3, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 500, true},
+		{"where another domain takes less, whose calls go first", 3, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 1000, true},
 		{"where turns are handed out a portion at a time", 3, []time.Duration{20 * ms, 20 * ms, 20 * ms}, 1000, true},
 	} {
 		g := New(Config{MaxCalls: 1000})
@@ -317,6 +318,9 @@ func TestRoomForAll(t *testing.T) {
 		g.limit.Store(tt.limit)
 		g.cut.Store(g.now())
 		l.paced.Store(strings.Contains(tt.what, "portion"))
+		if strings.Contains(tt.what, "another domain") {
+			g.shares.add(0, 1, 100)
+		}
 		for _, left := range tt.lefts {
 			enter(l, Call{Deadline: now.Add(left)})
 		}

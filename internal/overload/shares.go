@@ -45,7 +45,10 @@ func (s *shares) wellUnder(domain uint32) bool {
 }
 
 // over reports whether a domain has used more than an equal share, and others have used anything.
-func (s *shares) over(domain uint32) bool { return s.active.Load() > 1 && !s.under(domain) }
+func (s *shares) over(domain uint32) bool { return s.several() && !s.under(domain) }
+
+// several reports whether more than one domain has used anything.
+func (s *shares) several() bool { return s.active.Load() > 1 }
 
 // halve forgets the older half of what was counted.
 func (s *shares) halve(now time.Duration) {
