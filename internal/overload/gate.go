@@ -176,7 +176,7 @@ func (g *Gate) Wait(c Call) (turn Turn) {
 	switch {
 	case g.excess(&c):
 		turn.Verdict = Lost
-	case g.line.open.Load() || time.Until(c.Deadline) <= g.patience()*c.Waited:
+	case g.line.open.Load() || g.presses(&c):
 		begun := time.Now()
 		turn = g.line.wait(c)
 		inLine = time.Since(begun)
@@ -187,12 +187,13 @@ func (g *Gate) Wait(c Call) (turn Turn) {
 	return turn
 }
 
-// patience returns how many times what it has waited a call must have left to go on without a turn.
-func (g *Gate) patience() time.Duration {
+// presses reports whether a call has little time left for how long it has waited.
+func (g *Gate) presses(c *Call) bool {
+	times := time.Duration(patience)
 	if g.shares.several() {
-		return 2 * patience
+		times *= 2
 	}
-	return patience
+	return time.Until(c.Deadline) <= times*c.Waited
 }
 
 // excess reports whether a call is beyond the limit, and was read only to know whose it is.

@@ -65,7 +65,7 @@ type line struct {
 	rushed  bool             // there is not time for all
 	changed time.Time        // when that last changed
 	lately  lately           // what says so
-	passed  time.Time        // when a call was last dismissed
+	passed  time.Time        // when a call was last dismissed, for whatever reason
 	vain    int              // how many wait for whom it stands
 	ahead   time.Time        // when a call last went first although others waited
 	fed     time.Time        // when calls last went on, or were in progress

@@ -73,7 +73,7 @@ func (l *line) inOrder(p *place, now time.Time) bool {
 	return l.left(p, now) >= p.patience/4
 }
 
-// lately is what became of calls in the last tenth of a second, and since it was last found whether there is time for all.
+// lately is what became of calls in the last tenth of a second, or since it was last found whether there is time for all.
 type lately struct {
 	begun   time.Time
 	went    int
@@ -83,8 +83,8 @@ type lately struct {
 // press notes that there is no time for p in the end, where a decision takes so long. If it was not passed over, and had no time for a
 // decision when it came, that says nothing.
 func (l *line) press(p *place, now time.Time, decide time.Duration) {
-	passedOver, enough := now.Sub(p.came) > 2*l.lap, p.Deadline.Sub(p.came) > decide+2*l.lap
-	if (passedOver || enough) && p.came.After(l.changed) {
+	passedOver, hadTime := now.Sub(p.came) > 2*l.lap, p.Deadline.Sub(p.came) > decide+2*l.lap
+	if (passedOver || hadTime) && p.came.After(l.changed) {
 		l.lately.pressed++
 	}
 }

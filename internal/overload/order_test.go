@@ -116,14 +116,19 @@ func laps(l *line, n, room int, kinds ...arrivals) (atOnce, went []int) {
 			}
 			synctest.Wait()
 		}
-		time.Sleep(2 * ms)
-		l.mu.Lock()
-		l.room = room
-		l.mu.Unlock()
-		l.turns(time.Now(), 2*ms, 0)
-		synctest.Wait()
+		lap(l, room)
 	}
 	return atOnce, went
+}
+
+// lap gives l a turn with so much room, 2 ms later.
+func lap(l *line, room int) {
+	time.Sleep(2 * ms)
+	l.mu.Lock()
+	l.room = room
+	l.mu.Unlock()
+	l.turns(time.Now(), 2*ms, 0)
+	synctest.Wait()
 }
 
 // arrivals are calls that come in a lap.
@@ -395,12 +400,7 @@ func TestAskAgain(t *testing.T) {
 			const laps, room = 500, 40
 			for n := 0; asking.Load() > 0; n++ {
 				stop.Store(n >= laps)
-				time.Sleep(2 * ms)
-				l.mu.Lock()
-				l.room = room
-				l.mu.Unlock()
-				l.turns(time.Now(), 2*ms, 0)
-				synctest.Wait()
+				lap(l, room)
 			}
 			if dismissed.Load() > 0 || decided.Load() < laps*room {
 				t.Errorf("of %d callers with %v: %d calls were decided, and %d dismissed", tt.callers, tt.patience, decided.Load(), dismissed.Load())
