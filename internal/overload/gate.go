@@ -82,6 +82,12 @@ type Call struct {
 	Client   *Client       // with which it has entered
 }
 
+// Seen is what is known of a call before it has been received.
+type Seen struct {
+	Domain uint32 // as of Call
+	Size   int
+}
+
 // New returns a Gate.
 func New(c Config) *Gate {
 	g := &Gate{config: c, begun: time.Now()}
@@ -107,22 +113,38 @@ func (g *Gate) most() int64 {
 	return limit
 }
 
-// Full reports whether a call of c, which may be nil, must be refused without reading its message. That is an error,
-// whatever the policies of its rules say. Beyond the limit a client is let in that has less than an equal share of it, one that asks for
-// less than half of what clients ask for on average, since with many of them an equal share is less than a call, and one that asks for
-// several domains, as long as there is time to read whose calls they are.
-func (g *Gate) Full(c *Client) bool {
+// Full reports whether a call of c, which may be nil, must be refused without receiving its message. That is an error,
+// whatever the policies of its rules say. Beyond the limit one is let in whose domain is below its share; of a client that has less than
+// an equal share of the limit; of one that asks for less than half of what clients ask for on average, since with many of them an equal
+// share is less than a call; and, if nothing has been seen of it, of a client that asks for several domains, as long as there is time to
+// find out whose it is.
+func (g *Gate) Full(c *Client, seen *Seen) bool {
 	calls, limit := g.calls.Load(), g.most()
 	switch {
 	case calls < limit:
 		return false
 	case c == nil || calls >= int64(g.config.MaxCalls):
 		return true
+	case g.modest(c, limit):
+		return false
+	case seen == nil:
+		return !g.mixed(c)
+	case g.shares.under(seen.Domain):
+		return false
 	default:
-		asking := g.asking(c, g.now()/int64(epoch)+1)
-		return (c.calls.Load()+1)*asking > limit && 2*c.asks.Load()*asking > g.asks.Load() && !g.mixed(c)
+		g.shares.dismissed(g.now(), seen.Domain, seen.Size)
+		return true
 	}
 }
+
+// modest reports whether c has less than an equal share of a limit, or asks for little.
+func (g *Gate) modest(c *Client, limit int64) bool {
+	asking := g.asking(c, g.now()/int64(epoch)+1)
+	return (c.calls.Load()+1)*asking <= limit || 2*c.asks.Load()*asking <= g.asks.Load()
+}
+
+// Under reports whether a domain is below its share.
+func (g *Gate) Under(domain uint32) bool { return g.shares.under(domain) }
 
 // asking returns how many clients, with c, have met the limit of late. now numbers the epoch, from 1 on; others may know of a later one
 // already.

@@ -94,7 +94,7 @@ func crowded(t *testing.T) (g *Gate, greedy *Client) {
 	}
 	g.limit.Store(20)
 	g.cut.Store(int64(time.Hour)) // calls are too many all the time
-	if !g.Full(greedy) || !g.Full(nil) || !g.Limited() {
+	if !g.Full(greedy, nil) || !g.Full(nil, nil) || !g.Limited() {
 		t.Fatalf("not full: %+v", g.Stats())
 	}
 	return g, greedy
@@ -107,22 +107,22 @@ func TestClients(t *testing.T) {
 		g, greedy := crowded(t)
 		modest := new(Client)
 		for n := range 10 {
-			if g.Full(modest) {
+			if g.Full(modest, nil) {
 				t.Fatalf("one of two clients may have no more than %d of 20", n)
 			}
 			g.Enter(modest)
-			if !g.Full(greedy) {
+			if !g.Full(greedy, nil) {
 				t.Fatal("the client that has all is let in")
 			}
 		}
-		if !g.Full(modest) {
+		if !g.Full(modest, nil) {
 			t.Error("a client may have more than its share")
 		}
 		for range 10 {
 			g.Leave(modest)
 		}
 		time.Sleep(3 * epoch)
-		if g.Full(modest) {
+		if g.Full(modest, nil) {
 			t.Error("a client that is alone may not have what there is")
 		}
 
@@ -137,11 +137,11 @@ func TestClients(t *testing.T) {
 			return turn.Verdict
 		}
 		call(1)
-		if !g.Full(greedy) {
+		if !g.Full(greedy, nil) {
 			t.Error("a client may be anybody once it has asked for one domain")
 		}
 		call(2)
-		if g.Full(greedy) {
+		if g.Full(greedy, nil) {
 			t.Error("calls are refused unread though they may be of a domain that asks for little")
 		}
 		if v := call(1); v != Lost {
@@ -151,13 +151,47 @@ func TestClients(t *testing.T) {
 			t.Errorf("the verdict on a call of the domain that asks for little is %d", v)
 		}
 		g.line.pace.Store(int64(longest))
-		if !g.Full(greedy) {
+		if !g.Full(greedy, nil) {
 			t.Error("calls are read to be refused though there is no time for that")
 		}
 		g.line.pace.Store(0)
 		time.Sleep(2 * healed)
-		if !g.Full(greedy) {
+		if !g.Full(greedy, nil) {
 			t.Error("a client that has asked for nothing for a while may be anybody")
+		}
+	})
+}
+
+// TestSeen: beyond the limit a call is let in of which it has been seen that its domain is below its share, whoever sends it and however
+// little time there is to read. Refusing others counts for their domains, or one that asks for much in vain would not be above its share.
+func TestSeen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g, greedy := crowded(t)
+		g.shares.add(0, 1, 1000)
+		g.line.pace.Store(int64(longest))
+		loud, quiet := &Seen{Domain: 1, Size: 800}, &Seen{Domain: 2, Size: 800}
+		if !g.Full(greedy, loud) {
+			t.Error("a call of the domain that asks for all is let in")
+		}
+		if g.Full(greedy, quiet) {
+			t.Error("a call of a domain that has asked for nothing is refused")
+		}
+		if !g.Full(nil, quiet) {
+			t.Error("a call is let in of a client that nobody knows")
+		}
+		if used := g.shares.used[1].Load(); used != 2*(1001+101) {
+			t.Errorf("work for 1001 and a refusal count %d", used)
+		}
+		g.shares.add(0, 2, 1050)
+		if !g.Full(greedy, loud) || g.Full(greedy, quiet) {
+			t.Error("what was refused does not count")
+		}
+		for range g.config.MaxCalls - int(g.calls.Load()) {
+			g.Enter(greedy)
+		}
+		if !g.Full(greedy, quiet) {
+			t.Error("more calls are let in than there may ever be")
 		}
 	})
 }
@@ -228,7 +262,7 @@ func TestLimit(t *testing.T) {
 		for range 100 {
 			late(200, true, ms)
 		}
-		if s := g.Stats(); s.Limit != least || !g.Full(nil) {
+		if s := g.Stats(); s.Limit != least || !g.Full(nil, nil) {
 			t.Errorf("after 100 times as many: %+v, want a limit of %d", s, least)
 		}
 		l.turns(time.Now(), ms, 0) // nobody waits
@@ -236,7 +270,7 @@ func TestLimit(t *testing.T) {
 			t.Errorf("when nobody waits the limit is %d, want %d", s.Limit, least+2)
 		}
 		time.Sleep(healed)
-		if g.Full(nil) { // though nobody has waited since, so that there was no turn
+		if g.Full(nil, nil) { // though nobody has waited since, so that there was no turn
 			t.Error("calls are refused a second after the last one that was too many")
 		}
 		if s := g.Stats(); s.Limit != 1000 {

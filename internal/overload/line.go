@@ -25,6 +25,7 @@ const (
 	slack        = Unloaded / 2          // between two turns, if there is time for everybody
 	starved      = 4 * settle            // with nothing decided although calls wait
 	nap          = time.Millisecond      // when there is no room for those that wait
+	answering    = 20 * time.Microsecond // what a policy's answer takes of a processor, at most
 	shortLine    = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
 	mostBytes    = 64 << 20              // of messages that wait
 )
@@ -57,6 +58,7 @@ type line struct {
 	goes    []given  // turns of calls that go on, to be handed out
 	others  []given  // turns of those that are dismissed, to be handed out when there are none of these
 	bytes   int      // of the messages of all of them
+	owed    int      // what the turns that are to be handed out count for
 	working int      // calls that go on
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
@@ -67,6 +69,8 @@ type line struct {
 	lately  lately           // what says so
 	passed  time.Time        // when a call was last dismissed, for whatever reason
 	vain    int              // how many wait for whom it stands
+	hasty   int              // how many wait of those who have not more than enough patience
+	swamped int              // if they are more than this, there is not even time for policies' answers
 	ahead   time.Time        // when a call last went first although others waited
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
@@ -114,6 +118,7 @@ type Turn struct {
 }
 
 func (l *line) init(g *Gate) {
+	l.patient, l.swamped = enough, swamp(enough)
 	l.gate, l.poller, l.room, l.kick = g, newPoller(), firstRoom, make(chan struct{}, 1)
 	l.readers.joined = make(chan struct{}, 1)
 	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
@@ -155,8 +160,9 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 		l.opened, l.fed = at, at
 		go l.run()
 	}
-	if l.stands(p, at) {
-		l.vain++
+	l.count(p, at)
+	if l.hasty > l.swamped {
+		l.gate.lower(at, l.room)
 	}
 	return Turn{}, false
 }
@@ -257,7 +263,7 @@ func (l *line) next(budget int, took time.Duration) (more bool) {
 	if took > settle {
 		budget *= int(took / Unloaded)
 	}
-	l.hand(budget)
+	l.hand(max(budget, l.owed/parts))
 	more = l.readers.next(portions * budget)
 	return more || len(l.goes)+len(l.others) > 0
 }
@@ -270,6 +276,7 @@ func (l *line) hand(bytes int) {
 			g := (*all)[n]
 			size := g.to.Size
 			l.bytes -= size
+			l.owed -= size + each
 			bytes -= size + each
 			g.to.turn <- g.turn
 		}
@@ -324,14 +331,17 @@ func (l *line) give(p *place, t Turn) {
 		p.turn <- t
 	case t.Verdict == Go:
 		l.goes = append(l.goes, given{p, t})
+		l.owed += p.Size + each
 	default:
 		l.others = append(l.others, given{p, t})
+		l.owed += p.Size + each
 	}
 }
 
 // dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
 func (l *line) dismiss(p *place, now time.Time) Turn {
 	l.passed = now
+	l.gate.shares.dismissed(int64(now.Sub(l.gate.begun)), p.Domain, p.Size)
 	if l.left(p, now) < margin/2+l.lap {
 		l.credit -= costBad
 		return Turn{Verdict: Lost}

@@ -1,6 +1,7 @@
 package overload
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -147,6 +148,48 @@ func TestRoom(t *testing.T) {
 			t.Error("somebody has given a turn")
 		}
 	})
+}
+
+// TestSwamped: where so many wait that not even policies can answer them in time, fewer are let in before the next turn, which they put
+// off. Patient callers do not count.
+func TestSwamped(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		patience time.Duration
+		calls    int // for each processor
+		swamped  bool
+	}{
+		"Envoy's":             {20 * ms, 1000, false},
+		"too many of Envoy's": {20 * ms, 1010, true},
+		"hasty":               {5 * ms, 500, true},
+		"patient":             {enough + 1, 5000, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				g := New(Config{MaxCalls: 100_000})
+				l := &g.line
+				l.open.Store(true) // so that this test gives the turns
+				come := func(calls int) {
+					for range calls {
+						g.Enter(nil)
+						p := &place{Call: Call{Deadline: time.Now().Add(c.patience)}, patience: c.patience, turn: make(chan Turn, 1)}
+						if _, now := l.enter(p); now {
+							t.Fatal("a call goes on that should wait")
+						}
+					}
+				}
+				l.working = mostRoom
+				come(200) // by which callers' patience is known
+				l.turns(time.Now(), 0, 0)
+				time.Sleep(2 * settle)
+				come(c.calls*runtime.GOMAXPROCS(0) - len(l.calls))
+				if g.Limited() != c.swamped {
+					t.Errorf("%d calls wait: %+v, want less let in: %v", len(l.calls), g.Stats(), c.swamped)
+				}
+			})
+		})
+	}
 }
 
 // TestStarved: where so many are answered by policy that nobody has had the time to be decided for a while, fewer are read, and there

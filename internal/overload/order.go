@@ -2,6 +2,7 @@ package overload
 
 import (
 	"math/bits"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -121,23 +122,36 @@ func (l *line) stands(p *place, now time.Time) bool {
 	return p.patience <= enough && l.rushed && now.Sub(l.opened) > p.patience && (p.Client == nil || p.Client.mixed.Load() == 0)
 }
 
+// count counts one that waits.
+func (l *line) count(p *place, now time.Time) {
+	if p.patience <= enough {
+		l.hasty++
+	}
+	if l.stands(p, now) {
+		l.vain++
+	}
+}
+
 // weed dismisses those that would be in excess if they came now, but for the newest, and returns how many they were. Those of patient
 // callers stay.
 func (l *line) weed(now time.Time) (turns int) {
-	l.vain = 0
+	l.vain, l.hasty = 0, 0
 	for i, p := range slices.Backward(l.calls) {
-		switch {
-		case l.excess(p, now):
+		if l.excess(p, now) {
 			l.give(p, l.dismiss(p, now))
 			l.calls[i] = nil
 			turns++
-		case l.stands(p, now):
-			l.vain++
+		} else {
+			l.count(p, now)
 		}
 	}
 	l.tidy(turns)
+	l.swamped = swamp(l.patient)
 	return turns
 }
+
+// swamp returns how many may wait who have so much patience, before there is not even time for policies' answers.
+func swamp(patience time.Duration) int { return int(patience/answering) * runtime.GOMAXPROCS(0) }
 
 // tidy takes those that have had their turn out of the line, if there are any.
 func (l *line) tidy(turns int) {

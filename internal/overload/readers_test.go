@@ -1,6 +1,7 @@
 package overload
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,9 +11,14 @@ import (
 
 // read has so many bytes of c wait to be worked on, and returns what is closed when they are.
 func read(g *Gate, c *Client, size int) (done chan struct{}) {
+	return await(g, c, Read{Size: size, Full: size >= full})
+}
+
+// await has what was read wait to be worked on, and returns what is closed when it is.
+func await(g *Gate, c *Client, r Read) (done chan struct{}) {
 	done = make(chan struct{})
 	go func() {
-		g.AwaitRead(c, size, size >= full)
+		g.AwaitRead(c, r)
 		close(done)
 	}()
 	synctest.Wait()
@@ -115,6 +121,64 @@ func TestRoundEnds(t *testing.T) {
 		}
 		if len(r.queue) > 0 {
 			t.Errorf("%d still wait", len(r.queue))
+		}
+	})
+}
+
+// TestReadAhead: connections with calls of domains below their share go on before others, but in turns with them, so that nobody waits
+// for ever.
+func TestReadAhead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		r := &g.line.readers
+		g.line.paced.Store(true)
+		r.begin()
+		var all []chan struct{}
+		for _, first := range []bool{false, false, true, true, true, false} {
+			all = append(all, await(g, new(Client), Read{Size: full, First: first}))
+		}
+		order := ""
+		for range all {
+			r.next(portion)
+			for i, c := range all {
+				if c != nil && isDone(c) {
+					order += string(rune('0' + i))
+					all[i] = nil
+				}
+			}
+		}
+		if want := "203145"; order != want {
+			t.Errorf("they went on in the order %s, want %s", order, want)
+		}
+		await(g, new(Client), Read{Size: full, First: true})
+		r.end()
+		if n := r.waiting(); n > 0 {
+			t.Errorf("%d wait in the end", n)
+		}
+	})
+}
+
+// TestOwed: turns of calls that are dismissed in a paced line are handed out before their callers have given up, however many they are.
+func TestOwed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 1000})
+		l, now := &g.line, time.Now()
+		l.paced.Store(true)
+		var all []*place
+		for range 1000 {
+			all = append(all, enter(l, Call{Domain: 1, Size: 300, Deadline: now.Add(ms)}))
+		}
+		l.turns(now, 0, 0)
+		steps := 0
+		for ; l.next(portion, ms/2); steps++ {
+			if steps > 40 {
+				t.Fatalf("after %d portions %d turns are still to be handed out", steps, len(l.others))
+			}
+		}
+		if n := strings.Count(verdicts(all), "l"); n != len(all) || l.owed != 0 || l.bytes != 0 {
+			t.Errorf("%d of %d were dismissed; %d and %d bytes are left", n, len(all), l.owed, l.bytes)
 		}
 	})
 }

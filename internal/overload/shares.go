@@ -32,6 +32,15 @@ func (s *shares) add(now time.Duration, domain uint32, work int) {
 	s.total.Add(n)
 }
 
+// dismissing is what part of the work of a decision it takes to dismiss a call, at least.
+const dismissing = 8
+
+// dismissed counts a call that was dismissed. Else a domain would seem to use less, the more the calls are that it asks for in vain, and
+// one that asks for little would be above its share.
+func (s *shares) dismissed(now int64, domain uint32, size int) {
+	s.add(time.Duration(now), domain, size/dismissing)
+}
+
 // under reports whether a domain has used less than an equal share.
 func (s *shares) under(domain uint32) bool {
 	return s.used[domain%uint32(len(s.used))].Load()*max(2, s.active.Load()) <= s.total.Load()

@@ -49,6 +49,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		}
 	}()
 	from := originOf(ctx)
+	seen := from.seen()
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)
 	}
@@ -56,7 +57,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
 	}
-	if s.config.Gate.Full(client) {
+	if s.config.Gate.Full(client, seen) {
 		s.config.Hooks.Shed()
 		return refuse(ctx, errOverload)
 	}

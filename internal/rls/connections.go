@@ -22,9 +22,8 @@ const (
 
 // Connections bounds the connections of a listener. Its functions may be nil. They must not use the listener.
 type Connections struct {
-	Max        int            // 0 means MaxConnections
-	PerAddress int            // of one IP address; 0 means no limit
-	Gate       *overload.Gate // says when what has been read is to be worked on; nil has it done at once
+	Max        int // 0 means MaxConnections
+	PerAddress int // of one IP address; 0 means no limit
 
 	// Reached is called when a bound is reached, with a sentence about it, and with "" when none is any more.
 	Reached func(what string)
@@ -70,6 +69,7 @@ type boundedConn struct {
 	read    atomic.Int64 // bytes
 	streams atomic.Int64 // open; of other methods than ShouldRateLimit
 	client  overload.Client
+	peek    peek
 }
 
 // localAddr is an address of this side of a connection by which the connection is known: grpc tells calls nothing else of it.
@@ -264,9 +264,6 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	if n > 0 {
 		c.last.Store(c.bounded.now())
 		c.read.Add(int64(n))
-		if gate := c.bounded.config.Gate; gate != nil {
-			gate.AwaitRead(&c.client, n, n == len(p))
-		}
 	}
 	return n, err
 }

@@ -284,6 +284,12 @@ func (s *Service) whose(message []byte) (domain uint32, fails bool) {
 	return hashOf(name), fails
 }
 
+// seen returns what a message says of its call.
+func (s *Service) seen(message []byte) overload.Seen {
+	domain, _ := s.whose(message)
+	return overload.Seen{Domain: domain, Size: len(message)}
+}
+
 // answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
 // still be in use, and is left to the garbage collector. The error must go through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {

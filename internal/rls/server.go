@@ -3,12 +3,12 @@ package rls
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"path"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/health"
@@ -82,9 +82,11 @@ func NewServer(s *Service, c ServerConfig) *Server {
 		grpc.StreamInterceptor(g.stream),
 		grpc.InTapHandle(s.arrive),
 	}
+	secured := insecure.NewCredentials()
 	if c.TLS != nil {
-		options = append(options, grpc.Creds(handshakes{credentials.NewTLS(c.TLS), s.config.Hooks.Handshake}))
+		secured = credentials.NewTLS(c.TLS)
 	}
+	options = append(options, grpc.Creds(handshakes{secured, s}))
 	if c.Stats != nil {
 		options = append(options, grpc.StatsHandler(c.Stats))
 	}
@@ -129,24 +131,6 @@ func (s shortNames) Watch(q *healthpb.HealthCheckRequest, stream healthpb.Health
 		return errLongName
 	}
 	return s.Server.Watch(q, stream)
-}
-
-// handshakes are credentials that tell of each handshake that failed.
-type handshakes struct {
-	credentials.TransportCredentials
-
-	failed func(peer net.Addr, err error)
-}
-
-// ServerHandshake implements credentials.TransportCredentials.
-//
-//nolint:ireturn // as grpc wants it
-func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secured, info, err := h.TransportCredentials.ServerHandshake(c)
-	if err != nil {
-		h.failed(c.RemoteAddr(), err)
-	}
-	return secured, info, err
 }
 
 // guard intercepts every method except ShouldRateLimit, which recovers its own panics.

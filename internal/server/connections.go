@@ -39,7 +39,6 @@ func (v *Server) bound() {
 	l := rls.Bound(v.listeners.grpc, rls.Connections{
 		Max:        n.grpc,
 		PerAddress: perAddress(n.grpc, v.settings.GRPC.AddressShare),
-		Gate:       v.gate,
 		Closed:     func(reason string) { closed[reason].Add(1) },
 		Reached: func(what string) {
 			if what == "" {

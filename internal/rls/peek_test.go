@@ -1,0 +1,287 @@
+package rls
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+)
+
+// sender writes what clients send.
+type sender struct {
+	t   *testing.T
+	out bytes.Buffer
+	fr  *http2.Framer
+}
+
+func newSender(t *testing.T) *sender {
+	t.Helper()
+	s := &sender{t: t}
+	s.out.WriteString(http2.ClientPreface)
+	s.fr = http2.NewFramer(&s.out, nil)
+	s.do(s.fr.WriteSettings())
+	return s
+}
+
+func (s *sender) do(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// headers writes those of a call, which say its domain, so that a reader can tell.
+func (s *sender) headers(stream uint32, domain string, parts int) {
+	var block bytes.Buffer
+	s.do(hpack.NewEncoder(&block).WriteField(hpack.HeaderField{Name: "domain", Value: domain}))
+	b := block.Bytes()
+	s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: b[:len(b)/parts], EndHeaders: parts == 1}))
+	if parts > 1 {
+		s.do(s.fr.WriteContinuation(stream, true, b[len(b)/parts:]))
+	}
+}
+
+// message returns a message as gRPC sends it.
+func (s *sender) message(domain string) []byte {
+	m, err := proto.Marshal(request(domain, "user=a", "path=/b"))
+	s.do(err)
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...) //nolint:gosec // short
+}
+
+// peeking reads what was sent in chunks of random sizes, with a peek at each.
+type peeking struct {
+	peek  peek
+	from  *bytes.Buffer
+	sizes *rand.Rand
+	most  int
+}
+
+func (p *peeking) Read(b []byte) (int, error) {
+	n, err := p.from.Read(b[:min(len(b), 1+p.sizes.IntN(p.most))])
+	p.peek.scan(b[:n], func(message []byte) overload.Seen {
+		return overload.Seen{Domain: hashOf(domainOf(message)), Size: len(message)}
+	})
+	return n, err
+}
+
+// read reads all frames as grpc does, and returns how many calls of the domains that are told were known. What is known must be so.
+func (p *peeking) read(t *testing.T, told string) (known, calls int) {
+	t.Helper()
+	in := bufio.NewReaderSize(p, readBuffer)
+	if _, err := io.CopyN(io.Discard, in, prefaceSize); err != nil {
+		t.Fatal(err)
+	}
+	fr := http2.NewFramer(nil, in)
+	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	for {
+		f, err := fr.ReadFrame()
+		if err == io.EOF { //nolint:errorlint // as it is returned
+			return known, calls
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		head, ok := f.(*http2.MetaHeadersFrame)
+		if !ok {
+			continue
+		}
+		domain := head.Fields[0].Value
+		seen := p.peek.take()
+		if seen != nil && (seen.Domain != hashOf([]byte(domain)) || !strings.HasPrefix(domain, told)) {
+			t.Fatalf("of a call of %s %+v is told", domain, *seen)
+		}
+		if strings.HasPrefix(domain, told) {
+			calls++
+			if seen != nil {
+				known++
+			}
+		}
+	}
+}
+
+// TestPeek: whose calls are is known before grpc takes them up, if their messages have been read with their headers, however frames are
+// mixed and divided; and if not, nothing wrong is said.
+func TestPeek(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(50) {
+		r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test's
+		s := newSender(t)
+		for i := uint32(1); i < 400; {
+			a, b, domain := i, i+2, fmt.Sprintf("told-%d", r.IntN(20))
+			i += 4
+			switch r.IntN(9) {
+			case 0: // one after the other
+				s.headers(a, domain, 1)
+				s.do(s.fr.WriteData(a, true, s.message(domain)))
+			case 1: // two at once
+				s.headers(a, domain, 1)
+				s.headers(b, domain+"b", 1)
+				s.do(s.fr.WriteData(b, true, s.message(domain+"b")))
+				s.do(s.fr.WriteData(a, false, s.message(domain)))
+				s.do(s.fr.WriteData(a, true, nil))
+			case 2: // headers in two frames
+				s.headers(a, domain, 2)
+				s.do(s.fr.WriteData(a, true, s.message(domain)))
+			case 3: // the message in two
+				s.headers(a, "divided", 1)
+				m := s.message("divided")
+				s.do(s.fr.WriteData(a, false, m[:len(m)/2]))
+				s.do(s.fr.WriteData(a, true, m[len(m)/2:]))
+			case 4: // padded
+				s.headers(a, "padded", 1)
+				s.do(s.fr.WriteDataPadded(a, true, s.message("padded"), make([]byte, 5)))
+			case 5: // compressed
+				s.headers(a, "compressed", 1)
+				m := s.message("compressed")
+				m[0] = 1
+				s.do(s.fr.WriteData(a, true, m))
+			case 6: // none, and short ones
+				s.headers(a, "nothing", 1)
+				s.do(s.fr.WriteData(a, true, s.message("nothing")[:r.IntN(messageHeaderSize)]))
+				s.headers(b, "cancelled", 1)
+				s.do(s.fr.WriteRSTStream(b, http2.ErrCodeCancel))
+			case 7: // other frames
+				s.do(s.fr.WritePing(false, [8]byte{1, 2, 3}))
+				s.do(s.fr.WriteWindowUpdate(0, 1000))
+			default: // two messages, of which the first one counts
+				s.headers(a, domain, 1)
+				s.do(s.fr.WriteData(a, false, s.message(domain)))
+				s.do(s.fr.WriteData(a, true, s.message("another")))
+			}
+		}
+		for _, most := range []int{1, 7, 100, 1000, 1 << 20} {
+			p := &peeking{peek: peek{skip: prefaceSize}, from: bytes.NewBuffer(bytes.Clone(s.out.Bytes())), sizes: r, most: most}
+			known, calls := p.read(t, "told")
+			if least := map[int]int{1000: calls / 2, 1 << 20: calls * 9 / 10}[most]; known < least {
+				t.Fatalf("seed %d: in chunks of up to %d bytes %d of %d calls are known, want %d", seed, most, known, calls, least)
+			}
+		}
+	}
+}
+
+// TestPeekIsBounded: what a client sends in one read takes a bounded amount of memory, and none is kept when nobody wants to know.
+func TestPeekIsBounded(t *testing.T) {
+	t.Parallel()
+	s := newSender(t)
+	for i := range uint32(1000) {
+		s.headers(2*i+1, "d", 1)
+	}
+	p := peek{skip: prefaceSize}
+	p.scan(s.out.Bytes(), func([]byte) overload.Seen { return overload.Seen{} })
+	if len(p.calls) != mostPeeked {
+		t.Errorf("%d calls are kept, want %d", len(p.calls), mostPeeked)
+	}
+	if p.scan([]byte{0}, nil); p.calls != nil || p.take() != nil {
+		t.Error("calls are kept although nobody wants to know")
+	}
+}
+
+func FuzzPeek(f *testing.F) {
+	f.Add([]byte("\x00\x00\x01\x01\x04\x00\x00\x00\x01x\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"), 3)
+	f.Fuzz(func(_ *testing.T, b []byte, at int) {
+		var p peek
+		whose := func(m []byte) overload.Seen { return overload.Seen{Domain: hashOf(domainOf(m))} }
+		at = min(max(at, 0), len(b))
+		p.scan(b[:at], whose)
+		p.take()
+		p.scan(b[at:], whose)
+		for range 3 {
+			p.take()
+		}
+	})
+}
+
+// limit has so much wait at a gate, of one domain, that it lets in fewer calls, until the test ends.
+func limit(t *testing.T, g *overload.Gate, domain string) {
+	t.Helper()
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { over.Store(true) })
+	for range 300 * runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for !over.Load() {
+				turn := g.Wait(overload.Call{
+					Domain: hashOf([]byte(domain)), Size: 100, Waited: time.Minute, Deadline: time.Now().Add(2 * time.Millisecond),
+				})
+				g.Done(turn, false)
+			}
+		})
+	}
+	testkit.Eventually(t, "fewer are let in", g.Limited)
+}
+
+// TestQuietDomainIsHeard: when there is too much, calls of a domain that asks for little are let in on the very connection on which another
+// one asks for too much, in plain text and over TLS.
+func TestQuietDomainIsHeard(t *testing.T) {
+	config, pool := serverTLS(t)
+	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
+	for name, c := range map[string]struct {
+		server ServerConfig
+		dial   []grpc.DialOption
+	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
+		t.Run(name, func(t *testing.T) {
+			var conn atomic.Pointer[boundedConn]
+			decided := map[string]int{}
+			var mu sync.Mutex
+			decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+				mu.Lock()
+				defer mu.Unlock()
+				conn.Store(originOf(ctx).conn)
+				decided[string(r.Domain)]++
+				return allow(ctx, r, v)
+			})
+			l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			gate := overload.New(overload.Config{MaxCalls: 10_000, Patience: time.Minute})
+			serveOn(t, NewServer(New(decide, Config{Gate: gate}), c.server), Bound(l, Connections{}))
+			client := ratelimitv3.NewRateLimitServiceClient(dial(t, l.Addr().String(), c.dial...))
+			ask := func(domain string) codes.Code {
+				_, err := client.ShouldRateLimit(t.Context(), request(domain, "k=v"))
+				return status.Code(err)
+			}
+			if code := ask("first"); code != codes.OK {
+				t.Fatal(code)
+			}
+			for range 5000 { // which are in progress on this connection
+				gate.Enter(&conn.Load().client)
+			}
+			limit(t, gate, "loud")
+			for range 50 {
+				if code := ask("loud"); code != codes.Unavailable {
+					t.Fatalf("a call of the domain that asks for too much: %v", code)
+				}
+			}
+			testkit.Eventually(t, "a call of a quiet domain is let in", func() bool { return ask("quiet") == codes.OK })
+			mu.Lock()
+			defer mu.Unlock()
+			if decided["loud"] > 0 {
+				t.Errorf("%d calls of the loud domain were decided", decided["loud"])
+			}
+		})
+	}
+}
