@@ -24,7 +24,9 @@ const (
 	// So many times what it has waited is time enough for a call, if nobody waits for a turn: turns cost something too. With several
 	// domains it is twice as many, since those that take less than their share go first where there are turns.
 	patience = 8
-	forgets  = 64 // how many calls the moving average of waits is made of
+	heard    = 2   // times the limit may be in progress with calls that are let in for their domain's sake
+	workers  = 128 // calls that may be in any case
+	forgets  = 64  // how many calls the moving average of waits is made of
 )
 
 // Config is the configuration of a [Gate].
@@ -70,6 +72,8 @@ type Client struct {
 	size int
 	full bool // there was more to read when it was last read
 	due  bool // it goes on in this round
+	// ahead is the last round in which it went before others.
+	ahead int64
 }
 
 // Call is one that has been read.
@@ -80,6 +84,7 @@ type Call struct {
 	Waited   time.Duration // since its headers were read
 	Deadline time.Time     // when its caller gives up
 	Client   *Client       // with which it has entered
+	Seen     *Seen         // what it seemed to be when it was let in; nil if nothing was known
 }
 
 // Seen is what is known of a call before it has been received.
@@ -114,10 +119,10 @@ func (g *Gate) most() int64 {
 }
 
 // Full reports whether a call of c, which may be nil, must be refused without receiving its message. That is an error,
-// whatever the policies of its rules say. Beyond the limit one is let in whose domain is below its share; of a client that has less than
-// an equal share of the limit; of one that asks for less than half of what clients ask for on average, since with many of them an equal
-// share is less than a call; and, if nothing has been seen of it, of a client that asks for several domains, as long as there is time to
-// find out whose it is.
+// whatever the policies of its rules say. Beyond the limit one is let in of a client that has less than an equal share of it; of one that
+// asks for less than half of what clients ask for on average, since with many of them an equal share is less than a call; one whose domain
+// is below its share, as long as there are not too many of these; and, if nothing has been seen of it, of a client that asks for several
+// domains, as long as there is time to find out whose it is.
 func (g *Gate) Full(c *Client, seen *Seen) bool {
 	calls, limit := g.calls.Load(), g.most()
 	switch {
@@ -129,7 +134,7 @@ func (g *Gate) Full(c *Client, seen *Seen) bool {
 		return false
 	case seen == nil:
 		return !g.mixed(c)
-	case g.shares.under(seen.Domain):
+	case calls < heard*max(limit, workers) && g.shares.under(seen.Domain):
 		return false
 	default:
 		g.shares.dismissed(g.now(), seen.Domain, seen.Size)
@@ -218,7 +223,9 @@ func (g *Gate) presses(c *Call) bool {
 	return time.Until(c.Deadline) <= times*c.Waited
 }
 
-// excess reports whether a call is beyond the limit, and was read only to know whose it is.
+// excess reports whether a call is beyond the limit, and was let in only to know whose it is, or because it seemed to be somebody else's.
+// It is of another domain than it seemed to be where grpc has turned calls away that were read with it, or its client says one thing
+// first and then another.
 func (g *Gate) excess(c *Call) bool {
 	if c.Client == nil {
 		return false
@@ -226,7 +233,15 @@ func (g *Gate) excess(c *Call) bool {
 	if before := c.Client.domain.Swap(c.Domain); before != 0 && before != c.Domain {
 		c.Client.mixed.Store(g.now())
 	}
-	return g.Limited() && g.calls.Load() > g.limit.Load() && g.mixed(c.Client) && !g.shares.under(c.Domain)
+	if !g.Limited() || g.calls.Load() <= g.limit.Load() || g.shares.under(c.Domain) {
+		return false
+	}
+	seemed := c.Seen != nil && c.Seen.Domain != c.Domain
+	if !seemed && !g.mixed(c.Client) {
+		return false
+	}
+	g.shares.dismissed(g.now(), c.Domain, c.Size)
+	return true
 }
 
 // Done must be called when a call has been decided; shed says that the store had no time for it.

@@ -162,8 +162,9 @@ func TestClients(t *testing.T) {
 	})
 }
 
-// TestSeen: beyond the limit a call is let in of which it has been seen that its domain is below its share, whoever sends it and however
-// little time there is to read. Refusing others counts for their domains, or one that asks for much in vain would not be above its share.
+// TestSeen: beyond the limit calls are let in of which it has been seen that their domain is below its share, whoever sends them and however
+// little time there is to read, but not any number of them. Refusing others counts for their domains, or one that asks for much in vain
+// would not be above its share.
 func TestSeen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -187,11 +188,47 @@ func TestSeen(t *testing.T) {
 		if !g.Full(greedy, loud) || g.Full(greedy, quiet) {
 			t.Error("what was refused does not count")
 		}
-		for range g.config.MaxCalls - int(g.calls.Load()) {
+		if g.Full(new(Client), loud) {
+			t.Error("a client that asks for little is refused for its domain")
+		}
+		for g.calls.Load() < heard*workers-1 {
 			g.Enter(greedy)
 		}
+		if g.Full(greedy, quiet) {
+			t.Error("the last of those that are let in for their domain is refused")
+		}
+		g.Enter(greedy)
 		if !g.Full(greedy, quiet) {
-			t.Error("more calls are let in than there may ever be")
+			t.Error("any number of calls is let in for their domain")
+		}
+	})
+}
+
+// TestSeemed: a call beyond the limit that is of another domain than it seemed to be is refused, unless that is below its share, too, and
+// counts for the domain it is of.
+func TestSeemed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g, greedy := crowded(t)
+		g.shares.add(0, 1, 1000)
+		for name, c := range map[string]struct {
+			domain, seemed uint32
+			want           Verdict
+		}{
+			"as it seemed":                  {1, 1, Go},
+			"of one below its share":        {2, 3, Go},
+			"of one that asks for too much": {1, 2, Lost},
+		} {
+			g.Enter(greedy)
+			g.limit.Store(20)
+			turn := g.Wait(Call{Domain: c.domain, Size: 80, Deadline: time.Now().Add(20 * ms), Client: greedy, Seen: &Seen{Domain: c.seemed}})
+			if g.Done(turn, false); turn.Verdict != c.want {
+				t.Errorf("%s: verdict %d, want %d", name, turn.Verdict, c.want)
+			}
+			greedy.mixed.Store(0)
+		}
+		if used := g.shares.used[1].Load(); used != 2*(1001+11) {
+			t.Errorf("work for 1001 and a refusal count %d", used)
 		}
 	})
 }

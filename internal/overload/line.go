@@ -25,7 +25,8 @@ const (
 	slack        = Unloaded / 2          // between two turns, if there is time for everybody
 	starved      = 4 * settle            // with nothing decided although calls wait
 	nap          = time.Millisecond      // when there is no room for those that wait
-	answering    = 20 * time.Microsecond // what a policy's answer takes of a processor, at most
+	answering    = 20 * time.Microsecond // what a policy's answer takes of a processor, where it takes long
+	hasty        = 10 * time.Millisecond // patience, up to enough, of callers whose number says that there is not even time for that
 	shortLine    = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
 	mostBytes    = 64 << 20              // of messages that wait
 )
@@ -69,8 +70,8 @@ type line struct {
 	lately  lately           // what says so
 	passed  time.Time        // when a call was last dismissed, for whatever reason
 	vain    int              // how many wait for whom it stands
-	hasty   int              // how many wait of those who have not more than enough patience
-	swamped int              // if they are more than this, there is not even time for policies' answers
+	hasty   int              // how many wait with little patience
+	swamped bool             // since the last turn too many of them have come
 	ahead   time.Time        // when a call last went first although others waited
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
@@ -118,7 +119,6 @@ type Turn struct {
 }
 
 func (l *line) init(g *Gate) {
-	l.patient, l.swamped = enough, swamp(enough)
 	l.gate, l.poller, l.room, l.kick = g, newPoller(), firstRoom, make(chan struct{}, 1)
 	l.readers.joined = make(chan struct{}, 1)
 	l.places.New = func() any { return &place{turn: make(chan Turn, 1)} }
@@ -161,7 +161,8 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 		go l.run()
 	}
 	l.count(p, at)
-	if l.hasty > l.swamped {
+	if !l.swamped && l.swamps(p) {
+		l.swamped = true
 		l.gate.lower(at, l.room)
 	}
 	return Turn{}, false

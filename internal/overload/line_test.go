@@ -151,18 +151,24 @@ func TestRoom(t *testing.T) {
 }
 
 // TestSwamped: where so many wait that not even policies can answer them in time, fewer are let in before the next turn, which they put
-// off. Patient callers do not count.
+// off. Patient callers do not count, nor do those whose time is over at once, whoever waits beside them.
 func TestSwamped(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		patience time.Duration
+	type crowd struct {
 		calls    int // for each processor
-		swamped  bool
+		patience time.Duration
+	}
+	for name, c := range map[string]struct {
+		crowds  []crowd
+		swamped bool
 	}{
-		"Envoy's":             {20 * ms, 1000, false},
-		"too many of Envoy's": {20 * ms, 1010, true},
-		"hasty":               {5 * ms, 500, true},
-		"patient":             {enough + 1, 5000, false},
+		"Envoy's":                   {[]crowd{{1000, 20 * ms}}, false},
+		"one too many of Envoy's":   {[]crowd{{1001, 20 * ms}}, true},
+		"hasty":                     {[]crowd{{501, hasty}}, true},
+		"patient":                   {[]crowd{{5000, enough + 1}}, false},
+		"over at once":              {[]crowd{{5000, hasty - 1}}, false},
+		"few among many that are":   {[]crowd{{200, 20 * ms}, {1000, ms}, {200, 20 * ms}}, false},
+		"few among patient callers": {[]crowd{{2000, time.Second}, {600, 20 * ms}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -170,22 +176,27 @@ func TestSwamped(t *testing.T) {
 				g := New(Config{MaxCalls: 100_000})
 				l := &g.line
 				l.open.Store(true) // so that this test gives the turns
-				come := func(calls int) {
-					for range calls {
+				l.working = mostRoom
+				time.Sleep(2 * settle)
+				for _, some := range c.crowds {
+					for range some.calls * runtime.GOMAXPROCS(0) {
 						g.Enter(nil)
-						p := &place{Call: Call{Deadline: time.Now().Add(c.patience)}, patience: c.patience, turn: make(chan Turn, 1)}
+						p := &place{Call: Call{Deadline: time.Now().Add(some.patience)}, patience: some.patience, turn: make(chan Turn, 1)}
 						if _, now := l.enter(p); now {
 							t.Fatal("a call goes on that should wait")
 						}
 					}
 				}
-				l.working = mostRoom
-				come(200) // by which callers' patience is known
-				l.turns(time.Now(), 0, 0)
-				time.Sleep(2 * settle)
-				come(c.calls*runtime.GOMAXPROCS(0) - len(l.calls))
 				if g.Limited() != c.swamped {
-					t.Errorf("%d calls wait: %+v, want less let in: %v", len(l.calls), g.Stats(), c.swamped)
+					t.Fatalf("%d calls wait: %+v, want less let in: %v", len(l.calls), g.Stats(), c.swamped)
+				}
+				for limit := g.Stats().Limit; len(l.calls) < 2*int(limit) && c.swamped; {
+					time.Sleep(2 * settle)
+					g.Enter(nil)
+					l.enter(&place{Call: Call{Deadline: time.Now().Add(hasty)}, patience: hasty, turn: make(chan Turn, 1)})
+					if now := g.Stats().Limit; now != limit {
+						t.Fatalf("the limit falls from %d to %d before what it did can show", limit, now)
+					}
 				}
 			})
 		})

@@ -124,7 +124,7 @@ func (l *line) stands(p *place, now time.Time) bool {
 
 // count counts one that waits.
 func (l *line) count(p *place, now time.Time) {
-	if p.patience <= enough {
+	if p.hastes() {
 		l.hasty++
 	}
 	if l.stands(p, now) {
@@ -146,12 +146,18 @@ func (l *line) weed(now time.Time) (turns int) {
 		}
 	}
 	l.tidy(turns)
-	l.swamped = swamp(l.patient)
+	l.swamped = false
 	return turns
 }
 
-// swamp returns how many may wait who have so much patience, before there is not even time for policies' answers.
-func swamp(patience time.Duration) int { return int(patience/answering) * runtime.GOMAXPROCS(0) }
+// hastes reports whether p's caller has little patience, but enough for an answer in a busy moment.
+func (p *place) hastes() bool { return hasty <= p.patience && p.patience <= enough }
+
+// swamps reports whether with p so many wait that policies could not answer them as long as p's caller waits. The next turn comes once all
+// that arrived is read, so where too many arrive it is late, and meanwhile no more are to be let in.
+func (l *line) swamps(p *place) bool {
+	return p.hastes() && time.Duration(l.hasty)*answering > p.patience*time.Duration(runtime.GOMAXPROCS(0))
+}
 
 // tidy takes those that have had their turn out of the line, if there are any.
 func (l *line) tidy(turns int) {

@@ -11,8 +11,8 @@ const (
 	// connection is not divided.
 	portion  = 1 << 10
 	portions = 4
-	// parts is how many portions the turns that are to be handed out are at most: where many are dismissed they would wait for longer
-	// than their callers do.
+	// One of so many parts of the turns that are to be handed out is a portion of them, if that is more: where many are dismissed they
+	// would wait for longer than their callers do.
 	parts = 8
 	// small is what is worked on at once: it takes no longer than to wait for a turn, and who asks for little waits for nobody.
 	small = 2 << 10
@@ -23,7 +23,7 @@ const (
 type Read struct {
 	Size  int
 	Full  bool // there was no room for more
-	First bool // a call of a domain below its share is among it
+	First bool // a call of a domain below its share has come with it
 }
 
 // AwaitRead must be called when something has been read from the connection of c, before it is worked on. It returns at once unless the
@@ -41,10 +41,10 @@ func (g *Gate) AwaitRead(c *Client, r Read) {
 type readers struct {
 	mu     sync.Mutex
 	paced  bool
+	round  int64         // how many have begun
 	due    int           // clients that go on in this round
-	queue  []*Client     // in the order in which they were read
-	ahead  []*Client     // those of them with calls of domains below their share, which go on in turns with the others
-	passed bool          // the last that went on was one of these
+	ahead  []*Client     // with calls of domains below their share, which go on before others, once in a round
+	queue  []*Client     // the others, in the order in which they were read
 	joined chan struct{} // somebody has, since this round has begun
 }
 
@@ -63,7 +63,8 @@ func (r *readers) join(c *Client, what Read) bool {
 		r.due++
 	}
 	c.size = what.Size
-	if what.First {
+	if what.First && c.ahead != r.round {
+		c.ahead = r.round
 		r.ahead = append(r.ahead, c)
 	} else {
 		r.queue = append(r.queue, c)
@@ -77,27 +78,29 @@ func (r *readers) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.paced = true
+	r.round++
 	for _, all := range [][]*Client{r.ahead, r.queue} {
 		for _, c := range all {
 			c.due = true
 		}
 	}
-	r.due = r.waiting()
+	r.due = len(r.ahead) + len(r.queue)
 	select {
 	case <-r.joined:
 	default:
 	}
 }
 
-// waiting returns how many wait.
-func (r *readers) waiting() int { return len(r.ahead) + len(r.queue) }
-
 // next has clients go on that have so many bytes to work on, or one, and reports whether there are any left that go on in this round.
 func (r *readers) next(bytes int) (more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for bytes > 0 && r.waiting() > 0 {
-		bytes -= r.release()
+	for _, all := range []*[]*Client{&r.ahead, &r.queue} {
+		n := 0
+		for ; bytes > 0 && n < len(*all); n++ {
+			bytes -= (*all)[n].size
+		}
+		*all = r.release(*all, n)
 	}
 	return r.due > 0
 }
@@ -107,24 +110,16 @@ func (r *readers) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.paced = false
-	for r.waiting() > 0 {
-		r.release()
-	}
+	r.ahead, r.queue = r.release(r.ahead, len(r.ahead)), r.release(r.queue, len(r.queue))
 }
 
-// release has the one go on whose turn it is, of those that wait, and returns what it has to work on.
-func (r *readers) release() (bytes int) {
-	from := &r.queue
-	r.passed = len(r.ahead) > 0 && (!r.passed || len(r.queue) == 0)
-	if r.passed {
-		from = &r.ahead
+// release has the first n go on, and returns the others.
+func (r *readers) release(all []*Client, n int) []*Client {
+	for _, c := range all[:n] {
+		if c.due {
+			r.due--
+		}
+		c.read <- struct{}{}
 	}
-	c := (*from)[0]
-	*from = slices.Delete(*from, 0, 1)
-	if c.due {
-		r.due--
-	}
-	bytes = c.size // which is the next read's once it goes on
-	c.read <- struct{}{}
-	return bytes
+	return slices.Delete(all, 0, n)
 }

@@ -21,6 +21,8 @@ type arrival struct {
 	client  *overload.Client // nil if there is no need to know it
 	waiting *waiting
 	origin  origin
+	seen    overload.Seen // what it seemed to be when it came, if known
+	known   bool
 	at      time.Time
 	counted atomic.Bool // by gate
 	waits   atomic.Bool // and is counted by waiting
@@ -69,6 +71,9 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
+	if seen != nil {
+		a.seen, a.known = *seen, true
+	}
 	a.waits.Store(true)
 	a.count()
 	return a, nil

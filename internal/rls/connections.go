@@ -69,7 +69,8 @@ type boundedConn struct {
 	read    atomic.Int64 // bytes
 	streams atomic.Int64 // open; of other methods than ShouldRateLimit
 	client  overload.Client
-	peek    peek
+	peek    peek // for what reads it alone, as full is
+	full    bool // there was no room for more when it was last read
 }
 
 // localAddr is an address of this side of a connection by which the connection is known: grpc tells calls nothing else of it.
@@ -261,6 +262,7 @@ func (b *Bounded) say(address string) {
 // Read implements net.Conn.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	c.full = n == len(p)
 	if n > 0 {
 		c.last.Store(c.bounded.now())
 		c.read.Add(int64(n))

@@ -248,14 +248,22 @@ func (r *reader) fail(err error) {
 	}
 }
 
-// domainOf returns the domain of a message if that comes first, as it usually does, and nil otherwise. It shares its memory.
-func domainOf(message []byte) []byte {
-	number, kind, n := protowire.ConsumeTag(message)
-	if n < 0 || number != requestDomain || kind != protowire.BytesType {
-		return nil
+// domainOf returns the domain of a message; nil if it has none, or so much that it will not be decided. It shares its memory.
+func domainOf(message []byte) (domain []byte) {
+	r := reader{b: message}
+	for fields := 0; r.next(); fields++ {
+		switch {
+		case r.is(requestDomain, protowire.BytesType):
+			domain = r.bytes()
+		case fields > 2*limiter.MaxDescriptors:
+			return nil
+		case r.kind == protowire.BytesType:
+			r.bytes()
+		default:
+			r.skip()
+		}
 	}
-	domain, n := protowire.ConsumeBytes(message[n:])
-	if n < 0 {
+	if r.err != nil {
 		return nil
 	}
 	return domain

@@ -23,18 +23,18 @@ const (
 	messageHeaderSize = 5 // of a message: whether it is compressed, and its size
 )
 
-// mostPeeked is of how many calls peek tells that are read at once.
-const mostPeeked = 256
+// mostPeeked is how many calls peek remembers of one read.
+const mostPeeked = 128
 
 // look returns what a message says of its call.
 type look func(message []byte) overload.Seen
 
-// peek looks for calls in what is read from a connection, before grpc works on it. When grpc asks whether a call may come in it has taken
-// up nothing but its headers, but most of the time its message has been read by then, and with it whose it is: so somebody who asks for
-// little is let in, when there is too much, over the very connection over which others ask for much, as Envoy sends all that it has.
+// peek looks for calls in what is read from a connection, before grpc works on it. When grpc asks whether a call may come in, it has taken
+// up nothing but its headers. Most of the time its message has been read by then, too, and says whose it is. So when there is too much,
+// somebody who asks for little is let in even over a connection over which others ask for much: Envoy sends all that it has over one.
 //
-// It is wrong where grpc turns calls away before it asks about them, such as those beyond maxStreams: then it tells of others that were
-// read with them. It must be used by who reads the connection alone, as grpc does.
+// What it says is a hint. Where grpc turns calls away before it asks about them, such as those beyond maxStreams, it tells of others that
+// were read with them. Only the goroutine that reads the connection may use it, which in grpc is also the one that asks.
 type peek struct {
 	skip   int // bytes until the next frame begins
 	header [frameHeaderSize]byte
@@ -44,11 +44,15 @@ type peek struct {
 	next   int
 }
 
+// newPeek returns a peek for a connection from which nothing has been read.
+func newPeek() peek { return peek{skip: prefaceSize} }
+
 // peeked is a call whose headers have been read, and what is known of it.
 type peeked struct {
-	stream uint32
-	known  bool // its message has been read as well
-	seen   overload.Seen
+	stream  uint32
+	settled bool // something of its message has been read
+	known   bool // all of it has
+	seen    overload.Seen
 }
 
 // take returns what is known of the next call; nil if nothing is. It must be called for each that grpc asks about.
@@ -94,36 +98,44 @@ func (p *peek) scan(b []byte, whose look) {
 func (p *peek) begin(rest []byte, whose look) {
 	p.filled = 0
 	p.skip = int(p.header[0])<<16 | int(p.header[1])<<8 | int(p.header[2])
-	switch kind, flags := p.header[3], p.header[4]; kind {
-	case frameHeaders, frameContinuation:
+	switch kind, flags := p.header[3], p.header[4]; {
+	case kind == frameHeaders, kind == frameContinuation:
 		p.ends = flags&flagEndHeaders != 0
-	case frameData:
-		if whose != nil && flags&flagPadded == 0 && p.skip <= len(rest) {
-			p.message(rest[:p.skip], whose)
+	case kind == frameData && p.skip > 0 && whose != nil:
+		c := p.unsettled()
+		if c == nil {
+			return
+		}
+		c.settled = true
+		if flags&flagPadded == 0 && p.skip <= len(rest) && whole(rest[:p.skip]) {
+			c.known, c.seen = true, whose(rest[messageHeaderSize:p.skip])
 		}
 	}
+}
+
+// unsettled returns the call to which the frame belongs that begins, if it is the first one of its message.
+func (p *peek) unsettled() *peeked {
+	stream := p.stream()
+	for i := len(p.calls) - 1; i >= 0; i-- {
+		if c := &p.calls[i]; c.stream == stream {
+			if c.settled {
+				return nil
+			}
+			return c
+		}
+	}
+	return nil
+}
+
+// whole reports whether data is a message that is not compressed.
+func whole(data []byte) bool {
+	return len(data) >= messageHeaderSize && data[0] == 0 && int64(binary.BigEndian.Uint32(data[1:])) == int64(len(data)-messageHeaderSize)
 }
 
 // stream returns the number of the stream to which a frame belongs.
 func (p *peek) stream() uint32 { return binary.BigEndian.Uint32(p.header[5:]) & streamBits }
 
-// message finds out whose a message is, if data is all of it.
-func (p *peek) message(data []byte, whose look) {
-	if len(data) < messageHeaderSize || data[0] != 0 || int64(binary.BigEndian.Uint32(data[1:])) != int64(len(data)-messageHeaderSize) {
-		return
-	}
-	stream := p.stream()
-	for i := len(p.calls) - 1; i >= 0; i-- {
-		if c := &p.calls[i]; c.stream == stream {
-			if !c.known {
-				c.known, c.seen = true, whose(data[messageHeaderSize:])
-			}
-			return
-		}
-	}
-}
-
-// peekedConn is a connection at which is looked when it is read.
+// peekedConn is a connection whose peek sees what is read, and which waits while others are worked on.
 type peekedConn struct {
 	net.Conn
 
@@ -144,7 +156,7 @@ func (c peekedConn) Read(b []byte) (int, error) {
 		p.scan(b[:n], nil)
 	}
 	first := slices.ContainsFunc(p.calls, func(x peeked) bool { return x.known && gate.Under(x.seen.Domain) })
-	gate.AwaitRead(&c.of.client, overload.Read{Size: n, Full: n == len(b), First: first})
+	gate.AwaitRead(&c.of.client, overload.Read{Size: n, Full: c.of.full, First: first})
 	return n, err
 }
 
@@ -156,7 +168,7 @@ func (o origin) seen() *overload.Seen {
 	return o.conn.peek.take()
 }
 
-// handshakes are credentials that tell of each handshake that failed, and have what is then read looked at.
+// handshakes are credentials that tell of each handshake that failed, and return connections with a peek.
 type handshakes struct {
 	credentials.TransportCredentials
 
@@ -173,7 +185,7 @@ func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo,
 		return secured, info, err
 	}
 	if a, ok := c.LocalAddr().(localAddr); ok {
-		a.conn.peek.skip = prefaceSize
+		a.conn.peek = newPeek()
 		secured = peekedConn{Conn: secured, of: a.conn, service: h.service}
 	}
 	return secured, info, nil

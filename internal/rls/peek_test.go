@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -23,7 +24,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -64,11 +65,15 @@ func (s *sender) headers(stream uint32, domain string, parts int) {
 	}
 }
 
+// head writes headers that are encoded.
+func (s *sender) head(stream uint32, block []byte) {
+	s.t.Helper()
+	s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: block, EndHeaders: true}))
+}
+
 // message returns a message as gRPC sends it.
 func (s *sender) message(domain string) []byte {
-	m, err := proto.Marshal(request(domain, "user=a", "path=/b"))
-	s.do(err)
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...) //nolint:gosec // short
+	return framed(0, marshal(s.t, request(domain, "user=a", "path=/b")))
 }
 
 // peeking reads what was sent in chunks of random sizes, with a peek at each.
@@ -131,7 +136,7 @@ func TestPeek(t *testing.T) {
 		for i := uint32(1); i < 400; {
 			a, b, domain := i, i+2, fmt.Sprintf("told-%d", r.IntN(20))
 			i += 4
-			switch r.IntN(9) {
+			switch r.IntN(10) {
 			case 0: // one after the other
 				s.headers(a, domain, 1)
 				s.do(s.fr.WriteData(a, true, s.message(domain)))
@@ -151,18 +156,23 @@ func TestPeek(t *testing.T) {
 				s.do(s.fr.WriteData(a, true, m[len(m)/2:]))
 			case 4: // padded
 				s.headers(a, "padded", 1)
-				s.do(s.fr.WriteDataPadded(a, true, s.message("padded"), make([]byte, 5)))
+				s.do(s.fr.WriteDataPadded(a, true, s.message("padded"), make([]byte, r.IntN(5))))
 			case 5: // compressed
 				s.headers(a, "compressed", 1)
 				m := s.message("compressed")
 				m[0] = 1
 				s.do(s.fr.WriteData(a, true, m))
-			case 6: // none, and short ones
+			case 6: // what looks like a message in the second part of one
+				s.headers(a, "inside", 1)
+				m := s.message("another")
+				s.do(s.fr.WriteData(a, false, append([]byte{0, 0, 0, 0, byte(len(m))}, 'x')))
+				s.do(s.fr.WriteData(a, true, m))
+			case 7: // none, and short ones
 				s.headers(a, "nothing", 1)
 				s.do(s.fr.WriteData(a, true, s.message("nothing")[:r.IntN(messageHeaderSize)]))
 				s.headers(b, "cancelled", 1)
 				s.do(s.fr.WriteRSTStream(b, http2.ErrCodeCancel))
-			case 7: // other frames
+			case 8: // other frames
 				s.do(s.fr.WritePing(false, [8]byte{1, 2, 3}))
 				s.do(s.fr.WriteWindowUpdate(0, 1000))
 			default: // two messages, of which the first one counts
@@ -172,7 +182,7 @@ func TestPeek(t *testing.T) {
 			}
 		}
 		for _, most := range []int{1, 7, 100, 1000, 1 << 20} {
-			p := &peeking{peek: peek{skip: prefaceSize}, from: bytes.NewBuffer(bytes.Clone(s.out.Bytes())), sizes: r, most: most}
+			p := &peeking{peek: newPeek(), from: bytes.NewBuffer(bytes.Clone(s.out.Bytes())), sizes: r, most: most}
 			known, calls := p.read(t, "told")
 			if least := map[int]int{1000: calls / 2, 1 << 20: calls * 9 / 10}[most]; known < least {
 				t.Fatalf("seed %d: in chunks of up to %d bytes %d of %d calls are known, want %d", seed, most, known, calls, least)
@@ -188,7 +198,7 @@ func TestPeekIsBounded(t *testing.T) {
 	for i := range uint32(1000) {
 		s.headers(2*i+1, "d", 1)
 	}
-	p := peek{skip: prefaceSize}
+	p := newPeek()
 	p.scan(s.out.Bytes(), func([]byte) overload.Seen { return overload.Seen{} })
 	if len(p.calls) != mostPeeked {
 		t.Errorf("%d calls are kept, want %d", len(p.calls), mostPeeked)
@@ -233,8 +243,53 @@ func limit(t *testing.T, g *overload.Gate, domain string) {
 	testkit.Eventually(t, "fewer are let in", g.Limited)
 }
 
+// crowdedConn is a server, and a connection to it with so many calls that no more of a domain are let in that asks for too much.
+type crowdedConn struct {
+	address string
+	gate    *overload.Gate
+	conn    atomic.Pointer[boundedConn]
+
+	mu      sync.Mutex
+	decided map[string]int // calls of each domain
+}
+
+// crowdConn starts a server for which loud is such a domain, once the first call has come and busy is called.
+func crowdConn(t *testing.T, config ServerConfig) *crowdedConn {
+	t.Helper()
+	c := &crowdedConn{gate: overload.New(overload.Config{MaxCalls: 10_000, Patience: time.Minute}), decided: map[string]int{}}
+	decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.conn.Store(originOf(ctx).conn)
+		c.decided[string(r.Domain)]++
+		return allow(ctx, r, v)
+	})
+	l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.address = l.Addr().String()
+	serveOn(t, NewServer(New(decide, Config{Gate: c.gate}), config), Bound(l, Connections{}))
+	return c
+}
+
+func (c *crowdedConn) busy(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, "a first call is decided", func() bool { return c.conn.Load() != nil })
+	for range 200 {
+		c.gate.Enter(&c.conn.Load().client)
+	}
+	limit(t, c.gate, "loud")
+}
+
+func (c *crowdedConn) of(domain string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.decided[domain]
+}
+
 // TestQuietDomainIsHeard: when there is too much, calls of a domain that asks for little are let in on the very connection on which another
-// one asks for too much, in plain text and over TLS.
+// one asks for too much, in plain text and over TLS, whatever else is called.
 func TestQuietDomainIsHeard(t *testing.T) {
 	config, pool := serverTLS(t)
 	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
@@ -243,23 +298,9 @@ func TestQuietDomainIsHeard(t *testing.T) {
 		dial   []grpc.DialOption
 	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
 		t.Run(name, func(t *testing.T) {
-			var conn atomic.Pointer[boundedConn]
-			decided := map[string]int{}
-			var mu sync.Mutex
-			decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
-				mu.Lock()
-				defer mu.Unlock()
-				conn.Store(originOf(ctx).conn)
-				decided[string(r.Domain)]++
-				return allow(ctx, r, v)
-			})
-			l, err := ListenTCP(t.Context(), "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			gate := overload.New(overload.Config{MaxCalls: 10_000, Patience: time.Minute})
-			serveOn(t, NewServer(New(decide, Config{Gate: gate}), c.server), Bound(l, Connections{}))
-			client := ratelimitv3.NewRateLimitServiceClient(dial(t, l.Addr().String(), c.dial...))
+			crowded := crowdConn(t, c.server)
+			conn := dial(t, crowded.address, c.dial...)
+			client := ratelimitv3.NewRateLimitServiceClient(conn)
 			ask := func(domain string) codes.Code {
 				_, err := client.ShouldRateLimit(t.Context(), request(domain, "k=v"))
 				return status.Code(err)
@@ -267,20 +308,79 @@ func TestQuietDomainIsHeard(t *testing.T) {
 			if code := ask("first"); code != codes.OK {
 				t.Fatal(code)
 			}
-			for range 5000 { // which are in progress on this connection
-				gate.Enter(&conn.Load().client)
-			}
-			limit(t, gate, "loud")
+			crowded.busy(t)
 			for range 50 {
 				if code := ask("loud"); code != codes.Unavailable {
 					t.Fatalf("a call of the domain that asks for too much: %v", code)
 				}
 			}
 			testkit.Eventually(t, "a call of a quiet domain is let in", func() bool { return ask("quiet") == codes.OK })
-			mu.Lock()
-			defer mu.Unlock()
-			if decided["loud"] > 0 {
-				t.Errorf("%d calls of the loud domain were decided", decided["loud"])
+			if n := crowded.of("loud"); n > 0 {
+				t.Errorf("%d calls of the loud domain were decided", n)
+			}
+		})
+	}
+}
+
+// TestNobodySeemsQuiet: a client whose domain asks for too much does not get in by seeming to be of another one.
+func TestNobodySeemsQuiet(t *testing.T) {
+	head, _ := encodeHead()
+	loud, quiet := marshal(t, request("loud", "k=v")), framed(0, marshal(t, request("quiet", "k=v")))
+	inside := protowire.AppendVarint(protowire.AppendTag(bytes.Clone(loud), 15, protowire.BytesType), uint64(len(quiet)))
+	twice := append(protowire.AppendBytes(protowire.AppendTag(nil, requestDomain, protowire.BytesType), []byte("quiet")), loud...)
+	for name, send := range map[string]func(s *sender, stream uint32){
+		"a message in the second part of one": func(s *sender, stream uint32) {
+			s.head(stream, head)
+			s.do(s.fr.WriteData(stream, false, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(inside)+len(quiet))), inside...))) //nolint:gosec // short
+			s.do(s.fr.WriteData(stream, true, quiet))
+		},
+		"after a call that is turned away": func(s *sender, stream uint32) {
+			s.head(stream, append(bytes.Clone(head), "\x00\x0cgrpc-timeout\x01x"...))
+			s.do(s.fr.WriteData(stream, true, quiet))
+			s.head(stream+2, head)
+			s.do(s.fr.WriteData(stream+2, true, framed(0, loud)))
+		},
+		"two domains": func(s *sender, stream uint32) {
+			s.head(stream, head)
+			s.do(s.fr.WriteData(stream, true, framed(0, twice)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			crowded := crowdConn(t, ServerConfig{})
+			c, err := net.Dial("tcp", crowded.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			t.Cleanup(func() { _ = c.Close() })
+			s := newSender(t)
+			s.head(1, head)
+			s.do(s.fr.WriteData(1, true, framed(0, marshal(t, request("first", "k=v")))))
+			send := func(stream uint32) {
+				send(s, stream)
+				if _, err := c.Write(s.out.Bytes()); err != nil {
+					t.Fatal(err)
+				}
+				s.out.Reset()
+			}
+			send(3) // while anybody is let in
+			testkit.Eventually(t, "a call is decided", func() bool { return crowded.of("loud") > 0 })
+			crowded.busy(t)
+			before := crowded.of("loud")
+			for i := range uint32(100) {
+				send(7 + 4*i)
+			}
+			last := uint32(7 + 4*100)
+			testkit.Eventually(t, "a call of a quiet domain is let in after them", func() bool {
+				s.head(last, head)
+				s.do(s.fr.WriteData(last, true, quiet))
+				_, err := c.Write(s.out.Bytes())
+				s.out.Reset()
+				last += 2
+				return err == nil && crowded.of("quiet") > 0
+			})
+			if n := crowded.of("loud") - before; n > 0 {
+				t.Errorf("%d calls were decided", n)
 			}
 		})
 	}

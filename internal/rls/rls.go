@@ -265,6 +265,9 @@ func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.
 	}
 	message := a.message.ReadOnlyData()
 	c := overload.Call{Size: len(message), Waited: waited, Client: a.client}
+	if a.known {
+		c.Seen = &a.seen
+	}
 	c.Domain, c.Fails = s.whose(message)
 	var found bool
 	if c.Deadline, found = ctx.Deadline(); !found {
@@ -284,10 +287,16 @@ func (s *Service) whose(message []byte) (domain uint32, fails bool) {
 	return hashOf(name), fails
 }
 
-// seen returns what a message says of its call.
-func (s *Service) seen(message []byte) overload.Seen {
-	domain, _ := s.whose(message)
-	return overload.Seen{Domain: domain, Size: len(message)}
+// seen returns what a message says of its call. It is called by what reads a connection, where nothing else recovers.
+func (s *Service) seen(message []byte) (seen overload.Seen) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
+			_ = s.recovered(context.Background(), Method, p)
+		}
+	}()
+	seen.Size = len(message)
+	seen.Domain, _ = s.whose(message)
+	return seen
 }
 
 // answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then

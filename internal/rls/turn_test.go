@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -118,7 +119,12 @@ func TestDomainOf(t *testing.T) {
 	if string(one) != "one" || string(other) != "other" || hashOf(one) == hashOf(other) {
 		t.Errorf("the domains are %s and %s, with the numbers %d and %d", one, other, hashOf(one), hashOf(other))
 	}
-	for _, bad := range []string{"", "\x0a", "\x0a\xff", "\x12\x00\x0a\x01a", "\xff\xff"} {
+	for _, odd := range []string{"\x12\x00\x0a\x01a", "\x0a\x01b\x12\x00\x0a\x01a\x12\x00", "\x18\x01\x0a\x01a"} { // the last one counts, as when it is decided
+		if domain := domainOf([]byte(odd)); string(domain) != "a" {
+			t.Errorf("%q has the domain %q", odd, domain)
+		}
+	}
+	for _, bad := range []string{"", "\x0a", "\x0a\xff", "\xff\xff", "\x0a\x01a\x12", strings.Repeat("\x12\x00", 1<<20)} {
 		if n := hashOf(domainOf([]byte(bad))); n != 0 {
 			t.Errorf("%q has the domain %d", bad, n)
 		}
