@@ -24,7 +24,7 @@ const (
 	// So many times what it has waited is time enough for a call, if nobody waits for a turn: turns cost something too. With several
 	// domains it is twice as many, since those that take less than their share go first where there are turns.
 	patience = 8
-	heard    = 2   // times the limit may be in progress with calls that are let in for their domain's sake
+	heard    = 4   // times the limit may be in progress with calls that are let in for their domain's sake
 	workers  = 128 // calls that may be in any case
 	forgets  = 64  // how many calls the moving average of waits is made of
 )
@@ -68,12 +68,12 @@ type Client struct {
 	mixed  atomic.Int64  // when that last changed, in nanoseconds since the gate began; 0 if it never did
 
 	// What has been read from it and waits; guarded by readers, but for the channel, which it alone waits on.
-	read chan struct{}
-	size int
-	full bool // there was more to read when it was last read
-	due  bool // it goes on in this round
-	// ahead is the last round in which it went before others.
-	ahead int64
+	read  chan struct{}
+	size  int
+	full  bool  // there was more to read when it was last read
+	due   bool  // it goes on in this round
+	round int64 // in which it last came with calls of domains below their share
+	came  int   // how often it did
 }
 
 // Call is one that has been read.

@@ -71,7 +71,6 @@ type line struct {
 	passed  time.Time        // when a call was last dismissed, for whatever reason
 	vain    int              // how many wait for whom it stands
 	hasty   int              // how many wait with little patience
-	swamped bool             // since the last turn too many of them have come
 	ahead   time.Time        // when a call last went first although others waited
 	fed     time.Time        // when calls last went on, or were in progress
 	credit  int              // what decisions have earned, less what calls without one have cost
@@ -161,9 +160,8 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 		go l.run()
 	}
 	l.count(p, at)
-	if !l.swamped && l.swamps(p) {
-		l.swamped = true
-		l.gate.lower(at, l.room)
+	if l.swamps(p) {
+		l.gate.lower(at, max(l.room, 2*workers)) // further, if it is too much still, only once turns show what has become of it
 	}
 	return Turn{}, false
 }

@@ -146,7 +146,6 @@ func (l *line) weed(now time.Time) (turns int) {
 		}
 	}
 	l.tidy(turns)
-	l.swamped = false
 	return turns
 }
 

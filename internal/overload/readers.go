@@ -14,6 +14,8 @@ const (
 	// One of so many parts of the turns that are to be handed out is a portion of them, if that is more: where many are dismissed they
 	// would wait for longer than their callers do.
 	parts = 8
+	// overtakings is how often a client may go on before others in a round, or somebody had far more read than others for a few calls.
+	overtakings = 4
 	// small is what is worked on at once: it takes no longer than to wait for a turn, and who asks for little waits for nobody.
 	small = 2 << 10
 	each  = 128 // bytes for which a call counts beside its own, since it takes time whatever its size
@@ -43,7 +45,7 @@ type readers struct {
 	paced  bool
 	round  int64         // how many have begun
 	due    int           // clients that go on in this round
-	ahead  []*Client     // with calls of domains below their share, which go on before others, once in a round
+	ahead  []*Client     // with calls of domains below their share, which go on before others, a few times in a round
 	queue  []*Client     // the others, in the order in which they were read
 	joined chan struct{} // somebody has, since this round has begun
 }
@@ -63,14 +65,22 @@ func (r *readers) join(c *Client, what Read) bool {
 		r.due++
 	}
 	c.size = what.Size
-	if what.First && c.ahead != r.round {
-		c.ahead = r.round
+	if what.First && r.overtakes(c) {
 		r.ahead = append(r.ahead, c)
 	} else {
 		r.queue = append(r.queue, c)
 	}
 	signal(r.joined)
 	return true
+}
+
+// overtakes reports whether c may go on before others once more in this round.
+func (r *readers) overtakes(c *Client) bool {
+	if c.round != r.round {
+		c.round, c.came = r.round, 0
+	}
+	c.came++
+	return c.came <= overtakings
 }
 
 // begin begins a round, in which all go on that wait now.
