@@ -25,7 +25,7 @@ const (
 	// domains it is twice as many, since those that take less than their share go first where there are turns.
 	patience = 8
 	heard    = 4   // times the limit may be in progress with calls that are let in for their domain's sake
-	workers  = 128 // calls that may be in any case
+	workers  = 128 // calls in progress that are no sign of anything: about as many are worked on without a goroutine of their own
 	forgets  = 64  // how many calls the moving average of waits is made of
 )
 
@@ -137,7 +137,7 @@ func (g *Gate) Full(c *Client, seen *Seen) bool {
 	case calls < heard*max(limit, workers) && g.shares.under(seen.Domain):
 		return false
 	default:
-		g.shares.dismissed(g.now(), seen.Domain, seen.Size)
+		g.shares.dismissed(time.Since(g.begun), seen.Domain, seen.Size)
 		return true
 	}
 }
@@ -240,7 +240,7 @@ func (g *Gate) excess(c *Call) bool {
 	if !seemed && !g.mixed(c.Client) {
 		return false
 	}
-	g.shares.dismissed(g.now(), c.Domain, c.Size)
+	g.shares.dismissed(time.Since(g.begun), c.Domain, c.Size)
 	return true
 }
 

@@ -26,7 +26,7 @@ const (
 	starved      = 4 * settle            // with nothing decided although calls wait
 	nap          = time.Millisecond      // when there is no room for those that wait
 	answering    = 20 * time.Microsecond // what a policy's answer takes of a processor, where it takes long
-	hasty        = 10 * time.Millisecond // patience, up to enough, of callers whose number says that there is not even time for that
+	haste        = 10 * time.Millisecond // patience, up to enough, of callers whose number says that there is not even time for that
 	shortLine    = 64                    // calls that may wait, however little room there is: with it, about as many as there are workers
 	mostBytes    = 64 << 20              // of messages that wait
 )
@@ -340,7 +340,7 @@ func (l *line) give(p *place, t Turn) {
 // dismiss returns the turn of a call for which there is no time: policies decide it, unless there is not even time for that.
 func (l *line) dismiss(p *place, now time.Time) Turn {
 	l.passed = now
-	l.gate.shares.dismissed(int64(now.Sub(l.gate.begun)), p.Domain, p.Size)
+	l.gate.shares.dismissed(now.Sub(l.gate.begun), p.Domain, p.Size)
 	if l.left(p, now) < margin/2+l.lap {
 		l.credit -= costBad
 		return Turn{Verdict: Lost}

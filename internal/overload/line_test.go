@@ -164,9 +164,9 @@ func TestSwamped(t *testing.T) {
 	}{
 		"Envoy's":                   {[]crowd{{1000, 20 * ms}}, false},
 		"one too many of Envoy's":   {[]crowd{{1001, 20 * ms}}, true},
-		"hasty":                     {[]crowd{{501, hasty}}, true},
+		"hasty":                     {[]crowd{{501, haste}}, true},
 		"patient":                   {[]crowd{{5000, enough + 1}}, false},
-		"over at once":              {[]crowd{{5000, hasty - 1}}, false},
+		"over at once":              {[]crowd{{5000, haste - 1}}, false},
 		"few among many that are":   {[]crowd{{200, 20 * ms}, {1000, ms}, {200, 20 * ms}}, false},
 		"few among patient callers": {[]crowd{{2000, time.Second}, {600, 20 * ms}}, false},
 	} {
@@ -193,7 +193,7 @@ func TestSwamped(t *testing.T) {
 				for i := 0; i < 50 && c.swamped; i++ { // so long without a turn
 					time.Sleep(2 * settle)
 					g.Enter(nil)
-					l.enter(&place{Call: Call{Deadline: time.Now().Add(hasty)}, patience: hasty, turn: make(chan Turn, 1)})
+					l.enter(&place{Call: Call{Deadline: time.Now().Add(haste)}, patience: haste, turn: make(chan Turn, 1)})
 				}
 				if limit := g.Stats().Limit; c.swamped && limit != 2*workers {
 					t.Errorf("without a turn the limit falls to %d, want %d", limit, 2*workers)

@@ -150,12 +150,13 @@ func (l *line) weed(now time.Time) (turns int) {
 }
 
 // hastes reports whether p's caller has little patience, but enough for an answer in a busy moment.
-func (p *place) hastes() bool { return hasty <= p.patience && p.patience <= enough }
+func (p *place) hastes() bool { return haste <= p.patience && p.patience <= enough }
 
 // swamps reports whether with p so many wait that policies could not answer them as long as p's caller waits. The next turn comes once all
 // that arrived is read, so where too many arrive it is late, and meanwhile no more are to be let in.
 func (l *line) swamps(p *place) bool {
-	return p.hastes() && time.Duration(l.hasty)*answering > p.patience*time.Duration(runtime.GOMAXPROCS(0))
+	needed := time.Duration(l.hasty) * answering
+	return p.hastes() && needed > p.patience && needed > p.patience*time.Duration(runtime.GOMAXPROCS(0))
 }
 
 // tidy takes those that have had their turn out of the line, if there are any.

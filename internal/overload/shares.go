@@ -37,8 +37,8 @@ const dismissing = 8
 
 // dismissed counts a call that was dismissed. Else a domain would seem to use less, the more the calls are that it asks for in vain, and
 // one that asks for little would be above its share.
-func (s *shares) dismissed(now int64, domain uint32, size int) {
-	s.add(time.Duration(now), domain, size/dismissing)
+func (s *shares) dismissed(now time.Duration, domain uint32, size int) {
+	s.add(now, domain, size/dismissing)
 }
 
 // under reports whether a domain has used less than an equal share.

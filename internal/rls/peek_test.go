@@ -289,7 +289,7 @@ func (c *crowdedConn) of(domain string) int {
 }
 
 // TestQuietDomainIsHeard: when there is too much, calls of a domain that asks for little are let in on the very connection on which another
-// one asks for too much, in plain text and over TLS, whatever else is called.
+// one asks for too much, in plain text and over TLS.
 func TestQuietDomainIsHeard(t *testing.T) {
 	config, pool := serverTLS(t)
 	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
