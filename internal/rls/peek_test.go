@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -20,9 +19,7 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -291,12 +288,7 @@ func (c *crowdedConn) of(domain string) int {
 // TestQuietDomainIsHeard: when there is too much, calls of a domain that asks for little are let in on the very connection on which another
 // one asks for too much, in plain text and over TLS.
 func TestQuietDomainIsHeard(t *testing.T) {
-	config, pool := serverTLS(t)
-	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
-	for name, c := range map[string]struct {
-		server ServerConfig
-		dial   []grpc.DialOption
-	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
+	for name, c := range transports(t) {
 		t.Run(name, func(t *testing.T) {
 			crowded := crowdConn(t, c.server)
 			conn := dial(t, crowded.address, c.dial...)

@@ -2,7 +2,6 @@ package rls
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"strings"
 	"sync"
@@ -11,8 +10,6 @@ import (
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -70,12 +67,7 @@ func TestLateCallsAreDecidedByPolicy(t *testing.T) {
 
 // TestOriginOf: calls know their connection, in plain text and over TLS, and the address of this side is still what it was.
 func TestOriginOf(t *testing.T) {
-	config, pool := serverTLS(t)
-	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
-	for name, c := range map[string]struct {
-		server ServerConfig
-		dial   []grpc.DialOption
-	}{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}} {
+	for name, c := range transports(t) {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
 			clients := map[*boundedConn]int{}
