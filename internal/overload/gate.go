@@ -119,10 +119,12 @@ func (g *Gate) most() int64 {
 }
 
 // Full reports whether a call of c, which may be nil, must be refused without receiving its message. That is an error,
-// whatever the policies of its rules say. Beyond the limit one is let in of a client that has less than an equal share of it; of one that
-// asks for less than half of what clients ask for on average, since with many of them an equal share is less than a call; one whose domain
-// is below its share, as long as there are not too many of these; and, if nothing has been seen of it, of a client that asks for several
-// domains, as long as there is time to find out whose it is.
+// whatever the policies of its rules say. Beyond the limit a call is let in if its client
+//   - has less than an equal share of the limit;
+//   - or asks for less than half of what clients ask for on average: with many of them an equal share is less than a call;
+//
+// or if its domain is below its share, as long as not too many are in progress; or, where nothing has been seen of the call, if its client
+// asks for several domains and there is time to find out whose it is.
 func (g *Gate) Full(c *Client, seen *Seen) bool {
 	calls, limit := g.calls.Load(), g.most()
 	switch {

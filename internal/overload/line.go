@@ -324,16 +324,16 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 
 // give gives a call its turn. It is to be taken out of the line, and p is another call's from when the turn is handed out.
 func (l *line) give(p *place, t Turn) {
-	switch {
-	case !l.paced.Load():
+	if !l.paced.Load() {
 		l.bytes -= p.Size
 		p.turn <- t
-	case t.Verdict == Go:
+		return
+	}
+	l.owed += p.Size + each
+	if t.Verdict == Go {
 		l.goes = append(l.goes, given{p, t})
-		l.owed += p.Size + each
-	default:
+	} else {
 		l.others = append(l.others, given{p, t})
-		l.owed += p.Size + each
 	}
 }
 

@@ -134,6 +134,10 @@ func TestInventedDomains(t *testing.T) {
 		if fails != (domain == "other") {
 			t.Errorf("that policies can but fail %q is %v", domain, fails)
 		}
+		m := marshal(t, request(domain, "k=v"))
+		if seen := s.seen(m); seen.Domain != number || seen.Size != len(m) {
+			t.Errorf("of a call for %q that has the number %d, and %d bytes, %+v is seen", domain, number, len(m), seen)
+		}
 		return number
 	}
 	one, other, invented := whose("one"), whose("other"), whose("invented")
