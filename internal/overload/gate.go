@@ -91,6 +91,7 @@ type Call struct {
 type Seen struct {
 	Domain uint32 // as of Call
 	Size   int
+	Asked  bool // whether it must be refused, before, so it has been counted
 }
 
 // New returns a Gate.
@@ -125,14 +126,16 @@ func (g *Gate) most() int64 {
 //
 // or if its domain is below its share, as long as not too many are in progress; or, where nothing has been seen of the call, if its client
 // asks for several domains and there is time to find out whose it is.
-func (g *Gate) Full(c *Client, seen *Seen) bool {
-	calls, limit := g.calls.Load(), g.most()
+//
+// So many others of c have been let in that have not entered yet.
+func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
+	calls, limit := g.calls.Load()+int64(coming), g.most()
 	switch {
 	case calls < limit:
 		return false
 	case c == nil || calls >= int64(g.config.MaxCalls):
 		return true
-	case g.modest(c, limit):
+	case g.modest(c, limit, coming, seen == nil || !seen.Asked):
 		return false
 	case seen == nil:
 		return !g.mixed(c)
@@ -145,9 +148,13 @@ func (g *Gate) Full(c *Client, seen *Seen) bool {
 }
 
 // modest reports whether c has less than an equal share of a limit, or asks for little.
-func (g *Gate) modest(c *Client, limit int64) bool {
+func (g *Gate) modest(c *Client, limit int64, coming int, first bool) bool {
 	asking := g.asking(c, g.now()/int64(epoch)+1)
-	return (c.calls.Load()+1)*asking <= limit || 2*c.asks.Load()*asking <= g.asks.Load()
+	if first {
+		g.asks.Add(1)
+		c.asks.Add(1)
+	}
+	return (c.calls.Load()+int64(coming)+1)*asking <= limit || 2*c.asks.Load()*asking <= g.asks.Load()
 }
 
 // Under reports whether a domain is below its share.
@@ -168,8 +175,6 @@ func (g *Gate) asking(c *Client, now int64) int64 {
 		g.clients[0].Add(1)
 		c.asks.Store(c.asks.Load() >> min(now-before, 63))
 	}
-	g.asks.Add(1)
-	c.asks.Add(1)
 	return max(1, g.clients[0].Load(), g.clients[1].Load()) // somebody may just be moving them
 }
 

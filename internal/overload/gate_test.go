@@ -94,7 +94,7 @@ func crowded(t *testing.T) (g *Gate, greedy *Client) {
 	}
 	g.limit.Store(20)
 	g.cut.Store(int64(time.Hour)) // calls are too many all the time
-	if !g.Full(greedy, nil) || !g.Full(nil, nil) || !g.Limited() {
+	if !g.Full(greedy, nil, 0) || !g.Full(nil, nil, 0) || !g.Limited() {
 		t.Fatalf("not full: %+v", g.Stats())
 	}
 	return g, greedy
@@ -107,22 +107,25 @@ func TestClients(t *testing.T) {
 		g, greedy := crowded(t)
 		modest := new(Client)
 		for n := range 10 {
-			if g.Full(modest, nil) {
+			if g.Full(modest, nil, 0) {
 				t.Fatalf("one of two clients may have no more than %d of 20", n)
 			}
+			if coming := 10 - n; !g.Full(modest, nil, coming) {
+				t.Fatalf("one of two clients that has %d of 20 may have 1 more beside %d that are let in with it", n, coming)
+			}
 			g.Enter(modest)
-			if !g.Full(greedy, nil) {
+			if !g.Full(greedy, nil, 0) {
 				t.Fatal("the client that has all is let in")
 			}
 		}
-		if !g.Full(modest, nil) {
+		if !g.Full(modest, nil, 0) {
 			t.Error("a client may have more than its share")
 		}
 		for range 10 {
 			g.Leave(modest)
 		}
 		time.Sleep(3 * epoch)
-		if g.Full(modest, nil) {
+		if g.Full(modest, nil, 0) {
 			t.Error("a client that is alone may not have what there is")
 		}
 
@@ -137,11 +140,11 @@ func TestClients(t *testing.T) {
 			return turn.Verdict
 		}
 		call(1)
-		if !g.Full(greedy, nil) {
+		if !g.Full(greedy, nil, 0) {
 			t.Error("a client may be anybody once it has asked for one domain")
 		}
 		call(2)
-		if g.Full(greedy, nil) {
+		if g.Full(greedy, nil, 0) {
 			t.Error("calls are refused unread though they may be of a domain that asks for little")
 		}
 		if v := call(1); v != Lost {
@@ -151,12 +154,12 @@ func TestClients(t *testing.T) {
 			t.Errorf("the verdict on a call of the domain that asks for little is %d", v)
 		}
 		g.line.pace.Store(int64(longest))
-		if !g.Full(greedy, nil) {
+		if !g.Full(greedy, nil, 0) {
 			t.Error("calls are read to be refused though there is no time for that")
 		}
 		g.line.pace.Store(0)
 		time.Sleep(2 * healed)
-		if !g.Full(greedy, nil) {
+		if !g.Full(greedy, nil, 0) {
 			t.Error("a client that has asked for nothing for a while may be anybody")
 		}
 	})
@@ -172,33 +175,37 @@ func TestSeen(t *testing.T) {
 		g.shares.add(0, 1, 1000)
 		g.line.pace.Store(int64(longest))
 		loud, quiet := &Seen{Domain: 1, Size: 800}, &Seen{Domain: 2, Size: 800}
-		if !g.Full(greedy, loud) {
+		if !g.Full(greedy, loud, 0) {
 			t.Error("a call of the domain that asks for all is let in")
 		}
-		if g.Full(greedy, quiet) {
+		if g.Full(greedy, quiet, 0) {
 			t.Error("a call of a domain that has asked for nothing is refused")
 		}
-		if !g.Full(nil, quiet) {
+		if !g.Full(nil, quiet, 0) {
 			t.Error("a call is let in of a client that nobody knows")
 		}
 		if used := g.shares.used[1].Load(); used != 2*(1001+101) {
 			t.Errorf("work for 1001 and a refusal count %d", used)
 		}
 		g.shares.add(0, 2, 1050)
-		if !g.Full(greedy, loud) || g.Full(greedy, quiet) {
+		if !g.Full(greedy, loud, 0) || g.Full(greedy, quiet, 0) {
 			t.Error("what was refused does not count")
 		}
-		if g.Full(new(Client), loud) {
+		if g.Full(new(Client), loud, 0) {
 			t.Error("a client that asks for little is refused for its domain")
+		}
+		asks := greedy.asks.Load()
+		if !g.Full(greedy, &Seen{Domain: 1, Size: 800, Asked: true}, 0) || greedy.asks.Load() != asks {
+			t.Error("a call counts twice about which it was asked before")
 		}
 		for g.calls.Load() < heard*workers-1 {
 			g.Enter(greedy)
 		}
-		if g.Full(greedy, quiet) {
+		if g.Full(greedy, quiet, 0) {
 			t.Error("the last of those that are let in for their domain is refused")
 		}
 		g.Enter(greedy)
-		if !g.Full(greedy, quiet) {
+		if !g.Full(greedy, quiet, 0) {
 			t.Error("any number of calls is let in for their domain")
 		}
 	})
@@ -299,7 +306,7 @@ func TestLimit(t *testing.T) {
 		for range 100 {
 			late(200, true, ms)
 		}
-		if s := g.Stats(); s.Limit != least || !g.Full(nil, nil) {
+		if s := g.Stats(); s.Limit != least || !g.Full(nil, nil, 0) {
 			t.Errorf("after 100 times as many: %+v, want a limit of %d", s, least)
 		}
 		l.turns(time.Now(), ms, 0) // nobody waits
@@ -307,7 +314,7 @@ func TestLimit(t *testing.T) {
 			t.Errorf("when nobody waits the limit is %d, want %d", s.Limit, least+2)
 		}
 		time.Sleep(healed)
-		if g.Full(nil, nil) { // though nobody has waited since, so that there was no turn
+		if g.Full(nil, nil, 0) { // though nobody has waited since, so that there was no turn
 			t.Error("calls are refused a second after the last one that was too many")
 		}
 		if s := g.Stats(); s.Limit != 1000 {

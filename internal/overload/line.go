@@ -33,13 +33,15 @@ const (
 
 // A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
 // too many of them little else would be done, so then fewer calls are read. Two for a decision are not too many: what is
-// refused unread is an error, which Envoy lets pass. But more than three for two are, where policies can but fail, and for a domain that
-// takes more than its share from others.
+// refused unread is an error, which Envoy lets pass. But more than three for two are, for a domain that takes more than its share from
+// others, or if there is not even time for policies; and more than one for two, where policies can but fail: who is refused unread gets
+// the same, for a tenth of the time.
 const (
-	earned  = 30 // by a decision
-	cost    = earned / 2
-	costBad = earned * 2 / 3
-	debt    = 1024 * cost // for a moment
+	earned     = 30 // by a decision
+	earnedVain = earned / 4
+	cost       = earned / 2
+	costBad    = earned * 2 / 3
+	debt       = 1024 * cost // for a moment
 )
 
 // line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn
@@ -177,7 +179,7 @@ func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
 	l.lately.went++
-	l.credit = min(l.credit+earned, debt)
+	l.credit = min(l.credit+earns(p), debt)
 	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
 }
 
@@ -383,7 +385,7 @@ func (l *line) account(now time.Time, idle bool) {
 		l.credit = max(l.credit, 0)
 	}
 	if l.credit < -debt {
-		l.credit = -debt / 2
+		l.credit = -debt * 7 / 8 // not again at the next turn
 		l.gate.lower(now, l.room)
 	}
 }
@@ -397,9 +399,17 @@ func (l *line) starve(now time.Time) {
 	l.gate.lower(now, l.room)
 }
 
+// earns returns what the decision of a call earns.
+func earns(p *place) int {
+	if p.Fails {
+		return earnedVain
+	}
+	return earned
+}
+
 // cost returns what it costs to have policies decide a call.
 func (l *line) cost(p *place) int {
-	if p.Fails || l.gate.shares.over(p.Domain) {
+	if l.gate.shares.over(p.Domain) {
 		return costBad
 	}
 	return cost

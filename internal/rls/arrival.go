@@ -59,7 +59,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
 	}
-	if s.config.Gate.Full(client, seen) {
+	if s.config.Gate.Full(client, seen, 0) {
 		s.config.Hooks.Shed()
 		return refuse(ctx, errOverload)
 	}

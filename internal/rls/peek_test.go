@@ -207,13 +207,24 @@ func TestPeekIsBounded(t *testing.T) {
 
 func FuzzPeek(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x01\x04\x00\x00\x00\x01x\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"), 3)
-	f.Fuzz(func(_ *testing.T, b []byte, at int) {
+	block := append([]byte{0x83, 4, byte(len(method))}, method...)
+	call := append([]byte{0, 0, byte(len(block)), 1, 4, 0, 0, 0, 1}, block...)
+	f.Add(append(call, "\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"...), 0)
+	f.Fuzz(func(t *testing.T, b []byte, at int) {
 		var p peek
 		whose := func(m []byte) overload.Seen { return overload.Seen{Domain: hashOf(domainOf(m))} }
 		at = min(max(at, 0), len(b))
 		p.scan(b[:at], whose)
 		p.take()
 		p.scan(b[at:], whose)
+		rest := bytes.Clone(b[at:])
+		if out := p.pick(10, func(*overload.Seen, int) bool { return true }); len(out.frames) > 0 {
+			left := rest[:remove(rest, out.frames)]
+			if size := len(out.streams)*(2*frameHeaderSize+len(ownPath[0])) + out.credit; len(b)-at-len(left) < size {
+				t.Errorf("of %d bytes %d are left, though what is removed has %d at least", len(b)-at, len(left), size)
+			}
+			p.scan(left, whose)
+		}
 		for range 3 {
 			p.take()
 		}
