@@ -31,28 +31,30 @@ const (
 // calls.
 const mostAnswers = 512
 
-// ownPath is the path of ShouldRateLimit as it is written in headers, with and without Huffman's code.
-var ownPath = [...][]byte{
-	hpack.AppendHuffmanString(nil, fullMethod),
-	[]byte(fullMethod),
+// codedMethod is fullMethod in Huffman's code, as most clients write it.
+const codedMethod = "\x60\xb5\x77\x3f\xa5\xd0\x5b\x3b\x98\x85\x5e\xc1\xa4\xb4\x1a\x93\x25\x7e\xec\xaf\xb4\x69\x2e\x73\x52\x64\xee\x2d\x9d\xcc\x42" +
+	"\xb1\xba\x73\xdb\x44\x9b\x46\x92\xe7\x35\x26\x4f"
+
+// culling is what culling takes, whatever the connection.
+type culling struct {
+	answer  []byte    // headers that say errOverload
+	buffers sync.Pool // of *[]byte, for answers that wait to be written
 }
 
-// unavailable is what stands for the headers of an answer that is errOverload. It neither uses nor changes the table of headers, so it may come
-// between any two of what grpc writes.
-var unavailable = func() []byte {
+// newCulling returns one. Its answer neither uses nor changes the table of headers, so it may come between any two of what grpc writes.
+func newCulling() *culling {
 	var b bytes.Buffer
-	e := hpack.NewEncoder(&b)
-	s := status.Convert(errOverload)
+	e, s := hpack.NewEncoder(&b), status.Convert(errOverload)
 	for _, f := range []hpack.HeaderField{
-		{Name: ":status", Value: "200"},
+		{Name: ":status", Value: "200"}, // which has a number of its own
 		{Name: "content-type", Value: "application/grpc", Sensitive: true},
 		{Name: "grpc-status", Value: strconv.Itoa(int(s.Code())), Sensitive: true},
 		{Name: "grpc-message", Value: s.Message(), Sensitive: true},
 	} {
 		_ = e.WriteField(f) // a buffer takes everything
 	}
-	return b.Bytes()
-}()
+	return &culling{answer: b.Bytes(), buffers: sync.Pool{New: func() any { return new([]byte) }}}
+}
 
 // stateless reports whether headers are those of a call of ShouldRateLimit, and whoever reads the next ones need not have read them: they put
 // nothing into the table. Envoy's are, but for the first on a connection: it always writes paths out, and the others are in the
@@ -94,9 +96,9 @@ func stateless(block []byte) bool {
 
 func isOwn(path []byte, coded bool) bool {
 	if coded {
-		return bytes.Equal(path, ownPath[0])
+		return string(path) == codedMethod
 	}
-	return bytes.Equal(path, ownPath[1])
+	return string(path) == fullMethod
 }
 
 // integer reads one that begins in the last bits of b, and returns what follows, nil if there is none.
@@ -196,7 +198,8 @@ func remove(b []byte, parts []span) (left int) {
 
 // answers writes what grpc writes on a connection, and between two frames of that the answers to calls that were culled.
 type answers struct {
-	conn net.Conn
+	culling *culling
+	conn    net.Conn
 
 	writing sync.Mutex // guards what follows, and the order of what is written
 	frames  frames
@@ -205,9 +208,6 @@ type answers struct {
 	waiting *[]byte // to be written, by somebody who is about to; nil if nothing is
 }
 
-// buffers hold what waits to be written.
-var buffers = sync.Pool{New: func() any { return new([]byte) }}
-
 // room returns how many more may wait.
 func (a *answers) room() int {
 	a.mu.Lock()
@@ -215,7 +215,7 @@ func (a *answers) room() int {
 	if a.waiting == nil {
 		return mostAnswers
 	}
-	return mostAnswers - len(*a.waiting)/(frameHeaderSize+len(unavailable))
+	return mostAnswers - len(*a.waiting)/(frameHeaderSize+len(a.culling.answer))
 }
 
 // refuse answers calls that were culled.
@@ -223,12 +223,12 @@ func (a *answers) refuse(calls picked) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.waiting == nil {
-		a.waiting = buffers.Get().(*[]byte)
+		a.waiting = a.culling.buffers.Get().(*[]byte)
 		go a.flush() // who reads must not wait for somebody who does not
 	}
 	b := appendFrame(*a.waiting, frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(calls.credit))) //nolint:gosec // no more than was read at once
 	for _, stream := range calls.streams {
-		b = appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, unavailable)
+		b = appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, a.culling.answer)
 	}
 	*a.waiting = b
 }
@@ -260,7 +260,7 @@ func (a *answers) between() {
 	}
 	_, _ = a.conn.Write(*b) // grpc finds out by itself
 	*b = (*b)[:0]
-	buffers.Put(b)
+	a.culling.buffers.Put(b)
 }
 
 // write writes what grpc does.

@@ -82,6 +82,7 @@ func TestStateless(t *testing.T) {
 		"no path":                    {[]byte{0x83}, false},
 		"two paths":                  {append(bytes.Clone(raw), raw[1:]...), false},
 		"nothing":                    {nil, false},
+		"in Huffman's code":          {append([]byte{4, huffman | byte(len(codedMethod))}, hpack.AppendHuffmanString(nil, fullMethod)...), true},
 	} {
 		if got := stateless(x.block); got != x.want {
 			t.Errorf("%s: %t, want %t", name, got, x.want)
@@ -203,8 +204,8 @@ func (c *culled) other(kind int) {
 	c.credit += len(data)
 }
 
-// read returns the frames that grpc gets, and how many bytes of messages.
-func readAll(t *testing.T, from io.Reader) (frames []string, bytes int) {
+// readAll returns the frames that grpc gets, and how many bytes of messages.
+func readAll(t *testing.T, from io.Reader) (frames []string, size int) {
 	t.Helper()
 	in := bufio.NewReaderSize(from, readBuffer)
 	if _, err := io.CopyN(io.Discard, in, prefaceSize); err != nil {
@@ -219,13 +220,13 @@ func readAll(t *testing.T, from io.Reader) (frames []string, bytes int) {
 			if err != io.EOF { //nolint:errorlint // as it is returned
 				t.Fatal(err)
 			}
-			return frames, bytes
+			return frames, size
 		case *http2.MetaHeadersFrame:
 			domain := f.Fields[slices.IndexFunc(f.Fields, func(f hpack.HeaderField) bool { return f.Name == "x-domain" })].Value
 			frames = append(frames, fmt.Sprint("head ", f.StreamID, " ", domain))
 		case *http2.DataFrame:
 			frames = append(frames, fmt.Sprint("data ", f.StreamID, " ", len(f.Data())))
-			bytes += len(f.Data())
+			size += len(f.Data())
 		case *http2.PingFrame:
 			frames = append(frames, fmt.Sprint("ping ", f.Data[0]))
 		}
@@ -298,7 +299,7 @@ func TestCull(t *testing.T) {
 		for _, most := range []int{1, 50, 1000, 1 << 20} {
 			conn := &fakeConn{sent: bytes.NewBuffer(bytes.Clone(c.out.Bytes())), sizes: r, most: most}
 			client.peek = newPeek()
-			p := peekedConn{conn, client, service, &answers{conn: conn}}
+			p := peekedConn{conn, client, service, &answers{culling: service.culling, conn: conn}}
 			var wg sync.WaitGroup
 			wg.Go(func() { // what grpc writes meanwhile, in parts that are not frames
 				out := bufio.NewWriterSize(p, 61)

@@ -261,7 +261,7 @@ func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo,
 	}
 	if a, ok := c.LocalAddr().(localAddr); ok {
 		a.conn.peek = newPeek()
-		secured = peekedConn{secured, a.conn, h.service, &answers{conn: secured}}
+		secured = peekedConn{secured, a.conn, h.service, &answers{culling: h.service.culling, conn: secured}}
 	}
 	return secured, info, nil
 }

@@ -220,7 +220,7 @@ func FuzzPeek(f *testing.F) {
 		rest := bytes.Clone(b[at:])
 		if out := p.pick(10, func(*overload.Seen, int) bool { return true }); len(out.frames) > 0 {
 			left := rest[:remove(rest, out.frames)]
-			if size := len(out.streams)*(2*frameHeaderSize+len(ownPath[0])) + out.credit; len(b)-at-len(left) < size {
+			if size := len(out.streams)*(2*frameHeaderSize+len(codedMethod)) + out.credit; len(b)-at-len(left) < size {
 				t.Errorf("of %d bytes %d are left, though what is removed has %d at least", len(b)-at, len(left), size)
 			}
 			p.scan(left, whose)

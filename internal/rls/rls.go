@@ -114,6 +114,7 @@ type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool // of *call
+	culling *culling
 	waiting waiting
 	others  others
 }
@@ -137,6 +138,7 @@ func New(d Decider, c Config) *Service {
 		decider: d,
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
+		culling: newCulling(),
 		waiting: waiting{most: most, flood: c.Hooks.Flood, refused: c.Hooks.TooManyWaiting},
 		others:  others{most: most, refused: c.Hooks.TooManyWaiting, open: map[*otherCall]int{}},
 	}
