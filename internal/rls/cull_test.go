@@ -463,3 +463,44 @@ func readResults(c net.Conn) (<-chan result, *atomic.Int64) {
 	}()
 	return results, again
 }
+
+// TestUnreadAnswers: of a client that reads no answers as many wait as are bounded, and who reads its calls waits for nobody; grpc has its
+// further ones.
+func TestUnreadAnswers(t *testing.T) {
+	t.Parallel()
+	ours, theirs := net.Pipe() // on which a write waits until it is read
+	defer theirs.Close()
+	a := &answers{culling: newCulling(), conn: ours}
+	call := peeked{stream: 1, known: true, head: span{0, 10}, message: span{10, 30}}
+	culled, credit := 0, 0
+	for range 2 * mostAnswers { // of each of two, one is in the pipe
+		p := peek{calls: []peeked{call, call, call}}
+		out := p.pick(a.room(), func(*overload.Seen, int) bool { return true })
+		if len(out.streams)+len(p.calls) != 3 {
+			t.Fatalf("of 3 calls %d are culled and %d left", len(out.streams), len(p.calls))
+		}
+		if len(out.streams) > 0 {
+			culled, credit = culled+len(out.streams), credit+out.credit
+			a.refuse(out)
+		}
+	}
+	if culled < mostAnswers*9/10 || culled > 2*mostAnswers+6 {
+		t.Errorf("%d calls are culled though nobody reads their answers, want about %d, or twice that", culled, mostAnswers)
+	}
+	fr := http2.NewFramer(nil, theirs)
+	for culled > 0 || credit > 0 {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch f := f.(type) {
+		case *http2.WindowUpdateFrame:
+			credit -= int(f.Increment)
+		case *http2.HeadersFrame:
+			culled--
+		}
+	}
+	if culled != 0 || credit != 0 {
+		t.Errorf("%d answers and %d bytes too many", -culled, -credit)
+	}
+}
