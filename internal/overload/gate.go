@@ -91,7 +91,7 @@ type Call struct {
 type Seen struct {
 	Domain uint32 // as of Call
 	Size   int
-	Asked  bool // whether it must be refused, before, so it has been counted
+	asked  bool // it counts among those that its client has asked for
 }
 
 // New returns a Gate.
@@ -135,7 +135,7 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 		return false
 	case c == nil || calls >= int64(g.config.MaxCalls):
 		return true
-	case g.modest(c, limit, coming, seen == nil || !seen.Asked):
+	case g.modest(c, seen, limit, coming):
 		return false
 	case seen == nil:
 		return !g.mixed(c)
@@ -148,11 +148,14 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 }
 
 // modest reports whether c has less than an equal share of a limit, or asks for little.
-func (g *Gate) modest(c *Client, limit int64, coming int, first bool) bool {
+func (g *Gate) modest(c *Client, seen *Seen, limit int64, coming int) bool {
 	asking := g.asking(c, g.now()/int64(epoch)+1)
-	if first {
+	if seen == nil || !seen.asked {
 		g.asks.Add(1)
 		c.asks.Add(1)
+	}
+	if seen != nil {
+		seen.asked = true
 	}
 	return (c.calls.Load()+int64(coming)+1)*asking <= limit || 2*c.asks.Load()*asking <= g.asks.Load()
 }

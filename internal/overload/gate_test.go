@@ -195,7 +195,7 @@ func TestSeen(t *testing.T) {
 			t.Error("a client that asks for little is refused for its domain")
 		}
 		asks := greedy.asks.Load()
-		if !g.Full(greedy, &Seen{Domain: 1, Size: 800, Asked: true}, 0) || greedy.asks.Load() != asks {
+		if !g.Full(greedy, &Seen{Domain: 1, Size: 800, asked: true}, 0) || greedy.asks.Load() != asks {
 			t.Error("a call counts twice about which it was asked before")
 		}
 		for g.calls.Load() < heard*workers-1 {
@@ -204,9 +204,18 @@ func TestSeen(t *testing.T) {
 		if g.Full(greedy, quiet, 0) {
 			t.Error("the last of those that are let in for their domain is refused")
 		}
+		if !g.Full(greedy, quiet, 1) {
+			t.Error("any number of calls is let in for their domain together")
+		}
 		g.Enter(greedy)
 		if !g.Full(greedy, quiet, 0) {
 			t.Error("any number of calls is let in for their domain")
+		}
+		for g.calls.Load() < int64(g.config.MaxCalls) {
+			g.Enter(greedy)
+		}
+		if !g.Full(new(Client), quiet, 0) {
+			t.Error("more calls are let in than there may ever be")
 		}
 	})
 }
@@ -259,8 +268,26 @@ func TestClientsOfTwoEpochs(t *testing.T) {
 	}
 }
 
+// TestCredit: for a decision two calls may be answered by policies, or one for two where these can but fail.
+func TestCredit(t *testing.T) {
+	t.Parallel()
+	l := &New(Config{MaxCalls: 1000}).line
+	for fails, answers := range map[bool]int{false: 8, true: 2} {
+		p := &place{Call: Call{Fails: fails, Deadline: time.Now().Add(time.Hour)}}
+		for range 4 {
+			l.admit(p, time.Now())
+		}
+		for range answers {
+			l.dismiss(p, time.Now())
+		}
+		if c := *l.credit.of(p); c != 0 {
+			t.Errorf("after 4 decisions and %d answers (errors: %t) %d is left", answers, fails, c)
+		}
+	}
+}
+
 // TestLimit: where there are many more calls without a decision than others, fewer are let in; and more again when there are not.
-// Of those that policies can but fail there are too many sooner.
+// Of those that policies can but fail, and of the others, there may be as many.
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -289,19 +316,28 @@ func TestLimit(t *testing.T) {
 		if late(1, false, ms); g.Stats().Limit != 700 {
 			t.Errorf("after one more: %+v, want a limit of 700", g.Stats())
 		}
-		if late(384, true, ms); g.Stats().Limit != 700 {
-			t.Errorf("after 384 errors: %+v, want a limit of 700", g.Stats())
+		if late(128, false, ms); g.Stats().Limit != 700 {
+			t.Errorf("after 128 answers: %+v, want a limit of 700", g.Stats())
 		}
-		if late(1, true, ms); g.Stats().Limit != 612 {
+		if late(1, false, ms); g.Stats().Limit != 612 {
 			t.Errorf("after one more: %+v, want a limit of 612", g.Stats())
 		}
+		if late(1024, true, ms); g.Stats().Limit != 612 {
+			t.Errorf("after 1,024 errors: %+v, want a limit of 612", g.Stats())
+		}
+		if late(1, true, ms); g.Stats().Limit != 535 {
+			t.Errorf("after one more: %+v, want a limit of 535", g.Stats())
+		}
 		g.shares.add(time.Since(g.begun), 0, 1000)
-		if late(384, false, ms); g.Stats().Limit != 612 {
-			t.Errorf("after 384 answers to the only domain: %+v, want a limit of 612", g.Stats())
+		if late(60, false, ms); g.Stats().Limit != 535 {
+			t.Errorf("after 60 answers to the only domain: %+v, want a limit of 535", g.Stats())
 		}
 		g.shares.add(time.Since(g.begun), 1, 1)
-		if late(97, false, ms); g.Stats().Limit != 535 {
-			t.Errorf("after 97 answers to a domain that takes more than its share: %+v, want a limit of 535", g.Stats())
+		if late(45, false, ms); g.Stats().Limit != 535 {
+			t.Errorf("after 45 answers to a domain that takes more than its share: %+v, want a limit of 535", g.Stats())
+		}
+		if late(8, false, ms); g.Stats().Limit != 468 {
+			t.Errorf("after 8 more: %+v, want a limit of 468", g.Stats())
 		}
 		for range 100 {
 			late(200, true, ms)

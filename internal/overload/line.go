@@ -37,12 +37,23 @@ const (
 // others, or if there is not even time for policies; and more than one for two, where policies can but fail: who is refused unread gets
 // the same, for a tenth of the time.
 const (
-	earned     = 30 // by a decision
+	earned     = 60 // by a decision
 	earnedVain = earned / 4
 	cost       = earned / 2
 	costBad    = earned * 2 / 3
 	debt       = 1024 * cost // for a moment
 )
+
+// credit is what decisions have earned, less what calls without one have cost, of calls that policies can decide and of those that they can
+// but fail. They have one each: nobody's policies are asked less because of what those of others are.
+type credit [2]int
+
+func (c *credit) of(p *place) *int {
+	if p.Fails {
+		return &c[1]
+	}
+	return &c[0]
+}
 
 // line is where calls wait for their turn once this process is busy. As long as anybody waits, nobody goes on without a turn
 // but those whose domains take less than their share.
@@ -66,16 +77,16 @@ type line struct {
 	room    int      // how many may
 	soon    int      // how many of them were answered soon since room was last raised
 	cut     time.Time
-	opened  time.Time        // each turn since then has found somebody
-	rushed  bool             // there is not time for all
-	changed time.Time        // when that last changed
-	lately  lately           // what says so
-	passed  time.Time        // when a call was last dismissed, for whatever reason
-	vain    int              // how many wait for whom it stands
-	hasty   int              // how many wait with little patience
-	ahead   time.Time        // when a call last went first although others waited
-	fed     time.Time        // when calls last went on, or were in progress
-	credit  int              // what decisions have earned, less what calls without one have cost
+	opened  time.Time // each turn since then has found somebody
+	rushed  bool      // there is not time for all
+	changed time.Time // when that last changed
+	lately  lately    // what says so
+	passed  time.Time // when a call was last dismissed, for whatever reason
+	vain    int       // how many wait for whom it stands
+	hasty   int       // how many wait with little patience
+	ahead   time.Time // when a call last went first although others waited
+	fed     time.Time // when calls last went on, or were in progress
+	credit  credit
 	lap     time.Duration    // between two turns, on average
 	step    time.Duration    // between two looks at what can be read, on average
 	took    time.Duration    // from a call's turn to its answer, on average
@@ -179,7 +190,8 @@ func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
 	l.lately.went++
-	l.credit = min(l.credit+earns(p), debt)
+	of := l.credit.of(p)
+	*of = min(*of+earns(p), debt)
 	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
 }
 
@@ -344,10 +356,10 @@ func (l *line) dismiss(p *place, now time.Time) Turn {
 	l.passed = now
 	l.gate.shares.dismissed(now.Sub(l.gate.begun), p.Domain, p.Size)
 	if l.left(p, now) < margin/2+l.lap {
-		l.credit -= costBad
+		*l.credit.of(p) -= costBad
 		return Turn{Verdict: Lost}
 	}
-	l.credit -= l.cost(p)
+	*l.credit.of(p) -= l.cost(p)
 	return Turn{Verdict: Late, Answer: l.step}
 }
 
@@ -381,12 +393,14 @@ func (l *line) shed(now time.Time) (turns int) {
 
 // account has fewer calls read if those without a decision are too many for what else is done, and nobody is idle.
 func (l *line) account(now time.Time, idle bool) {
-	if idle {
-		l.credit = max(l.credit, 0)
-	}
-	if l.credit < -debt {
-		l.credit = -debt * 7 / 8 // not again at the next turn
-		l.gate.lower(now, l.room)
+	for i, c := range l.credit {
+		switch {
+		case idle:
+			l.credit[i] = max(c, 0)
+		case c < -debt:
+			l.credit[i] = -debt * 7 / 8 // not again at the next turn
+			l.gate.lower(now, l.room)
+		}
 	}
 }
 

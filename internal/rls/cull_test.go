@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,98 +26,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
-
-// coder encodes headers as Envoy does: it never puts paths into the table, and other fields always.
-type coder struct {
-	block bytes.Buffer
-	enc   *hpack.Encoder
-	fresh string // a value for the table
-}
-
-func newCoder() *coder {
-	c := new(coder)
-	c.enc = hpack.NewEncoder(&c.block)
-	return c
-}
-
-// head returns the headers of a call; extra ones are written out.
-func (c *coder) head(path string, extra ...string) []byte {
-	c.block.Reset()
-	for _, h := range headers() {
-		f := hpack.HeaderField{Name: h[0], Value: h[1]}
-		if f.Name == ":path" {
-			f.Value, f.Sensitive = path, true
-		}
-		_ = c.enc.WriteField(f) // a buffer takes everything
-	}
-	if c.fresh != "" {
-		_ = c.enc.WriteField(hpack.HeaderField{Name: "x-fresh", Value: c.fresh})
-	}
-	for i := 0; i < len(extra); i += 2 {
-		_ = c.enc.WriteField(hpack.HeaderField{Name: extra[i], Value: extra[i+1], Sensitive: true})
-	}
-	return bytes.Clone(c.block.Bytes())
-}
-
-// TestStateless: only headers of our method that leave the table as it is are stateless, and whatever is cut off is not.
-func TestStateless(t *testing.T) {
-	t.Parallel()
-	c := newCoder()
-	first, second := c.head(method), c.head(method, "x-id", "1")
-	c.enc.SetMaxDynamicTableSize(100)
-	resized := c.head(method)
-	raw := append([]byte{0x83, 4, byte(len(method))}, method...)
-	far := append([]byte{0xff, 0x80, 0x01}, raw...) // the field with the number 255
-	for name, x := range map[string]struct {
-		block []byte
-		want  bool
-	}{
-		"the first of a connection":  {first, false},
-		"the second":                 {second, true},
-		"after a change of the size": {resized, false},
-		"another method":             {newCoder().head("/grpc.health.v1.Health/Check"), false},
-		"another one later":          {bytes.Replace(raw, []byte("ShouldRateLimit"), []byte("ShouldRateLimix"), 1), false},
-		"without Huffman's code":     {raw, true},
-		"a number of two bytes":      {far, true},
-		"a number without an end":    {[]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, false},
-		"no path":                    {[]byte{0x83}, false},
-		"two paths":                  {append(bytes.Clone(raw), raw[1:]...), false},
-		"nothing":                    {nil, false},
-		"in Huffman's code":          {append([]byte{4, huffman | byte(len(codedMethod))}, hpack.AppendHuffmanString(nil, fullMethod)...), true},
-	} {
-		if got := stateless(x.block); got != x.want {
-			t.Errorf("%s: %t, want %t", name, got, x.want)
-		}
-	}
-	for i := range raw {
-		if stateless(raw[:i]) {
-			t.Errorf("the first %d bytes of %d are", i, len(raw))
-		}
-	}
-}
-
-// TestSetsTable: a client that has another table than grpc has by itself is known by it.
-func TestSetsTable(t *testing.T) {
-	t.Parallel()
-	for want, settings := range map[bool][]http2.Setting{
-		false: {{ID: http2.SettingInitialWindowSize, Val: 100}, {ID: http2.SettingHeaderTableSize, Val: 4096}},
-		true:  {{ID: http2.SettingInitialWindowSize, Val: 4096}, {ID: http2.SettingHeaderTableSize, Val: 0}},
-	} {
-		for _, most := range []int{1, 1 << 10} {
-			var out bytes.Buffer
-			if err := errors.Join(http2.NewFramer(&out, nil).WriteSettings(settings...), http2.NewFramer(&out, nil).WriteSettingsAck()); err != nil {
-				t.Fatal(err)
-			}
-			var p peek
-			for b := range slices.Chunk(out.Bytes(), most) {
-				p.scan(b, nil)
-			}
-			if divided := most == 1; p.tables != (want || divided) {
-				t.Errorf("%v in parts of %d: %t", settings, most, p.tables)
-			}
-		}
-	}
-}
 
 // fakeConn is a connection over which a client has sent all that it will, and to which writes are remembered.
 type fakeConn struct {
@@ -189,14 +98,22 @@ func (c *culled) other(kind int) {
 		c.do(c.fr.WriteContinuation(id, true, block[5:]))
 		c.do(c.fr.WriteData(id, true, data))
 		c.frames = append(c.frames, fmt.Sprint("head ", id, " loud"), fmt.Sprint("data ", id, " ", len(data)))
-	default: // a call that is mixed with one that may be culled
+	case 4: // with a priority
+		c.do(c.fr.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: c.coder.head(method, "x-domain", "loud"), EndHeaders: true, Priority: http2.PriorityParam{Weight: 3},
+		}))
+		c.do(c.fr.WriteData(id, true, data))
+		c.frames = append(c.frames, fmt.Sprint("head ", id, " loud"), fmt.Sprint("data ", id, " ", len(data)))
+	default: // a call that is mixed with two that may be culled
 		head, between := c.coder.head(method, "x-domain", "quiet"), c.coder.head(method, "x-domain", "loud")
-		c.streams += 2
-		c.may[id+2] = stateless(between)
+		c.streams += 4
+		c.may[id+2], c.may[id+4] = stateless(between), stateless(between)
 		c.head(id, head)
 		c.head(id+2, between)
+		c.head(id+4, between)
+		c.do(c.fr.WriteData(id+4, true, data))
 		c.do(c.fr.WriteData(id+2, true, data))
-		c.credit += len(data)
+		c.credit += 2 * len(data)
 		data = c.message("quiet")
 		c.do(c.fr.WriteData(id, true, data))
 		c.frames = append(c.frames, fmt.Sprint("head ", id, " quiet"), fmt.Sprint("data ", id, " ", len(data)))
@@ -285,12 +202,12 @@ func TestCull(t *testing.T) {
 		c.call("loud") // whose headers are put into the table
 		for range 300 {
 			switch n := r.IntN(20); n {
-			case 0, 1, 2, 3, 4:
+			case 0, 1, 2, 3, 4, 5:
 				c.other(n)
-			case 5:
+			case 6:
 				c.coder.fresh = strconv.Itoa(r.IntN(1 << 30))
 				c.call("loud")
-			case 6, 7:
+			case 7, 8:
 				c.call("quiet")
 			default:
 				c.call("loud")
@@ -301,14 +218,16 @@ func TestCull(t *testing.T) {
 			client.peek = newPeek()
 			p := peekedConn{conn, client, service, &answers{culling: service.culling, conn: conn}}
 			var wg sync.WaitGroup
+			others := writeOthers(t)
 			wg.Go(func() { // what grpc writes meanwhile, in parts that are not frames
-				out := bufio.NewWriterSize(p, 61)
-				fr, coder := http2.NewFramer(out, nil), newCoder()
-				for i := range uint32(500) {
-					block := coder.head("/", "x-other"+strconv.Itoa(int(i)), "1")
-					if err := errors.Join(fr.WriteHeaders(http2.HeadersFrameParam{StreamID: i + 1<<20, BlockFragment: block, EndHeaders: true}), out.Flush()); err != nil {
+				parts := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // a test's
+				for b := others; len(b) > 0; {
+					n := min(1+parts.IntN(100), len(b))
+					if _, err := p.Write(b[:n]); err != nil {
 						t.Error(err)
 					}
+					b = b[n:]
+					runtime.Gosched()
 				}
 			})
 			got, passed := readAll(t, p)
@@ -319,17 +238,39 @@ func TestCull(t *testing.T) {
 				return p.answers.waiting == nil
 			})
 			p.answers.writing.Lock() // whoever writes has
-			refused, credit, others := answersTo(t, &conn.wrote)
+			refused, credit, whole := answersTo(t, &conn.wrote)
 			p.answers.writing.Unlock()
 			c.check(t, got, refused)
-			if passed+credit != c.credit || others != 500 {
-				t.Errorf("in parts of %d: grpc has %d bytes of messages and %d may be sent again, of %d; %d of 500 other answers", most, passed, credit, c.credit, others)
+			if passed+credit != c.credit || whole != 500 {
+				t.Errorf("in parts of %d: grpc has %d bytes of messages and %d may be sent again, of %d; %d of 500 other answers", most, passed, credit, c.credit, whole)
 			}
 			if least := map[int]int{1000: 50, 1 << 20: 150}[most]; len(refused) < least {
 				t.Errorf("in parts of %d: %d calls were culled, want %d", most, len(refused), least)
 			}
 		}
 	}
+}
+
+// writeOthers returns what grpc writes: headers in one frame or two, with other frames between.
+func writeOthers(t *testing.T) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	fr, coder := http2.NewFramer(&out, nil), newCoder()
+	for i := range uint32(500) {
+		block, cut := coder.head("/", "x-other"+strconv.Itoa(int(i)), "1"), i%3 == 0
+		first, rest := block, []byte(nil)
+		if cut {
+			first, rest = block[:len(block)/2], block[len(block)/2:]
+		}
+		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: i + 1<<20, BlockFragment: first, EndHeaders: !cut})
+		if cut {
+			err = errors.Join(err, fr.WriteContinuation(i+1<<20, true, rest))
+		}
+		if err = errors.Join(err, fr.WriteSettingsAck(), fr.WriteData(i+1<<20, false, make([]byte, i%100))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.Bytes()
 }
 
 // check compares what grpc has got with what was sent.
@@ -387,7 +328,7 @@ func TestCulledCalls(t *testing.T) {
 			var sent sync.WaitGroup
 			sent.Go(func() {
 				for i := range uint32(calls) {
-					if i%100 == 99 {
+					if i%100 == 0 { // the last ones are culled
 						send(3+2*i, "/grpc.health.v1.Health/Check", health)
 					} else {
 						send(3+2*i, method, loud)
@@ -403,6 +344,9 @@ func TestCulledCalls(t *testing.T) {
 				}
 			}
 			sent.Wait()
+			if n := crowded.shed.Load(); n != calls-calls/100 {
+				t.Errorf("%d calls are counted as shed, want %d", n, calls-calls/100)
+			}
 			if got["0"] != calls/100 || got["14"] != calls-calls/100 || crowded.of("loud") > 0 {
 				t.Errorf("%v, and %d calls of the loud domain were decided; want %d times 0, which is health, and 14 else", got, crowded.of("loud"), calls/100)
 			}
@@ -464,43 +408,50 @@ func readResults(c net.Conn) (<-chan result, *atomic.Int64) {
 	return results, again
 }
 
-// TestUnreadAnswers: of a client that reads no answers as many wait as are bounded, and who reads its calls waits for nobody; grpc has its
-// further ones.
-func TestUnreadAnswers(t *testing.T) {
+// TestPick: calls of which grpc need not know are asked about in turn, each with how many before it are let in; and grpc is told of those
+// that are left.
+func TestPick(t *testing.T) {
 	t.Parallel()
-	ours, theirs := net.Pipe() // on which a write waits until it is read
-	defer theirs.Close()
-	a := &answers{culling: newCulling(), conn: ours}
-	call := peeked{stream: 1, known: true, head: span{0, 10}, message: span{10, 30}}
-	culled, credit := 0, 0
-	for range 2 * mostAnswers { // of each of two, one is in the pipe
-		p := peek{calls: []peeked{call, call, call}}
-		out := p.pick(a.room(), func(*overload.Seen, int) bool { return true })
-		if len(out.streams)+len(p.calls) != 3 {
-			t.Fatalf("of 3 calls %d are culled and %d left", len(out.streams), len(p.calls))
+	calls := func() []peeked {
+		var all []peeked
+		for i := range uint32(6) {
+			x := peeked{stream: 2*i + 1, known: true, head: span{0, 10}, message: span{10, 30}, seen: overload.Seen{Domain: i}}
+			switch i {
+			case 2:
+				x.known = false
+			case 3:
+				x.stream++ // which no client may use
+			}
+			all = append(all, x)
 		}
-		if len(out.streams) > 0 {
-			culled, credit = culled+len(out.streams), credit+out.credit
-			a.refuse(out)
+		return all
+	}
+	var told []string
+	full := func(seen *overload.Seen, coming int) bool {
+		told = append(told, fmt.Sprint(seen.Domain, " after ", coming))
+		return seen.Domain%4 == 1
+	}
+	p := peek{calls: calls()}
+	out := p.pick(2, full)
+	if want := []string{"0 after 0", "1 after 1", "4 after 1", "5 after 2"}; !slices.Equal(told, want) {
+		t.Errorf("asked about %v, want %v", told, want)
+	}
+	if want := []uint32{3, 11}; !slices.Equal(out.streams, want) || len(out.frames) != 4 || out.credit != 2*11 {
+		t.Errorf("%+v, want streams %v, four frames, and 22 bytes", out, want)
+	}
+	var left []uint32
+	for range 4 {
+		if seen := p.take(); seen != nil {
+			left = append(left, seen.Domain)
 		}
 	}
-	if culled < mostAnswers*9/10 || culled > 2*mostAnswers+6 {
-		t.Errorf("%d calls are culled though nobody reads their answers, want about %d, or twice that", culled, mostAnswers)
+	if want := []uint32{0, 3, 4}; !slices.Equal(left, want) {
+		t.Errorf("grpc is told of %v, want %v", left, want)
 	}
-	fr := http2.NewFramer(nil, theirs)
-	for culled > 0 || credit > 0 {
-		f, err := fr.ReadFrame()
-		if err != nil {
-			t.Fatal(err)
+	for _, p := range []peek{{calls: calls(), tables: true}, {}} {
+		before := len(p.calls)
+		if out := p.pick(2, full); len(out.streams) > 0 || len(p.calls) != before {
+			t.Errorf("%+v of %d calls", out, before)
 		}
-		switch f := f.(type) {
-		case *http2.WindowUpdateFrame:
-			credit -= int(f.Increment)
-		case *http2.HeadersFrame:
-			culled--
-		}
-	}
-	if culled != 0 || credit != 0 {
-		t.Errorf("%d answers and %d bytes too many", -culled, -credit)
 	}
 }

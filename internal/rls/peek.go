@@ -30,7 +30,7 @@ const (
 
 const (
 	mostPeeked = 128 // calls that peek remembers of one read
-	yieldEvery = 8   // reads of which nothing is left; they take about as long as to answer four calls
+	keptCalls  = 16  // for which a connection keeps memory until it is read again
 )
 
 // look returns what a message says of its call.
@@ -68,6 +68,11 @@ func (f *frames) between() bool { return f.skip == 0 && f.filled == 0 }
 func (f *frames) kind() byte  { return f.header[3] }
 func (f *frames) flags() byte { return f.header[4] }
 
+// heading reports whether it is one of headers that go on in the next frame.
+func (f *frames) heading() bool {
+	return (f.kind() == frameHeaders || f.kind() == frameContinuation) && f.flags()&flagEndHeaders == 0
+}
+
 // stream returns the number of its stream.
 func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) & streamBits }
 
@@ -76,16 +81,17 @@ func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) 
 // somebody who asks for little is let in even over a connection over which others ask for much: Envoy sends all that it has over one. And
 // calls for which there is no time need not be given to grpc at all: see [cull].
 //
-// What it says is a hint. Where grpc turns calls away before it asks about them, such as those beyond maxStreams, it tells of others that
+// What it says to grpc is a hint. Where grpc turns calls away before it asks about them, such as those beyond maxStreams, it tells of others that
 // were read with them. Only the goroutine that reads the connection may use it, which in grpc is also the one that asks.
 type peek struct {
 	frames frames
 	read   int  // bytes of what was read last
 	ends   bool // with the frame that is open the headers of a call end
 	head   span // where that is, if it is all that there is of them, and stateless
+	newest uint32
 	calls  []peeked
 	next   int
-	tables bool // the client has set the size of the table of headers
+	tables bool // the client has set the size of the table of headers: what is written once it knows that we know has to begin with that
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
@@ -111,7 +117,9 @@ func (p *peek) take() *overload.Seen {
 		return nil
 	}
 	c := &p.calls[p.next]
-	p.next++
+	if p.next++; p.next == len(p.calls) && len(p.calls) > keptCalls {
+		p.calls, p.next = nil, 0
+	}
 	if !c.known {
 		return nil
 	}
@@ -120,7 +128,7 @@ func (p *peek) take() *overload.Seen {
 
 // scan looks at what has been read, once grpc has worked on all that was read before. If whose is nil, nobody wants to know of calls.
 func (p *peek) scan(b []byte, whose look) {
-	p.calls, p.next, p.read, p.head = p.calls[:0], 0, len(b), span{}
+	p.calls, p.next, p.read = p.calls[:0], 0, len(b)
 	if whose == nil {
 		p.calls = nil
 	}
@@ -138,7 +146,7 @@ func (p *peek) scan(b []byte, whose look) {
 			if whose != nil && len(p.calls) < mostPeeked {
 				p.calls = append(p.calls, peeked{stream: p.frames.stream(), head: p.head})
 			}
-			p.head = span{}
+			p.head, p.newest = span{}, max(p.newest, p.frames.stream())
 		}
 	}
 }
@@ -148,7 +156,7 @@ func (p *peek) begin(rest []byte, whose look) {
 	switch kind, flags := p.frames.kind(), p.frames.flags(); {
 	case kind == frameHeaders, kind == frameContinuation:
 		p.ends = flags&flagEndHeaders != 0
-		if whose != nil && kind == frameHeaders && flags == flagEndHeaders && p.frames.skip <= len(rest) && stateless(rest[:p.frames.skip]) {
+		if whose != nil && kind == frameHeaders && flags == flagEndHeaders && p.frames.stream() > p.newest && p.frames.skip <= len(rest) && stateless(rest[:p.frames.skip]) {
 			p.head = p.span(rest)
 		}
 	case kind == frameSettings && flags&flagAck == 0:
@@ -206,9 +214,9 @@ type peekedConn struct {
 	answers *answers
 }
 
-// Read implements net.Conn. What it returns is less than what has been read by the calls that were culled.
+// Read implements net.Conn. It returns what has been read without the calls that were culled.
 func (c peekedConn) Read(b []byte) (int, error) {
-	for reads := 1; ; reads++ {
+	for {
 		n, err := c.Conn.Read(b)
 		if n == 0 {
 			return n, err
@@ -221,8 +229,8 @@ func (c peekedConn) Read(b []byte) (int, error) {
 			p.scan(b[:n], nil)
 		}
 		if n == 0 && err == nil { // all of it
-			if reads%yieldEvery == 0 {
-				runtime.Gosched()
+			if c.answers.room() < mostPeeked {
+				runtime.Gosched() // so that they are written, and others run
 			}
 			continue
 		}
@@ -234,6 +242,13 @@ func (c peekedConn) Read(b []byte) (int, error) {
 
 // Write implements net.Conn.
 func (c peekedConn) Write(b []byte) (int, error) { return c.answers.write(b) }
+
+// Close implements net.Conn.
+func (c peekedConn) Close() error {
+	err := c.Conn.Close()
+	c.answers.close()
+	return err
+}
 
 // seen returns what is known of the call that begins; nil if nothing is. It must be called once for each.
 func (o origin) seen() *overload.Seen {

@@ -256,6 +256,7 @@ type crowdedConn struct {
 	address string
 	gate    *overload.Gate
 	conn    atomic.Pointer[boundedConn]
+	shed    atomic.Int64
 
 	mu      sync.Mutex
 	decided map[string]int // calls of each domain
@@ -277,7 +278,7 @@ func crowdConn(t *testing.T, config ServerConfig) *crowdedConn {
 		t.Fatal(err)
 	}
 	c.address = l.Addr().String()
-	serveOn(t, NewServer(New(decide, Config{Gate: c.gate}), config), Bound(l, Connections{}))
+	serveOn(t, NewServer(New(decide, Config{Gate: c.gate, Hooks: Hooks{Shed: func() { c.shed.Add(1) }}}), config), Bound(l, Connections{}))
 	return c
 }
 
