@@ -1,7 +1,6 @@
 package rls
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
@@ -124,12 +123,7 @@ func (c *culled) other(kind int) {
 // readAll returns the frames that grpc gets, and how many bytes of messages.
 func readAll(t *testing.T, from io.Reader) (frames []string, size int) {
 	t.Helper()
-	in := bufio.NewReaderSize(from, readBuffer)
-	if _, err := io.CopyN(io.Discard, in, prefaceSize); err != nil {
-		t.Fatal(err)
-	}
-	fr := http2.NewFramer(nil, in)
-	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	fr := grpcFramer(t, from)
 	for {
 		f, err := fr.ReadFrame()
 		switch f := f.(type) {
@@ -153,8 +147,7 @@ func readAll(t *testing.T, from io.Reader) (frames []string, size int) {
 // answersTo reads what a client got: the calls that were culled, the bytes that it may send again, and how many other answers.
 func answersTo(t *testing.T, from io.Reader) (refused map[uint32]bool, credit, others int) {
 	t.Helper()
-	fr := http2.NewFramer(nil, from)
-	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	fr := headFramer(from)
 	refused = map[uint32]bool{}
 	for {
 		f, err := fr.ReadFrame()
@@ -377,8 +370,7 @@ type result struct{ status, message string }
 // readResults reads how calls end, in any order, and adds up how many bytes may be sent again.
 func readResults(c net.Conn) (<-chan result, *atomic.Int64) {
 	results, again := make(chan result, 1<<14), new(atomic.Int64)
-	fr := http2.NewFramer(c, c)
-	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	fr := headFramer(c)
 	go func() {
 		defer close(results)
 		for {

@@ -89,15 +89,27 @@ func (p *peeking) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// read reads all frames as grpc does, and returns how many calls of the domains that are told were known. What is known must be so.
-func (p *peeking) read(t *testing.T, told string) (known, calls int) {
+// headFramer returns a framer that decodes headers.
+func headFramer(from io.Reader) *http2.Framer {
+	fr := http2.NewFramer(nil, from)
+	fr.ReadMetaHeaders = hpack.NewDecoder(tableSize, nil)
+	return fr
+}
+
+// grpcFramer returns a framer that reads as grpc does.
+func grpcFramer(t *testing.T, from io.Reader) *http2.Framer {
 	t.Helper()
-	in := bufio.NewReaderSize(p, readBuffer)
+	in := bufio.NewReaderSize(from, readBuffer)
 	if _, err := io.CopyN(io.Discard, in, prefaceSize); err != nil {
 		t.Fatal(err)
 	}
-	fr := http2.NewFramer(nil, in)
-	fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	return headFramer(in)
+}
+
+// read reads all frames as grpc does, and returns how many calls of the domains that are told were known. What is known must be so.
+func (p *peeking) read(t *testing.T, told string) (known, calls int) {
+	t.Helper()
+	fr := grpcFramer(t, p)
 	for {
 		f, err := fr.ReadFrame()
 		if err == io.EOF { //nolint:errorlint // as it is returned
