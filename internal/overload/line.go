@@ -87,6 +87,7 @@ type line struct {
 	ahead   time.Time // when a call last went first although others waited
 	fed     time.Time // when calls last went on, or were in progress
 	credit  credit
+	flow    flow
 	lap     time.Duration    // between two turns, on average
 	step    time.Duration    // between two looks at what can be read, on average
 	took    time.Duration    // from a call's turn to its answer, on average
@@ -190,6 +191,7 @@ func (l *line) admit(p *place, now time.Time) Turn {
 	l.gate.shares.add(now.Sub(l.gate.begun), p.Domain, p.Size)
 	l.working++
 	l.lately.went++
+	l.flow.calls++
 	of := l.credit.of(p)
 	*of = min(*of+earns(p), debt)
 	return Turn{Verdict: Go, Answer: l.step, counted: true, at: now}
@@ -316,6 +318,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 		}
 	}
 	idle := lap < slack
+	l.flow.measure(now)
 	shed := l.shed(now)
 	l.judge(now)
 	went := l.proceed(now, max(l.room, l.working+spare))
@@ -399,7 +402,7 @@ func (l *line) account(now time.Time, idle bool) {
 			l.credit[i] = max(c, 0)
 		case c < -debt:
 			l.credit[i] = -debt * 7 / 8 // not again at the next turn
-			l.gate.lower(now, l.room)
+			l.gate.lower(now, l.least())
 		}
 	}
 }
@@ -410,7 +413,7 @@ func (l *line) starve(now time.Time) {
 	if now.Sub(l.cut) > settle {
 		l.room, l.soon, l.cut = max(leastRoom, l.room*7/8), 0, now
 	}
-	l.gate.lower(now, l.room)
+	l.gate.lower(now, l.least())
 }
 
 // earns returns what the decision of a call earns.

@@ -165,3 +165,24 @@ func (l *line) tidy(turns int) {
 		l.calls = slices.DeleteFunc(l.calls, func(p *place) bool { return p == nil })
 	}
 }
+
+// flow is how many calls go on.
+type flow struct {
+	begun time.Time
+	calls int     // since then
+	rate  float64 // in a second, of late: it falls more slowly than it rises
+}
+
+// measure measures it anew, if that was last done a while ago.
+func (f *flow) measure(now time.Time) {
+	if d := now.Sub(f.begun); d >= starved {
+		f.rate = max(float64(f.calls)/d.Seconds(), f.rate*7/8)
+		f.begun, f.calls = now, 0
+	}
+}
+
+// least returns how many calls are to be let in at least: those that go on in a third of the time that callers have. No more of them wait
+// for longer, so with fewer nothing would be won; and after a moment in which this process did something else, as many come at once.
+func (l *line) least() int {
+	return max(l.room, int(l.flow.rate*(l.patient/3).Seconds()))
+}

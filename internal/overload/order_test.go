@@ -420,3 +420,35 @@ func TestKind(t *testing.T) {
 		}
 	}
 }
+
+// TestLeast: where many calls go on, as many are let in as do in a third of the time that callers have; and when fewer do, that is believed
+// slowly.
+func TestLeast(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &New(Config{MaxCalls: 1000}).line
+		l.patient = 30 * ms
+		l.flow.begun = time.Now()
+		pass := func(calls int) int {
+			for range calls {
+				l.admit(&place{}, time.Now())
+			}
+			time.Sleep(starved)
+			l.flow.measure(time.Now())
+			return l.least()
+		}
+		if n := pass(10); n != firstRoom {
+			t.Errorf("%d are let in though few go on, want the room, %d", n, firstRoom)
+		}
+		if n := pass(200); n != 100 {
+			t.Errorf("of 10 in a millisecond %d are let in, want 100", n)
+		}
+		if n := pass(0); n != 87 {
+			t.Errorf("when none went on for a moment %d are let in, want 87", n)
+		}
+		l.flow.measure(time.Now())
+		if n := l.least(); n != 87 {
+			t.Errorf("without anything new %d are let in, want 87", n)
+		}
+	})
+}

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Answers to calls that were culled that may wait to be written, of about 100 bytes each. If clients do not read them, grpc has their further
-// calls.
+// How many answers to calls that were culled may wait to be written, of about 100 bytes each. If clients do not read them, grpc has their
+// further calls.
 const (
 	mostAnswers    = 256     // to one connection
 	mostAllAnswers = 100_000 // to all
@@ -26,7 +26,8 @@ type culling struct {
 	waiting atomic.Int64 // answers that do
 }
 
-// newCulling returns one. Its answer neither uses nor changes the table of headers, so it may come between any two of what grpc writes.
+// newCulling returns what culling takes. Its answer neither uses nor changes the table of headers, so it may stand between any two that grpc
+// writes.
 func newCulling() *culling {
 	var b bytes.Buffer
 	e, s := hpack.NewEncoder(&b), status.Convert(errOverload)

@@ -29,7 +29,7 @@ type picked struct {
 	credit  int // bytes of their messages, which their client may send again
 }
 
-// pick takes calls for which full says that they must be refused out of what was peeked at, of those of which grpc need not know, and at most so many.
+// pick takes calls that must be refused, as full says, out of what was peeked at: at most so many, of those of which grpc need not know.
 func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (out picked) {
 	kept := p.calls[:0]
 	coming := 0

@@ -81,17 +81,17 @@ func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) 
 // somebody who asks for little is let in even over a connection over which others ask for much: Envoy sends all that it has over one. And
 // calls for which there is no time need not be given to grpc at all: see [cull].
 //
-// What it says to grpc is a hint. Where grpc turns calls away before it asks about them, such as those beyond maxStreams, it tells of others that
-// were read with them. Only the goroutine that reads the connection may use it, which in grpc is also the one that asks.
+// What it says when grpc asks is a hint. Where grpc turns calls away before it asks about them, such as those beyond maxStreams, it tells of
+// others that were read with them. Only the goroutine that reads the connection may use it, which in grpc is also the one that asks.
 type peek struct {
 	frames frames
-	read   int  // bytes of what was read last
-	ends   bool // with the frame that is open the headers of a call end
-	head   span // where that is, if it is all that there is of them, and stateless
-	newest uint32
+	read   int    // bytes of what was read last
+	ends   bool   // with the frame that is open the headers of a call end
+	head   span   // where that is, if it is all that there is of them, and stateless
+	newest uint32 // stream whose headers have been read
 	calls  []peeked
 	next   int
-	tables bool // the client has set the size of the table of headers: what is written once it knows that we know has to begin with that
+	tables bool // the client has set the size of the table of headers, which what is written next has to begin with
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
