@@ -69,8 +69,13 @@ func (c *culled) call(domain string, extra ...string) {
 	c.do(c.fr.WriteData(id, true, data))
 	c.credit += len(data)
 	if !c.may[id] {
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " ", domain), fmt.Sprint("data ", id, " ", len(data)))
+		c.passes(id, domain, len(data))
 	}
+}
+
+// passes notes that grpc is to get the frames of a call.
+func (c *culled) passes(id uint32, domain string, size int) {
+	c.frames = append(c.frames, fmt.Sprint("head ", id, " ", domain), fmt.Sprint("data ", id, " ", size))
 }
 
 // other sends something else than a call that may be culled.
@@ -85,24 +90,25 @@ func (c *culled) other(kind int) {
 	case 1: // what asks for health is never refused
 		c.head(id, c.coder.head("/grpc.health.v1.Health/Check", "x-domain", "health"))
 		c.do(c.fr.WriteData(id, true, data))
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " health"), fmt.Sprint("data ", id, " ", len(data)))
+		c.passes(id, "health", len(data))
 	case 2: // its message goes on
 		c.head(id, c.coder.head(method, "x-domain", "loud"))
 		c.do(c.fr.WriteData(id, false, data))
 		c.do(c.fr.WriteData(id, true, nil))
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " loud"), fmt.Sprint("data ", id, " ", len(data)), fmt.Sprint("data ", id, " 0"))
+		c.passes(id, "loud", len(data))
+		c.frames = append(c.frames, fmt.Sprint("data ", id, " 0"))
 	case 3: // in two frames
 		block := c.coder.head(method, "x-domain", "loud")
 		c.do(c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:5]}))
 		c.do(c.fr.WriteContinuation(id, true, block[5:]))
 		c.do(c.fr.WriteData(id, true, data))
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " loud"), fmt.Sprint("data ", id, " ", len(data)))
+		c.passes(id, "loud", len(data))
 	case 4: // with a priority
 		c.do(c.fr.WriteHeaders(http2.HeadersFrameParam{
 			StreamID: id, BlockFragment: c.coder.head(method, "x-domain", "loud"), EndHeaders: true, Priority: http2.PriorityParam{Weight: 3},
 		}))
 		c.do(c.fr.WriteData(id, true, data))
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " loud"), fmt.Sprint("data ", id, " ", len(data)))
+		c.passes(id, "loud", len(data))
 	default: // a call that is mixed with two that may be culled
 		head, between := c.coder.head(method, "x-domain", "quiet"), c.coder.head(method, "x-domain", "loud")
 		c.streams += 4
@@ -115,7 +121,7 @@ func (c *culled) other(kind int) {
 		c.credit += 2 * len(data)
 		data = c.message("quiet")
 		c.do(c.fr.WriteData(id, true, data))
-		c.frames = append(c.frames, fmt.Sprint("head ", id, " quiet"), fmt.Sprint("data ", id, " ", len(data)))
+		c.passes(id, "quiet", len(data))
 	}
 	c.credit += len(data)
 }
