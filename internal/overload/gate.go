@@ -48,6 +48,7 @@ type Gate struct {
 	last   atomic.Int64 // when wait was last added to
 	shares shares
 	line   line
+	spare  spare
 
 	// Clients that met the limit, counted anew in each epoch.
 	epoch   atomic.Int64
@@ -79,7 +80,7 @@ type Client struct {
 // Call is one that has been read.
 type Call struct {
 	Domain   uint32        // a hash of its name; 0 for all that have no rules
-	Fails    bool          // policies can but fail it
+	Cheap    bool          // refusing it unread comes to the same: policies can but fail it, or answer it then, too
 	Size     int           // of its message
 	Waited   time.Duration // since its headers were read
 	Deadline time.Time     // when its caller gives up
@@ -91,6 +92,7 @@ type Call struct {
 type Seen struct {
 	Domain uint32 // as of Call
 	Size   int
+	Cheap  bool
 	asked  bool // it counts among those that its client has asked for
 }
 
@@ -144,6 +146,14 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 	default:
 		g.shares.dismissed(time.Since(g.begun), seen.Domain, seen.Size)
 		return true
+	}
+}
+
+// Expect tells of a call whose caller waits for so long. Where so many are in progress that policies could not answer them as long, most of
+// them come too late, and end before anything else is known of them.
+func (g *Gate) Expect(now time.Time, patience time.Duration) {
+	if calls := g.calls.Load(); calls > workers && tooMany(int(calls), patience) {
+		g.lower(now, 2*workers)
 	}
 }
 

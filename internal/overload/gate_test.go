@@ -268,12 +268,13 @@ func TestClientsOfTwoEpochs(t *testing.T) {
 	}
 }
 
-// TestCredit: for a decision two calls may be answered by policies, or one for two where these can but fail.
+// TestCredit: for a decision two calls may be answered by policies, or one for two where refusing them unread comes to the same; and a call for
+// which there is not even time for that costs as much of the same account as more than one of them.
 func TestCredit(t *testing.T) {
 	t.Parallel()
 	l := &New(Config{MaxCalls: 1000}).line
-	for fails, answers := range map[bool]int{false: 8, true: 2} {
-		p := &place{Call: Call{Fails: fails, Deadline: time.Now().Add(time.Hour)}}
+	for cheap, answers := range map[bool]int{false: 8, true: 2} {
+		p := &place{Call: Call{Cheap: cheap, Deadline: time.Now().Add(time.Hour)}}
 		for range 4 {
 			l.admit(p, time.Now())
 		}
@@ -281,8 +282,13 @@ func TestCredit(t *testing.T) {
 			l.dismiss(p, time.Now())
 		}
 		if c := *l.credit.of(p); c != 0 {
-			t.Errorf("after 4 decisions and %d answers (errors: %t) %d is left", answers, fails, c)
+			t.Errorf("after 4 decisions and %d answers (cheap: %t) %d is left", answers, cheap, c)
 		}
+		p.Deadline = time.Now()
+		if turn := l.dismiss(p, time.Now()); turn.Verdict != Lost || *l.credit.of(p) != -costBad {
+			t.Errorf("verdict %d costs %d, want %d and %d", turn.Verdict, -*l.credit.of(p), Lost, costBad)
+		}
+		*l.credit.of(p) = 0
 	}
 }
 
@@ -299,7 +305,7 @@ func TestLimit(t *testing.T) {
 		}
 		late := func(calls int, fails bool, lap time.Duration) {
 			for range calls {
-				enter(l, Call{Deadline: time.Now().Add(3 * ms), Fails: fails})
+				enter(l, Call{Deadline: time.Now().Add(3 * ms), Cheap: fails})
 			}
 			l.turns(time.Now(), lap, 0)
 			time.Sleep(2 * settle)

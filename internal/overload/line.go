@@ -34,8 +34,8 @@ const (
 // A call without a decision has been read and has to be answered, which takes a fifth to a half of the time of a decision. With
 // too many of them little else would be done, so then fewer calls are read. Two for a decision are not too many: what is
 // refused unread is an error, which Envoy lets pass. But more than three for two are, for a domain that takes more than its share from
-// others, or if there is not even time for policies; and more than one for two, where policies can but fail: who is refused unread gets
-// the same, for a tenth of the time.
+// others, or if there is not even time for policies; and more than one for two, where who is refused unread gets the same, for less of the
+// time.
 const (
 	earned     = 60 // by a decision
 	earnedVain = earned / 4
@@ -44,12 +44,13 @@ const (
 	debt       = 1024 * cost // for a moment
 )
 
-// credit is what decisions have earned, less what calls without one have cost, of calls that policies can decide and of those that they can
-// but fail. They have one each: nobody's policies are asked less because of what those of others are.
+// credit is what decisions have earned, less what calls without one have cost, of those that lose something if they are refused unread, and
+// of those that do not. They have one each, so that what has been earned is not spent on the others; but where either has none left, the limit
+// is lowered that all have.
 type credit [2]int
 
 func (c *credit) of(p *place) *int {
-	if p.Fails {
+	if p.Cheap {
 		return &c[1]
 	}
 	return &c[0]
@@ -64,6 +65,7 @@ type line struct {
 	open    atomic.Bool   // somebody waits
 	paced   atomic.Bool   // all are worked on a portion at a time
 	pace    atomic.Int64  // what lap is, for those without the lock
+	hurry   atomic.Int64  // what patient is, for them
 	places  sync.Pool     // of *place
 	readers readers
 
@@ -174,7 +176,7 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 		go l.run()
 	}
 	l.count(p, at)
-	if l.swamps(p) {
+	if tooMany(l.hasty, p.patience) { // the next turn comes once all that has arrived is read, which is late then
 		l.gate.lower(at, max(l.room, 2*workers)) // further, if it is too much still, only once turns show what has become of it
 	}
 	return Turn{}, false
@@ -306,6 +308,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 	defer l.mu.Unlock()
 	l.lap += (lap - l.lap) / averages
 	l.pace.Store(int64(l.lap))
+	l.hurry.Store(int64(l.patient))
 	if !l.paced.Load() {
 		l.step = l.lap
 	}
@@ -402,7 +405,7 @@ func (l *line) account(now time.Time, idle bool) {
 			l.credit[i] = max(c, 0)
 		case c < -debt:
 			l.credit[i] = -debt * 7 / 8 // not again at the next turn
-			l.gate.lower(now, l.least())
+			l.gate.lower(now, l.lowest())
 		}
 	}
 }
@@ -413,12 +416,12 @@ func (l *line) starve(now time.Time) {
 	if now.Sub(l.cut) > settle {
 		l.room, l.soon, l.cut = max(leastRoom, l.room*7/8), 0, now
 	}
-	l.gate.lower(now, l.least())
+	l.gate.lower(now, l.lowest())
 }
 
 // earns returns what the decision of a call earns.
 func earns(p *place) int {
-	if p.Fails {
+	if p.Cheap {
 		return earnedVain
 	}
 	return earned

@@ -255,7 +255,7 @@ func TestManyGiveUp(t *testing.T) {
 	for domain := range uint32(64) {
 		wg.Go(func() {
 			for range 200 {
-				c := Call{Domain: domain, Fails: domain%2 > 0, Size: 10, Waited: time.Minute, Deadline: time.Now().Add(10 * ms)}
+				c := Call{Domain: domain, Cheap: domain%2 > 0, Size: 10, Waited: time.Minute, Deadline: time.Now().Add(10 * ms)}
 				turn := g.Wait(c)
 				g.Done(turn, false)
 				if turn.Verdict == Late {

@@ -124,7 +124,7 @@ func (l *line) stands(p *place, now time.Time) bool {
 
 // count counts one that waits.
 func (l *line) count(p *place, now time.Time) {
-	if p.hastes() {
+	if hastes(p.patience) {
 		l.hasty++
 	}
 	if l.stands(p, now) {
@@ -149,14 +149,13 @@ func (l *line) weed(now time.Time) (turns int) {
 	return turns
 }
 
-// hastes reports whether p's caller has little patience, but enough for an answer in a busy moment.
-func (p *place) hastes() bool { return haste <= p.patience && p.patience <= enough }
+// hastes reports whether who waits for so long has little patience, but enough for an answer in a busy moment.
+func hastes(patience time.Duration) bool { return haste <= patience && patience <= enough }
 
-// swamps reports whether with p so many wait that policies could not answer them as long as p's caller waits. The next turn comes once all
-// that arrived is read, so where too many arrive it is late, and meanwhile no more are to be let in.
-func (l *line) swamps(p *place) bool {
-	needed := time.Duration(l.hasty) * answering
-	return p.hastes() && needed > p.patience && needed > p.patience*time.Duration(runtime.GOMAXPROCS(0))
+// tooMany reports whether policies could not answer so many calls as long as a caller of little patience waits.
+func tooMany(calls int, patience time.Duration) bool {
+	needed := time.Duration(calls) * answering
+	return hastes(patience) && needed > patience*time.Duration(runtime.GOMAXPROCS(0))
 }
 
 // tidy takes those that have had their turn out of the line, if there are any.
@@ -175,14 +174,20 @@ type flow struct {
 
 // measure measures it anew, if that was last done a while ago.
 func (f *flow) measure(now time.Time) {
-	if d := now.Sub(f.begun); d >= starved {
-		f.rate = max(float64(f.calls)/d.Seconds(), f.rate*7/8)
-		f.begun, f.calls = now, 0
+	d := now.Sub(f.begun)
+	switch {
+	case d < starved:
+		return
+	case d > healed:
+		f.rate = 0 // that was another surge
 	}
+	f.rate = max(float64(f.calls)/d.Seconds(), f.rate*7/8)
+	f.begun, f.calls = now, 0
 }
 
-// least returns how many calls are to be let in at least: those that go on in a third of the time that callers have. No more of them wait
-// for longer, so with fewer nothing would be won; and after a moment in which this process did something else, as many come at once.
-func (l *line) least() int {
-	return max(l.room, int(l.flow.rate*(l.patient/3).Seconds()))
+// lowest returns how many calls are to be let in at least: as many as may go on, or if the limit is higher those that go on in a third of the
+// time that callers have. No more of them wait for longer, so with fewer nothing would be won; and after a moment in which this process did
+// something else, as many come at once.
+func (l *line) lowest() int {
+	return max(l.room, min(int(l.flow.rate*(l.patient/3).Seconds()), int(l.gate.limit.Load())))
 }

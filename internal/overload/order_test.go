@@ -421,9 +421,9 @@ func TestKind(t *testing.T) {
 	}
 }
 
-// TestLeast: where many calls go on, as many are let in as do in a third of the time that callers have; and when fewer do, that is believed
+// TestLowest: where many calls go on, as many are let in as do in a third of the time that callers have; and when fewer do, that is believed
 // slowly.
-func TestLeast(t *testing.T) {
+func TestLowest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &New(Config{MaxCalls: 1000}).line
@@ -435,7 +435,7 @@ func TestLeast(t *testing.T) {
 			}
 			time.Sleep(starved)
 			l.flow.measure(time.Now())
-			return l.least()
+			return l.lowest()
 		}
 		if n := pass(10); n != firstRoom {
 			t.Errorf("%d are let in though few go on, want the room, %d", n, firstRoom)
@@ -447,8 +447,30 @@ func TestLeast(t *testing.T) {
 			t.Errorf("when none went on for a moment %d are let in, want 87", n)
 		}
 		l.flow.measure(time.Now())
-		if n := l.least(); n != 87 {
+		if n := l.lowest(); n != 87 {
 			t.Errorf("without anything new %d are let in, want 87", n)
+		}
+		l.gate.limit.Store(70)
+		if n := l.lowest(); n != 70 {
+			t.Errorf("where no more than 70 are let in, at least %d are", n)
+		}
+		l.gate.limit.Store(1000)
+		time.Sleep(2 * healed)
+		if n := pass(10); n != firstRoom {
+			t.Errorf("in another surge %d are let in, want the room, %d", n, firstRoom)
+		}
+		if pass(200); l.lowest() != 100 {
+			t.Fatalf("%d are let in, want 100", l.lowest())
+		}
+		for name, lower := range map[string]func(){
+			"too many answers":         func() { l.credit[1] = -debt - 1; l.account(time.Now(), false) },
+			"no time for any decision": func() { l.starve(time.Now()) },
+		} {
+			time.Sleep(2 * settle)
+			l.gate.limit.Store(200)
+			if lower(); l.gate.limit.Load() != 100 {
+				t.Errorf("%s: the limit is %d, want 100", name, l.gate.limit.Load())
+			}
 		}
 	})
 }

@@ -7,39 +7,96 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// How many answers to calls that were culled may wait to be written, of about 100 bytes each. If clients do not read them, grpc has their
-// further calls.
+// How much of answers to calls that were culled may wait to be written, in bytes. If clients do not read them, grpc has their further calls.
 const (
-	mostAnswers    = 256     // to one connection
-	mostAllAnswers = 100_000 // to all
+	mostAnswers    = 64 << 10 // to one connection
+	mostAllAnswers = 16 << 20 // to all, but that each may have
+	leastAnswers   = 2 << 10  // in any case: nobody's calls are given to grpc because others do not read
+	leastRoom      = 256      // of that for a call to be culled; a refusal takes half of it
+	pooledAnswers  = 8 << 10  // a buffer that is kept for others
 )
 
-// culling is what culling takes, whatever the connection.
+const writingTime = 10 * time.Millisecond // for which reading a connection waits for what is to be written to it
+
+const maxFrame = 16 << 10 // the largest payload of a frame that every client takes
+
+// culling is what culling takes, whatever the connection. Its headers neither use nor change the table of headers, so they may stand between
+// any two that grpc writes.
 type culling struct {
-	answer  []byte       // headers that say errOverload
+	refusal []byte       // headers that say errOverload
+	head    []byte       // those of an answer
+	trailer []byte       // what follows it
 	buffers sync.Pool    // of *[]byte, for answers that wait to be written
-	waiting atomic.Int64 // answers that do
+	waiting atomic.Int64 // bytes of them that do
 }
 
-// newCulling returns what culling takes. Its answer neither uses nor changes the table of headers, so it may stand between any two that grpc
-// writes.
+// newCulling returns what culling takes.
 func newCulling() *culling {
+	s := status.Convert(errOverload)
+	field := func(name, value string) hpack.HeaderField {
+		return hpack.HeaderField{Name: name, Value: value, Sensitive: true}
+	}
+	code := func(c codes.Code) hpack.HeaderField { return field("grpc-status", strconv.Itoa(int(c))) }
+	head := []hpack.HeaderField{{Name: ":status", Value: "200"}, field("content-type", "application/grpc")} // the first has a number of its own
+	return &culling{
+		refusal: headBlock(append(head, code(s.Code()), field("grpc-message", s.Message()))...),
+		head:    headBlock(head...),
+		trailer: headBlock(code(codes.OK)),
+		buffers: sync.Pool{New: func() any { return new([]byte) }},
+	}
+}
+
+func headBlock(fields ...hpack.HeaderField) []byte {
 	var b bytes.Buffer
-	e, s := hpack.NewEncoder(&b), status.Convert(errOverload)
-	for _, f := range []hpack.HeaderField{
-		{Name: ":status", Value: "200"}, // which has a number of its own
-		{Name: "content-type", Value: "application/grpc", Sensitive: true},
-		{Name: "grpc-status", Value: strconv.Itoa(int(s.Code())), Sensitive: true},
-		{Name: "grpc-message", Value: s.Message(), Sensitive: true},
-	} {
+	e := hpack.NewEncoder(&b)
+	for _, f := range fields {
 		_ = e.WriteField(f) // a buffer takes everything
 	}
-	return &culling{answer: b.Bytes(), buffers: sync.Pool{New: func() any { return new([]byte) }}}
+	return b.Bytes()
+}
+
+// begin returns a buffer for answers to calls whose client may send so many bytes again.
+func (c *culling) begin(credit int) *[]byte {
+	b := c.buffers.Get().(*[]byte)
+	*b = appendFrame((*b)[:0], frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(credit))) //nolint:gosec // no more than was read at once
+	return b
+}
+
+// end takes a buffer back.
+func (c *culling) end(b *[]byte) {
+	if cap(*b) <= pooledAnswers {
+		c.buffers.Put(b)
+	}
+}
+
+// appendRefusal appends the refusal of a call.
+func (c *culling) appendRefusal(b []byte, stream uint32) []byte {
+	return appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, c.refusal)
+}
+
+// appendAnswer appends a message that answers a call. It must fit into a frame.
+func (c *culling) appendAnswer(b []byte, stream uint32, message []byte) []byte {
+	b = appendFrame(b, frameHeaders, flagEndHeaders, stream, c.head)
+	b = appendFrameHeader(b, frameData, 0, stream, messageHeaderSize+len(message))
+	b = binary.BigEndian.AppendUint32(append(b, 0), uint32(len(message))) //nolint:gosec // it fits
+	b = append(b, message...)
+	return appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, c.trailer)
+}
+
+// appendFrame appends a frame, of less than 64 KiB.
+func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []byte {
+	return append(appendFrameHeader(b, kind, flags, stream, len(payload)), payload...)
+}
+
+func appendFrameHeader(b []byte, kind, flags byte, stream uint32, size int) []byte {
+	return binary.BigEndian.AppendUint32(append(b, 0, byte(size>>8), byte(size), kind, flags), stream)
 }
 
 // answers writes what grpc writes on a connection, and between two frames of that the answers to calls that were culled.
@@ -53,51 +110,65 @@ type answers struct {
 
 	some atomic.Bool // wait to be written, and nobody has begun to
 
+	freed chan struct{} // some have been written
+
 	mu      sync.Mutex
 	waiting *[]byte // to be written, by somebody who is about to; nil if nothing is
-	count   int     // of answers in it
-	owed    int     // of all that have not been written
+	owed    int     // bytes of all that have not been written
 	closed  bool
 }
 
-// room returns how many more may wait.
+// newAnswers returns the answers of a connection to which nothing has been written.
+func newAnswers(c *culling, conn net.Conn) *answers {
+	return &answers{culling: c, conn: conn, freed: make(chan struct{}, 1)}
+}
+
+// await waits while so much waits to be written that there is soon no room for more, but not for long: where thousands of calls wait for a
+// processor, so does who writes, and meanwhile no more of them should be read.
+func (a *answers) await() {
+	if a.room() >= mostAnswers/2 {
+		return
+	}
+	late := time.NewTimer(writingTime)
+	defer late.Stop()
+	for a.room() < mostAnswers/2 {
+		select {
+		case <-a.freed:
+		case <-late.C:
+			return
+		}
+	}
+}
+
+// room returns how many more bytes may wait.
 func (a *answers) room() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return min(mostAnswers-a.owed, mostAllAnswers-int(a.culling.waiting.Load()))
+	return max(min(mostAnswers-a.owed, mostAllAnswers-int(a.culling.waiting.Load())), leastAnswers-a.owed)
 }
 
-// refuse answers calls that were culled.
-func (a *answers) refuse(calls picked) {
+// send has answers written, which come from [culling.begin].
+func (a *answers) send(b *[]byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
 		return
 	}
-	if a.waiting == nil {
-		a.waiting = a.culling.buffers.Get().(*[]byte)
-		a.some.Store(true)
-		go a.flush() // who reads must not wait for somebody who does not
+	a.owe(len(*b))
+	if a.waiting != nil {
+		*a.waiting = append(*a.waiting, *b...)
+		a.culling.end(b)
+		return
 	}
-	b := appendFrame(*a.waiting, frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(calls.credit))) //nolint:gosec // no more than was read at once
-	for _, stream := range calls.streams {
-		b = appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, a.culling.answer)
-	}
-	*a.waiting = b
-	a.owe(len(calls.streams))
-	a.count += len(calls.streams)
+	a.waiting = b
+	a.some.Store(true)
+	go a.flush() // who reads must not wait for somebody who does not
 }
 
-// owe counts answers that wait, or no longer do. mu must be held.
+// owe counts bytes that wait, or no longer do. mu must be held.
 func (a *answers) owe(n int) {
 	a.owed += n
 	a.culling.waiting.Add(int64(n))
-}
-
-// appendFrame appends a frame, of less than 64 KiB.
-func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []byte {
-	b = append(b, 0, byte(len(payload)>>8), byte(len(payload)), kind, flags)
-	return append(binary.BigEndian.AppendUint32(b, stream), payload...)
 }
 
 // flush writes what waits, unless grpc is in the middle of something: then it is written after that.
@@ -112,26 +183,34 @@ func (a *answers) between() {
 	if a.heading || !a.frames.between() || !a.some.Load() {
 		return
 	}
-	b, n := a.take()
+	b := a.take()
 	if b == nil {
 		return
 	}
 	_, _ = a.conn.Write(*b) // grpc finds out by itself
-	*b = (*b)[:0]
-	a.culling.buffers.Put(b)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.owe(-n)
+	a.owe(-len(*b))
+	a.culling.end(b)
+	select {
+	case a.freed <- struct{}{}:
+	default:
+	}
 }
 
-// take takes what waits.
-func (a *answers) take() (b *[]byte, count int) {
+// take takes what waits; nil if nothing does.
+func (a *answers) take() *[]byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	b, count = a.waiting, a.count
-	a.waiting, a.count = nil, 0
+	return a.taken()
+}
+
+// taken is take where mu is held.
+func (a *answers) taken() *[]byte {
+	b := a.waiting
+	a.waiting = nil
 	a.some.Store(false)
-	return b, count
+	return b
 }
 
 // write writes what grpc does.
@@ -155,11 +234,12 @@ func (a *answers) write(b []byte) (int, error) {
 	return n, err
 }
 
-// close drops what waits: the connection is closed.
+// close drops what waits, and what comes after: the connection is closed.
 func (a *answers) close() {
-	_, n := a.take()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.closed = true
-	a.owe(-n)
+	if b := a.taken(); b != nil {
+		a.owe(-len(*b))
+	}
 }

@@ -3,56 +3,74 @@ package rls
 import (
 	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
-// TestUnreadAnswers: of a client that reads no answers as many wait as are bounded, and who reads its calls waits for nobody; grpc has its
+// sendRefusals has answers send so many refusals.
+func sendRefusals(a *answers, calls int) {
+	b := a.culling.begin(1)
+	for range calls {
+		*b = a.culling.appendRefusal(*b, 1)
+	}
+	a.send(b)
+}
+
+// TestUnreadAnswers: of a client that reads no answers not much waits, and who reads its calls waits for it, but not long; grpc has its
 // further ones.
 func TestUnreadAnswers(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe() // on which a write waits until it is read
 	defer theirs.Close()
-	a := &answers{culling: newCulling(), conn: ours}
-	call := peeked{stream: 1, known: true, head: span{0, 10}, message: span{10, 30}}
-	culled, credit := 0, 0
-	for range mostAnswers {
-		p := peek{calls: []peeked{call, call, call}}
-		out := p.pick(a.room(), func(*overload.Seen, int) bool { return true })
-		if len(out.streams)+len(p.calls) != 3 {
-			t.Fatalf("of 3 calls %d are culled and %d left", len(out.streams), len(p.calls))
-		}
-		if len(out.streams) > 0 {
-			culled, credit = culled+len(out.streams), credit+out.credit
-			a.refuse(out)
-		}
+	a := newAnswers(newCulling(), ours)
+	answers, times := 0, 0
+	for a.room() >= leastRoom {
+		n := min(50, a.room()/leastRoom)
+		sendRefusals(a, n)
+		answers, times = answers+n, times+1
 	}
-	if culled != mostAnswers || a.room() != 0 {
-		t.Errorf("%d calls are culled though nobody reads their answers, and there is room for %d; want %d and none", culled, a.room(), mostAnswers)
+	if a.owed > mostAnswers || a.owed < mostAnswers/2 {
+		t.Errorf("%d bytes wait though nobody reads them, want up to %d", a.owed, mostAnswers)
 	}
+	begun := time.Now()
+	if a.await(); time.Since(begun) < writingTime {
+		t.Errorf("reading goes on after %v though nothing was written", time.Since(begun))
+	}
+	waited := make(chan struct{})
+	go func() {
+		for a.room() < mostAnswers/2 {
+			a.await()
+		}
+		close(waited)
+	}()
 	fr := http2.NewFramer(nil, theirs)
-	for culled > 0 || credit > 0 {
+	for answers > 0 || times > 0 {
 		f, err := fr.ReadFrame()
 		if err != nil {
 			t.Fatal(err)
 		}
-		switch f := f.(type) {
+		switch f.(type) {
 		case *http2.WindowUpdateFrame:
-			credit -= int(f.Increment)
+			times--
 		case *http2.HeadersFrame:
-			culled--
+			answers--
 		}
 	}
-	if culled != 0 || credit != 0 {
-		t.Errorf("%d answers and %d bytes too many", -culled, -credit)
+	<-waited
+	if answers != 0 || times != 0 {
+		t.Errorf("%d answers and %d of what may be sent again too many", -answers, -times)
 	}
 	testkit.Eventually(t, "there is room again", func() bool { return a.room() == mostAnswers })
-	a.culling.waiting.Add(mostAllAnswers - 1)
-	if n := a.room(); n != 1 {
-		t.Errorf("there is room for %d though others have nearly all, want 1", n)
+	a.culling.waiting.Add(mostAllAnswers - leastAnswers - 1)
+	if n := a.room(); n != leastAnswers+1 {
+		t.Errorf("there is room for %d bytes though others have nearly all, want %d", n, leastAnswers+1)
+	}
+	a.culling.waiting.Add(mostAllAnswers)
+	if n := a.room(); n != leastAnswers {
+		t.Errorf("there is room for %d bytes though others have all, want %d", n, leastAnswers)
 	}
 }
 
@@ -60,19 +78,36 @@ func TestUnreadAnswers(t *testing.T) {
 func TestClosedAnswers(t *testing.T) {
 	t.Parallel()
 	conn := &fakeConn{}
-	a := &answers{culling: newCulling(), conn: conn}
+	a := newAnswers(newCulling(), conn)
 	if _, err := a.write([]byte{0, 0, 1}); err != nil {
 		t.Fatal(err)
 	}
+	sendRefusals(a, 1)
+	a.flush()
+	if n := conn.wrote.Len(); n != 3 {
+		t.Errorf("%d bytes are written within a frame", n-3)
+	}
+	if n := a.culling.waiting.Load(); n == 0 {
+		t.Error("nothing waits")
+	}
+	_ = peekedConn{Conn: conn, answers: a}.Close()
 	for range 2 {
-		a.refuse(picked{streams: []uint32{1}, credit: 1})
-		a.flush()
-		if n := conn.wrote.Len(); n != 3 {
-			t.Errorf("%d bytes are written within a frame", n-3)
+		if n := a.culling.waiting.Load(); n != 0 || a.waiting != nil {
+			t.Errorf("%d bytes wait for a connection that is closed", n)
 		}
-		a.close()
-		if n := a.culling.waiting.Load(); n != 0 {
-			t.Errorf("%d answers wait for a connection that is closed", n)
+		sendRefusals(a, 1)
+	}
+}
+
+// TestLargeBuffers: a buffer that has become large is not kept for others.
+func TestLargeBuffers(t *testing.T) {
+	t.Parallel()
+	c := newCulling()
+	large := make([]byte, 0, pooledAnswers+1)
+	c.end(&large)
+	for range 100 {
+		if b := c.begin(0); cap(*b) > pooledAnswers {
+			t.Fatalf("a buffer for %d bytes is kept", cap(*b))
 		}
 	}
 }

@@ -51,15 +51,22 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		}
 	}()
 	from := originOf(ctx)
-	seen := from.seen()
+	var seemed *overload.Seen // nil if nothing is known
+	if seen := from.seen(); seen != nil {
+		seemed = &seen.Seen
+	}
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)
+	}
+	now := time.Now()
+	if deadline, ok := ctx.Deadline(); ok {
+		s.config.Gate.Expect(now, deadline.Sub(now))
 	}
 	var client *overload.Client
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
 	}
-	if s.config.Gate.Full(client, seen, 0) {
+	if s.config.Gate.Full(client, seemed, 0) {
 		s.config.Hooks.Shed()
 		return refuse(ctx, errOverload)
 	}
@@ -70,9 +77,9 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if !room {
 		return refuse(ctx, errWaiting)
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
-	if seen != nil {
-		a.seen, a.known = *seen, true
+	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: now, shard: shard}
+	if seemed != nil {
+		a.seen, a.known = *seemed, true
 	}
 	a.waits.Store(true)
 	a.count()

@@ -69,8 +69,9 @@ type boundedConn struct {
 	read    atomic.Int64 // bytes
 	streams atomic.Int64 // open; of other methods than ShouldRateLimit
 	client  overload.Client
-	peek    peek // for what reads it alone, as full is
-	full    bool // there was no room for more when it was last read
+	peek    peek  // for what reads it alone, as full is
+	full    bool  // there was no room for more when it was last read
+	filled  int64 // when that was first so without a break
 }
 
 // localAddr is an address of this side of a connection by which the connection is known: grpc tells calls nothing else of it.
@@ -262,12 +263,25 @@ func (b *Bounded) say(address string) {
 // Read implements net.Conn.
 func (c *boundedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.full = n == len(p)
+	full := n == len(p)
 	if n > 0 {
-		c.last.Store(c.bounded.now())
+		now := c.bounded.now()
+		if full && !c.full {
+			c.filled = now
+		}
+		c.last.Store(now)
 		c.read.Add(int64(n))
 	}
+	c.full = full
 	return n, err
+}
+
+// behind returns for how long there has always been more to read than there was room for.
+func (c *boundedConn) behind() time.Duration {
+	if !c.full {
+		return 0
+	}
+	return time.Duration(c.last.Load() - c.filled)
 }
 
 // LocalAddr implements net.Conn.

@@ -2,49 +2,56 @@ package rls
 
 import (
 	"cmp"
+	"context"
 	"slices"
+	"time"
+
+	"google.golang.org/grpc/mem"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
-// cull takes calls for which there is no time out of what has been read, and answers them: for grpc to do that takes ten times as long, and
-// where most of what is asked for is too much, it would take the time of all else. It returns how much is left.
+// cull takes calls for which there is no time out of what has been read, and answers them: for grpc to do that takes several times as long,
+// and where most of what is asked for is too much, it would take the time of all else. It returns how much is left.
 func (c peekedConn) cull(b []byte) (left int) {
-	gate, room := c.service.config.Gate, c.answers.room()
-	out := c.of.peek.pick(room, func(seen *overload.Seen, coming int) bool { return gate.Full(&c.of.client, seen, coming) })
-	if len(out.streams) == 0 {
-		return len(b)
+	gate, p := c.service.config.Gate, &c.of.peek
+	if len(p.calls) == 0 {
+		return remove(b, p.taken)
 	}
-	for range out.streams {
-		c.service.config.Hooks.Shed()
+	r := replies{service: c.service, window: &p.window, room: c.answers.room()}
+	behind := gate.Behind(c.of.behind())
+	calls := p.pick(r.room/leastRoom, func(seen *overload.Seen, coming int) bool {
+		return behind && !gate.Under(seen.Domain) || gate.Full(&c.of.client, seen, coming)
+	})
+	if len(calls) == 0 {
+		return remove(b, p.taken)
 	}
-	c.answers.refuse(out)
-	return remove(b, out.frames)
-}
-
-// picked is calls that grpc is not to know of.
-type picked struct {
-	streams []uint32
-	frames  []span
-	credit  int // bytes of their messages, which their client may send again
+	if !behind {
+		r.spare = gate.Spare()
+	}
+	c.answers.send(r.to(b, calls))
+	frames := p.taken
+	for _, x := range calls {
+		frames = append(frames, x.head, x.message)
+	}
+	return remove(b, frames)
 }
 
 // pick takes calls that must be refused, as full says, out of what was peeked at: at most so many, of those of which grpc need not know.
-func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (out picked) {
+func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (out []peeked) {
 	kept := p.calls[:0]
 	coming := 0
-	for _, x := range p.calls {
+	for i := range p.calls {
+		x := &p.calls[i]
 		switch {
-		case p.tables || !x.known || x.head.to == 0 || x.message.to == 0 || x.stream&1 == 0 || len(out.streams) >= most:
-		case full(&x.seen, coming):
-			out.streams = append(out.streams, x.stream)
-			out.frames = append(out.frames, x.head, x.message)
-			out.credit += x.message.to - x.message.from - frameHeaderSize
+		case p.tables || !x.cuttable() || len(out) >= most:
+		case full(&x.seen.Seen, coming):
+			out = append(out, *x)
 			continue
 		default:
 			coming++
 		}
-		kept = append(kept, x)
+		kept = append(kept, *x)
 	}
 	if p.calls = kept; len(kept) == 0 {
 		p.calls = nil
@@ -54,6 +61,9 @@ func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (
 
 // remove removes parts of b, and returns how much is left.
 func remove(b []byte, parts []span) (left int) {
+	if len(parts) == 0 {
+		return len(b)
+	}
 	slices.SortFunc(parts, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	left = parts[0].from
 	for i, part := range parts {
@@ -64,4 +74,57 @@ func remove(b []byte, parts []span) (left int) {
 		left += copy(b[left:], b[part.to:end])
 	}
 	return left
+}
+
+// replies makes answers to calls that were culled.
+type replies struct {
+	service *Service
+	window  *window
+	room    int // bytes that may wait to be written
+	spare   int // of the gate, for policies
+	out     *[]byte
+}
+
+// to returns the answers to calls that were read in b: those of policies as far as there is time and room for that, and their client lets
+// them be sent.
+func (r *replies) to(b []byte, calls []peeked) *[]byte {
+	s, credit := r.service, 0
+	for i := range calls {
+		credit += messageHeaderSize + len(calls[i].text(b))
+	}
+	r.out = s.culling.begin(credit)
+	begun, spent := time.Now(), 0
+	for i := range calls {
+		x := &calls[i]
+		if work := overload.Work(x.seen.Size); !x.seen.fails && spent+work <= r.spare && r.window.open() {
+			spent += work
+			if r.byPolicy(x.stream, x.text(b)) {
+				continue
+			}
+		}
+		s.config.Hooks.Shed()
+		*r.out = s.culling.appendRefusal(*r.out, x.stream)
+	}
+	s.config.Gate.Spent(spent, time.Since(begun))
+	return r.out
+}
+
+// byPolicy has policies answer a message, and reports whether they do and there is room for it.
+func (r *replies) byPolicy(stream uint32, message []byte) bool {
+	s, start := r.service, time.Now()
+	c := s.calls.Get().(*call)
+	c.hold(mem.SliceBuffer(message))
+	c.request.Late = true
+	var a answer
+	if s.answer(context.Background(), c, &a, start) != nil {
+		return false
+	}
+	size := messageHeaderSize + a.Len()
+	if size > maxFrame || len(*r.out)+size > r.room/2 { // the other half is for refusals
+		return false
+	}
+	r.window.send(size)
+	*r.out = s.culling.appendAnswer(*r.out, stream, a.ReadOnlyData())
+	s.config.Hooks.Call(Method, time.Since(start).Seconds())
+	return true
 }

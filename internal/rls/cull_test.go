@@ -18,9 +18,11 @@ import (
 	"testing"
 	"time"
 
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
@@ -42,6 +44,8 @@ func (c *fakeConn) Read(b []byte) (int, error) {
 	return c.sent.Read(b[:min(len(b), 1+c.sizes.IntN(c.most))])
 }
 
+func (c *fakeConn) Close() error { return nil }
+
 func (c *fakeConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,7 +60,14 @@ type culled struct {
 	may     map[uint32]bool // calls that may be culled
 	frames  []string        // that are not of those calls
 	credit  int             // bytes of all messages
+	given   int             // bytes that may be sent
 	streams uint32
+}
+
+// give lets so many bytes be sent.
+func (c *culled) give(n int) {
+	c.do(c.fr.WriteWindowUpdate(0, uint32(n))) //nolint:gosec // few
+	c.given += n
 }
 
 // call sends one.
@@ -126,8 +137,15 @@ func (c *culled) other(kind int) {
 	c.credit += len(data)
 }
 
-// readAll returns the frames that grpc gets, and how many bytes of messages.
-func readAll(t *testing.T, from io.Reader) (frames []string, size int) {
+// received is what grpc gets.
+type received struct {
+	frames []string
+	size   int // bytes of messages
+	window int // that may be sent
+}
+
+// readAll returns it.
+func readAll(t *testing.T, from io.Reader) (r received) {
 	t.Helper()
 	fr := grpcFramer(t, from)
 	for {
@@ -137,24 +155,38 @@ func readAll(t *testing.T, from io.Reader) (frames []string, size int) {
 			if err != io.EOF { //nolint:errorlint // as it is returned
 				t.Fatal(err)
 			}
-			return frames, size
+			return r
 		case *http2.MetaHeadersFrame:
 			domain := f.Fields[slices.IndexFunc(f.Fields, func(f hpack.HeaderField) bool { return f.Name == "x-domain" })].Value
-			frames = append(frames, fmt.Sprint("head ", f.StreamID, " ", domain))
+			r.frames = append(r.frames, fmt.Sprint("head ", f.StreamID, " ", domain))
 		case *http2.DataFrame:
-			frames = append(frames, fmt.Sprint("data ", f.StreamID, " ", len(f.Data())))
-			size += len(f.Data())
+			r.frames = append(r.frames, fmt.Sprint("data ", f.StreamID, " ", len(f.Data())))
+			r.size += len(f.Data())
 		case *http2.PingFrame:
-			frames = append(frames, fmt.Sprint("ping ", f.Data[0]))
+			r.frames = append(r.frames, fmt.Sprint("ping ", f.Data[0]))
+		case *http2.WindowUpdateFrame:
+			r.window += int(f.Increment)
 		}
 	}
 }
 
-// answersTo reads what a client got: the calls that were culled, the bytes that it may send again, and how many other answers.
-func answersTo(t *testing.T, from io.Reader) (refused map[uint32]bool, credit, others int) {
+// culledAnswers is what a client gets.
+type culledAnswers struct {
+	statuses map[uint32]string // of calls that were culled
+	texts    map[uint32][]byte // the answers of those that policies decided
+	credit   int               // bytes that may be sent again
+	size     int               // bytes of these answers
+	others   int               // answers that grpc wrote
+}
+
+// ours is below the streams to which grpc answers.
+const ours = 1 << 20
+
+// answersTo reads it.
+func answersTo(t *testing.T, from io.Reader) culledAnswers {
 	t.Helper()
 	fr := headFramer(from)
-	refused = map[uint32]bool{}
+	a := culledAnswers{statuses: map[uint32]string{}, texts: map[uint32][]byte{}}
 	for {
 		f, err := fr.ReadFrame()
 		switch f := f.(type) {
@@ -162,31 +194,54 @@ func answersTo(t *testing.T, from io.Reader) (refused map[uint32]bool, credit, o
 			if err != io.EOF { //nolint:errorlint // as it is returned
 				t.Fatal(err)
 			}
-			return refused, credit, others
+			return a
 		case *http2.WindowUpdateFrame:
-			credit += int(f.Increment)
-		case *http2.MetaHeadersFrame:
-			got := fmt.Sprint(f.Fields)
-			switch {
-			case !f.StreamEnded():
-				if want := fmt.Sprint("x-other", f.StreamID-1<<20); !strings.Contains(got, want) {
-					t.Fatalf("grpc's headers are %s, want %s", got, want)
-				}
-				others++
-			case refused[f.StreamID]:
-				t.Fatalf("call %d is answered twice", f.StreamID)
-			default:
-				refused[f.StreamID] = true
-				if want := `":status" = "200"`; !strings.Contains(got, "grpc-status") || !strings.Contains(got, "14") {
-					t.Fatalf("the answer has %s, want %s and grpc-status 14", got, want)
-				}
+			a.credit += int(f.Increment)
+		case *http2.DataFrame:
+			if f.StreamID < ours {
+				a.texts[f.StreamID] = append(a.texts[f.StreamID], f.Data()...)
+				a.size += len(f.Data())
 			}
+		case *http2.MetaHeadersFrame:
+			a.head(t, f)
 		}
 	}
 }
 
+// head reads headers, or a trailer.
+func (a *culledAnswers) head(t *testing.T, f *http2.MetaHeadersFrame) {
+	t.Helper()
+	got := fmt.Sprint(f.Fields)
+	value := func(name string) string {
+		i := slices.IndexFunc(f.Fields, func(f hpack.HeaderField) bool { return f.Name == name })
+		if i < 0 {
+			return ""
+		}
+		return f.Fields[i].Value
+	}
+	switch before, found := a.statuses[f.StreamID]; {
+	case f.StreamID >= ours:
+		if want := fmt.Sprint("x-other", f.StreamID-ours); !strings.Contains(got, want) {
+			t.Fatalf("grpc's headers are %s, want %s", got, want)
+		}
+		a.others++
+		return
+	case !f.StreamEnded():
+		if found || value(":status") != "200" || value("content-type") != "application/grpc" {
+			t.Fatalf("call %d, which has status %q, is answered with %s", f.StreamID, before, got)
+		}
+		a.statuses[f.StreamID] = "none"
+	default:
+		if (before == "none") != (value(":status") == "") || before != "none" && found || (value("grpc-message") == "") != (before == "none") {
+			t.Fatalf("call %d, which has status %q, ends with %s", f.StreamID, before, got)
+		}
+		a.statuses[f.StreamID] = value("grpc-status")
+	}
+}
+
 // TestCull: whatever is read and written at the same time and in whatever parts, calls of who asks for too much are answered or given to
-// grpc, and all else is: in order, and so that what refers to headers before is understood.
+// grpc, and all else is: in order, and so that what refers to headers before is understood. Where a client says how much may be sent to it,
+// grpc and those answers have a part of it each.
 func TestCull(t *testing.T) {
 	gate := overload.New(overload.Config{MaxCalls: 10_000, Patience: time.Minute})
 	client := new(boundedConn)
@@ -195,59 +250,83 @@ func TestCull(t *testing.T) {
 	}
 	limit(t, gate, "loud")
 	service := New(decideFunc(allow), Config{Gate: gate})
+	want := framed(0, marshal(t, inProcess(t, service, request("loud", "user=a", "path=/b"))))
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // a test's
-		c := &culled{sender: newSender(t), coder: newCoder(), may: map[uint32]bool{}, streams: 1<<32 - 1}
-		c.call("loud") // whose headers are put into the table
-		for range 300 {
-			switch n := r.IntN(20); n {
-			case 0, 1, 2, 3, 4, 5:
-				c.other(n)
-			case 6:
-				c.coder.fresh = strconv.Itoa(r.IntN(1 << 30))
-				c.call("loud")
-			case 7, 8:
-				c.call("quiet")
-			default:
-				c.call("loud")
-			}
-		}
+		c := sendCalls(t, r, seed%2 > 0)
 		for _, most := range []int{1, 50, 1000, 1 << 20} {
 			conn := &fakeConn{sent: bytes.NewBuffer(bytes.Clone(c.out.Bytes())), sizes: r, most: most}
 			client.peek = newPeek()
-			p := peekedConn{conn, client, service, &answers{culling: service.culling, conn: conn}}
-			var wg sync.WaitGroup
-			others := writeOthers(t)
-			wg.Go(func() { // what grpc writes meanwhile, in parts that are not frames
-				parts := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // a test's
-				for b := others; len(b) > 0; {
-					n := min(1+parts.IntN(100), len(b))
-					if _, err := p.Write(b[:n]); err != nil {
-						t.Error(err)
-					}
-					b = b[n:]
-					runtime.Gosched()
-				}
-			})
-			got, passed := readAll(t, p)
-			wg.Wait()
-			testkit.Eventually(t, "all answers are written", func() bool {
-				p.answers.mu.Lock()
-				defer p.answers.mu.Unlock()
-				return p.answers.waiting == nil
-			})
-			p.answers.writing.Lock() // whoever writes has
-			refused, credit, whole := answersTo(t, &conn.wrote)
-			p.answers.writing.Unlock()
-			c.check(t, got, refused)
-			if passed+credit != c.credit || whole != 500 {
-				t.Errorf("in parts of %d: grpc has %d bytes of messages and %d may be sent again, of %d; %d of 500 other answers", most, passed, credit, c.credit, whole)
+			p := peekedConn{conn, client, service, newAnswers(service.culling, conn)}
+			got, answers := throughGRPC(t, p, conn, rand.New(rand.NewPCG(seed, 3))) //nolint:gosec // a test's
+			c.check(t, got, answers, want)
+			if left := c.given - got.window - answers.size; left != int(client.peek.window.left) {
+				t.Errorf("in parts of %d: %d bytes may be sent, of which grpc has %d and %d have been sent, but %d are left", most, c.given, got.window, answers.size, client.peek.window.left)
 			}
-			if least := map[int]int{1000: 50, 1 << 20: 150}[most]; len(refused) < least {
-				t.Errorf("in parts of %d: %d calls were culled, want %d", most, len(refused), least)
+			if least := map[int]int{1000: 50, 1 << 20: 130}[most]; len(answers.statuses) < least {
+				t.Errorf("in parts of %d: %d calls were culled, want %d", most, len(answers.statuses), least)
+			}
+			if byPolicy := len(answers.texts); most >= 1000 && (byPolicy > 0) != (c.given > 0) {
+				t.Errorf("in parts of %d: %d calls were answered by policy, though %d bytes may be sent", most, byPolicy, c.given)
 			}
 		}
 	}
+}
+
+// sendCalls has a client send calls that may be culled, and all else; and say how much may be sent, if it says so at all.
+func sendCalls(t *testing.T, r *rand.Rand, windows bool) *culled {
+	t.Helper()
+	c := &culled{sender: newSender(t), coder: newCoder(), may: map[uint32]bool{}, streams: 1<<32 - 1}
+	if windows {
+		c.give(1 << 16)
+		c.give(1 << 16)
+	}
+	c.call("loud") // whose headers are put into the table
+	for range 300 {
+		switch n := r.IntN(20); n {
+		case 0, 1, 2, 3, 4, 5:
+			c.other(n)
+		case 6:
+			c.coder.fresh = strconv.Itoa(r.IntN(1 << 30))
+			c.call("loud")
+		case 7, 8:
+			c.call("quiet")
+		case 9:
+			if windows {
+				c.give(1 + r.IntN(1000))
+			}
+		default:
+			c.call("loud")
+		}
+	}
+	return c
+}
+
+// throughGRPC has a connection read and written as grpc does, and returns what it gets, and what its client gets.
+func throughGRPC(t *testing.T, p peekedConn, conn *fakeConn, parts *rand.Rand) (received, culledAnswers) {
+	t.Helper()
+	var wg sync.WaitGroup
+	others := writeOthers(t)
+	wg.Go(func() { // what grpc writes meanwhile, in parts that are not frames
+		for b := others; len(b) > 0; {
+			n := min(1+parts.IntN(100), len(b))
+			if _, err := p.Write(b[:n]); err != nil {
+				t.Error(err)
+			}
+			b = b[n:]
+			runtime.Gosched()
+		}
+	})
+	got := readAll(t, p)
+	wg.Wait()
+	testkit.Eventually(t, "all answers are written", func() bool {
+		p.answers.mu.Lock()
+		defer p.answers.mu.Unlock()
+		return p.answers.waiting == nil
+	})
+	p.answers.writing.Lock() // whoever writes has
+	defer p.answers.writing.Unlock()
+	return got, answersTo(t, &conn.wrote)
 }
 
 // writeOthers returns what grpc writes: headers in one frame or two, with other frames between.
@@ -261,34 +340,39 @@ func writeOthers(t *testing.T) []byte {
 		if cut {
 			first, rest = block[:len(block)/2], block[len(block)/2:]
 		}
-		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: i + 1<<20, BlockFragment: first, EndHeaders: !cut})
+		err := fr.WriteHeaders(http2.HeadersFrameParam{StreamID: i + ours, BlockFragment: first, EndHeaders: !cut})
 		if cut {
-			err = errors.Join(err, fr.WriteContinuation(i+1<<20, true, rest))
+			err = errors.Join(err, fr.WriteContinuation(i+ours, true, rest))
 		}
-		if err = errors.Join(err, fr.WriteSettingsAck(), fr.WriteData(i+1<<20, false, make([]byte, i%100))); err != nil {
+		if err = errors.Join(err, fr.WriteSettingsAck(), fr.WriteData(i+ours, false, make([]byte, i%100))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return out.Bytes()
 }
 
-// check compares what grpc has got with what was sent.
-func (c *culled) check(t *testing.T, got []string, refused map[uint32]bool) {
+// check compares what grpc and the client have got with what was sent; want is what policies answer.
+func (c *culled) check(t *testing.T, got received, answers culledAnswers, want []byte) {
 	t.Helper()
-	for stream := range refused {
-		if !c.may[stream] {
+	for stream, code := range answers.statuses {
+		text, byPolicy := answers.texts[stream]
+		switch {
+		case !c.may[stream]:
 			t.Fatalf("call %d was culled", stream)
+		case byPolicy && (code != "0" || !bytes.Equal(text, want)), !byPolicy && code != "14":
+			t.Fatalf("call %d has status %s and the answer %x, want 14, or 0 and %x", stream, code, text, want)
 		}
 	}
 	var rest []string
-	for _, f := range got {
+	for _, f := range got.frames {
 		var kind string
 		var stream uint32
 		if _, err := fmt.Sscan(f, &kind, &stream); err != nil {
 			t.Fatal(err)
 		}
+		_, gone := answers.statuses[stream]
 		switch {
-		case kind != "ping" && refused[stream]:
+		case kind != "ping" && gone:
 			t.Fatalf("grpc has %s, which was culled", f)
 		case kind == "ping" || !c.may[stream]:
 			rest = append(rest, f)
@@ -297,26 +381,37 @@ func (c *culled) check(t *testing.T, got []string, refused map[uint32]bool) {
 	if !slices.Equal(rest, c.frames) {
 		t.Fatalf("grpc has %d frames of what cannot be culled, want %d, the same:\n%v\n%v", len(rest), len(c.frames), rest, c.frames)
 	}
+	if got.size+answers.credit != c.credit || answers.others != 500 {
+		t.Errorf("grpc has %d bytes of messages and %d may be sent again, of %d; %d of 500 other answers", got.size, answers.credit, c.credit, answers.others)
+	}
 }
 
-// TestCulledCalls: a client whose calls are culled gets the error of those that are refused, as many as it sends, and health, over plain
-// text and TLS.
+// TestCulledCalls: a client whose calls are culled gets the answers of policies, or the error of those that are refused, as many as it sends,
+// and health, over plain text and TLS. Policies answer where it lets enough be sent.
 func TestCulledCalls(t *testing.T) {
 	config, pool := serverTLS(t)
-	for name, server := range map[string]ServerConfig{"plain": {}, "TLS": {TLS: config}} {
+	for name, c := range map[string]struct {
+		server ServerConfig
+		window uint32
+	}{
+		"plain": {}, "TLS": {ServerConfig{TLS: config}, 0}, "plain, policies": {window: 1 << 20}, "TLS, policies": {ServerConfig{TLS: config}, 1 << 20},
+	} {
 		t.Run(name, func(t *testing.T) {
-			crowded := crowdConn(t, server)
-			c := dialRaw(t, crowded.address, server.TLS != nil, pool)
+			crowded := crowdConn(t, c.server)
+			conn := dialRaw(t, crowded.address, c.server.TLS != nil, pool)
 			s, coder := newSender(t), newCoder()
+			if c.window > 0 {
+				s.do(s.fr.WriteWindowUpdate(0, c.window))
+			}
 			send := func(stream uint32, path string, message []byte) {
 				s.head(stream, coder.head(path))
 				s.do(s.fr.WriteData(stream, true, framed(0, message)))
-				_, err := c.Write(s.out.Bytes())
+				_, err := conn.Write(s.out.Bytes())
 				s.do(err)
 				s.out.Reset()
 			}
 			send(1, method, marshal(t, request("first", "k=v")))
-			results, again := readResults(c)
+			results, again := readResults(conn)
 			if r := <-results; r.status != "0" {
 				t.Fatalf("the first call: %+v", r)
 			}
@@ -334,26 +429,44 @@ func TestCulledCalls(t *testing.T) {
 					}
 				}
 			})
-			got := map[string]int{}
-			for range calls {
-				r := <-results
-				got[r.status]++
-				if r.status == "14" && r.message != strings.TrimPrefix(errOverload.Error(), "rpc error: code = Unavailable desc = ") {
-					t.Fatalf("the message is %q", r.message)
-				}
-			}
+			got := countResults(t, results, calls)
 			sent.Wait()
-			if n := crowded.shed.Load(); n != calls-calls/100 {
-				t.Errorf("%d calls are counted as shed, want %d", n, calls-calls/100)
+			shed, late := int(crowded.shed.Load()), int(crowded.late.Load())
+			if shed+late != calls-calls/100 || got["error"] != shed || got["over"] != late || crowded.of("loud") > 0 {
+				t.Errorf("%v; %d are counted as shed, and policies were asked about %d; %d were decided; want %d in all", got, shed, late, crowded.of("loud"), calls-calls/100)
 			}
-			if got["0"] != calls/100 || got["14"] != calls-calls/100 || crowded.of("loud") > 0 {
-				t.Errorf("%v, and %d calls of the loud domain were decided; want %d times 0, which is health, and 14 else", got, crowded.of("loud"), calls/100)
+			if got["health"] != calls/100 || got["culled"] == 0 || (got["over"] > 0) != (c.window > 0) {
+				t.Errorf("%v: want %d times health, some culled, and some over if more than 64 KiB may be sent", got, calls/100)
 			}
 			if n := again.Load(); n < calls*pad-connWindow/2 {
 				t.Errorf("%d bytes of %d may be sent again", n, calls*pad)
 			}
 		})
 	}
+}
+
+// countResults counts how so many calls end: in an error, over a limit, or as those that ask for health; and which grpc knows nothing of.
+func countResults(t *testing.T, results <-chan result, calls int) map[string]int {
+	t.Helper()
+	got := map[string]int{}
+	for range calls {
+		r := <-results
+		var m ratelimitv3.RateLimitResponse
+		switch message := strings.TrimPrefix(errOverload.Error(), "rpc error: code = Unavailable desc = "); {
+		case r.status == "14" && r.message == message:
+			got["error"]++
+		case r.status != "0" || proto.Unmarshal(r.text, &m) != nil || m.GetOverallCode() != ratelimitv3.RateLimitResponse_OVER_LIMIT:
+			t.Fatalf("%+v", r)
+		case len(m.GetStatuses()) == 1:
+			got["over"]++
+		default: // in an answer about health the same means that it does not serve
+			got["health"]++
+		}
+		if r.culled {
+			got["culled"]++
+		}
+	}
+	return got
 }
 
 // dialRaw opens a connection over which no library speaks.
@@ -371,7 +484,11 @@ func dialRaw(t *testing.T, address string, secure bool, pool *x509.CertPool) net
 }
 
 // result is how a call ended.
-type result struct{ status, message string }
+type result struct {
+	status, message string
+	text            []byte // the answer, without gRPC's header
+	culled          bool   // nobody else says that headers are not to be put into a table
+}
 
 // readResults reads how calls end, in any order, and adds up how many bytes may be sent again.
 func readResults(c net.Conn) (<-chan result, *atomic.Int64) {
@@ -379,28 +496,37 @@ func readResults(c net.Conn) (<-chan result, *atomic.Int64) {
 	fr := headFramer(c)
 	go func() {
 		defer close(results)
+		texts := map[uint32][]byte{}
 		for {
 			f, err := fr.ReadFrame()
 			if err != nil {
 				return
 			}
-			if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == 0 {
-				again.Add(int64(w.Increment))
-			}
-			head, ok := f.(*http2.MetaHeadersFrame)
-			if !ok || !head.StreamEnded() {
-				continue
-			}
-			var r result
-			for _, f := range head.Fields {
-				switch f.Name {
-				case "grpc-status":
-					r.status = f.Value
-				case "grpc-message":
-					r.message = f.Value
+			switch f := f.(type) {
+			case *http2.WindowUpdateFrame:
+				if f.StreamID == 0 {
+					again.Add(int64(f.Increment))
 				}
+			case *http2.DataFrame:
+				texts[f.StreamID] = append(texts[f.StreamID], f.Data()...)
+			case *http2.MetaHeadersFrame:
+				if !f.StreamEnded() {
+					continue
+				}
+				r := result{text: texts[f.StreamID]}
+				if len(r.text) >= messageHeaderSize {
+					r.text = r.text[messageHeaderSize:]
+				}
+				for _, f := range f.Fields {
+					switch f.Name {
+					case "grpc-status":
+						r.status, r.culled = f.Value, f.Sensitive
+					case "grpc-message":
+						r.message = f.Value
+					}
+				}
+				results <- r
 			}
-			results <- r
 		}
 	}()
 	return results, again
@@ -413,7 +539,7 @@ func TestPick(t *testing.T) {
 	calls := func() []peeked {
 		var all []peeked
 		for i := range uint32(6) {
-			x := peeked{stream: 2*i + 1, known: true, head: span{0, 10}, message: span{10, 30}, seen: overload.Seen{Domain: i}}
+			x := peeked{stream: 2*i + 1, known: true, head: span{0, 10}, message: span{10, 30}, seen: hint{Seen: overload.Seen{Domain: i}}}
 			switch i {
 			case 2:
 				x.known = false
@@ -434,8 +560,8 @@ func TestPick(t *testing.T) {
 	if want := []string{"0 after 0", "1 after 1", "4 after 1", "5 after 2"}; !slices.Equal(told, want) {
 		t.Errorf("asked about %v, want %v", told, want)
 	}
-	if want := []uint32{3, 11}; !slices.Equal(out.streams, want) || len(out.frames) != 4 || out.credit != 2*11 {
-		t.Errorf("%+v, want streams %v, four frames, and 22 bytes", out, want)
+	if len(out) != 2 || out[0].stream != 3 || out[1].stream != 11 {
+		t.Errorf("%+v, want streams 3 and 11", out)
 	}
 	var left []uint32
 	for range 4 {
@@ -448,7 +574,7 @@ func TestPick(t *testing.T) {
 	}
 	for _, p := range []peek{{calls: calls(), tables: true}, {}} {
 		before := len(p.calls)
-		if out := p.pick(2, full); len(out.streams) > 0 || len(p.calls) != before {
+		if out := p.pick(2, full); len(out) > 0 || len(p.calls) != before {
 			t.Errorf("%+v of %d calls", out, before)
 		}
 	}

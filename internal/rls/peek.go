@@ -2,11 +2,6 @@ package rls
 
 import (
 	"encoding/binary"
-	"net"
-	"runtime"
-	"slices"
-
-	"google.golang.org/grpc/credentials"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
@@ -33,8 +28,15 @@ const (
 	keptCalls  = 16  // for which a connection keeps memory until it is read again
 )
 
-// look returns what a message says of its call.
-type look func(message []byte) overload.Seen
+// hint is what a message says of its call.
+type hint struct {
+	overload.Seen
+
+	fails bool // policies can but fail it
+}
+
+// look returns it.
+type look func(message []byte) hint
 
 // frames finds where HTTP/2 frames begin and end in what is read or written.
 type frames struct {
@@ -91,7 +93,9 @@ type peek struct {
 	newest uint32 // stream whose headers have been read
 	calls  []peeked
 	next   int
-	tables bool // the client has set the size of the table of headers, which what is written next has to begin with
+	tables bool // the client has set the size of the table of headers, which what is written next has to begin with; what waits then does not
+	window window
+	taken  []span // frames of what was read last that grpc must not have
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
@@ -105,19 +109,29 @@ type peeked struct {
 	stream  uint32
 	settled bool // something of its message has been read
 	known   bool // all of it has
-	seen    overload.Seen
+	seen    hint
 
 	// Its frames, if that is all of them, and grpc need not know of them.
 	head, message span
 }
 
+// text returns the message of a call whose frames are known, which was read in b.
+func (x *peeked) text(b []byte) []byte {
+	return b[x.message.from+frameHeaderSize+messageHeaderSize : x.message.to]
+}
+
+// cuttable reports whether grpc need not know of a call.
+func (x *peeked) cuttable() bool {
+	return x.known && x.head.to > 0 && x.message.to > 0 && x.stream&1 > 0
+}
+
 // take returns what is known of the next call; nil if nothing is. It must be called for each that grpc asks about.
-func (p *peek) take() *overload.Seen {
+func (p *peek) take() *hint {
 	if p.next >= len(p.calls) {
 		return nil
 	}
 	c := &p.calls[p.next]
-	if p.next++; p.next == len(p.calls) && len(p.calls) > keptCalls {
+	if p.next++; p.next == len(p.calls) && cap(p.calls) > keptCalls {
 		p.calls, p.next = nil, 0
 	}
 	if !c.known {
@@ -128,7 +142,7 @@ func (p *peek) take() *overload.Seen {
 
 // scan looks at what has been read, once grpc has worked on all that was read before. If whose is nil, nobody wants to know of calls.
 func (p *peek) scan(b []byte, whose look) {
-	p.calls, p.next, p.read = p.calls[:0], 0, len(b)
+	p.calls, p.next, p.read, p.taken = p.calls[:0], 0, len(b), p.taken[:0]
 	if whose == nil {
 		p.calls = nil
 	}
@@ -161,19 +175,31 @@ func (p *peek) begin(rest []byte, whose look) {
 		}
 	case kind == frameSettings && flags&flagAck == 0:
 		p.tables = p.tables || p.frames.skip > len(rest) || setsTable(rest[:p.frames.skip])
+		p.window.set(rest[:min(p.frames.skip, len(rest))])
+	case kind == frameWindow && p.frames.stream() == 0 && p.frames.skip == windowSize && len(rest) >= windowSize:
+		if at := p.span(rest); at.to > 0 && p.window.opens(rest[:windowSize], p.newest == 0) {
+			p.taken = append(p.taken, at)
+		}
 	case kind == frameData && p.frames.skip > 0 && whose != nil:
-		c := p.unsettled()
-		if c == nil {
-			return
-		}
-		c.settled = true
-		if flags&flagPadded == 0 && p.frames.skip <= len(rest) && whole(rest[:p.frames.skip]) {
-			c.known, c.seen = true, whose(rest[messageHeaderSize:p.frames.skip])
-			if flags&flagEndStream != 0 {
-				c.message = p.span(rest)
-			}
-		}
+		p.beginData(rest, whose)
 	}
+}
+
+// beginData begins a frame of a message.
+func (p *peek) beginData(rest []byte, whose look) {
+	c, flags := p.unsettled(), p.frames.flags()
+	if c == nil {
+		return
+	}
+	c.settled = true
+	if flags&flagPadded != 0 || p.frames.skip > len(rest) || !whole(rest[:p.frames.skip]) {
+		return
+	}
+	c.known, c.seen = true, whose(rest[messageHeaderSize:p.frames.skip])
+	if flags&flagEndStream != 0 {
+		c.message = p.span(rest)
+	}
+	c.seen.Cheap = c.cuttable() && !p.tables && (c.seen.fails || p.window.open())
 }
 
 // span returns where the frame is that has begun, of which rest has all that follows its header; an empty one if not all of it has been
@@ -205,78 +231,10 @@ func whole(data []byte) bool {
 	return len(data) >= messageHeaderSize && data[0] == 0 && int64(binary.BigEndian.Uint32(data[1:])) == int64(len(data)-messageHeaderSize)
 }
 
-// peekedConn is a connection whose peek sees what is read, from which calls are culled, and which waits while others are worked on.
-type peekedConn struct {
-	net.Conn
-
-	of      *boundedConn
-	service *Service
-	answers *answers
-}
-
-// Read implements net.Conn. It returns what has been read without the calls that were culled.
-func (c peekedConn) Read(b []byte) (int, error) {
-	for {
-		n, err := c.Conn.Read(b)
-		if n == 0 {
-			return n, err
-		}
-		gate, p := c.service.config.Gate, &c.of.peek
-		if gate.Limited() {
-			p.scan(b[:n], c.service.seen)
-			n = c.cull(b[:n])
-		} else {
-			p.scan(b[:n], nil)
-		}
-		if n == 0 && err == nil { // all of it
-			if c.answers.room() < mostPeeked {
-				runtime.Gosched() // so that they are written, and others run
-			}
-			continue
-		}
-		first := slices.ContainsFunc(p.calls, func(x peeked) bool { return x.known && gate.Under(x.seen.Domain) })
-		gate.AwaitRead(&c.of.client, overload.Read{Size: n, Full: c.of.full, First: first})
-		return n, err
-	}
-}
-
-// Write implements net.Conn.
-func (c peekedConn) Write(b []byte) (int, error) { return c.answers.write(b) }
-
-// Close implements net.Conn.
-func (c peekedConn) Close() error {
-	err := c.Conn.Close()
-	c.answers.close()
-	return err
-}
-
 // seen returns what is known of the call that begins; nil if nothing is. It must be called once for each.
-func (o origin) seen() *overload.Seen {
+func (o origin) seen() *hint {
 	if o.conn == nil {
 		return nil
 	}
 	return o.conn.peek.take()
-}
-
-// handshakes are credentials that tell of each handshake that failed, and return connections with a peek.
-type handshakes struct {
-	credentials.TransportCredentials
-
-	service *Service
-}
-
-// ServerHandshake implements credentials.TransportCredentials.
-//
-//nolint:ireturn // as grpc wants it
-func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secured, info, err := h.TransportCredentials.ServerHandshake(c)
-	if err != nil {
-		h.service.config.Hooks.Handshake(c.RemoteAddr(), err)
-		return secured, info, err
-	}
-	if a, ok := c.LocalAddr().(localAddr); ok {
-		a.conn.peek = newPeek()
-		secured = peekedConn{secured, a.conn, h.service, &answers{culling: h.service.culling, conn: secured}}
-	}
-	return secured, info, nil
 }

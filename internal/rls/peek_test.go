@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,11 +82,15 @@ type peeking struct {
 	most  int
 }
 
+// domainHint is a look that knows of domains alone.
+func domainHint(message []byte) (h hint) {
+	h.Domain, h.Size = hashOf(domainOf(message)), len(message)
+	return h
+}
+
 func (p *peeking) Read(b []byte) (int, error) {
 	n, err := p.from.Read(b[:min(len(b), 1+p.sizes.IntN(p.most))])
-	p.peek.scan(b[:n], func(message []byte) overload.Seen {
-		return overload.Seen{Domain: hashOf(domainOf(message)), Size: len(message)}
-	})
+	p.peek.scan(b[:n], domainHint)
 	return n, err
 }
 
@@ -208,7 +213,7 @@ func TestPeekIsBounded(t *testing.T) {
 		s.headers(2*i+1, "d", 1)
 	}
 	p := newPeek()
-	p.scan(s.out.Bytes(), func([]byte) overload.Seen { return overload.Seen{} })
+	p.scan(s.out.Bytes(), func([]byte) hint { return hint{} })
 	if len(p.calls) != mostPeeked {
 		t.Errorf("%d calls are kept, want %d", len(p.calls), mostPeeked)
 	}
@@ -221,21 +226,26 @@ func FuzzPeek(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x01\x04\x00\x00\x00\x01x\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"), 3)
 	block := append([]byte{0x83, 4, byte(len(method))}, method...)
 	call := append([]byte{0, 0, byte(len(block)), 1, 4, 0, 0, 0, 1}, block...)
+	f.Add(append([]byte("\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\xff\xff\xff"), call...), 0)
 	f.Add(append(call, "\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"...), 0)
 	f.Fuzz(func(t *testing.T, b []byte, at int) {
 		var p peek
-		whose := func(m []byte) overload.Seen { return overload.Seen{Domain: hashOf(domainOf(m))} }
 		at = min(max(at, 0), len(b))
-		p.scan(b[:at], whose)
+		p.scan(b[:at], domainHint)
 		p.take()
-		p.scan(b[at:], whose)
+		p.scan(b[at:], domainHint)
 		rest := bytes.Clone(b[at:])
-		if out := p.pick(10, func(*overload.Seen, int) bool { return true }); len(out.frames) > 0 {
-			left := rest[:remove(rest, out.frames)]
-			if size := len(out.streams)*(2*frameHeaderSize+len(codedMethod)) + out.credit; len(b)-at-len(left) < size {
-				t.Errorf("of %d bytes %d are left, though what is removed has %d at least", len(b)-at, len(left), size)
+		if out := p.pick(10, func(*overload.Seen, int) bool { return true }); len(out) > 0 {
+			frames, size := slices.Clone(p.taken), len(p.taken)*(frameHeaderSize+windowSize)
+			for _, x := range out {
+				frames = append(frames, x.head, x.message)
+				size += 2*frameHeaderSize + len(codedMethod) + len(x.text(rest))
 			}
-			p.scan(left, whose)
+			left := rest[:remove(rest, frames)]
+			if len(rest)-len(left) < size {
+				t.Errorf("of %d bytes %d are left, though what is removed has %d at least", len(rest), len(left), size)
+			}
+			p.scan(left, domainHint)
 		}
 		for range 3 {
 			p.take()
@@ -269,6 +279,7 @@ type crowdedConn struct {
 	gate    *overload.Gate
 	conn    atomic.Pointer[boundedConn]
 	shed    atomic.Int64
+	late    atomic.Int64 // calls that policies were asked about, and refused
 
 	mu      sync.Mutex
 	decided map[string]int // calls of each domain
@@ -279,6 +290,12 @@ func crowdConn(t *testing.T, config ServerConfig) *crowdedConn {
 	t.Helper()
 	c := &crowdedConn{gate: overload.New(overload.Config{MaxCalls: 10_000, Patience: time.Minute}), decided: map[string]int{}}
 	decide := decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+		if r.Late {
+			c.late.Add(1)
+			err := allow(ctx, r, v)
+			v.Over = true
+			return err
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.conn.Store(originOf(ctx).conn)

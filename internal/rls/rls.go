@@ -270,7 +270,8 @@ func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.
 	if a.known {
 		c.Seen = &a.seen
 	}
-	c.Domain, c.Fails = s.whose(message)
+	c.Domain, c.Cheap = s.whose(message)
+	c.Cheap = c.Cheap || a.known && a.seen.Cheap
 	var found bool
 	if c.Deadline, found = ctx.Deadline(); !found {
 		c.Deadline = a.at.Add(s.config.Gate.Patience())
@@ -290,14 +291,14 @@ func (s *Service) whose(message []byte) (domain uint32, fails bool) {
 }
 
 // seen returns what a message says of its call. It is called by what reads a connection, where nothing else recovers.
-func (s *Service) seen(message []byte) (seen overload.Seen) {
+func (s *Service) seen(message []byte) (seen hint) {
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			_ = s.recovered(context.Background(), Method, p)
 		}
 	}()
 	seen.Size = len(message)
-	seen.Domain, _ = s.whose(message)
+	seen.Domain, seen.fails = s.whose(message)
 	return seen
 }
 

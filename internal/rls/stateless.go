@@ -1,7 +1,5 @@
 package rls
 
-import "encoding/binary"
-
 // What is known of the compression of headers (RFC 7541): how what stands for one of them begins, and where the names of paths are.
 const (
 	indexed       = 0x80 // one of a table, in 7 bits
@@ -10,8 +8,7 @@ const (
 	tableSize     = 4096 // unless a client sets another one
 	huffman       = 0x80 // of a string
 	pathIndex     = 4    // and the one after it
-	settingSize   = 6
-	settingsTable = 1 // the setting of tableSize
+	settingsTable = 1    // the setting of tableSize
 )
 
 // codedMethod is fullMethod in Huffman's code, as most clients write it.
@@ -101,9 +98,9 @@ func stringOf(b []byte) (s []byte, coded bool, rest []byte) {
 }
 
 // setsTable reports whether settings change the size of the table of headers. Then what is written first has to tell.
-func setsTable(settings []byte) bool {
-	for ; len(settings) >= settingSize; settings = settings[settingSize:] {
-		if binary.BigEndian.Uint16(settings) == settingsTable && binary.BigEndian.Uint32(settings[2:]) != tableSize {
+func setsTable(payload []byte) bool {
+	for number, value := range settings(payload) {
+		if number == settingsTable && value != tableSize {
 			return true
 		}
 	}

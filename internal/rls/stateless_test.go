@@ -66,6 +66,7 @@ func TestStateless(t *testing.T) {
 		"no path":                    {[]byte{0x83}, false},
 		"two paths":                  {append(bytes.Clone(raw), raw[1:]...), false},
 		"nothing":                    {nil, false},
+		"a field without a number":   {append([]byte{indexed}, raw...), false},
 		"in Huffman's code":          {append([]byte{4, huffman | byte(len(codedMethod))}, hpack.AppendHuffmanString(nil, fullMethod)...), true},
 	} {
 		if got := stateless(x.block); got != x.want {

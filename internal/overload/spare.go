@@ -1,0 +1,78 @@
+package overload
+
+import (
+	"cmp"
+	"runtime"
+	"sync"
+	"time"
+)
+
+const (
+	sparePart  = 3                   // one in so many parts of the processors' time
+	pacedPart  = 16                  // the same while calls of domains below their share go first
+	spareMost  = longest / sparePart // that may be saved up, of each processor
+	pacedMost  = Unloaded / 8        // the same then
+	spareFirst = 32.0                // nanoseconds for a byte, until it has been measured
+	spareTimes = 4                   // times the least of late that some of it may take
+)
+
+// spare bounds the time that goes into having policies answer calls that are refused unread: if that were all that is done, there would be
+// none for decisions.
+type spare struct {
+	mu      sync.Mutex
+	left    time.Duration
+	at      time.Time  // when left was last added to
+	perByte float64    // nanoseconds that a byte takes, on average; 0 if nothing is known
+	floor   [2]float64 // the least that one took, now and before; 0 if none did
+	floored time.Time  // when that was last begun anew
+}
+
+// Work is what a call counts for that has a message of so many bytes.
+func Work(size int) int { return size + each }
+
+// Spare returns for how much [Work] there is time, where policies answer calls that [Gate.Full] refuses.
+func (g *Gate) Spare() (work int) {
+	s, now := &g.spare, time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	processors, part, most := time.Duration(runtime.GOMAXPROCS(0)), time.Duration(sparePart), spareMost
+	if g.line.paced.Load() {
+		part, most = pacedPart, pacedMost
+	}
+	s.left = min(s.left+min(now.Sub(s.at), longest)*processors/part, most*processors)
+	s.at = now
+	return int(float64(max(s.left, 0)) / cmp.Or(s.perByte, spareFirst))
+}
+
+// Spent notes that so much of it took so long. It cannot have been more than a few times what it took at least of late: a processor has
+// done something else meanwhile.
+func (g *Gate) Spent(work int, took time.Duration) {
+	if work <= 0 {
+		return
+	}
+	s, now := &g.spare, time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	each := float64(took) / float64(work)
+	if now.Sub(s.floored) > recent {
+		s.floor, s.floored = [2]float64{each, s.floor[0]}, now
+	}
+	s.floor[0] = min(s.floor[0], each)
+	least := s.floor[0]
+	if s.floor[1] > 0 {
+		least = min(least, s.floor[1])
+	}
+	each = min(each, spareTimes*least)
+	if s.perByte == 0 {
+		s.perByte = each
+	}
+	s.perByte += (each - s.perByte) / averages
+	s.left -= time.Duration(float64(work) * each)
+}
+
+// Behind reports whether what is read of a connection comes too late, since for so long there has always been more to read: it has waited
+// for about as long, out of sight. Where callers are patient it does not.
+func (g *Gate) Behind(always time.Duration) bool {
+	patient := time.Duration(g.line.hurry.Load())
+	return patient < enough*3/4 && always > patient/2
+}

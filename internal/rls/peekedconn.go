@@ -1,0 +1,84 @@
+package rls
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"slices"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
+)
+
+// peekedConn is a connection whose peek sees what is read, from which calls are culled, and which waits while others are worked on.
+type peekedConn struct {
+	net.Conn
+
+	of      *boundedConn
+	service *Service
+	answers *answers
+}
+
+// Read implements net.Conn. It returns what has been read without the calls that were culled.
+func (c peekedConn) Read(b []byte) (n int, err error) {
+	defer func() {
+		if p := recover(); p != nil { //nolint:forbidigo // a bug that one connection hits must not end the process
+			n, err = 0, c.service.recovered(context.Background(), Method, p) // which closes the connection
+		}
+	}()
+	for {
+		c.answers.await()
+		n, err = c.Conn.Read(b)
+		if n == 0 {
+			return n, err
+		}
+		gate, p := c.service.config.Gate, &c.of.peek
+		if gate.Limited() {
+			p.scan(b[:n], c.service.seen)
+		} else {
+			p.scan(b[:n], nil)
+		}
+		n = c.cull(b[:n])
+		if n == 0 && err == nil { // all of it
+			runtime.Gosched()
+			continue
+		}
+		first := slices.ContainsFunc(p.calls, func(x peeked) bool { return x.known && gate.Under(x.seen.Domain) })
+		gate.AwaitRead(&c.of.client, overload.Read{Size: n, Full: c.of.full, First: first})
+		return n, err
+	}
+}
+
+// Write implements net.Conn.
+func (c peekedConn) Write(b []byte) (int, error) { return c.answers.write(b) }
+
+// Close implements net.Conn.
+func (c peekedConn) Close() error {
+	err := c.Conn.Close()
+	c.answers.close()
+	return err
+}
+
+// handshakes are credentials that tell of each handshake that failed, and return connections with a peek.
+type handshakes struct {
+	credentials.TransportCredentials
+
+	service *Service
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+//
+//nolint:ireturn // as grpc wants it
+func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := h.TransportCredentials.ServerHandshake(c)
+	if err != nil {
+		h.service.config.Hooks.Handshake(c.RemoteAddr(), err)
+		return secured, info, err
+	}
+	if a, ok := c.LocalAddr().(localAddr); ok {
+		a.conn.peek = newPeek()
+		secured = peekedConn{secured, a.conn, h.service, newAnswers(h.service.culling, secured)}
+	}
+	return secured, info, nil
+}

@@ -1,0 +1,65 @@
+package rls
+
+import (
+	"encoding/binary"
+	"iter"
+	"math"
+)
+
+// What is known of flow control (RFC 9113, 5.2 and 6.5).
+const (
+	windowSize    = 4 // bytes that say how much more may be sent
+	settingSize   = 6
+	settingStream = 4 // how much may be sent on a stream at first
+)
+
+// window is the part of what a client has said may be sent to it that answers to culled calls take. grpc counts what it sends, so what it
+// does not send it must not be told of: half of what its client lets be sent before its first call is kept from it, and later, what has been
+// sent of that is kept again of what may be sent anew. A client that leaves it at 64 KiB is answered by grpc alone, or refused.
+type window struct {
+	share int64 // all that is kept from grpc
+	left  int64 // what of it has not been sent
+	small bool  // a stream takes less than an answer may have
+}
+
+// opens takes the window's part of how much more may be sent, out of the payload of the frame that says so. first says that nothing has been
+// sent yet; all reports that nothing is left for grpc.
+func (w *window) opens(payload []byte, first bool) (all bool) {
+	more := int64(binary.BigEndian.Uint32(payload) & streamBits)
+	if first {
+		w.share = min(w.share+more/2, math.MaxInt32)
+	}
+	keep := min(more, w.share-w.left)
+	if keep <= 0 {
+		return false
+	}
+	w.left += keep
+	binary.BigEndian.PutUint32(payload, uint32(more-keep)) //nolint:gosec // less than it was
+	return keep == more
+}
+
+// open reports whether any answer may be sent.
+func (w *window) open() bool { return !w.small && w.left >= maxFrame }
+
+// send notes that so many bytes are sent.
+func (w *window) send(n int) { w.left -= int64(n) }
+
+// set heeds settings.
+func (w *window) set(payload []byte) {
+	for number, value := range settings(payload) {
+		if number == settingStream {
+			w.small = value < maxFrame
+		}
+	}
+}
+
+// settings returns what the payload of a frame of them sets, in order.
+func settings(payload []byte) iter.Seq2[uint16, uint32] {
+	return func(yield func(number uint16, value uint32) bool) {
+		for b := payload; len(b) >= settingSize; b = b[settingSize:] {
+			if !yield(binary.BigEndian.Uint16(b), binary.BigEndian.Uint32(b[2:])) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package rls
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/net/http2"
+)
+
+// TestWindow: grpc is told of half of what may be sent at first, and then of all that comes back but for what it did not send.
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	var w window
+	update := func(more uint32, first bool) (passed int64) {
+		payload := binary.BigEndian.AppendUint32(nil, more)
+		if !w.opens(payload, first) {
+			passed = int64(binary.BigEndian.Uint32(payload))
+		}
+		return passed
+	}
+	if w.open() {
+		t.Error("something may be sent to a client that has not said so")
+	}
+	if update(1<<20, true) != 1<<19 || update(1, true) != 1 || !w.open() {
+		t.Errorf("%+v, want half of 1 MiB", w)
+	}
+	if n := update(1000, false); n != 1000 {
+		t.Errorf("grpc is told of %d that come back, of 1000 that it sent", n)
+	}
+	w.send(300)
+	for _, x := range []struct {
+		more   uint32
+		passed int64
+	}{{100, 0}, {150, 0}, {100, 50}, {100, 100}} {
+		if n := update(x.more, false); n != x.passed {
+			t.Errorf("grpc is told of %d of %d, want %d", n, x.more, x.passed)
+		}
+	}
+	if w.left != w.share {
+		t.Errorf("%+v: all that was sent has come back", w)
+	}
+	for w.open() {
+		w.send(maxFrame)
+	}
+	if w.left < 0 || w.left >= maxFrame {
+		t.Errorf("%d are left", w.left)
+	}
+}
+
+// TestWindowHolds: whatever grpc and answers to culled calls send, in whatever order and however it is divided what their client says, it is
+// no more than that.
+func TestWindowHolds(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 4)) //nolint:gosec // a test's
+		var out bytes.Buffer
+		fr := http2.NewFramer(&out, nil)
+		p, passed := peek{}, []byte(nil)
+		grpc, client, unread := int64(0), int64(0), int64(0) // what grpc may send; what it and we may; what has been sent and not come back
+		read := func() {
+			for out.Len() > 0 {
+				b := out.Next(1 + r.IntN(40))
+				p.scan(b, nil)
+				passed = append(passed, b[:remove(b, p.taken)]...)
+			}
+			const size = frameHeaderSize + windowSize
+			for ; len(passed) >= size; passed = passed[size:] {
+				grpc += int64(binary.BigEndian.Uint32(passed[frameHeaderSize:]))
+			}
+		}
+		give := func(n uint32) {
+			if err := fr.WriteWindowUpdate(0, n); err != nil {
+				t.Fatal(err)
+			}
+			client += int64(n)
+		}
+		give(1 << 16)
+		give(1 << 16)
+		read()
+		p.newest = 1
+		for range 300 {
+			switch r.IntN(3) {
+			case 0:
+				n := r.Int64N(1000)
+				if grpc >= n {
+					grpc, client, unread = grpc-n, client-n, unread+n
+				}
+			case 1:
+				if p.window.open() {
+					n := 1 + r.IntN(1000)
+					p.window.send(n)
+					client, unread = client-int64(n), unread+int64(n)
+				}
+			default:
+				if n := r.Int64N(unread + 1); n > 0 {
+					give(uint32(n)) //nolint:gosec // few
+					unread -= n
+					read()
+				}
+			}
+			if client < 0 || grpc+p.window.left > client {
+				t.Fatalf("seed %d: grpc may send %d and others %d, of %d", seed, grpc, p.window.left, client)
+			}
+		}
+	}
+}
+
+// TestSmallWindow: a client that takes less on a stream than an answer may have is answered by grpc.
+func TestSmallWindow(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[uint32]bool{0: false, maxFrame - 1: false, maxFrame: true, 1<<31 - 1: true} {
+		s := newSender(t)
+		s.do(s.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: value}))
+		s.do(s.fr.WriteWindowUpdate(0, 1<<20))
+		p := newPeek()
+		p.scan(s.out.Bytes(), nil)
+		if p.window.open() != want {
+			t.Errorf("with %d bytes on a stream: %t, want %t", value, p.window.open(), want)
+		}
+	}
+}
