@@ -186,12 +186,12 @@ func (t *part) decider(found []*controls.Control, item *descriptors.RateLimit) *
 }
 
 // refuse gives the verdict on a request that a control blocks: nothing is spent, on other descriptors neither, and the store is
-// asked only to give back.
+// asked only to give back, if there is time for that.
 func (l *Limiter) refuse(ctx context.Context, s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) *Verdict {
 	p.late = false
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
-	if len(p.ops) > 0 && l.charge(ctx, d, p) != nil {
+	if len(p.ops) > 0 && (r.Late || l.charge(ctx, d, p) != nil) {
 		l.counts.giveBackErrors.Add(1)
 	}
 	l.fold(p)

@@ -44,6 +44,7 @@ type Gate struct {
 	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
 	raised atomic.Int64 // when it was last raised because nobody waited
+	missed atomic.Int64 // calls that had ended when they were taken up, since it was last lowered for them
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
 	shares shares
@@ -121,8 +122,8 @@ func (g *Gate) most() int64 {
 	return limit
 }
 
-// Full reports whether a call of c, which may be nil, must be refused without receiving its message. That is an error,
-// whatever the policies of its rules say. Beyond the limit a call is let in if its client
+// Full reports whether a call of c, which may be nil, must be refused without receiving its message. Unless policies can be asked all the
+// same, that is an error. Beyond the limit a call is let in if its client
 //   - has less than an equal share of the limit;
 //   - or asks for less than half of what clients ask for on average: with many of them an equal share is less than a call;
 //
@@ -149,11 +150,12 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 	}
 }
 
-// Expect tells of a call whose caller waits for so long. Where so many are in progress that policies could not answer them as long, most of
-// them come too late, and end before anything else is known of them.
-func (g *Gate) Expect(now time.Time, patience time.Duration) {
-	if calls := g.calls.Load(); calls > workers && tooMany(int(calls), patience) {
-		g.lower(now, 2*workers)
+// Missed tells of a call that had ended so long after its headers were read, when it was taken up. Where that is what becomes of calls, all
+// that is read comes too late, nobody waits for a turn any more, and so nothing else would say that there is too much.
+func (g *Gate) Missed(after time.Duration) {
+	if after >= haste && g.missed.Add(1) > few {
+		g.missed.Store(0)
+		g.lower(time.Now(), 2*workers)
 	}
 }
 

@@ -155,7 +155,7 @@ func hastes(patience time.Duration) bool { return haste <= patience && patience 
 // tooMany reports whether policies could not answer so many calls as long as a caller of little patience waits.
 func tooMany(calls int, patience time.Duration) bool {
 	needed := time.Duration(calls) * answering
-	return hastes(patience) && needed > patience*time.Duration(runtime.GOMAXPROCS(0))
+	return needed > patience && hastes(patience) && needed > patience*time.Duration(runtime.GOMAXPROCS(0))
 }
 
 // tidy takes those that have had their turn out of the line, if there are any.

@@ -1,14 +1,13 @@
 package overload
 
 import (
-	"cmp"
 	"runtime"
 	"sync"
 	"time"
 )
 
 const (
-	sparePart  = 3                   // one in so many parts of the processors' time
+	sparePart  = 5                   // one in so many parts of the processors' time
 	pacedPart  = 16                  // the same while calls of domains below their share go first
 	spareMost  = longest / sparePart // that may be saved up, of each processor
 	pacedMost  = Unloaded / 8        // the same then
@@ -22,7 +21,8 @@ type spare struct {
 	mu      sync.Mutex
 	left    time.Duration
 	at      time.Time  // when left was last added to
-	perByte float64    // nanoseconds that a byte takes, on average; 0 if nothing is known
+	spent   time.Time  // when something last was
+	perByte float64    // nanoseconds that a byte takes, on average
 	floor   [2]float64 // the least that one took, now and before; 0 if none did
 	floored time.Time  // when that was last begun anew
 }
@@ -41,7 +41,10 @@ func (g *Gate) Spare() (work int) {
 	}
 	s.left = min(s.left+min(now.Sub(s.at), longest)*processors/part, most*processors)
 	s.at = now
-	return int(float64(max(s.left, 0)) / cmp.Or(s.perByte, spareFirst))
+	if now.Sub(s.spent) > recent {
+		s.perByte = spareFirst // what is known may be something else's, and with too much of that nothing better would ever be
+	}
+	return int(float64(max(s.left, 0)) / s.perByte)
 }
 
 // Spent notes that so much of it took so long. It cannot have been more than a few times what it took at least of late: a processor has
@@ -63,16 +66,23 @@ func (g *Gate) Spent(work int, took time.Duration) {
 		least = min(least, s.floor[1])
 	}
 	each = min(each, spareTimes*least)
-	if s.perByte == 0 {
-		s.perByte = each
-	}
 	s.perByte += (each - s.perByte) / averages
-	s.left -= time.Duration(float64(work) * each)
+	s.left = max(s.left-time.Duration(float64(work)*each), -longest)
+	s.spent = now
 }
 
 // Behind reports whether what is read of a connection comes too late, since for so long there has always been more to read: it has waited
-// for about as long, out of sight. Where callers are patient it does not.
+// for about as long, out of sight. Where callers are patient, or nothing is known of them, it does not.
 func (g *Gate) Behind(always time.Duration) bool {
 	patient := time.Duration(g.line.hurry.Load())
-	return patient < enough*3/4 && always > patient/2
+	return patient > 0 && patient < enough*3/4 && always > patient/2
+}
+
+// Drop refuses a call that is read too late, unless its domain is below its share, and reports whether it does.
+func (g *Gate) Drop(seen *Seen) bool {
+	if g.shares.under(seen.Domain) {
+		return false
+	}
+	g.shares.dismissed(time.Since(g.begun), seen.Domain, seen.Size)
+	return true
 }

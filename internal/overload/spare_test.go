@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestSpare: policies take a third of the time for calls that are refused unread, or a sixteenth while others go first, as measured, but for
+// TestSpare: policies take a fifth of the time for calls that are refused unread, or a sixteenth while others go first, as measured, but for
 // what a processor does meanwhile.
 func TestSpare(t *testing.T) {
 	t.Parallel()
@@ -28,8 +28,8 @@ func TestSpare(t *testing.T) {
 		}
 		for _, perByte := range []time.Duration{10, 100} { // nanoseconds
 			spend(perByte, 2000) // until it is known, and what it was before forgotten
-			if got, want := spend(perByte, 300), 100*ms*processors; got < want*9/10 || got > want*11/10 {
-				t.Errorf("where a byte takes %d ns, %v of 300 ms are spent on it, want %v", perByte, got, want)
+			if got, want := spend(perByte, 500), 100*ms*processors; got < want*9/10 || got > want*11/10 {
+				t.Errorf("where a byte takes %d ns, %v of 500 ms are spent on it, want %v", perByte, got, want)
 			}
 		}
 		g.line.paced.Store(true)
@@ -43,6 +43,16 @@ func TestSpare(t *testing.T) {
 			t.Error("there is no time after a processor has done something else")
 		}
 		g.Spent(0, time.Second)
+		one := New(Config{MaxCalls: 1000})
+		one.Spent(Work(60), 100*ms)
+		time.Sleep(2 * recent)
+		for range 10 {
+			one.Spare()
+			time.Sleep(longest)
+		}
+		if work := one.Spare(); work < Work(1000) {
+			t.Errorf("after the first call, which a processor left for 100 ms, there is time for %d", work)
+		}
 	})
 }
 
@@ -53,7 +63,7 @@ func TestBehind(t *testing.T) {
 	for _, x := range []struct {
 		patient, always time.Duration
 		want            bool
-	}{{20 * ms, 9 * ms, false}, {20 * ms, 11 * ms, true}, {enough, time.Second, false}} {
+	}{{0, time.Second, false}, {20 * ms, 9 * ms, false}, {20 * ms, 11 * ms, true}, {enough, time.Second, false}} {
 		g.line.patient = x.patient
 		g.line.turns(time.Now(), ms, 0)
 		if got := g.Behind(x.always); got != x.want {
@@ -62,23 +72,43 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// TestExpect: where so many calls come at once that they will be late, fewer are let in before anything is known of them.
-func TestExpect(t *testing.T) {
+// TestDrop: who is read too late is refused, and that counts for its domain, unless this is below its share.
+func TestDrop(t *testing.T) {
+	t.Parallel()
+	g := New(Config{MaxCalls: 1000})
+	for range 20 {
+		g.shares.add(time.Since(g.begun), 1, 800)
+		g.shares.add(time.Since(g.begun), 2, 8)
+	}
+	used := g.shares.used[1].Load()
+	if g.Drop(&Seen{Domain: 2, Size: 800}) || !g.Drop(&Seen{Domain: 1, Size: 800}) {
+		t.Error("want domain 1 dropped, and 2 not")
+	}
+	if n := g.shares.used[1].Load(); n <= used {
+		t.Error("what is dropped does not count")
+	}
+}
+
+// TestMissed: where calls have ended by the time they are taken up, fewer are let in, but not for those that their clients end at once, nor
+// for a few.
+func TestMissed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		processors := runtime.GOMAXPROCS(0)
 		for _, x := range []struct {
-			calls    int
-			patience time.Duration
-			want     bool
-		}{{999, 20 * ms, false}, {1001, 20 * ms, true}, {9999, time.Second, false}, {9999, ms, false}} {
-			g := New(Config{MaxCalls: 1 << 20})
-			for range x.calls * processors {
+			calls int
+			after time.Duration
+			want  bool
+		}{{few, 30 * ms, false}, {few + 1, 30 * ms, true}, {1000, ms, false}} {
+			g := New(Config{MaxCalls: 1000})
+			for range 500 {
 				g.Enter(nil)
 			}
 			time.Sleep(2 * settle)
-			if g.Expect(time.Now(), x.patience); g.Limited() != x.want {
-				t.Errorf("%d calls for each processor, of callers who wait for %v: %t", x.calls, x.patience, g.Limited())
+			for range x.calls {
+				g.Missed(x.after)
+			}
+			if g.Limited() != x.want {
+				t.Errorf("%d calls that have ended %v after their headers: %t, want %t", x.calls, x.after, g.Limited(), x.want)
 			}
 		}
 	})

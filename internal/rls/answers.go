@@ -126,18 +126,25 @@ func newAnswers(c *culling, conn net.Conn) *answers {
 // await waits while so much waits to be written that there is soon no room for more, but not for long: where thousands of calls wait for a
 // processor, so does who writes, and meanwhile no more of them should be read.
 func (a *answers) await() {
-	if a.room() >= mostAnswers/2 {
+	if !a.crowded() {
 		return
 	}
 	late := time.NewTimer(writingTime)
 	defer late.Stop()
-	for a.room() < mostAnswers/2 {
+	for a.crowded() {
 		select {
 		case <-a.freed:
 		case <-late.C:
 			return
 		}
 	}
+}
+
+// crowded reports whether much waits, whatever does on other connections.
+func (a *answers) crowded() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.owed > mostAnswers/2
 }
 
 // room returns how many more bytes may wait.

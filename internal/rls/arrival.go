@@ -58,10 +58,6 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)
 	}
-	now := time.Now()
-	if deadline, ok := ctx.Deadline(); ok {
-		s.config.Gate.Expect(now, deadline.Sub(now))
-	}
 	var client *overload.Client
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
@@ -77,7 +73,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if !room {
 		return refuse(ctx, errWaiting)
 	}
-	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: now, shard: shard}
+	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
 	if seemed != nil {
 		a.seen, a.known = *seemed, true
 	}

@@ -17,7 +17,8 @@ const MaxConnections = 10_000
 const (
 	idleAfter = time.Second // without a byte from its client, when no call of ShouldRateLimit can still be open
 	askAgain  = 100 * time.Millisecond
-	calmAt    = 0.9 // of a bound, below which it is no longer reached
+	blocked   = time.Millisecond // that a read takes which finds nothing at first
+	calmAt    = 0.9              // of a bound, below which it is no longer reached
 )
 
 // Connections bounds the connections of a listener. Its functions may be nil. They must not use the listener.
@@ -262,11 +263,15 @@ func (b *Bounded) say(address string) {
 
 // Read implements net.Conn.
 func (c *boundedConn) Read(p []byte) (int, error) {
+	begun := int64(0)
+	if c.full {
+		begun = c.bounded.now()
+	}
 	n, err := c.Conn.Read(p)
 	full := n == len(p)
 	if n > 0 {
 		now := c.bounded.now()
-		if full && !c.full {
+		if full && (!c.full || now-begun > int64(blocked)) {
 			c.filled = now
 		}
 		c.last.Store(now)

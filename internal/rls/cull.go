@@ -21,7 +21,7 @@ func (c peekedConn) cull(b []byte) (left int) {
 	r := replies{service: c.service, window: &p.window, room: c.answers.room()}
 	behind := gate.Behind(c.of.behind())
 	calls := p.pick(r.room/leastRoom, func(seen *overload.Seen, coming int) bool {
-		return behind && !gate.Under(seen.Domain) || gate.Full(&c.of.client, seen, coming)
+		return behind && gate.Drop(seen) || gate.Full(&c.of.client, seen, coming)
 	})
 	if len(calls) == 0 {
 		return remove(b, p.taken)
@@ -76,12 +76,14 @@ func remove(b []byte, parts []span) (left int) {
 	return left
 }
 
-// replies makes answers to calls that were culled.
+// replies makes answers to calls that were culled. Neither a handler of grpc's statistics, as for tracing, nor what it checks of headers knows
+// of them.
 type replies struct {
 	service *Service
 	window  *window
 	room    int // bytes that may wait to be written
 	spare   int // of the gate, for policies
+	size    int // of the last answer of a policy, and of another one most likely
 	out     *[]byte
 }
 
@@ -96,20 +98,25 @@ func (r *replies) to(b []byte, calls []peeked) *[]byte {
 	begun, spent := time.Now(), 0
 	for i := range calls {
 		x := &calls[i]
-		if work := overload.Work(x.seen.Size); !x.seen.fails && spent+work <= r.spare && r.window.open() {
-			spent += work
-			if r.byPolicy(x.stream, x.text(b)) {
-				continue
-			}
+		work := overload.Work(x.seen.Size)
+		if x.seen.fails || spent+work > r.spare || !r.fits() {
+			s.config.Hooks.Shed()
+		} else if spent += work; r.byPolicy(x.stream, x.text(b)) {
+			continue
 		}
-		s.config.Hooks.Shed()
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
 	s.config.Gate.Spent(spent, time.Since(begun))
 	return r.out
 }
 
-// byPolicy has policies answer a message, and reports whether they do and there is room for it.
+// fits reports whether another answer may be sent like the last one. Half of the room is for refusals.
+func (r *replies) fits() bool {
+	return r.size <= maxFrame && len(*r.out)+r.size+len(r.service.culling.refusal) <= r.room/2 && r.window.open()
+}
+
+// byPolicy has policies answer a message, and reports whether they do and it fits. Where they fail it, or it is no message, that is counted as
+// it is with any other call.
 func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	s, start := r.service, time.Now()
 	c := s.calls.Get().(*call)
@@ -119,11 +126,11 @@ func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	if s.answer(context.Background(), c, &a, start) != nil {
 		return false
 	}
-	size := messageHeaderSize + a.Len()
-	if size > maxFrame || len(*r.out)+size > r.room/2 { // the other half is for refusals
+	if r.size = messageHeaderSize + a.Len(); !r.fits() {
+		s.config.Hooks.Shed()
 		return false
 	}
-	r.window.send(size)
+	r.window.send(r.size)
 	*r.out = s.culling.appendAnswer(*r.out, stream, a.ReadOnlyData())
 	s.config.Hooks.Call(Method, time.Since(start).Seconds())
 	return true

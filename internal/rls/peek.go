@@ -146,6 +146,9 @@ func (p *peek) scan(b []byte, whose look) {
 	if whose == nil {
 		p.calls = nil
 	}
+	if cap(p.taken) > keptCalls {
+		p.taken = nil
+	}
 	for len(b) > 0 {
 		if p.frames.skip == 0 {
 			var complete bool
@@ -177,7 +180,7 @@ func (p *peek) begin(rest []byte, whose look) {
 		p.tables = p.tables || p.frames.skip > len(rest) || setsTable(rest[:p.frames.skip])
 		p.window.set(rest[:min(p.frames.skip, len(rest))])
 	case kind == frameWindow && p.frames.stream() == 0 && p.frames.skip == windowSize && len(rest) >= windowSize:
-		if at := p.span(rest); at.to > 0 && p.window.opens(rest[:windowSize], p.newest == 0) {
+		if at := p.span(rest); at.to > 0 && p.window.opens(rest[:windowSize], p.newest == 0 && !p.tables) {
 			p.taken = append(p.taken, at)
 		}
 	case kind == frameData && p.frames.skip > 0 && whose != nil:

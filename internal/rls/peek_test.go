@@ -256,6 +256,12 @@ func FuzzPeek(f *testing.F) {
 // limit has so much wait at a gate, of one domain, that it lets in fewer calls, until the test ends.
 func limit(t *testing.T, g *overload.Gate, domain string) {
 	t.Helper()
+	limitAfter(t, g, domain, time.Minute)
+}
+
+// limitAfter does so by calls that have waited for so long.
+func limitAfter(t *testing.T, g *overload.Gate, domain string, waited time.Duration) {
+	t.Helper()
 	var over atomic.Bool
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
@@ -264,7 +270,7 @@ func limit(t *testing.T, g *overload.Gate, domain string) {
 		wg.Go(func() {
 			for !over.Load() {
 				turn := g.Wait(overload.Call{
-					Domain: hashOf([]byte(domain)), Size: 100, Waited: time.Minute, Deadline: time.Now().Add(2 * time.Millisecond),
+					Domain: hashOf([]byte(domain)), Size: 100, Waited: waited, Deadline: time.Now().Add(2 * time.Millisecond),
 				})
 				g.Done(turn, false)
 			}

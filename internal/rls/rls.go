@@ -206,6 +206,9 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 		return refused(stream.Context())
 	}
 	a.count()
+	if stream.Context().Err() != nil {
+		s.config.Gate.Missed(time.Since(a.at))
+	}
 	defer func() {
 		a.leave()
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process

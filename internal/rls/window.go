@@ -14,8 +14,12 @@ const (
 )
 
 // window is the part of what a client has said may be sent to it that answers to culled calls take. grpc counts what it sends, so what it
-// does not send it must not be told of: half of what its client lets be sent before its first call is kept from it, and later, what has been
-// sent of that is kept again of what may be sent anew. A client that leaves it at 64 KiB is answered by grpc alone, or refused.
+// does not send it must not be told of: three eighths of what its client lets be sent before its first call are kept from it, and later, what
+// has been sent of that is kept again of what may be sent anew. Clients say that more may be sent when half of it has been, at the latest (of
+// nghttp2 and Netty, which wait the longest, it is half), so grpc can always go on. A client that leaves it at 64 KiB is answered by grpc
+// alone, or refused; so is one whose calls are never culled.
+//
+// A client that takes less on a stream from some moment on may get an answer more that was on its way.
 type window struct {
 	share int64 // all that is kept from grpc
 	left  int64 // what of it has not been sent
@@ -23,11 +27,11 @@ type window struct {
 }
 
 // opens takes the window's part of how much more may be sent, out of the payload of the frame that says so. first says that nothing has been
-// sent yet; all reports that nothing is left for grpc.
+// sent yet, and that there may be such answers; all reports that nothing is left for grpc.
 func (w *window) opens(payload []byte, first bool) (all bool) {
 	more := int64(binary.BigEndian.Uint32(payload) & streamBits)
 	if first {
-		w.share = min(w.share+more/2, math.MaxInt32)
+		w.share = min(w.share+more*3/8, math.MaxInt32)
 	}
 	keep := min(more, w.share-w.left)
 	if keep <= 0 {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestWindow: grpc is told of half of what may be sent at first, and then of all that comes back but for what it did not send.
+// TestWindow: grpc is told of five eighths of what may be sent at first, and then of all that comes back but for what it did not send.
 func TestWindow(t *testing.T) {
 	t.Parallel()
 	var w window
@@ -23,8 +23,8 @@ func TestWindow(t *testing.T) {
 	if w.open() {
 		t.Error("something may be sent to a client that has not said so")
 	}
-	if update(1<<20, true) != 1<<19 || update(1, true) != 1 || !w.open() {
-		t.Errorf("%+v, want half of 1 MiB", w)
+	if update(1<<20, true) != 5<<17 || update(1, true) != 1 || !w.open() {
+		t.Errorf("%+v, want three eighths of 1 MiB", w)
 	}
 	if n := update(1000, false); n != 1000 {
 		t.Errorf("grpc is told of %d that come back, of 1000 that it sent", n)

@@ -441,10 +441,12 @@ type besides struct {
 	same outcomes // on the same ones
 }
 
-// beside measures what becomes of the quiet domain beside one that offers k times the peak.
+// beside measures what becomes of the quiet domain beside one that offers k times the peak, which is measured anew: what is half of it on a
+// fast machine may be all of it a moment later.
 func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
+	s.measure(ctx, s.inflight, again)
 	loud := s.load()
-	loud.rate, loud.timeout = k*s.peak, envoyTimeout
+	loud.rate, loud.timeout, quiet.rate = k*s.peak, envoyTimeout, s.peak/20
 	noise := loud.start(ctx)
 	_ = sleep(ctx, 500*time.Millisecond)
 	own, calm := s.alone(func() outcomes { return quiet.run(ctx, 4*time.Second) })
@@ -453,6 +455,8 @@ func (s *surge) beside(ctx context.Context, k float64, quiet load) (b besides) {
 	s.e.note("noisy at %g × the peak: %s", k, noise.stop())
 	s.e.note("quiet beside it: %s", b.own)
 	// Envoy has many domains on one connection: every so many calls of it are of the quiet one.
+	s.measure(ctx, s.inflight, again)
+	loud.rate, quiet.rate = k*s.peak, s.peak/20
 	every := int(math.Round(loud.rate/quiet.rate)) + 1 // odd, so that they are on each connection
 	both := loud
 	both.requests, both.rate = nil, loud.rate+quiet.rate

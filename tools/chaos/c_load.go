@@ -212,7 +212,7 @@ func (s *surge) normal(ctx context.Context, d, after time.Duration) outcomes {
 }
 
 const (
-	part  = 1500 * time.Millisecond // the least length of a part
+	part  = 750 * time.Millisecond // the least length of a part
 	again = part / 2                // for which the peak is measured between two of them, after half of that
 )
 
@@ -281,7 +281,7 @@ func overload(ctx context.Context, e *env) error {
 	}
 	rounds := []round{
 		{work{false, 16, "deny"}, 6 * time.Second, false},
-		{work{false, 16, "error"}, 3 * time.Second, false},
+		{work{false, 16, "error"}, 4500 * time.Millisecond, false},
 		{work{true, 96, "deny"}, 4 * time.Second, false},
 		{work{true, 96, "error"}, 3 * time.Second, false},
 	}
