@@ -213,7 +213,7 @@ func (s *surge) normal(ctx context.Context, d, after time.Duration) outcomes {
 
 const (
 	part  = 750 * time.Millisecond // the least length of a part
-	again = part / 2                // for which the peak is measured between two of them, after half of that
+	again = part / 2               // for which the peak is measured between two of them, after half of that
 )
 
 // at measures what k times the peak does, in parts, between which the peak is measured: the machine is not always as fast. A part
