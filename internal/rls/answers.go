@@ -20,7 +20,7 @@ const (
 	mostAllAnswers = 16 << 20 // to all, but that each may have
 	leastAnswers   = 2 << 10  // in any case: nobody's calls are given to grpc because others do not read
 	leastRoom      = 256      // of that for a call to be culled; a refusal takes half of it
-	pooledAnswers  = 8 << 10  // a buffer that is kept for others
+	pooledAnswers  = 32 << 10 // a buffer that is kept for others
 )
 
 const writingTime = 10 * time.Millisecond // for which reading a connection waits for what is to be written to it
@@ -74,6 +74,16 @@ func (c *culling) end(b *[]byte) {
 	if cap(*b) <= pooledAnswers {
 		c.buffers.Put(b)
 	}
+}
+
+// fit returns a buffer with the contents of b that is not much larger: who does not read may have it wait for long.
+func (c *culling) fit(b *[]byte) *[]byte {
+	if cap(*b) <= 4*len(*b) {
+		return b
+	}
+	fitting := bytes.Clone(*b)
+	c.end(b)
+	return &fitting
 }
 
 // appendRefusal appends the refusal of a call.
@@ -167,7 +177,7 @@ func (a *answers) send(b *[]byte) {
 		a.culling.end(b)
 		return
 	}
-	a.waiting = b
+	a.waiting = a.culling.fit(b)
 	a.some.Store(true)
 	go a.flush() // who reads must not wait for somebody who does not
 }

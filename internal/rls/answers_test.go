@@ -99,10 +99,18 @@ func TestClosedAnswers(t *testing.T) {
 	}
 }
 
-// TestLargeBuffers: a buffer that has become large is not kept for others.
+// TestLargeBuffers: a buffer that has become large is not kept for others, and a few answers do not wait in one.
 func TestLargeBuffers(t *testing.T) {
 	t.Parallel()
 	c := newCulling()
+	some, few := make([]byte, 1000, 1<<15), make([]byte, 100, 1<<15)
+	if b := c.fit(&few); cap(*b) > 4*len(few) || len(*b) != len(few) {
+		t.Errorf("%d bytes wait in a buffer for %d", len(*b), cap(*b))
+	}
+	some = some[:1<<13]
+	if b := c.fit(&some); b != &some {
+		t.Error("what fits is copied")
+	}
 	large := make([]byte, 0, pooledAnswers+1)
 	c.end(&large)
 	for range 100 {

@@ -55,7 +55,7 @@ func TestReplies(t *testing.T) {
 				return x.err
 			})
 			service := New(decide, Config{Hooks: Hooks{Shed: func() { shed++ }, Call: func(string, float64) { called++ }}})
-			p := newPeek()
+			p, text := newPeek(), bytes.Clone(text)
 			p.scan(text, func(m []byte) hint {
 				h := domainHint(m)
 				h.fails = x.fails
