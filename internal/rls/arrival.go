@@ -51,10 +51,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		}
 	}()
 	from := originOf(ctx)
-	var seemed *overload.Seen // nil if nothing is known
-	if seen := from.seen(); seen != nil {
-		seemed = &seen.Seen
-	}
+	seen := from.seen()
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)
 	}
@@ -62,7 +59,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
 	}
-	if s.config.Gate.Full(client, seemed, 0) {
+	if s.config.Gate.Full(client, seen, 0) {
 		s.config.Hooks.Shed()
 		return refuse(ctx, errOverload)
 	}
@@ -74,8 +71,8 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
-	if seemed != nil {
-		a.seen, a.known = *seemed, true
+	if seen != nil {
+		a.seen, a.known = *seen, true
 	}
 	a.waits.Store(true)
 	a.count()

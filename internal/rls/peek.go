@@ -126,7 +126,7 @@ func (x *peeked) cuttable() bool {
 }
 
 // take returns what is known of the next call; nil if nothing is. It must be called for each that grpc asks about.
-func (p *peek) take() *hint {
+func (p *peek) take() *overload.Seen {
 	if p.next >= len(p.calls) {
 		return nil
 	}
@@ -137,7 +137,7 @@ func (p *peek) take() *hint {
 	if !c.known {
 		return nil
 	}
-	return &c.seen
+	return &c.seen.Seen
 }
 
 // scan looks at what has been read, once grpc has worked on all that was read before. If whose is nil, nobody wants to know of calls.
@@ -235,7 +235,7 @@ func whole(data []byte) bool {
 }
 
 // seen returns what is known of the call that begins; nil if nothing is. It must be called once for each.
-func (o origin) seen() *hint {
+func (o origin) seen() *overload.Seen {
 	if o.conn == nil {
 		return nil
 	}

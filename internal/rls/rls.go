@@ -206,15 +206,15 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 		return refused(stream.Context())
 	}
 	a.count()
-	if stream.Context().Err() != nil {
-		s.config.Gate.Missed(time.Since(a.at))
-	}
 	defer func() {
 		a.leave()
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			err = s.recovered(stream.Context(), Method, p)
 		}
 	}()
+	if stream.Context().Err() != nil {
+		s.config.Gate.Missed(time.Since(a.at))
+	}
 	if err := a.await(stream); err != nil {
 		a.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
