@@ -191,7 +191,12 @@ func (l *Limiter) refuse(ctx context.Context, s *snapshot, d *descriptors.Domain
 	p.late = false
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
-	if len(p.ops) > 0 && (r.Late || l.charge(ctx, d, p) != nil) {
+	switch {
+	case len(p.ops) == 0:
+	case r.Late:
+		shed(p.ops)
+		l.counts.giveBackErrors.Add(1)
+	case l.charge(ctx, d, p) != nil:
 		l.counts.giveBackErrors.Add(1)
 	}
 	l.fold(p)

@@ -45,6 +45,7 @@ type Gate struct {
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
 	raised atomic.Int64 // when it was last raised because nobody waited
 	missed atomic.Int64 // calls that had ended when they were taken up, since it was last lowered for them
+	latest atomic.Int64 // when that was the last time
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
 	shares shares
@@ -108,6 +109,10 @@ func New(c Config) *Gate {
 // Patience returns how long a call without a deadline may take.
 func (g *Gate) Patience() time.Duration { return g.config.Patience }
 
+// Busy reports whether calls wait, or fewer of them than usual may be in progress. Then the gate wants to know as much as can be seen of each
+// before it is received.
+func (g *Gate) Busy() bool { return g.line.open.Load() || g.Limited() }
+
 // Limited reports whether fewer calls than usual may be in progress. Then the gate wants to know the client of each.
 func (g *Gate) Limited() bool { return g.most() < int64(g.config.MaxCalls) }
 
@@ -150,10 +155,17 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 	}
 }
 
-// Missed tells of a call that had ended so long after its headers were read, when it was taken up. Where that is what becomes of calls, all
-// that is read comes too late, nobody waits for a turn any more, and so nothing else would say that there is too much.
-func (g *Gate) Missed(after time.Duration) {
-	if after >= haste && g.missed.Add(1) > few {
+// Missed tells of a call that had ended so long after its headers were read, when it was taken up, and whose caller was to wait for so long.
+// Where that is what becomes of calls, all that is read comes too late, nobody waits for a turn any more, and so nothing else would say that
+// there is too much.
+func (g *Gate) Missed(after, patience time.Duration) {
+	if after < haste || !hastes(patience) {
+		return
+	}
+	if now := g.now(); now-g.latest.Swap(now) > int64(period) {
+		g.missed.Store(0)
+	}
+	if g.missed.Add(1) > few {
 		g.missed.Store(0)
 		g.lower(time.Now(), 2*workers)
 	}

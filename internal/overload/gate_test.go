@@ -300,6 +300,7 @@ func TestLimit(t *testing.T) {
 		g := New(Config{MaxCalls: 1000})
 		l := &g.line
 		l.room, l.working = 0, 1
+		l.lap = slack / 2
 		for range 800 {
 			g.Enter(nil)
 		}
@@ -313,9 +314,11 @@ func TestLimit(t *testing.T) {
 		for range 50 {
 			late(200, true, 0)
 		}
+		late(0, true, 0) // the last of them
 		if s := g.Stats(); s.Limit != 1000 {
 			t.Fatalf("with time for everybody the limit is %d", s.Limit)
 		}
+		l.lap = slack * 3 / 2
 		if late(1024, false, ms); g.Stats().Limit != 1000 {
 			t.Errorf("after 1,024 answers by policy: %+v, want a limit of 1000", g.Stats())
 		}

@@ -173,6 +173,9 @@ func (l *line) enter(p *place) (t Turn, now bool) {
 	if !l.open.Load() {
 		l.open.Store(true)
 		l.opened, l.fed = at, at
+		if at.Sub(l.passed) > healed {
+			l.credit = credit{} // that was another surge
+		}
 		go l.run()
 	}
 	l.count(p, at)
@@ -320,7 +323,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 			return false, false
 		}
 	}
-	idle := lap < slack
+	idle := l.lap < slack
 	l.flow.measure(now)
 	shed := l.shed(now)
 	l.judge(now)

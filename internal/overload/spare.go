@@ -12,7 +12,7 @@ const (
 	spareMost  = longest / sparePart // that may be saved up, of each processor
 	pacedMost  = Unloaded / 8        // the same then
 	spareFirst = 32.0                // nanoseconds for a byte, until it has been measured
-	spareTimes = 4                   // times the least of late that some of it may take
+	spareTimes = 4                   // times the least of late, but spareFirst in any case, that some of it may take
 )
 
 // spare bounds the time that goes into having policies answer calls that are refused unread: if that were all that is done, there would be
@@ -30,34 +30,50 @@ type spare struct {
 // Work is what a call counts for that has a message of so many bytes.
 func Work(size int) int { return size + each }
 
-// Spare returns for how much [Work] there is time, where policies answer calls that [Gate.Full] refuses.
-func (g *Gate) Spare() (work int) {
+// Spare is time that has been set aside for so much [Work].
+type Spare struct {
+	Work int
+	time time.Duration
+}
+
+// Spare sets time aside for so much of the work of policies that answer calls that [Gate.Full] refuses, or as much as there is time for.
+// Spent must be called with it.
+func (g *Gate) Spare(work int) Spare {
 	s, now := &g.spare, time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	processors, part, most := time.Duration(runtime.GOMAXPROCS(0)), time.Duration(sparePart), spareMost
+	part, most := time.Duration(sparePart), spareMost
 	if g.line.paced.Load() {
 		part, most = pacedPart, pacedMost
 	}
-	s.left = min(s.left+min(now.Sub(s.at), longest)*processors/part, most*processors)
+	s.left = min(s.left+min(now.Sub(s.at), longest)*processors()/part, most*processors())
 	s.at = now
 	if now.Sub(s.spent) > recent {
 		s.perByte = spareFirst // what is known may be something else's, and with too much of that nothing better would ever be
 	}
-	return int(float64(max(s.left, 0)) / s.perByte)
+	work = min(work, int(float64(max(s.left, 0))/s.perByte))
+	out := Spare{work, time.Duration(float64(work) * s.perByte)}
+	s.left -= out.time
+	return out
 }
 
-// Spent notes that so much of it took so long. It cannot have been more than a few times what it took at least of late: a processor has
-// done something else meanwhile.
-func (g *Gate) Spent(work int, took time.Duration) {
-	if work <= 0 {
-		return
-	}
+func processors() time.Duration { return time.Duration(runtime.GOMAXPROCS(0)) }
+
+// Spent gives back what is left of it: so much was done, and took so long. That cannot have been more than a few times what it took at least
+// of late: a processor has done something else meanwhile.
+func (g *Gate) Spent(of Spare, work int, took time.Duration) {
 	s, now := &g.spare, time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if work <= 0 {
+		s.left += max(of.time-took, 0)
+		return
+	}
 	each := float64(took) / float64(work)
-	if now.Sub(s.floored) > recent {
+	switch since := now.Sub(s.floored); {
+	case since > 2*recent:
+		s.floor, s.floored = [2]float64{each}, now
+	case since > recent:
 		s.floor, s.floored = [2]float64{each, s.floor[0]}, now
 	}
 	s.floor[0] = min(s.floor[0], each)
@@ -65,14 +81,14 @@ func (g *Gate) Spent(work int, took time.Duration) {
 	if s.floor[1] > 0 {
 		least = min(least, s.floor[1])
 	}
-	each = min(each, spareTimes*least)
+	each = min(each, max(spareTimes*least, spareFirst))
 	s.perByte += (each - s.perByte) / averages
-	s.left = max(s.left-time.Duration(float64(work)*each), -longest)
+	s.left = max(s.left+of.time-time.Duration(float64(work)*each), -longest*processors())
 	s.spent = now
 }
 
-// Behind reports whether what is read of a connection comes too late, since for so long there has always been more to read: it has waited
-// for about as long, out of sight. Where callers are patient, or nothing is known of them, it does not.
+// Behind reports whether what is read of a connection may come too late, since for so long there has always been more to read: it may have
+// waited for as long, out of sight. Where callers are patient, or nothing is known of them, it does not.
 func (g *Gate) Behind(always time.Duration) bool {
 	patient := time.Duration(g.line.hurry.Load())
 	return patient > 0 && patient < enough*3/4 && always > patient/2

@@ -17,14 +17,19 @@ func TestSpare(t *testing.T) {
 		spend := func(perByte time.Duration, laps int) (spent time.Duration) {
 			for range laps {
 				time.Sleep(ms)
-				work := g.Spare()
-				spent += time.Duration(work) * perByte
-				g.Spent(work, time.Duration(work)*perByte)
+				of := g.Spare(1 << 30)
+				took := time.Duration(of.Work) * perByte
+				spent += took
+				g.Spent(of, of.Work, took)
 			}
 			return spent
 		}
-		if work := g.Spare(); time.Duration(work) != spareMost*processors/spareFirst {
-			t.Errorf("at first there is time for %d bytes", work)
+		of, next := g.Spare(1<<30), g.Spare(1)
+		if time.Duration(of.Work) != spareMost*processors/spareFirst || next.Work != 0 {
+			t.Errorf("at first there is time for %d bytes, and then, before that is spent, for %d", of.Work, next.Work)
+		}
+		if g.Spent(of, 0, ms); g.Spare(1<<30).time != of.time-ms {
+			t.Error("what is not spent is not given back")
 		}
 		for _, perByte := range []time.Duration{10, 100} { // nanoseconds
 			spend(perByte, 2000) // until it is known, and what it was before forgotten
@@ -37,21 +42,41 @@ func TestSpare(t *testing.T) {
 			t.Errorf("while others go first %v of 320 ms are spent, want %v", got, want)
 		}
 		g.line.paced.Store(false)
-		g.Spent(1000, time.Second) // something else did
+		g.Spent(Spare{}, 1000, time.Second) // something else did
 		time.Sleep(10 * ms)
-		if work := g.Spare(); work == 0 {
+		if g.Spare(1).Work == 0 {
 			t.Error("there is no time after a processor has done something else")
 		}
-		g.Spent(0, time.Second)
 		one := New(Config{MaxCalls: 1000})
-		one.Spent(Work(60), 100*ms)
+		one.Spent(Spare{}, Work(60), 100*ms)
 		time.Sleep(2 * recent)
 		for range 10 {
-			one.Spare()
+			one.Spent(one.Spare(0), 0, 0)
 			time.Sleep(longest)
 		}
-		if work := one.Spare(); work < Work(1000) {
+		if work := one.Spare(1 << 20).Work; work < Work(1000) {
 			t.Errorf("after the first call, which a processor left for 100 ms, there is time for %d", work)
+		}
+	})
+}
+
+// TestSpareOfMany: one call that takes next to no time for its bytes does not make others look as if they took as little.
+func TestSpareOfMany(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g, spent := New(Config{MaxCalls: 1000}), time.Duration(0)
+		for i := range 2000 {
+			time.Sleep(ms)
+			if of := g.Spare(1 << 30); i%500 == 0 {
+				g.Spent(of, of.Work, time.Duration(of.Work)/10)
+			} else {
+				took := time.Duration(of.Work) * 20
+				spent += took
+				g.Spent(of, of.Work, took)
+			}
+		}
+		if most := 500 * ms * time.Duration(runtime.GOMAXPROCS(0)); spent > most {
+			t.Errorf("%v of 2 s are spent, want %v at most", spent, most)
 		}
 	})
 }
@@ -90,25 +115,33 @@ func TestDrop(t *testing.T) {
 }
 
 // TestMissed: where calls have ended by the time they are taken up, fewer are let in, but not for those that their clients end at once, nor
-// for a few.
+// for a few, or now and then, nor for those of patient callers.
 func TestMissed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, x := range []struct {
-			calls int
-			after time.Duration
-			want  bool
-		}{{few, 30 * ms, false}, {few + 1, 30 * ms, true}, {1000, ms, false}} {
+			calls                  int
+			after, patience, apart time.Duration
+			want                   bool
+		}{
+			{few, 30 * ms, 20 * ms, 0, false},
+			{few + 1, 30 * ms, 20 * ms, 0, true},
+			{1000, ms, 20 * ms, 0, false},
+			{1000, 30 * ms, time.Second, 0, false},
+			{1000, 30 * ms, 0, 0, false},
+			{5 * few, 30 * ms, 20 * ms, 2 * period, false},
+		} {
 			g := New(Config{MaxCalls: 1000})
 			for range 500 {
 				g.Enter(nil)
 			}
 			time.Sleep(2 * settle)
 			for range x.calls {
-				g.Missed(x.after)
+				time.Sleep(x.apart)
+				g.Missed(x.after, x.patience)
 			}
 			if g.Limited() != x.want {
-				t.Errorf("%d calls that have ended %v after their headers: %t, want %t", x.calls, x.after, g.Limited(), x.want)
+				t.Errorf("%+v: limited %t", x, g.Limited())
 			}
 		}
 	})

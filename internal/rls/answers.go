@@ -23,7 +23,10 @@ const (
 	pooledAnswers  = 32 << 10 // a buffer that is kept for others
 )
 
-const writingTime = 10 * time.Millisecond // for which reading a connection waits for what is to be written to it
+const (
+	writingTime = 10 * time.Millisecond // for which reading a connection waits for what is to be written to it
+	stuckTime   = 10 * time.Second      // for which a client may read none of its answers
+)
 
 const maxFrame = 16 << 10 // the largest payload of a frame that every client takes
 
@@ -33,6 +36,7 @@ type culling struct {
 	refusal []byte       // headers that say errOverload
 	head    []byte       // those of an answer
 	trailer []byte       // what follows it
+	around  int          // bytes of all that is written with a message
 	buffers sync.Pool    // of *[]byte, for answers that wait to be written
 	waiting atomic.Int64 // bytes of them that do
 }
@@ -45,12 +49,14 @@ func newCulling() *culling {
 	}
 	code := func(c codes.Code) hpack.HeaderField { return field("grpc-status", strconv.Itoa(int(c))) }
 	head := []hpack.HeaderField{{Name: ":status", Value: "200"}, field("content-type", "application/grpc")} // the first has a number of its own
-	return &culling{
+	c := &culling{
 		refusal: headBlock(append(head, code(s.Code()), field("grpc-message", s.Message()))...),
 		head:    headBlock(head...),
 		trailer: headBlock(code(codes.OK)),
 		buffers: sync.Pool{New: func() any { return new([]byte) }},
 	}
+	c.around = len(c.appendAnswer(nil, 1, nil))
+	return c
 }
 
 func headBlock(fields ...hpack.HeaderField) []byte {
@@ -65,7 +71,14 @@ func headBlock(fields ...hpack.HeaderField) []byte {
 // begin returns a buffer for answers to calls whose client may send so many bytes again.
 func (c *culling) begin(credit int) *[]byte {
 	b := c.buffers.Get().(*[]byte)
-	*b = appendFrame((*b)[:0], frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(credit))) //nolint:gosec // no more than was read at once
+	*b = appendWindow((*b)[:0], credit)
+	return b
+}
+
+// pong returns the answer to a ping.
+func (c *culling) pong(payload []byte) *[]byte {
+	b := c.buffers.Get().(*[]byte)
+	*b = appendFrame((*b)[:0], framePing, flagAck, 0, payload)
 	return b
 }
 
@@ -100,6 +113,11 @@ func (c *culling) appendAnswer(b []byte, stream uint32, message []byte) []byte {
 	return appendFrame(b, frameHeaders, flagEndHeaders|flagEndStream, stream, c.trailer)
 }
 
+// appendWindow appends a frame that says that so many bytes more may be sent on a connection.
+func appendWindow(b []byte, more int) []byte {
+	return binary.BigEndian.AppendUint32(appendFrameHeader(b, frameWindow, 0, 0, windowSize), uint32(more)) //nolint:gosec // no more than was read at once, or is kept
+}
+
 // appendFrame appends a frame, of less than 64 KiB.
 func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(appendFrameHeader(b, kind, flags, stream, len(payload)), payload...)
@@ -118,7 +136,8 @@ type answers struct {
 	frames  frames
 	heading bool // the headers that were written last go on in the next frame
 
-	some atomic.Bool // wait to be written, and nobody has begun to
+	some atomic.Bool  // wait to be written, and nobody has begun to
+	data atomic.Int64 // bytes that grpc has written which count for flow control
 
 	freed chan struct{} // some have been written
 
@@ -126,11 +145,22 @@ type answers struct {
 	waiting *[]byte // to be written, by somebody who is about to; nil if nothing is
 	owed    int     // bytes of all that have not been written
 	closed  bool
+	stuck   *time.Timer // runs while there are any; nil before
 }
 
 // newAnswers returns the answers of a connection to which nothing has been written.
 func newAnswers(c *culling, conn net.Conn) *answers {
 	return &answers{culling: c, conn: conn, freed: make(chan struct{}, 1)}
+}
+
+// abandon closes a connection whose client has not read for long: its answers would take the room of others'.
+func (a *answers) abandon() {
+	a.mu.Lock()
+	waits := a.owed > 0
+	a.mu.Unlock()
+	if waits {
+		_ = a.conn.Close() // grpc finds out by itself
+	}
 }
 
 // await waits while so much waits to be written that there is soon no room for more, but not for long: where thousands of calls wait for a
@@ -171,6 +201,9 @@ func (a *answers) send(b *[]byte) {
 	if a.closed {
 		return
 	}
+	if a.owed == 0 {
+		a.watch()
+	}
 	a.owe(len(*b))
 	if a.waiting != nil {
 		*a.waiting = append(*a.waiting, *b...)
@@ -180,6 +213,15 @@ func (a *answers) send(b *[]byte) {
 	a.waiting = a.culling.fit(b)
 	a.some.Store(true)
 	go a.flush() // who reads must not wait for somebody who does not
+}
+
+// watch begins anew to wait for its client to read. mu must be held.
+func (a *answers) watch() {
+	if a.stuck == nil {
+		a.stuck = time.AfterFunc(stuckTime, a.abandon)
+	} else {
+		a.stuck.Reset(stuckTime)
+	}
 }
 
 // owe counts bytes that wait, or no longer do. mu must be held.
@@ -207,7 +249,11 @@ func (a *answers) between() {
 	_, _ = a.conn.Write(*b) // grpc finds out by itself
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.owe(-len(*b))
+	if a.owe(-len(*b)); a.owed > 0 {
+		a.watch()
+	} else {
+		a.stuck.Stop()
+	}
 	a.culling.end(b)
 	select {
 	case a.freed <- struct{}{}:
@@ -230,10 +276,11 @@ func (a *answers) taken() *[]byte {
 	return b
 }
 
-// write writes what grpc does.
+// write writes what grpc does. What waits goes first: grpc may be about to say which streams it has taken up, or that it heeds new settings.
 func (a *answers) write(b []byte) (int, error) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
+	a.between()
 	n, err := a.conn.Write(b)
 	for rest := b[:n]; len(rest) > 0; rest, _ = a.frames.pass(rest) {
 		if a.frames.skip > 0 {
@@ -243,7 +290,9 @@ func (a *answers) write(b []byte) (int, error) {
 		if rest, complete = a.frames.open(rest); !complete {
 			break
 		}
-		a.heading = a.frames.heading()
+		if a.heading = a.frames.heading(); a.frames.kind() == frameData {
+			a.data.Add(int64(a.frames.skip))
+		}
 	}
 	if err == nil {
 		a.between()
@@ -258,5 +307,8 @@ func (a *answers) close() {
 	a.closed = true
 	if b := a.taken(); b != nil {
 		a.owe(-len(*b))
+	}
+	if a.stuck != nil {
+		a.stuck.Stop()
 	}
 }

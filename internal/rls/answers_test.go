@@ -3,6 +3,7 @@ package rls
 import (
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -117,5 +118,49 @@ func TestLargeBuffers(t *testing.T) {
 		if b := c.begin(0); cap(*b) > pooledAnswers {
 			t.Fatalf("a buffer for %d bytes is kept", cap(*b))
 		}
+	}
+}
+
+// TestStuck: a connection whose client reads nothing of what waits for it is closed, and what waits counts no more; one whose client reads
+// stays.
+func TestStuck(t *testing.T) {
+	t.Parallel()
+	for _, reads := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			c := newCulling()
+			a := newAnswers(c, ours)
+			closed := false
+			read := func() {
+				b := make([]byte, 1<<16)
+				for {
+					if _, err := theirs.Read(b); err != nil {
+						closed = true
+						return
+					}
+				}
+			}
+			if reads {
+				go read()
+			}
+			sendRefusals(a, 3)
+			time.Sleep(stuckTime * 2)
+			if reads {
+				sendRefusals(a, 3)
+				time.Sleep(stuckTime / 2)
+			} else {
+				go read()
+			}
+			synctest.Wait()
+			if closed == reads {
+				t.Errorf("the connection of a client that reads (%t) is closed: %t", reads, closed)
+			}
+			a.close()
+			_ = ours.Close()
+			synctest.Wait()
+			if n := c.waiting.Load(); n != 0 {
+				t.Errorf("%d bytes wait when the connection is closed", n)
+			}
+		})
 	}
 }

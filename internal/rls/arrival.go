@@ -79,6 +79,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	return a, nil
 }
 
+// patience returns for how long its caller waits for it; 0 if that is not known.
+func (a *arrival) patience() time.Duration {
+	if deadline, ok := a.Deadline(); ok {
+		return deadline.Sub(a.at)
+	}
+	return 0
+}
+
 // count has the gate count the call, unless it does so already.
 func (a *arrival) count() {
 	if !a.counted.Swap(true) {

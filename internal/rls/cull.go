@@ -15,7 +15,10 @@ import (
 // and where most of what is asked for is too much, it would take the time of all else. It returns how much is left.
 func (c peekedConn) cull(b []byte) (left int) {
 	gate, p := c.service.config.Gate, &c.of.peek
-	if len(p.calls) == 0 {
+	if p.ping.to > 0 {
+		c.answers.send(c.service.culling.pong(b[p.ping.from+frameHeaderSize : p.ping.to]))
+	}
+	if len(p.calls) == 0 || !gate.Limited() {
 		return remove(b, p.taken)
 	}
 	r := replies{service: c.service, window: &p.window, room: c.answers.room()}
@@ -26,8 +29,8 @@ func (c peekedConn) cull(b []byte) (left int) {
 	if len(calls) == 0 {
 		return remove(b, p.taken)
 	}
-	if !behind {
-		r.spare = gate.Spare()
+	if p.culled = true; !behind {
+		r.spare = gate.Spare(work(calls))
 	}
 	c.answers.send(r.to(b, calls))
 	frames := p.taken
@@ -81,10 +84,20 @@ func remove(b []byte, parts []span) (left int) {
 type replies struct {
 	service *Service
 	window  *window
-	room    int // bytes that may wait to be written
-	spare   int // of the gate, for policies
-	size    int // of the last answer of a policy, and of another one most likely
+	room    int            // bytes that may wait to be written
+	spare   overload.Spare // of the gate, for policies
+	size    int            // of the last answer of a policy, and of another one most likely
 	out     *[]byte
+}
+
+// work is what calls count for that policies may be asked about.
+func work(calls []peeked) (sum int) {
+	for i := range calls {
+		if x := &calls[i].seen; !x.fails {
+			sum += overload.Work(x.Size)
+		}
+	}
+	return sum
 }
 
 // to returns the answers to calls that were read in b: those of policies as far as there is time and room for that, and their client lets
@@ -95,28 +108,29 @@ func (r *replies) to(b []byte, calls []peeked) *[]byte {
 		credit += messageHeaderSize + len(calls[i].text(b))
 	}
 	r.out = s.culling.begin(credit)
-	begun, spent := time.Now(), 0
+	begun, asked, answered := time.Now(), 0, 0
 	for i := range calls {
 		x := &calls[i]
 		work := overload.Work(x.seen.Size)
-		if x.seen.fails || spent+work > r.spare || !r.fits() {
+		if x.seen.fails || asked+work > r.spare.Work || !r.fits() {
 			s.config.Hooks.Shed()
-		} else if spent += work; r.byPolicy(x.stream, x.text(b)) {
+		} else if asked += work; r.byPolicy(x.stream, x.text(b)) {
+			answered += work
 			continue
 		}
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
-	s.config.Gate.Spent(spent, time.Since(begun))
+	s.config.Gate.Spent(r.spare, answered, time.Since(begun))
 	return r.out
 }
 
-// fits reports whether another answer may be sent like the last one. Half of the room is for refusals.
+// fits reports whether another answer may be sent like the last one, with its frames. Half of the room is for refusals.
 func (r *replies) fits() bool {
-	return r.size <= maxFrame && len(*r.out)+r.size+len(r.service.culling.refusal) <= r.room/2 && r.window.open()
+	return r.size <= maxFrame && len(*r.out)+r.size+r.service.culling.around <= r.room/2 && r.window.open()
 }
 
 // byPolicy has policies answer a message, and reports whether they do and it fits. Where they fail it, or it is no message, that is counted as
-// it is with any other call.
+// it is with any other call; what does not fit counts twice, as decided by policies and as shed, but no more than once for a read.
 func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	s, start := r.service, time.Now()
 	c := s.calls.Get().(*call)
@@ -124,6 +138,7 @@ func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	c.request.Late = true
 	var a answer
 	if s.answer(context.Background(), c, &a, start) != nil {
+		s.config.Hooks.Call(Method, time.Since(start).Seconds())
 		return false
 	}
 	if r.size = messageHeaderSize + a.Len(); !r.fits() {

@@ -53,8 +53,9 @@ type culled struct {
 	coder   *coder
 	may     map[uint32]bool // calls that may be culled
 	frames  []string        // that are not of those calls
-	credit  int             // bytes of all messages
-	given   int             // bytes that may be sent
+	pings   []string
+	credit  int // bytes of all messages
+	given   int // bytes that may be sent
 	streams uint32
 }
 
@@ -90,7 +91,7 @@ func (c *culled) other(kind int) {
 	switch kind {
 	case 0:
 		c.do(c.fr.WritePing(false, [8]byte{byte(id)}))
-		c.frames = append(c.frames, fmt.Sprint("ping ", byte(id)))
+		c.pings = append(c.pings, fmt.Sprint("ping ", byte(id)))
 		return
 	case 1: // what asks for health is never refused
 		c.head(id, c.coder.head("/grpc.health.v1.Health/Check", "x-domain", "health"))
@@ -171,6 +172,7 @@ type culledAnswers struct {
 	credit   int               // bytes that may be sent again
 	size     int               // bytes of these answers
 	others   int               // answers that grpc wrote
+	pongs    []string          // pings that were not given to grpc
 }
 
 // ours is below the streams to which grpc answers.
@@ -191,6 +193,11 @@ func answersTo(t *testing.T, from io.Reader) culledAnswers {
 			return a
 		case *http2.WindowUpdateFrame:
 			a.credit += int(f.Increment)
+		case *http2.PingFrame:
+			if !f.IsAck() {
+				t.Fatal("the client is sent a ping")
+			}
+			a.pongs = append(a.pongs, fmt.Sprint("ping ", f.Data[0]))
 		case *http2.DataFrame:
 			if f.StreamID < ours {
 				a.texts[f.StreamID] = append(a.texts[f.StreamID], f.Data()...)
@@ -256,6 +263,9 @@ func TestCull(t *testing.T) {
 			c.check(t, got, answers, want)
 			if left := c.given - got.window - answers.size; left != int(client.peek.window.left) {
 				t.Errorf("in parts of %d: %d bytes may be sent, of which grpc has %d and %d have been sent, but %d are left", most, c.given, got.window, answers.size, client.peek.window.left)
+			}
+			if n := len(answers.pongs); most == 1 && n > 0 || most >= 1000 && n == 0 {
+				t.Errorf("in parts of %d: %d pings are answered for grpc", most, len(answers.pongs))
 			}
 			if least := map[int]int{1000: 50, 1 << 20: 130}[most]; len(answers.statuses) < least {
 				t.Errorf("in parts of %d: %d calls were culled, want %d", most, len(answers.statuses), least)
@@ -357,7 +367,7 @@ func (c *culled) check(t *testing.T, got received, answers culledAnswers, want [
 			t.Fatalf("call %d has status %s and the answer %x, want 14, or 0 and %x", stream, code, text, want)
 		}
 	}
-	var rest []string
+	var rest, pings []string
 	for _, f := range got.frames {
 		var kind string
 		var stream uint32
@@ -368,12 +378,17 @@ func (c *culled) check(t *testing.T, got received, answers culledAnswers, want [
 		switch {
 		case kind != "ping" && gone:
 			t.Fatalf("grpc has %s, which was culled", f)
-		case kind == "ping" || !c.may[stream]:
+		case kind == "ping":
+			pings = append(pings, f)
+		case !c.may[stream]:
 			rest = append(rest, f)
 		}
 	}
 	if !slices.Equal(rest, c.frames) {
 		t.Fatalf("grpc has %d frames of what cannot be culled, want %d, the same:\n%v\n%v", len(rest), len(c.frames), rest, c.frames)
+	}
+	if all := append(pings, answers.pongs...); !slices.Equal(slices.Sorted(slices.Values(all)), slices.Sorted(slices.Values(c.pings))) {
+		t.Fatalf("grpc has the pings %v, and %v are answered for it, of %v", pings, answers.pongs, c.pings)
 	}
 	if got.size+answers.credit != c.credit || answers.others != 500 {
 		t.Errorf("grpc has %d bytes of messages and %d may be sent again, of %d; %d of 500 other answers", got.size, answers.credit, c.credit, answers.others)

@@ -13,13 +13,15 @@ const (
 	frameData         = 0x0
 	frameHeaders      = 0x1
 	frameSettings     = 0x4
+	framePing         = 0x6
 	frameWindow       = 0x8
 	frameContinuation = 0x9
 	flagEndStream     = 0x1 // of HEADERS and DATA
-	flagAck           = 0x1 // of SETTINGS
+	flagAck           = 0x1 // of SETTINGS and PING
 	flagEndHeaders    = 0x4 // of HEADERS and CONTINUATION
 	flagPadded        = 0x8 // of DATA
 	streamBits        = 1<<31 - 1
+	pingSize          = 8
 	messageHeaderSize = 5 // of a message: whether it is compressed, and its size
 )
 
@@ -93,9 +95,11 @@ type peek struct {
 	newest uint32 // stream whose headers have been read
 	calls  []peeked
 	next   int
-	tables bool // the client has set the size of the table of headers, which what is written next has to begin with; what waits then does not
+	tables bool // the client has set the size of the table of headers, which the headers that are written next have to begin with
 	window window
 	taken  []span // frames of what was read last that grpc must not have
+	culled bool   // a call, since the client has last sent a ping
+	ping   span   // one of these frames that is to be answered
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
@@ -142,7 +146,7 @@ func (p *peek) take() *overload.Seen {
 
 // scan looks at what has been read, once grpc has worked on all that was read before. If whose is nil, nobody wants to know of calls.
 func (p *peek) scan(b []byte, whose look) {
-	p.calls, p.next, p.read, p.taken = p.calls[:0], 0, len(b), p.taken[:0]
+	p.calls, p.next, p.read, p.taken, p.ping = p.calls[:0], 0, len(b), p.taken[:0], span{}
 	if whose == nil {
 		p.calls = nil
 	}
@@ -182,6 +186,10 @@ func (p *peek) begin(rest []byte, whose look) {
 	case kind == frameWindow && p.frames.stream() == 0 && p.frames.skip == windowSize && len(rest) >= windowSize:
 		if at := p.span(rest); at.to > 0 && p.window.opens(rest[:windowSize], p.newest == 0 && !p.tables) {
 			p.taken = append(p.taken, at)
+		}
+	case kind == framePing && p.culled && flags&flagAck == 0 && p.frames.skip == pingSize && len(rest) >= pingSize:
+		if at := p.span(rest); at.to > 0 { // grpc would take it for one too many, as it does not know of the answers since the last
+			p.culled, p.ping, p.taken = false, at, append(p.taken, at)
 		}
 	case kind == frameData && p.frames.skip > 0 && whose != nil:
 		p.beginData(rest, whose)

@@ -27,6 +27,9 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 			n, err = 0, c.service.recovered(context.Background(), Method, p) // which closes the connection
 		}
 	}()
+	if n := c.handBack(b); n > 0 {
+		return n, nil
+	}
 	for {
 		c.answers.await()
 		n, err = c.Conn.Read(b)
@@ -34,7 +37,7 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 			return n, err
 		}
 		gate, p := c.service.config.Gate, &c.of.peek
-		if gate.Limited() {
+		if gate.Busy() {
 			p.scan(b[:n], c.service.seen)
 		} else {
 			p.scan(b[:n], nil)
@@ -48,6 +51,19 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 		gate.AwaitRead(&c.of.client, overload.Read{Size: n, Full: c.of.full, First: first})
 		return n, err
 	}
+}
+
+// handBack has grpc read that it may send what has been kept from it for others, if it must.
+func (c peekedConn) handBack(b []byte) int {
+	p := &c.of.peek
+	if !p.frames.between() || len(b) < frameHeaderSize+windowSize {
+		return 0
+	}
+	more := p.window.handBack(c.answers.data.Load())
+	if more == 0 {
+		return 0
+	}
+	return len(appendWindow(b[:0], more))
 }
 
 // Write implements net.Conn.

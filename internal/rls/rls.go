@@ -98,7 +98,7 @@ type Hooks struct {
 	// Refused is called for each request that is over a limit. It must not retain its arguments, which point into the
 	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
-	// Shed is called for each call that is refused before its message has been read.
+	// Shed is called for each call that is refused with an error because there is no time even for policies.
 	Shed func()
 	// TooManyWaiting is called for each call that is refused because too many others wait for their message.
 	TooManyWaiting func()
@@ -213,7 +213,7 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 		}
 	}()
 	if stream.Context().Err() != nil {
-		s.config.Gate.Missed(time.Since(a.at))
+		s.config.Gate.Missed(time.Since(a.at), a.patience())
 	}
 	if err := a.await(stream); err != nil {
 		a.drop()

@@ -8,21 +8,23 @@ import (
 
 // What is known of flow control (RFC 9113, 5.2 and 6.5).
 const (
-	windowSize    = 4 // bytes that say how much more may be sent
+	firstWindow   = 64<<10 - 1 // bytes that may be sent at first
+	windowSize    = 4          // bytes that say how much more may be sent
 	settingSize   = 6
 	settingStream = 4 // how much may be sent on a stream at first
 )
 
 // window is the part of what a client has said may be sent to it that answers to culled calls take. grpc counts what it sends, so what it
 // does not send it must not be told of: three eighths of what its client lets be sent before its first call are kept from it, and later, what
-// has been sent of that is kept again of what may be sent anew. Clients say that more may be sent when half of it has been, at the latest (of
-// nghttp2 and Netty, which wait the longest, it is half), so grpc can always go on. A client that leaves it at 64 KiB is answered by grpc
-// alone, or refused; so is one whose calls are never culled.
+// has been sent of that is kept again of what may be sent anew. Most clients say that more may be sent when half of it has been, as nghttp2 and
+// Netty do, and grpc has more than that. Others do so later, as nginx does after three quarters: so that grpc can go on, it is told of the rest
+// when a sixteenth of all is left of what it has been told. A client that leaves it at 64 KiB is answered by grpc alone, or refused.
 //
 // A client that takes less on a stream from some moment on may get an answer more that was on its way.
 type window struct {
 	share int64 // all that is kept from grpc
 	left  int64 // what of it has not been sent
+	told  int64 // all that grpc has been told of, beyond firstWindow
 	small bool  // a stream takes less than an answer may have
 }
 
@@ -33,13 +35,25 @@ func (w *window) opens(payload []byte, first bool) (all bool) {
 	if first {
 		w.share = min(w.share+more*3/8, math.MaxInt32)
 	}
-	keep := min(more, w.share-w.left)
-	if keep <= 0 {
+	keep := max(min(more, w.share-w.left), 0)
+	w.told += more - keep
+	if keep == 0 {
 		return false
 	}
 	w.left += keep
 	binary.BigEndian.PutUint32(payload, uint32(more-keep)) //nolint:gosec // less than it was
 	return keep == more
+}
+
+// handBack returns how much more grpc may be told of that it can send, since it has sent so much: its client seems to wait for that. It is no
+// longer left for others then.
+func (w *window) handBack(sent int64) (more int) {
+	if w.left == 0 || firstWindow+w.told-sent > w.share/6 {
+		return 0
+	}
+	more = int(w.left)
+	w.told, w.left = w.told+w.left, 0
+	return more
 }
 
 // open reports whether any answer may be sent.

@@ -58,7 +58,8 @@ func TestWindowHolds(t *testing.T) {
 		var out bytes.Buffer
 		fr := http2.NewFramer(&out, nil)
 		p, passed := peek{}, []byte(nil)
-		grpc, client, unread := int64(0), int64(0), int64(0) // what grpc may send; what it and we may; what has been sent and not come back
+		grpc, client, unread := int64(firstWindow), int64(firstWindow), int64(0) // what grpc may send; what it and we may; what has not come back
+		sent := int64(0)                                                         // by grpc
 		read := func() {
 			for out.Len() > 0 {
 				b := out.Next(1 + r.IntN(40))
@@ -83,10 +84,11 @@ func TestWindowHolds(t *testing.T) {
 		for range 300 {
 			switch r.IntN(3) {
 			case 0:
-				n := r.Int64N(1000)
+				n := r.Int64N(5000)
 				if grpc >= n {
-					grpc, client, unread = grpc-n, client-n, unread+n
+					grpc, client, unread, sent = grpc-n, client-n, unread+n, sent+n
 				}
+				grpc += int64(p.window.handBack(sent))
 			case 1:
 				if p.window.open() {
 					n := 1 + r.IntN(1000)
@@ -103,6 +105,51 @@ func TestWindowHolds(t *testing.T) {
 			if client < 0 || grpc+p.window.left > client {
 				t.Fatalf("seed %d: grpc may send %d and others %d, of %d", seed, grpc, p.window.left, client)
 			}
+		}
+	}
+}
+
+// TestLateWindow: grpc can go on even where a client says that more may be sent only once nearly all has been.
+func TestLateWindow(t *testing.T) {
+	t.Parallel()
+	for _, at := range []int64{2, 3, 4, 16, 1000} { // it does once one part in so many is left
+		s, sent, total := newSender(t), int64(0), int64(0)
+		p := newPeek()
+		all := int64(1<<20 + firstWindow)
+		s.do(s.fr.WriteWindowUpdate(0, 1<<20))
+		p.scan(s.out.Bytes(), nil)
+		s.out.Reset()
+		p.newest = 1
+		grpc, client, handed := int64(firstWindow+1<<20*5/8), all, 0
+		for ; total < 100*all; total += 100 {
+			if grpc < 100 {
+				t.Fatalf("where a client says so at one part in %d, grpc is stuck after %d bytes: %+v", at, total, p.window)
+			}
+			if p.window.open() && total%300 == 0 {
+				p.window.send(100)
+			} else {
+				grpc, sent = grpc-100, sent+100
+			}
+			if client -= 100; client < all/at {
+				s.do(s.fr.WriteWindowUpdate(0, uint32(all-client))) //nolint:gosec // less than 2 MiB
+				b := s.out.Bytes()
+				p.scan(b, nil)
+				if remove(b, p.taken) > 0 {
+					grpc += int64(binary.BigEndian.Uint32(b[frameHeaderSize:]))
+				}
+				client = all
+				s.out.Reset()
+			}
+			more := p.window.handBack(sent)
+			if grpc += int64(more); more > 0 {
+				handed++
+			}
+			if grpc+p.window.left > client {
+				t.Fatalf("grpc may send %d and others %d, of %d", grpc, p.window.left, client)
+			}
+		}
+		if (handed > 0) != (at > 4) {
+			t.Errorf("where a client says so at one part in %d, grpc is told of what is left %d times", at, handed)
 		}
 	}
 }
