@@ -194,7 +194,7 @@ func (l *Limiter) refuse(ctx context.Context, s *snapshot, d *descriptors.Domain
 	switch {
 	case len(p.ops) == 0:
 	case r.Late:
-		shed(p.ops)
+		shed(p.ops) // nobody may take it for what the store says
 		l.counts.giveBackErrors.Add(1)
 	case l.charge(ctx, d, p) != nil:
 		l.counts.giveBackErrors.Add(1)

@@ -45,7 +45,7 @@ type Gate struct {
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
 	raised atomic.Int64 // when it was last raised because nobody waited
 	missed atomic.Int64 // calls that had ended when they were taken up, since it was last lowered for them
-	latest atomic.Int64 // when that was the last time
+	since  atomic.Int64 // when counting these was last begun anew
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
 	shares shares
@@ -159,10 +159,11 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 // Where that is what becomes of calls, all that is read comes too late, nobody waits for a turn any more, and so nothing else would say that
 // there is too much.
 func (g *Gate) Missed(after, patience time.Duration) {
-	if after < haste || !hastes(patience) {
+	if after < haste || !hastes(patience+Unloaded) { // some of it was over before anything could be counted
 		return
 	}
-	if now := g.now(); now-g.latest.Swap(now) > int64(period) {
+	if now := g.now(); now-g.since.Load() > int64(period) {
+		g.since.Store(now)
 		g.missed.Store(0)
 	}
 	if g.missed.Add(1) > few {

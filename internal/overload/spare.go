@@ -12,7 +12,7 @@ const (
 	spareMost  = longest / sparePart // that may be saved up, of each processor
 	pacedMost  = Unloaded / 8        // the same then
 	spareFirst = 32.0                // nanoseconds for a byte, until it has been measured
-	spareTimes = 4                   // times the least of late, but spareFirst in any case, that some of it may take
+	spareTimes = 4                   // times what a byte took at least of late that it may take, and as long as spareFirst
 )
 
 // spare bounds the time that goes into having policies answer calls that are refused unread: if that were all that is done, there would be
@@ -60,13 +60,14 @@ func (g *Gate) Spare(work int) Spare {
 func processors() time.Duration { return time.Duration(runtime.GOMAXPROCS(0)) }
 
 // Spent gives back what is left of it: so much was done, and took so long. That cannot have been more than a few times what it took at least
-// of late: a processor has done something else meanwhile.
+// of late: a processor has done something else meanwhile. The least may be of a message that takes next to nothing for its bytes, so up to
+// spareFirst, several times what a byte takes on a processor of its own, is believed in any case.
 func (g *Gate) Spent(of Spare, work int, took time.Duration) {
 	s, now := &g.spare, time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if work <= 0 {
-		s.left += max(of.time-took, 0)
+		s.left += of.time
 		return
 	}
 	each := float64(took) / float64(work)

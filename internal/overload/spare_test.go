@@ -28,7 +28,7 @@ func TestSpare(t *testing.T) {
 		if time.Duration(of.Work) != spareMost*processors/spareFirst || next.Work != 0 {
 			t.Errorf("at first there is time for %d bytes, and then, before that is spent, for %d", of.Work, next.Work)
 		}
-		if g.Spent(of, 0, ms); g.Spare(1<<30).time != of.time-ms {
+		if g.Spent(of, 0, ms); g.Spare(1<<30).time != of.time {
 			t.Error("what is not spent is not given back")
 		}
 		for _, perByte := range []time.Duration{10, 100} { // nanoseconds
@@ -130,6 +130,8 @@ func TestMissed(t *testing.T) {
 			{1000, 30 * ms, time.Second, 0, false},
 			{1000, 30 * ms, 0, 0, false},
 			{5 * few, 30 * ms, 20 * ms, 2 * period, false},
+			{5 * few, 30 * ms, 20 * ms, period * 9 / 10, false},
+			{few + 1, 30 * ms, haste - time.Microsecond, 0, true},
 		} {
 			g := New(Config{MaxCalls: 1000})
 			for range 500 {

@@ -3,6 +3,7 @@ package rls
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"net"
 	"strconv"
 	"sync"
@@ -138,6 +139,8 @@ type answers struct {
 
 	some atomic.Bool  // wait to be written, and nobody has begun to
 	data atomic.Int64 // bytes that grpc has written which count for flow control
+	due  atomic.Int64 // how many these are when who reads wants to know
+	wake atomic.Bool  // who reads has been told so
 
 	freed chan struct{} // some have been written
 
@@ -146,19 +149,27 @@ type answers struct {
 	owed    int     // bytes of all that have not been written
 	closed  bool
 	stuck   *time.Timer // runs while there are any; nil before
+	since   time.Time   // when it was last set
 }
 
 // newAnswers returns the answers of a connection to which nothing has been written.
 func newAnswers(c *culling, conn net.Conn) *answers {
-	return &answers{culling: c, conn: conn, freed: make(chan struct{}, 1)}
+	a := &answers{culling: c, conn: conn, freed: make(chan struct{}, 1)}
+	a.due.Store(math.MaxInt64)
+	return a
 }
 
-// abandon closes a connection whose client has not read for long: its answers would take the room of others'.
+// woken reports whether reading has ended because of due, and has it go on.
+func (a *answers) woken() bool {
+	return a.wake.Swap(false) && a.conn.SetReadDeadline(time.Time{}) == nil
+}
+
+// abandon closes a connection for which nothing of what waits could be written for long: it would take the room of others'.
 func (a *answers) abandon() {
 	a.mu.Lock()
-	waits := a.owed > 0
+	stuck := a.owed > 0 && time.Since(a.since) >= stuckTime
 	a.mu.Unlock()
-	if waits {
+	if stuck {
 		_ = a.conn.Close() // grpc finds out by itself
 	}
 }
@@ -217,6 +228,7 @@ func (a *answers) send(b *[]byte) {
 
 // watch begins anew to wait for its client to read. mu must be held.
 func (a *answers) watch() {
+	a.since = time.Now()
 	if a.stuck == nil {
 		a.stuck = time.AfterFunc(stuckTime, a.abandon)
 	} else {
@@ -276,11 +288,48 @@ func (a *answers) taken() *[]byte {
 	return b
 }
 
-// write writes what grpc does. What waits goes first: grpc may be about to say which streams it has taken up, or that it heeds new settings.
-func (a *answers) write(b []byte) (int, error) {
+// write writes what grpc does. What waits goes as soon as it may: grpc may be about to say which streams it has taken up, or that it heeds
+// new settings, or may have more to write without end.
+func (a *answers) write(b []byte) (n int, err error) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	a.between()
+	if a.some.Load() {
+		if end := a.boundary(b); end > 0 {
+			if n, err = a.put(b[:end]); err != nil {
+				return n, err
+			}
+		}
+		a.between()
+	}
+	if n < len(b) {
+		var more int
+		more, err = a.put(b[n:])
+		n += more
+	}
+	if err == nil {
+		a.between()
+	}
+	return n, err
+}
+
+// boundary returns where in b the first frame may begin that is not grpc's; the end of it if none may.
+func (a *answers) boundary(b []byte) int {
+	f, heading, rest := a.frames, a.heading, b
+	for len(rest) > 0 && (heading || !f.between()) {
+		if f.skip > 0 {
+			rest, _ = f.pass(rest)
+			continue
+		}
+		var complete bool
+		if rest, complete = f.open(rest); complete {
+			heading = f.heading()
+		}
+	}
+	return len(b) - len(rest)
+}
+
+// put writes b, and follows its frames.
+func (a *answers) put(b []byte) (int, error) {
 	n, err := a.conn.Write(b)
 	for rest := b[:n]; len(rest) > 0; rest, _ = a.frames.pass(rest) {
 		if a.frames.skip > 0 {
@@ -291,13 +340,18 @@ func (a *answers) write(b []byte) (int, error) {
 			break
 		}
 		if a.heading = a.frames.heading(); a.frames.kind() == frameData {
-			a.data.Add(int64(a.frames.skip))
+			a.count(a.frames.skip)
 		}
 	}
-	if err == nil {
-		a.between()
-	}
 	return n, err
+}
+
+// count counts bytes that grpc sends, and has who reads know when that is due.
+func (a *answers) count(bytes int) {
+	if due := a.due.Load(); a.data.Add(int64(bytes)) >= due && a.due.CompareAndSwap(due, math.MaxInt64) {
+		a.wake.Store(true)
+		_ = a.conn.SetReadDeadline(time.Unix(1, 0))
+	}
 }
 
 // close drops what waits, and what comes after: the connection is closed.

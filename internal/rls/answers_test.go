@@ -146,6 +146,9 @@ func TestStuck(t *testing.T) {
 			sendRefusals(a, 3)
 			time.Sleep(stuckTime * 2)
 			if reads {
+				if a.stuck.Stop() {
+					t.Error("it is still waited for a client that has read all")
+				}
 				sendRefusals(a, 3)
 				time.Sleep(stuckTime / 2)
 			} else {

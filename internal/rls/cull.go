@@ -29,7 +29,7 @@ func (c peekedConn) cull(b []byte) (left int) {
 	if len(calls) == 0 {
 		return remove(b, p.taken)
 	}
-	if p.culled = true; !behind {
+	if p.culled = true; !behind && p.window.open() {
 		r.spare = gate.Spare(work(calls))
 	}
 	c.answers.send(r.to(b, calls))
@@ -86,6 +86,8 @@ type replies struct {
 	window  *window
 	room    int            // bytes that may wait to be written
 	spare   overload.Spare // of the gate, for policies
+	asked   int            // what they have been asked about counts for
+	took    time.Duration  // and how long that took
 	size    int            // of the last answer of a policy, and of another one most likely
 	out     *[]byte
 }
@@ -108,19 +110,17 @@ func (r *replies) to(b []byte, calls []peeked) *[]byte {
 		credit += messageHeaderSize + len(calls[i].text(b))
 	}
 	r.out = s.culling.begin(credit)
-	begun, asked, answered := time.Now(), 0, 0
 	for i := range calls {
 		x := &calls[i]
 		work := overload.Work(x.seen.Size)
-		if x.seen.fails || asked+work > r.spare.Work || !r.fits() {
+		if x.seen.fails || r.asked+work > r.spare.Work || !r.fits() {
 			s.config.Hooks.Shed()
-		} else if asked += work; r.byPolicy(x.stream, x.text(b)) {
-			answered += work
+		} else if r.asked += work; r.byPolicy(x.stream, x.text(b)) {
 			continue
 		}
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
-	s.config.Gate.Spent(r.spare, answered, time.Since(begun))
+	s.config.Gate.Spent(r.spare, r.asked, r.took)
 	return r.out
 }
 
@@ -133,6 +133,7 @@ func (r *replies) fits() bool {
 // it is with any other call; what does not fit counts twice, as decided by policies and as shed, but no more than once for a read.
 func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	s, start := r.service, time.Now()
+	defer func() { r.took += time.Since(start) }()
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
 	c.request.Late = true

@@ -98,8 +98,8 @@ type peek struct {
 	tables bool // the client has set the size of the table of headers, which the headers that are written next have to begin with
 	window window
 	taken  []span // frames of what was read last that grpc must not have
-	culled bool   // a call, since the client has last sent a ping
-	ping   span   // one of these frames that is to be answered
+	culled bool   // a call, since a ping was last kept from grpc
+	ping   span   // one of these frames, a ping that is to be answered
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
@@ -161,6 +161,7 @@ func (p *peek) scan(b []byte, whose look) {
 			}
 			p.begin(b, whose)
 		}
+		p.window.gather(b)
 		var ends bool
 		if b, ends = p.frames.pass(b); ends && p.ends {
 			p.ends = false
@@ -183,11 +184,13 @@ func (p *peek) begin(rest []byte, whose look) {
 	case kind == frameSettings && flags&flagAck == 0:
 		p.tables = p.tables || p.frames.skip > len(rest) || setsTable(rest[:p.frames.skip])
 		p.window.set(rest[:min(p.frames.skip, len(rest))])
-	case kind == frameWindow && p.frames.stream() == 0 && p.frames.skip == windowSize && len(rest) >= windowSize:
-		if at := p.span(rest); at.to > 0 && p.window.opens(rest[:windowSize], p.newest == 0 && !p.tables) {
+	case kind == frameWindow && p.frames.stream() == 0 && p.frames.skip == windowSize:
+		if at := p.span(rest); at.to == 0 || len(rest) < windowSize {
+			p.window.splits()
+		} else if p.window.opens(rest[:windowSize], p.newest == 0 && !p.tables) {
 			p.taken = append(p.taken, at)
 		}
-	case kind == framePing && p.culled && flags&flagAck == 0 && p.frames.skip == pingSize && len(rest) >= pingSize:
+	case kind == framePing && p.culled && flags&flagAck == 0 && p.frames.stream() == 0 && p.frames.skip == pingSize && len(rest) >= pingSize:
 		if at := p.span(rest); at.to > 0 { // grpc would take it for one too many, as it does not know of the answers since the last
 			p.culled, p.ping, p.taken = false, at, append(p.taken, at)
 		}

@@ -27,12 +27,15 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 			n, err = 0, c.service.recovered(context.Background(), Method, p) // which closes the connection
 		}
 	}()
-	if n := c.handBack(b); n > 0 {
-		return n, nil
-	}
 	for {
+		if n = c.handBack(b); n > 0 {
+			return n, nil
+		}
 		c.answers.await()
 		n, err = c.Conn.Read(b)
+		if n == 0 && err != nil && c.answers.woken() {
+			continue
+		}
 		if n == 0 {
 			return n, err
 		}
@@ -53,12 +56,13 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 	}
 }
 
-// handBack has grpc read that it may send what has been kept from it for others, if it must.
+// handBack has grpc read that it may send what has been kept from it for others, if that is due; and if it is not, has reading end once it is.
 func (c peekedConn) handBack(b []byte) int {
 	p := &c.of.peek
-	if !p.frames.between() || len(b) < frameHeaderSize+windowSize {
+	if !p.frames.between() || p.frames.heading() || len(b) < frameHeaderSize+windowSize {
 		return 0
 	}
+	c.answers.due.Store(p.window.due())
 	more := p.window.handBack(c.answers.data.Load())
 	if more == 0 {
 		return 0

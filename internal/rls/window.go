@@ -22,10 +22,11 @@ const (
 //
 // A client that takes less on a stream from some moment on may get an answer more that was on its way.
 type window struct {
-	share int64 // all that is kept from grpc
-	left  int64 // what of it has not been sent
-	told  int64 // all that grpc has been told of, beyond firstWindow
-	small bool  // a stream takes less than an answer may have
+	share int64  // all that is kept from grpc
+	left  int64  // what of it has not been sent
+	told  int64  // all that grpc has been told of, beyond firstWindow
+	small bool   // a stream takes less than an answer may have
+	split []byte // what has been read of a frame that was not read at once, if one is open: grpc has it as it is
 }
 
 // opens takes the window's part of how much more may be sent, out of the payload of the frame that says so. first says that nothing has been
@@ -45,10 +46,34 @@ func (w *window) opens(payload []byte, first bool) (all bool) {
 	return keep == more
 }
 
-// handBack returns how much more grpc may be told of that it can send, since it has sent so much: its client seems to wait for that. It is no
-// longer left for others then.
+// splits begins the payload of a frame that was not read at once.
+func (w *window) splits() { w.split = make([]byte, 0, windowSize) }
+
+// gather takes what b has of it.
+func (w *window) gather(b []byte) {
+	if w.split == nil {
+		return
+	}
+	w.split = append(w.split, b[:min(windowSize-len(w.split), len(b))]...)
+	if len(w.split) == windowSize {
+		w.told += int64(binary.BigEndian.Uint32(w.split) & streamBits)
+		w.split = nil
+	}
+}
+
+// due returns how much grpc will have sent when it is to be told of what is left, since its client seems to wait for that; math.MaxInt64 if
+// nothing is.
+func (w *window) due() int64 {
+	if w.left == 0 {
+		return math.MaxInt64
+	}
+	return firstWindow + w.told - w.share/6
+}
+
+// handBack returns how much more grpc is to be told of that it can send, which is no longer left for others then; 0 if it has sent less than
+// is due.
 func (w *window) handBack(sent int64) (more int) {
-	if w.left == 0 || firstWindow+w.told-sent > w.share/6 {
+	if sent < w.due() {
 		return 0
 	}
 	more = int(w.left)

@@ -1,12 +1,19 @@
 package rls
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
 
 // TestWindow: grpc is told of five eighths of what may be sent at first, and then of all that comes back but for what it did not send.
@@ -102,6 +109,9 @@ func TestWindowHolds(t *testing.T) {
 					read()
 				}
 			}
+			if p.window.split == nil && len(passed) == 0 && firstWindow+p.window.told-sent != grpc {
+				t.Fatalf("seed %d: grpc may send %d, and is believed to %d", seed, grpc, firstWindow+p.window.told-sent)
+			}
 			if client < 0 || grpc+p.window.left > client {
 				t.Fatalf("seed %d: grpc may send %d and others %d, of %d", seed, grpc, p.window.left, client)
 			}
@@ -151,6 +161,74 @@ func TestLateWindow(t *testing.T) {
 		if (handed > 0) != (at > 4) {
 			t.Errorf("where a client says so at one part in %d, grpc is told of what is left %d times", at, handed)
 		}
+	}
+}
+
+// TestHandBack: what is kept from grpc is given to it while it has nothing to read, but not amid headers.
+func TestHandBack(t *testing.T) {
+	t.Parallel()
+	for _, amid := range []bool{false, true} {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+		conn := peekedConn{ours, &boundedConn{peek: newPeek()}, service, newAnswers(service.culling, ours)}
+		frames := make(chan string) // that grpc reads
+		go func() {
+			defer close(frames)
+			r := bufio.NewReaderSize(conn, readBuffer)
+			if _, err := io.CopyN(io.Discard, r, prefaceSize); err != nil {
+				return
+			}
+			for fr := http2.NewFramer(nil, r); ; {
+				f, err := fr.ReadFrame()
+				if err != nil {
+					return
+				}
+				if w, ok := f.(*http2.WindowUpdateFrame); ok {
+					frames <- fmt.Sprint("window ", w.Increment)
+				} else {
+					frames <- f.Header().Type.String()
+				}
+			}
+		}()
+		go func() { _, _ = io.Copy(io.Discard, theirs) }()
+		s := newSender(t)
+		send := func() {
+			b := bytes.Clone(s.out.Bytes())
+			s.out.Reset()
+			go func() { _, _ = theirs.Write(b) }() // which waits until all of it is read
+		}
+		reads := func(want string) {
+			t.Helper()
+			if f := <-frames; f != want {
+				t.Errorf("amid headers %t: grpc reads %q, want %q", amid, f, want)
+			}
+		}
+		s.do(s.fr.WriteWindowUpdate(0, 1<<20))
+		send()
+		reads("SETTINGS")
+		reads(fmt.Sprint("window ", 1<<20*5/8))
+		if amid {
+			s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}}))
+			send()
+			reads("HEADERS")
+		}
+		for sent := 0; sent < firstWindow+1<<20*5/8-1<<14; sent += maxFrame {
+			if _, err := conn.Write(appendFrame(nil, frameData, 0, 1, make([]byte, maxFrame))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if amid {
+			select {
+			case f := <-frames:
+				t.Errorf("amid headers grpc reads %v", f)
+			case <-time.After(50 * time.Millisecond):
+			}
+			s.do(s.fr.WriteContinuation(1, true, []byte{0x84}))
+			send()
+			reads("CONTINUATION")
+		}
+		reads(fmt.Sprint("window ", 1<<20*3/8))
 	}
 }
 

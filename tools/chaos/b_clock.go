@@ -265,6 +265,15 @@ type redisTime struct {
 	extra, stuck, odd int
 }
 
+// partOfHour is how many seconds of a sliding window of an hour are counted together, and come free together.
+const partOfHour = 360
+
+// ends reports whether a window of an hour, or a part of one, ends when the clock says about now.
+func ends(key string, now int64) bool {
+	length := map[string]int64{"fixed_window": 3600, "sliding_window": partOfHour}[key]
+	return length > 0 && (now-2)/length != (now+2)/length
+}
+
 // judge looks at what the key i admitted after a step of by seconds, and when the clock says now.
 func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
 	key := t.keys[i]
@@ -272,8 +281,8 @@ func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
 	switch {
 	case by < 0:
 		most = 0
-	case by == 1 && (key != "fixed_window" || (now-2)/3600 == (now+2)/3600):
-		most = 1 // a place that came free, or the end of a part of a window
+	case by == 1 && !ends(key, now):
+		most = 1 // a place that came free
 	}
 	if d.admitted > most {
 		t.extra++
@@ -283,7 +292,7 @@ func (t *redisTime) judge(step string, i int, d drained, by, now int64) {
 	if by < 0 || d.admitted > 0 {
 		t.waited[i] = 0
 	}
-	if most := int64(3600 + 360*boolInt(key == "sliding_window")); t.waited[i] > most {
+	if most := int64(3600 + partOfHour*boolInt(key == "sliding_window")); t.waited[i] > most {
 		t.stuck++
 		t.e.note("%s, %s: nothing admitted for %d s", step, key, t.waited[i])
 	}
