@@ -346,9 +346,9 @@ func (a *answers) put(b []byte) (int, error) {
 	return n, err
 }
 
-// count counts bytes that grpc sends, and has who reads know when that is due.
-func (a *answers) count(bytes int) {
-	if due := a.due.Load(); a.data.Add(int64(bytes)) >= due && a.due.CompareAndSwap(due, math.MaxInt64) {
+// count counts n bytes that grpc sends, and has who reads know when that is due.
+func (a *answers) count(n int) {
+	if due := a.due.Load(); a.data.Add(int64(n)) >= due && a.due.CompareAndSwap(due, math.MaxInt64) {
 		a.wake.Store(true)
 		_ = a.conn.SetReadDeadline(time.Unix(1, 0))
 	}
