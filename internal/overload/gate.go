@@ -44,8 +44,8 @@ type Gate struct {
 	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
 	raised atomic.Int64 // when it was last raised because nobody waited
-	missed atomic.Int64 // calls that had ended when they were taken up, since it was last lowered for them
-	since  atomic.Int64 // when counting these was last begun anew
+	missed atomic.Int64 // calls that had ended when they were taken up, since then or since it was lowered for them
+	since  atomic.Int64 // when counting these was last begun anew, at most period ago when one is counted
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
 	shares shares
@@ -159,7 +159,7 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 // Where that is what becomes of calls, all that is read comes too late, nobody waits for a turn any more, and so nothing else would say that
 // there is too much.
 func (g *Gate) Missed(after, patience time.Duration) {
-	if after < haste || !hastes(patience+Unloaded) { // some of it was over before anything could be counted
+	if after < haste || patience+Unloaded < haste || patience > enough { // its caller began to wait a little before its headers were read
 		return
 	}
 	if now := g.now(); now-g.since.Load() > int64(period) {

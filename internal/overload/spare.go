@@ -12,7 +12,7 @@ const (
 	spareMost  = longest / sparePart // that may be saved up, of each processor
 	pacedMost  = Unloaded / 8        // the same then
 	spareFirst = 32.0                // nanoseconds for a byte, until it has been measured
-	spareTimes = 4                   // times what a byte took at least of late that it may take, and as long as spareFirst
+	spareTimes = 4                   // times what a byte took at least of late that it may take, and never less than spareFirst
 )
 
 // spare bounds the time that goes into having policies answer calls that are refused unread: if that were all that is done, there would be

@@ -132,6 +132,7 @@ func TestMissed(t *testing.T) {
 			{5 * few, 30 * ms, 20 * ms, 2 * period, false},
 			{5 * few, 30 * ms, 20 * ms, period * 9 / 10, false},
 			{few + 1, 30 * ms, haste - time.Microsecond, 0, true},
+			{few + 1, 60 * ms, enough, 0, true},
 		} {
 			g := New(Config{MaxCalls: 1000})
 			for range 500 {

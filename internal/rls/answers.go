@@ -3,8 +3,10 @@ package rls
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -137,10 +139,13 @@ type answers struct {
 	frames  frames
 	heading bool // the headers that were written last go on in the next frame
 
-	some atomic.Bool  // wait to be written, and nobody has begun to
-	data atomic.Int64 // bytes that grpc has written which count for flow control
-	due  atomic.Int64 // how many these are when who reads wants to know
-	wake atomic.Bool  // who reads has been told so
+	some atomic.Bool // wait to be written, and nobody has begun to
+
+	// Who reads sets due and then looks at data; who writes adds to data and then looks at due, so that one of them sees it.
+	data   atomic.Int64 // bytes that grpc has written which count for flow control
+	due    atomic.Int64 // when these are so many, reading is to end; math.MaxInt64 if it need not
+	waking sync.Mutex   // guards wake, and the deadline for reading
+	wake   bool         // which is past
 
 	freed chan struct{} // some have been written
 
@@ -159,9 +164,18 @@ func newAnswers(c *culling, conn net.Conn) *answers {
 	return a
 }
 
-// woken reports whether reading has ended because of due, and has it go on.
-func (a *answers) woken() bool {
-	return a.wake.Swap(false) && a.conn.SetReadDeadline(time.Time{}) == nil
+// woken reports whether reading has ended with err because of due, and has it go on.
+func (a *answers) woken(err error) bool {
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	a.waking.Lock()
+	defer a.waking.Unlock()
+	if !a.wake {
+		return false
+	}
+	a.wake = false
+	return a.conn.SetReadDeadline(time.Time{}) == nil
 }
 
 // abandon closes a connection for which nothing of what waits could be written for long: it would take the room of others'.
@@ -346,12 +360,15 @@ func (a *answers) put(b []byte) (int, error) {
 	return n, err
 }
 
-// count counts n bytes that grpc sends, and has who reads know when that is due.
+// count counts n bytes that grpc sends, and has reading end when that is due.
 func (a *answers) count(n int) {
-	if due := a.due.Load(); a.data.Add(int64(n)) >= due && a.due.CompareAndSwap(due, math.MaxInt64) {
-		a.wake.Store(true)
-		_ = a.conn.SetReadDeadline(time.Unix(1, 0))
+	data := a.data.Add(int64(n))
+	if due := a.due.Load(); data < due || !a.due.CompareAndSwap(due, math.MaxInt64) {
+		return // if due is another by now, who has set it has seen this
 	}
+	a.waking.Lock()
+	defer a.waking.Unlock()
+	a.wake = a.conn.SetReadDeadline(time.Unix(1, 0)) == nil
 }
 
 // close drops what waits, and what comes after: the connection is closed.

@@ -2,6 +2,8 @@ package rls
 
 import (
 	"net"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,7 +146,7 @@ func TestStuck(t *testing.T) {
 				go read()
 			}
 			sendRefusals(a, 3)
-			time.Sleep(stuckTime * 2)
+			time.Sleep(stuckTime / 2)
 			if reads {
 				if a.stuck.Stop() {
 					t.Error("it is still waited for a client that has read all")
@@ -152,6 +154,11 @@ func TestStuck(t *testing.T) {
 				sendRefusals(a, 3)
 				time.Sleep(stuckTime / 2)
 			} else {
+				a.abandon() // as if it had been about to when the last answer was written
+				if ours.SetReadDeadline(time.Time{}) != nil {
+					t.Error("a connection is closed whose answers do not wait for long")
+				}
+				time.Sleep(stuckTime)
 				go read()
 			}
 			synctest.Wait()
@@ -165,5 +172,48 @@ func TestStuck(t *testing.T) {
 				t.Errorf("%d bytes wait when the connection is closed", n)
 			}
 		})
+	}
+}
+
+// TestAnswersBetween: what waits is written as soon as a frame of grpc's ends, and its headers, though it has more to write.
+func TestAnswersBetween(t *testing.T) {
+	t.Parallel()
+	goAway := appendFrame(nil, 0x7, 0, 0, make([]byte, 8))
+	data := appendFrame(nil, frameData, 0, ours, make([]byte, 100))
+	for _, x := range []struct {
+		first, then []byte
+		want        string
+	}{
+		{data[:50], slices.Concat(data[50:], goAway, data), "DATA WINDOW_UPDATE HEADERS GOAWAY DATA"},
+		{data[:5], slices.Concat(data[5:], goAway, data), "DATA WINDOW_UPDATE HEADERS GOAWAY DATA"},
+		{data, slices.Concat(goAway, data), "DATA WINDOW_UPDATE HEADERS GOAWAY DATA"},
+		{
+			appendFrame(nil, frameHeaders, 0, ours, []byte{0x88}),
+			slices.Concat(appendFrame(nil, frameContinuation, flagEndHeaders, ours, []byte{0x88}), data),
+			"HEADERS CONTINUATION WINDOW_UPDATE HEADERS DATA",
+		},
+	} {
+		conn := &fakeConn{}
+		a := newAnswers(newCulling(), conn)
+		write := func(b []byte) {
+			if n, err := a.write(b); n != len(b) || err != nil {
+				t.Errorf("%d of %d bytes: %v", n, len(b), err)
+			}
+		}
+		write(x.first)
+		sendRefusals(a, 1)
+		write(x.then)
+		var kinds []string
+		for fr := http2.NewFramer(nil, &conn.wrote); ; {
+			f, err := fr.ReadFrame()
+			if err != nil {
+				break
+			}
+			kinds = append(kinds, f.Header().Type.String())
+		}
+		if got := strings.Join(kinds, " "); got != x.want {
+			t.Errorf("after %x: %s, want %s", x.first[:min(len(x.first), frameHeaderSize)], got, x.want)
+		}
+		a.close()
 	}
 }

@@ -2,8 +2,10 @@ package rls
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -268,6 +270,9 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 		begun = c.bounded.now()
 	}
 	n, err := c.Conn.Read(p)
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		return n, err // of nothing is it known whether there is more
+	}
 	full := n == len(p)
 	if n > 0 {
 		now := c.bounded.now()

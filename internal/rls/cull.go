@@ -120,7 +120,9 @@ func (r *replies) to(b []byte, calls []peeked) *[]byte {
 		}
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
-	s.config.Gate.Spent(r.spare, r.asked, r.took)
+	if r.spare.Work > 0 {
+		s.config.Gate.Spent(r.spare, r.asked, r.took)
+	}
 	return r.out
 }
 

@@ -33,10 +33,10 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 		}
 		c.answers.await()
 		n, err = c.Conn.Read(b)
-		if n == 0 && err != nil && c.answers.woken() {
-			continue
+		if err != nil && c.answers.woken(err) {
+			err = nil
 		}
-		if n == 0 {
+		if n == 0 && err != nil {
 			return n, err
 		}
 		gate, p := c.service.config.Gate, &c.of.peek
@@ -57,6 +57,7 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 }
 
 // handBack has grpc read that it may send what has been kept from it for others, if that is due; and if it is not, has reading end once it is.
+// Amid a frame or headers nothing may be put in between, and reading may end for nothing.
 func (c peekedConn) handBack(b []byte) int {
 	p := &c.of.peek
 	if !p.frames.between() || p.frames.heading() || len(b) < frameHeaderSize+windowSize {

@@ -200,24 +200,30 @@ func TestHandBack(t *testing.T) {
 		}
 		reads := func(want string) {
 			t.Helper()
-			if f := <-frames; f != want {
-				t.Errorf("amid headers %t: grpc reads %q, want %q", amid, f, want)
+			select {
+			case f := <-frames:
+				if f != want {
+					t.Errorf("amid headers %t: grpc reads %q, want %q", amid, f, want)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatalf("amid headers %t: grpc reads nothing, want %q", amid, want)
 			}
 		}
 		s.do(s.fr.WriteWindowUpdate(0, 1<<20))
 		send()
 		reads("SETTINGS")
 		reads(fmt.Sprint("window ", 1<<20*5/8))
-		if amid {
-			s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}}))
-			send()
-			reads("HEADERS")
-		}
-		for sent := 0; sent < firstWindow+1<<20*5/8-1<<14; sent += maxFrame {
-			if _, err := conn.Write(appendFrame(nil, frameData, 0, 1, make([]byte, maxFrame))); err != nil {
-				t.Fatal(err)
+		s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}, EndHeaders: !amid}))
+		send()
+		reads("HEADERS")
+		write := func(most int) {
+			for sent := 0; sent < most; sent += maxFrame {
+				if _, err := conn.Write(appendFrame(nil, frameData, 0, 1, make([]byte, maxFrame))); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
+		write(firstWindow + 1<<20*5/8 - maxFrame)
 		if amid {
 			select {
 			case f := <-frames:
@@ -228,6 +234,11 @@ func TestHandBack(t *testing.T) {
 			send()
 			reads("CONTINUATION")
 		}
+		reads(fmt.Sprint("window ", 1<<20*3/8))
+		s.do(s.fr.WriteWindowUpdate(0, 1<<19)) // of which as much is kept again, and there is more to read than was
+		send()
+		reads(fmt.Sprint("window ", 1<<19-1<<20*3/8))
+		write(1 << 19)
 		reads(fmt.Sprint("window ", 1<<20*3/8))
 	}
 }
