@@ -32,7 +32,7 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 			return n, nil
 		}
 		c.answers.await()
-		n, err = c.Conn.Read(b)
+		n, err = c.Conn.Read(c.service.waiting.part(b))
 		if err != nil && c.answers.woken(err) {
 			err = nil
 		}

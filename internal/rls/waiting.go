@@ -2,6 +2,7 @@ package rls
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,10 +28,13 @@ const (
 	// A connection that has more than one in so many of the calls that may wait, or than half an equal share if that is less,
 	// gives way to those that have fewer, however short its calls have waited: when thousands come at once, somebody who asks
 	// for little is let in.
-	crowd    = 16
-	recount  = 10 * time.Millisecond // between two looks at who has how many
-	mostWays = 256                   // calls that have given way, since each lives on until its handler returns
-	oneWays  = mostWays / 4          // that give way to those of one connection between two looks, which would show how many it has
+	crowd   = 16
+	recount = 10 * time.Millisecond // between two looks at who has how many
+	// A call whose message comes with its headers waits for no longer than for its handler.
+	manyWaiting = 512
+	littleRead  = 1 << 10
+	mostWays    = 256          // calls that have given way, since each lives on until its handler returns
+	oneWays     = mostWays / 4 // that give way to those of one connection between two looks, which would show how many it has
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -188,6 +192,16 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 }
 
 func (w *waiting) leave() { w.calls.Add(-1) }
+
+// part returns what of b is to be read at once. Headers alone are small and make work: where many calls wait, each connection is read a little
+// at a time and in turn, so that nobody waits until all that somebody else has sent is worked on.
+func (w *waiting) part(b []byte) []byte {
+	if w.calls.Load() < manyWaiting {
+		return b
+	}
+	runtime.Gosched()
+	return b[:min(len(b), littleRead)]
+}
 
 // watch ends the call once it has waited for too long, unless forget is called first.
 func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {

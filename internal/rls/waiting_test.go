@@ -155,3 +155,22 @@ func idleCall(t *testing.T, conn *grpc.ClientConn) {
 		t.Fatal(err)
 	}
 }
+
+// fullConn is a connection of which there is always more to read.
+type fullConn struct{ net.Conn }
+
+func (fullConn) Read(b []byte) (int, error) { return len(b), nil }
+
+// TestLittleRead: where many calls wait for their message, each connection is read a little at a time.
+func TestLittleRead(t *testing.T) {
+	t.Parallel()
+	service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+	for calls, want := range map[int64]int{0: readBuffer, manyWaiting - 1: readBuffer, manyWaiting: littleRead} {
+		service.waiting.calls.Store(calls)
+		conn := fullConn{}
+		p := peekedConn{conn, &boundedConn{peek: newPeek()}, service, newAnswers(service.culling, conn)}
+		if n, err := p.Read(make([]byte, readBuffer)); n != want || err != nil {
+			t.Errorf("while %d calls wait %d bytes are read, want %d (%v)", calls, n, want, err)
+		}
+	}
+}
