@@ -137,7 +137,6 @@ type answers struct {
 
 	writing sync.Mutex // guards what follows, and the order of what is written
 	frames  frames
-	heading bool // the headers that were written last go on in the next frame
 
 	some atomic.Bool // wait to be written, and nobody has begun to
 
@@ -265,7 +264,7 @@ func (a *answers) flush() {
 
 // between writes what waits if a frame may begin that has nothing to do with the one before.
 func (a *answers) between() {
-	if a.heading || !a.frames.between() || !a.some.Load() {
+	if !a.frames.free() || !a.some.Load() {
 		return
 	}
 	b := a.take()
@@ -328,15 +327,12 @@ func (a *answers) write(b []byte) (n int, err error) {
 
 // boundary returns where in b the first frame may begin that is not grpc's; the end of it if none may.
 func (a *answers) boundary(b []byte) int {
-	f, heading, rest := a.frames, a.heading, b
-	for len(rest) > 0 && (heading || !f.between()) {
+	f, rest := a.frames, b
+	for len(rest) > 0 && !f.free() {
 		if f.skip > 0 {
 			rest, _ = f.pass(rest)
-			continue
-		}
-		var complete bool
-		if rest, complete = f.open(rest); complete {
-			heading = f.heading()
+		} else {
+			rest, _ = f.open(rest)
 		}
 	}
 	return len(b) - len(rest)
@@ -353,7 +349,7 @@ func (a *answers) put(b []byte) (int, error) {
 		if rest, complete = a.frames.open(rest); !complete {
 			break
 		}
-		if a.heading = a.frames.heading(); a.frames.kind() == frameData {
+		if a.frames.kind() == frameData {
 			a.count(a.frames.skip)
 		}
 	}

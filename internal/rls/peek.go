@@ -77,6 +77,9 @@ func (f *frames) heading() bool {
 	return (f.kind() == frameHeaders || f.kind() == frameContinuation) && f.flags()&flagEndHeaders == 0
 }
 
+// free reports whether a frame may begin that has nothing to do with the one before.
+func (f *frames) free() bool { return f.between() && !f.heading() }
+
 // stream returns the number of its stream.
 func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) & streamBits }
 

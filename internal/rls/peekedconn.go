@@ -60,7 +60,7 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 // Amid a frame or headers nothing may be put in between, and reading may end for nothing.
 func (c peekedConn) handBack(b []byte) int {
 	p := &c.of.peek
-	if !p.frames.between() || p.frames.heading() || len(b) < frameHeaderSize+windowSize {
+	if !p.frames.free() || len(b) < frameHeaderSize+windowSize {
 		return 0
 	}
 	c.answers.due.Store(p.window.due())
