@@ -482,8 +482,11 @@ func (s *surge) undisturbed(where string, got, fair outcomes) {
 	s.figure(got.p(0.99) <= 2*fair.p(0.99), "p99 %s, beside %g × %s", ms(got.p(0.99)), fairShare, ms(fair.p(0.99)))
 }
 
-// decided takes down how many calls of a quiet domain were not decided by a counter in time.
+// decided takes down how many calls of a quiet domain were not decided by a counter in time, and notes some of them.
 func (s *surge) decided(where string, got outcomes) {
-	wrong := len(got) - got.within(okay, envoyTimeout)
-	s.figure(wrong == 0 && len(got) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, wrong, len(got))
+	wrong := got.that(func(o outcome) bool { return o.kind != okay || o.took > envoyTimeout })
+	s.figure(len(wrong) == 0 && len(got) > 0, "quiet domain %s: %d of %d calls without a verdict in time", where, len(wrong), len(got))
+	for _, o := range wrong[:min(len(wrong), 10)] {
+		s.e.note("%s: due after %s, sent late by %s, %s after %s", where, ms(o.due), ms(o.lag), o.end(), ms(o.took))
+	}
 }

@@ -35,6 +35,14 @@ type outcome struct {
 	code codes.Code // of what failed
 }
 
+// end returns how the call ended, in a word: the code of what failed.
+func (o outcome) end() string {
+	if o.kind == failed {
+		return o.code.String()
+	}
+	return o.kind.String()
+}
+
 // passes says whether Envoy lets a request pass whose call ended so: it decides on errors by failure_mode_deny.
 func (o outcome) passes(failureModeDeny bool) bool {
 	switch o.kind {
@@ -151,11 +159,7 @@ func (all outcomes) through(failureModeDeny bool) (n int) {
 func (all outcomes) String() string {
 	counts := map[string]int{}
 	for _, o := range all {
-		name := o.kind.String()
-		if o.kind == failed {
-			name = o.code.String()
-		}
-		counts[name]++
+		counts[o.end()]++
 	}
 	names := make([]string, 0, len(counts))
 	for name := range counts {
