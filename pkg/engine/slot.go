@@ -39,29 +39,31 @@ func (l Limit) Slot() Slot {
 // String returns a short, unique name made of letters, digits and '/': a letter for the algorithm, the window in
 // microseconds where it is part of the name, and the precision. For a calendar it has the unit, and a number for the
 // zone unless that is UTC: fmonth3, or fday/2f4hg91k6z.
-func (s Slot) String() string {
+func (s Slot) String() string { return string(s.Append(make([]byte, 0, 24))) }
+
+// Append appends that name to b.
+func (s Slot) Append(b []byte) []byte {
 	if s == GateSlot {
-		return "p"
+		return append(b, 'p')
 	}
 	if s&reserveSlot != 0 {
-		return (s &^ reserveSlot).String() + "r"
+		return append((s &^ reserveSlot).Append(b), 'r')
 	}
-	buf := append(make([]byte, 0, 24), Algorithm(s>>slotAlgorithm).row().letter)
+	b = append(b, Algorithm(s>>slotAlgorithm).row().letter)
 	if kind, ok := s.calendar(); ok {
-		buf = append(buf, kind.name...)
+		b = append(b, kind.name...)
 		if zone := s & (1<<slotPrecision - 1); zone != 0 {
-			buf = strconv.AppendUint(append(buf, '/'), uint64(zone), 36)
+			b = strconv.AppendUint(append(b, '/'), uint64(zone), 36)
 		}
-		return string(buf)
+		return b
 	}
 	if window := uint64(s) & (1<<slotPrecision - 1); window != 0 {
-		buf = strconv.AppendUint(buf, window, 10)
+		b = strconv.AppendUint(b, window, 10)
 	}
 	if precision := s >> slotPrecision & 127; precision != 0 {
-		buf = append(buf, '/')
-		buf = strconv.AppendUint(buf, uint64(precision), 10)
+		b = strconv.AppendUint(append(b, '/'), uint64(precision), 10)
 	}
-	return string(buf)
+	return b
 }
 
 // calendar returns the kind of calendar that s belongs to, if any.

@@ -173,26 +173,27 @@ func (s *scriptCodec) begin(cs *calls) *call {
 // keys adds the keys of op.
 func (s *scriptCodec) keys(c *call, op *backend.Op) {
 	for i := range op.Limits {
-		c.addKey(s, op, op.Limits[i].Slot().String())
+		c.addKey(s, op, op.Limits[i].Slot(), "")
 	}
 	if op.Penalty != nil {
-		c.addKey(s, op, engine.GateSlot.String())
+		c.addKey(s, op, engine.GateSlot, "")
 	}
 	if op.Reserve != nil {
-		slot := op.Limits[0].Slot().Reserved().String()
-		c.addKey(s, op, slot)
-		c.addKey(s, op, slot+"s")
+		slot := op.Limits[0].Slot().Reserved()
+		c.addKey(s, op, slot, "")
+		c.addKey(s, op, slot, "s")
 	}
 }
 
-func (c *call) addKey(s *scriptCodec, op *backend.Op, suffix string) {
+// addKey adds the key of op whose name ends in that of a slot, and in suffix.
+func (c *call) addKey(s *scriptCodec, op *backend.Op, slot engine.Slot, suffix string) {
 	if n := len(c.keys); n < cap(c.keys) {
 		c.keys = c.keys[:n+1]
 	} else {
 		c.keys = append(c.keys, packed{})
 	}
 	k := &c.keys[len(c.keys)-1]
-	k.b = append(s.base(k.b[:0], op), suffix...)
+	k.b = append(slot.Append(s.base(k.b[:0], op)), suffix...)
 }
 
 // finish makes the command of c.
