@@ -27,6 +27,11 @@ const (
 	heard    = 4   // times the limit may be in progress with calls that are let in for their domain's sake
 	workers  = 128 // calls in progress that are no sign of anything: about as many are worked on without a goroutine of their own
 	forgets  = 64  // how many calls the moving average of waits is made of
+	// Where calls have 16 descriptors, so many bytes of their messages take a processor about 2 ms, if the store is on it, too. Whoever comes
+	// next waits for them, wherever they are by now, before anybody has waited for long enough to say so. Small messages do not count: a turn
+	// costs them more than it wins.
+	burst     = 8 << 10 // bytes of calls in progress
+	leastSize = 256     // of a message that is not small
 )
 
 // Config is the configuration of a [Gate].
@@ -44,7 +49,7 @@ type Gate struct {
 	turns  atomic.Int64 // of calls that went on since limit was last changed
 	cut    atomic.Int64 // when limit was last lowered, in nanoseconds since begun
 	raised atomic.Int64 // when it was last raised because nobody waited
-	missed atomic.Int64 // calls that had ended when they were taken up, since then or since it was lowered for them
+	missed atomic.Int64 // calls that had ended when they were taken up, since `since`, or since limit was lowered for them
 	since  atomic.Int64 // when counting these was last begun anew, at most period ago when one is counted
 	wait   atomic.Int64 // moving average, in nanoseconds
 	last   atomic.Int64 // when wait was last added to
@@ -159,7 +164,7 @@ func (g *Gate) Full(c *Client, seen *Seen, coming int) bool {
 // Where that is what becomes of calls, all that is read comes too late, nobody waits for a turn any more, and so nothing else would say that
 // there is too much.
 func (g *Gate) Missed(after, patience time.Duration) {
-	if after < haste || patience+Unloaded < haste || patience > enough { // its caller began to wait a little before its headers were read
+	if after < haste || !hastes(patience) && !hastes(patience+Unloaded) { // its caller began to wait a little before its headers were read
 		return
 	}
 	if now := g.now(); now-g.since.Load() > int64(period) {
@@ -229,8 +234,16 @@ func (g *Gate) Leave(c *Client) {
 	}
 }
 
-// Free reports whether a call that has waited for so long goes on at once.
-func (g *Gate) Free(waited time.Duration) bool { return waited < Unloaded && !g.line.open.Load() }
+// Free reports whether a call with a message of so many bytes that has waited for so long goes on at once.
+func (g *Gate) Free(waited time.Duration, size int) bool {
+	return waited < Unloaded && !g.line.open.Load() && !g.bursts(size)
+}
+
+// bursts reports whether calls that are in progress, if they are like one with so many bytes, take long enough for somebody else to be let go
+// first.
+func (g *Gate) bursts(size int) bool {
+	return size >= leastSize && g.calls.Load()*int64(size) >= burst*int64(processors())
+}
 
 // Wait waits for the turn of a call. Done must be called once the call has been decided.
 func (g *Gate) Wait(c Call) (turn Turn) {
@@ -238,7 +251,7 @@ func (g *Gate) Wait(c Call) (turn Turn) {
 	switch {
 	case g.excess(&c):
 		turn.Verdict = Lost
-	case g.line.open.Load() || g.presses(&c):
+	case g.line.open.Load() || g.bursts(c.Size) || g.presses(&c):
 		begun := time.Now()
 		turn = g.line.wait(c)
 		inLine = time.Since(begun)

@@ -14,7 +14,7 @@ func TestWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 10})
-		if !g.Free(Unloaded-1) || g.Free(Unloaded) {
+		if !g.Free(Unloaded-1, 0) || g.Free(Unloaded, 0) {
 			t.Error("a call is free by how long it has waited")
 		}
 		for range 100 {
@@ -24,7 +24,7 @@ func TestWait(t *testing.T) {
 			}
 			g.Done(turn, false)
 			synctest.Wait()
-			if !g.Free(0) {
+			if !g.Free(0, 0) {
 				t.Fatal("calls have to wait although nobody does")
 			}
 		}
@@ -46,6 +46,37 @@ func TestWait(t *testing.T) {
 		time.Sleep(time.Second)
 		if s := g.Stats(); s != (Stats{Limit: 10}) {
 			t.Errorf("at rest: %+v, want no calls and no wait", s)
+		}
+	})
+}
+
+// TestBurst: where calls in progress take long together, one that is like them needs a turn though it has not waited. Small ones do not.
+func TestBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{MaxCalls: 10_000})
+		many := burst / 400 * int(processors())
+		for n, want := range map[int]bool{many: true, many + int(processors()): false} {
+			for range n {
+				g.Enter(nil)
+			}
+			if got := g.Free(0, 400); got != want {
+				t.Errorf("beside %d calls one goes on at once: %t, want %t", n, got, want)
+			}
+			turn := g.Wait(Call{Size: 400, Deadline: time.Now().Add(20 * ms)})
+			if turn.counted == want || turn.Verdict != Go {
+				t.Errorf("beside %d calls one has the turn %+v, want one: %t", n, turn, !want)
+			}
+			g.Done(turn, false)
+			synctest.Wait()
+			for range n {
+				g.Leave(nil)
+			}
+		}
+		for range 5000 {
+			g.Enter(nil)
+		}
+		if !g.Free(0, leastSize-1) || g.Free(0, leastSize) {
+			t.Error("small calls are told from others by another size")
 		}
 	})
 }
