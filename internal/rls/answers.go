@@ -28,7 +28,7 @@ const (
 
 const (
 	writingTime = 10 * time.Millisecond // for which reading a connection waits for what is to be written to it
-	stuckTime   = 10 * time.Second      // for which a client may read none of its answers
+	stuckTime   = 10 * time.Second      // in which a client must have read those of its answers that are written at once
 )
 
 const maxFrame = 16 << 10 // the largest payload of a frame that every client takes
@@ -41,6 +41,7 @@ type culling struct {
 	trailer []byte       // what follows it
 	around  int          // bytes of all that is written with a message
 	buffers sync.Pool    // of *[]byte, for answers that wait to be written
+	replies sync.Pool    // of *replies
 	waiting atomic.Int64 // bytes of them that do
 }
 
@@ -57,6 +58,7 @@ func newCulling() *culling {
 		head:    headBlock(head...),
 		trailer: headBlock(code(codes.OK)),
 		buffers: sync.Pool{New: func() any { return new([]byte) }},
+		replies: sync.Pool{New: func() any { return new(replies) }},
 	}
 	c.around = len(c.appendAnswer(nil, 1, nil))
 	return c
@@ -78,11 +80,19 @@ func (c *culling) begin(credit int) *[]byte {
 	return b
 }
 
-// pong returns the answer to a ping.
-func (c *culling) pong(payload []byte) *[]byte {
-	b := c.buffers.Get().(*[]byte)
-	*b = appendFrame((*b)[:0], framePing, flagAck, 0, payload)
-	return b
+// pongs returns the answers to those frames of what was read that are pings; nil if none is.
+func (c *culling) pongs(read []byte, frames []span) (out *[]byte) {
+	for _, at := range frames {
+		if read[at.from+frameKindAt] != framePing {
+			continue
+		}
+		if out == nil {
+			out = c.buffers.Get().(*[]byte)
+			*out = (*out)[:0]
+		}
+		*out = appendFrame(*out, framePing, flagAck, 0, read[at.from+frameHeaderSize:at.to])
+	}
+	return out
 }
 
 // end takes a buffer back.
@@ -177,7 +187,7 @@ func (a *answers) woken(err error) bool {
 	return a.conn.SetReadDeadline(time.Time{}) == nil
 }
 
-// abandon closes a connection for which nothing of what waits could be written for long: it would take the room of others'.
+// abandon closes a connection for which what was to be written at once was not in all that time: it would take the room of others'.
 func (a *answers) abandon() {
 	a.mu.Lock()
 	stuck := a.owed > 0 && time.Since(a.since) >= stuckTime

@@ -152,7 +152,7 @@ func TestStuck(t *testing.T) {
 					t.Error("it is still waited for a client that has read all")
 				}
 				sendRefusals(a, 3)
-				time.Sleep(stuckTime / 2)
+				time.Sleep(2 * stuckTime)
 			} else {
 				a.abandon() // as if it had been about to when the last answer was written
 				if ours.SetReadDeadline(time.Time{}) != nil {

@@ -51,7 +51,11 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		}
 	}()
 	from := originOf(ctx)
-	seen := from.seen()
+	seen, known := from.seen()
+	var hint *overload.Seen
+	if known {
+		hint = &seen
+	}
 	if info.FullMethodName != fullMethod {
 		return s.others.arrive(ctx, from)
 	}
@@ -59,11 +63,11 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 	if from.conn != nil && s.config.Gate.Limited() {
 		client = &from.conn.client
 	}
-	if s.config.Gate.Full(client, seen, 0) {
+	if s.config.Gate.Full(client, hint, 0) {
 		s.config.Hooks.Shed()
 		return refuse(ctx, errOverload)
 	}
-	shard, room, another := s.waiting.enter(ctx)
+	shard, room, another := s.waiting.enter(ctx, from.conn)
 	if another || !room {
 		s.config.Hooks.TooManyWaiting()
 	}
@@ -71,9 +75,7 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
-	if seen != nil {
-		a.seen, a.known = *seen, true
-	}
+	a.seen, a.known = seen, known
 	a.waits.Store(true)
 	a.count()
 	return a, nil
@@ -109,7 +111,7 @@ func (a *arrival) leave() {
 
 func (a *arrival) stopWaiting() {
 	if a.waits.Swap(false) {
-		a.waiting.leave()
+		a.waiting.leave(a.origin.conn)
 	}
 }
 
@@ -117,6 +119,9 @@ func (a *arrival) stopWaiting() {
 func (a *arrival) await(stream grpc.ServerStream) error {
 	err := a.watched(stream)
 	a.stopWaiting()
+	if err == nil {
+		a.origin.conn.receives()
+	}
 	a.count() // again, if it was slow
 	return err
 }

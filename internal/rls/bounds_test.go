@@ -347,3 +347,42 @@ func TestConnectionsAreBounded(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestFullReads: a connection is behind for as long as there has always been more to read than there was room for. A read that is ended before
+// anything comes changes that only if it had to wait.
+func TestFullReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		c := &boundedConn{Conn: near, bounded: Bound(nil, Connections{})}
+		send := func(n int) { go func() { _, _ = far.Write(make([]byte, n)) }() }
+		read := func(room int, want time.Duration) {
+			t.Helper()
+			if n, err := c.Read(make([]byte, room)); n == 0 || err != nil || c.behind() != want {
+				t.Errorf("%d bytes are read (%v), and the connection is behind for %v, want %v", n, err, c.behind(), want)
+			}
+		}
+		ended := func(at time.Time) {
+			t.Helper()
+			_ = near.SetReadDeadline(at)
+			if n, err := c.Read(make([]byte, 10)); n > 0 || err == nil {
+				t.Errorf("%d bytes are read, though reading has ended (%v)", n, err)
+			}
+			_ = near.SetReadDeadline(time.Time{})
+		}
+		send(100)
+		read(10, 0)
+		time.Sleep(5 * time.Millisecond)
+		read(10, 5*time.Millisecond)
+		ended(time.Unix(1, 0))
+		time.Sleep(time.Millisecond)
+		read(80, 6*time.Millisecond)
+		ended(time.Now().Add(5 * time.Millisecond))
+		send(20)
+		read(10, 0)
+		read(100, 0) // all
+		time.Sleep(5 * time.Millisecond)
+		send(10)
+		read(10, 0)
+	})
+}

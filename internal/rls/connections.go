@@ -64,17 +64,19 @@ type clients struct {
 type boundedConn struct {
 	net.Conn
 
-	bounded *Bounded
-	address string // "" for a unix socket
-	index   int    // among those of its address
-	gone    bool   // no longer counted
-	last    atomic.Int64
-	read    atomic.Int64 // bytes
-	streams atomic.Int64 // open; of other methods than ShouldRateLimit
-	client  overload.Client
-	peek    peek  // for what reads it alone, as full is
-	full    bool  // there was no room for more when it was last read
-	filled  int64 // when that was first so without a break
+	bounded  *Bounded
+	address  string // "" for a unix socket
+	index    int    // among those of its address
+	gone     bool   // no longer counted
+	last     atomic.Int64
+	read     atomic.Int64 // bytes
+	streams  atomic.Int64 // open; of other methods than ShouldRateLimit
+	waiting  atomic.Int64 // calls whose message has not been received
+	received atomic.Bool  // that of a call
+	client   overload.Client
+	peek     peek  // for what reads it alone, as full is
+	full     bool  // there was no room for more when it was last read
+	filled   int64 // when that was first so without a break
 }
 
 // localAddr is an address of this side of a connection by which the connection is known: grpc tells calls nothing else of it.
@@ -270,8 +272,9 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 		begun = c.bounded.now()
 	}
 	n, err := c.Conn.Read(p)
-	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
-		return n, err // of nothing is it known whether there is more
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) { // it was ended, which says whether there was more only if it had to wait
+		c.full = c.full && c.bounded.now()-begun <= int64(blocked)
+		return n, err
 	}
 	full := n == len(p)
 	if n > 0 {
@@ -284,6 +287,20 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	}
 	c.full = full
 	return n, err
+}
+
+// waits counts n more calls that wait for their message. The connection may be nil.
+func (c *boundedConn) waits(n int64) {
+	if c != nil {
+		c.waiting.Add(n)
+	}
+}
+
+// receives notes that a call has received its message. The connection may be nil.
+func (c *boundedConn) receives() {
+	if c != nil && !c.received.Load() {
+		c.received.Store(true)
+	}
 }
 
 // behind returns for how long there has always been more to read than there was room for.

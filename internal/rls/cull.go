@@ -15,33 +15,36 @@ import (
 // and where most of what is asked for is too much, it would take the time of all else. It returns how much is left.
 func (c peekedConn) cull(b []byte) (left int) {
 	gate, p := c.service.config.Gate, &c.of.peek
-	if p.ping.to > 0 {
-		c.answers.send(c.service.culling.pong(b[p.ping.from+frameHeaderSize : p.ping.to]))
+	if pongs := c.service.culling.pongs(b, p.taken); pongs != nil {
+		c.answers.send(pongs)
 	}
 	if len(p.calls) == 0 || !gate.Limited() {
 		return remove(b, p.taken)
 	}
-	r := replies{service: c.service, window: &p.window, room: c.answers.room()}
+	r := c.service.culling.replies.Get().(*replies)
+	defer r.drop()
+	r.service, r.window, r.room = c.service, &p.window, c.answers.room()
 	behind := gate.Behind(c.of.behind())
-	calls := p.pick(r.room/leastRoom, func(seen *overload.Seen, coming int) bool {
+	r.calls = p.pick(r.calls, r.room/leastRoom, func(seen *overload.Seen, coming int) bool {
 		return behind && gate.Drop(seen) || gate.Full(&c.of.client, seen, coming)
 	})
-	if len(calls) == 0 {
+	if len(r.calls) == 0 {
 		return remove(b, p.taken)
 	}
-	if p.culled = true; !behind && p.window.open() {
-		r.spare = gate.Spare(work(calls))
+	if p.culled = min(p.culled+len(r.calls), mostPeeked); !behind && p.window.open() {
+		r.spare = gate.Spare(work(r.calls))
 	}
-	c.answers.send(r.to(b, calls))
-	frames := p.taken
-	for _, x := range calls {
-		frames = append(frames, x.head, x.message)
+	c.answers.send(r.to(b))
+	r.frames = append(r.frames, p.taken...)
+	for i := range r.calls {
+		r.frames = append(r.frames, r.calls[i].head, r.calls[i].message)
 	}
-	return remove(b, frames)
+	return remove(b, r.frames)
 }
 
-// pick takes calls that must be refused, as full says, out of what was peeked at: at most so many, of those of which grpc need not know.
-func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (out []peeked) {
+// pick takes calls that must be refused, as full says, out of what was peeked at, and appends them to out: at most so many in all, of those of
+// which grpc need not know.
+func (p *peek) pick(out []peeked, most int, full func(seen *overload.Seen, coming int) bool) []peeked {
 	kept := p.calls[:0]
 	coming := 0
 	for i := range p.calls {
@@ -57,7 +60,7 @@ func (p *peek) pick(most int, full func(seen *overload.Seen, coming int) bool) (
 		kept = append(kept, *x)
 	}
 	if p.calls = kept; len(kept) == 0 {
-		p.calls = nil
+		p.forget()
 	}
 	return out
 }
@@ -79,17 +82,29 @@ func remove(b []byte, parts []span) (left int) {
 	return left
 }
 
-// replies makes answers to calls that were culled. Neither a handler of grpc's statistics, as for tracing, nor what it checks of headers knows
-// of them.
+// replies makes answers to the calls of a read that are culled. Neither a handler of grpc's statistics, as for tracing, nor what it checks of
+// headers knows of them. It is reused.
 type replies struct {
 	service *Service
 	window  *window
+	calls   []peeked
+	frames  []span         // that grpc must not have
 	room    int            // bytes that may wait to be written
 	spare   overload.Spare // of the gate, for policies
 	asked   int            // what they have been asked about counts for
 	took    time.Duration  // and how long that took
 	size    int            // of the last answer of a policy, and of another one most likely
+	answer  answer         // that one
 	out     *[]byte
+}
+
+// drop keeps the memory of r for other calls.
+func (r *replies) drop() {
+	pool := &r.service.culling.replies
+	*r = replies{calls: r.calls[:0], frames: r.frames[:0], answer: r.answer}
+	if cap(r.answer.SliceBuffer) <= pooledAnswers {
+		pool.Put(r)
+	}
 }
 
 // work is what calls count for that policies may be asked about.
@@ -102,16 +117,16 @@ func work(calls []peeked) (sum int) {
 	return sum
 }
 
-// to returns the answers to calls that were read in b: those of policies as far as there is time and room for that, and their client lets
-// them be sent.
-func (r *replies) to(b []byte, calls []peeked) *[]byte {
+// to returns the answers to the calls, which were read in b: those of policies as far as there is time and room for that, and their client
+// lets them be sent.
+func (r *replies) to(b []byte) *[]byte {
 	s, credit := r.service, 0
-	for i := range calls {
-		credit += messageHeaderSize + len(calls[i].text(b))
+	for i := range r.calls {
+		credit += messageHeaderSize + len(r.calls[i].text(b))
 	}
 	r.out = s.culling.begin(credit)
-	for i := range calls {
-		x := &calls[i]
+	for i := range r.calls {
+		x := &r.calls[i]
 		work := overload.Work(x.seen.Size)
 		if x.seen.fails || r.asked+work > r.spare.Work || !r.fits() {
 			s.config.Hooks.Shed()
@@ -120,9 +135,7 @@ func (r *replies) to(b []byte, calls []peeked) *[]byte {
 		}
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
-	if r.spare.Work > 0 {
-		s.config.Gate.Spent(r.spare, r.asked, r.took)
-	}
+	s.config.Gate.Spent(r.spare, r.asked, r.took)
 	return r.out
 }
 
@@ -139,17 +152,16 @@ func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
 	c.request.Late = true
-	var a answer
-	if s.answer(context.Background(), c, &a, start) != nil {
+	if s.answer(context.Background(), c, &r.answer, start) != nil {
 		s.config.Hooks.Call(Method, time.Since(start).Seconds())
 		return false
 	}
-	if r.size = messageHeaderSize + a.Len(); !r.fits() {
+	if r.size = messageHeaderSize + r.answer.Len(); !r.fits() {
 		s.config.Hooks.Shed()
 		return false
 	}
 	r.window.send(r.size)
-	*r.out = s.culling.appendAnswer(*r.out, stream, a.ReadOnlyData())
+	*r.out = s.culling.appendAnswer(*r.out, stream, r.answer.ReadOnlyData())
 	s.config.Hooks.Call(Method, time.Since(start).Seconds())
 	return true
 }

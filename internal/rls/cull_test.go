@@ -419,7 +419,7 @@ func TestPick(t *testing.T) {
 		return seen.Domain%4 == 1
 	}
 	p := peek{calls: calls()}
-	out := p.pick(2, full)
+	out := p.pick(nil, 2, full)
 	if want := []string{"0 after 0", "1 after 1", "4 after 1", "5 after 2"}; !slices.Equal(told, want) {
 		t.Errorf("asked about %v, want %v", told, want)
 	}
@@ -428,7 +428,7 @@ func TestPick(t *testing.T) {
 	}
 	var left []uint32
 	for range 4 {
-		if seen := p.take(); seen != nil {
+		if seen, found := p.take(); found {
 			left = append(left, seen.Domain)
 		}
 	}
@@ -437,7 +437,7 @@ func TestPick(t *testing.T) {
 	}
 	for _, p := range []peek{{calls: calls(), tables: true}, {}} {
 		before := len(p.calls)
-		if out := p.pick(2, full); len(out) > 0 || len(p.calls) != before {
+		if out := p.pick(nil, 2, full); len(out) > 0 || len(p.calls) != before {
 			t.Errorf("%+v of %d calls", out, before)
 		}
 	}

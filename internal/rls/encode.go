@@ -45,16 +45,31 @@ const (
 )
 
 // answer is an encoded RateLimitResponse. It is a mem.Buffer that need not be freed, and contains the slice of buffers
-// that grpc wants as well as the bytes of all but long answers. The zero value is ready for use, once.
+// that grpc wants as well as the bytes of all but long answers. The zero value is ready for use. What is encoded in it next overwrites it.
 type answer struct {
 	mem.SliceBuffer
 	slice [1]mem.Buffer
 	room  [88]byte
 }
 
+// statusSize is how many bytes most statuses have at most whose limit has no name.
+const statusSize = 28
+
+// memory returns memory for an answer with so many statuses.
+func (a *answer) memory(statuses int) []byte {
+	switch size := statuses * statusSize; {
+	case cap(a.SliceBuffer) > 0:
+		return a.SliceBuffer[:0]
+	case size <= len(a.room):
+		return a.room[:0]
+	default:
+		return make([]byte, 0, size)
+	}
+}
+
 // encode encodes v in a, as the answer to r.
 func (s *Service) encode(a *answer, r *limiter.Request, v *limiter.Verdict) {
-	b := appendVerdict(a.room[:0], v)
+	b := appendVerdict(a.memory(len(v.Statuses)), v)
 	b = s.appendHeaders(b, v)
 	if s.config.Headers.Rule != "" {
 		b = appendRuleName(b, s.config.Headers.Rule, v)

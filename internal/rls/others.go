@@ -75,7 +75,9 @@ func (o *others) arrive(ctx context.Context, from origin) (context.Context, erro
 		late.Stop()
 		c.stopWaiting()
 		o.calls.Add(-1)
+		from.conn.waits(-1)
 	})
+	from.conn.waits(1)
 	c.wait()
 	context.AfterFunc(ctx, c.came) // grpc cancels it at the end of the call, whatever becomes of that
 	return c, nil
@@ -138,6 +140,7 @@ func (o *others) cut(guilty map[*boundedConn]bool) {
 func messageCame(ctx context.Context) {
 	if c, ok := ctx.Value(otherKey{}).(*otherCall); ok {
 		c.came()
+		c.origin.conn.receives()
 	}
 }
 

@@ -2,6 +2,7 @@ package rls
 
 import (
 	"encoding/binary"
+	"sync"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
 )
@@ -10,6 +11,7 @@ import (
 const (
 	prefaceSize       = 24 // what a client begins with
 	frameHeaderSize   = 9
+	frameKindAt       = 3 // in a header
 	frameData         = 0x0
 	frameHeaders      = 0x1
 	frameSettings     = 0x4
@@ -27,8 +29,11 @@ const (
 
 const (
 	mostPeeked = 128 // calls that peek remembers of one read
-	keptCalls  = 16  // for which a connection keeps memory until it is read again
+	keptFrames = 16  // for which a connection keeps memory
 )
+
+// peekedCalls has memory for what connections remember of their calls: most of them have nothing to remember.
+var peekedCalls = sync.Pool{New: func() any { return new([mostPeeked]peeked) }} //nolint:gochecknoglobals // memory, and no state
 
 // hint is what a message says of its call.
 type hint struct {
@@ -69,7 +74,7 @@ func (f *frames) pass(b []byte) (rest []byte, ends bool) {
 func (f *frames) between() bool { return f.skip == 0 && f.filled == 0 }
 
 // kind and flags are those of the frame that was opened last.
-func (f *frames) kind() byte  { return f.header[3] }
+func (f *frames) kind() byte  { return f.header[frameKindAt] }
 func (f *frames) flags() byte { return f.header[4] }
 
 // heading reports whether it is one of headers that go on in the next frame.
@@ -92,17 +97,17 @@ func (f *frames) stream() uint32 { return binary.BigEndian.Uint32(f.header[5:]) 
 // others that were read with them. Only the goroutine that reads the connection may use it, which in grpc is also the one that asks.
 type peek struct {
 	frames frames
-	read   int    // bytes of what was read last
-	ends   bool   // with the frame that is open the headers of a call end
-	head   span   // where that is, if it is all that there is of them, and stateless
-	newest uint32 // stream whose headers have been read
+	read   int                 // bytes of what was read last
+	ends   bool                // with the frame that is open the headers of a call end
+	head   span                // where that is, if it is all that there is of them, and stateless
+	newest uint32              // stream whose headers have been read
+	memory *[mostPeeked]peeked // of calls; nil if there are none
 	calls  []peeked
 	next   int
 	tables bool // the client has set the size of the table of headers, which the headers that are written next have to begin with
 	window window
-	taken  []span // frames of what was read last that grpc must not have
-	culled bool   // a call, since a ping was last kept from grpc
-	ping   span   // one of these frames, a ping that is to be answered
+	taken  []span // frames of what was read last that grpc must not have; pings are to be answered
+	culled int    // calls, less the pings that have been kept from grpc since; mostPeeked at most
 }
 
 // newPeek returns a peek for a connection from which nothing has been read.
@@ -132,28 +137,41 @@ func (x *peeked) cuttable() bool {
 	return x.known && x.head.to > 0 && x.message.to > 0 && x.stream&1 > 0
 }
 
-// take returns what is known of the next call; nil if nothing is. It must be called for each that grpc asks about.
-func (p *peek) take() *overload.Seen {
+// take returns what is known of the next call, if anything is. It must be called for each that grpc asks about.
+func (p *peek) take() (seen overload.Seen, known bool) {
 	if p.next >= len(p.calls) {
-		return nil
+		return seen, false
 	}
 	c := &p.calls[p.next]
-	if p.next++; p.next == len(p.calls) && cap(p.calls) > keptCalls {
-		p.calls, p.next = nil, 0
+	seen, known = c.seen.Seen, c.known
+	if p.next++; p.next == len(p.calls) {
+		p.forget()
 	}
-	if !c.known {
-		return nil
+	return seen, known
+}
+
+// remember appends a call to those that were read last.
+func (p *peek) remember(c peeked) {
+	if p.memory == nil {
+		p.memory = peekedCalls.Get().(*[mostPeeked]peeked)
+		p.calls = p.memory[:0]
 	}
-	return &c.seen.Seen
+	p.calls = append(p.calls, c)
+}
+
+// forget forgets the calls that were read last.
+func (p *peek) forget() {
+	if p.memory != nil {
+		peekedCalls.Put(p.memory)
+	}
+	p.memory, p.calls, p.next = nil, nil, 0
 }
 
 // scan looks at what has been read, once grpc has worked on all that was read before. If whose is nil, nobody wants to know of calls.
 func (p *peek) scan(b []byte, whose look) {
-	p.calls, p.next, p.read, p.taken, p.ping = p.calls[:0], 0, len(b), p.taken[:0], span{}
-	if whose == nil {
-		p.calls = nil
-	}
-	if cap(p.taken) > keptCalls {
+	p.forget()
+	p.read, p.taken = len(b), p.taken[:0]
+	if cap(p.taken) > keptFrames {
 		p.taken = nil
 	}
 	for len(b) > 0 {
@@ -169,7 +187,7 @@ func (p *peek) scan(b []byte, whose look) {
 		if b, ends = p.frames.pass(b); ends && p.ends {
 			p.ends = false
 			if whose != nil && len(p.calls) < mostPeeked {
-				p.calls = append(p.calls, peeked{stream: p.frames.stream(), head: p.head})
+				p.remember(peeked{stream: p.frames.stream(), head: p.head})
 			}
 			p.head, p.newest = span{}, max(p.newest, p.frames.stream())
 		}
@@ -193,9 +211,9 @@ func (p *peek) begin(rest []byte, whose look) {
 		} else if p.window.opens(rest[:windowSize], p.newest == 0 && !p.tables) {
 			p.taken = append(p.taken, at)
 		}
-	case kind == framePing && p.culled && flags&flagAck == 0 && p.frames.stream() == 0 && p.frames.skip == pingSize && len(rest) >= pingSize:
+	case kind == framePing && p.culled > 0 && flags&flagAck == 0 && p.frames.stream() == 0 && p.frames.skip == pingSize && len(rest) >= pingSize:
 		if at := p.span(rest); at.to > 0 { // grpc would take it for one too many, as it does not know of the answers since the last
-			p.culled, p.ping, p.taken = false, at, append(p.taken, at)
+			p.culled, p.taken = p.culled-1, append(p.taken, at)
 		}
 	case kind == frameData && p.frames.skip > 0 && whose != nil:
 		p.beginData(rest, whose)
@@ -248,10 +266,10 @@ func whole(data []byte) bool {
 	return len(data) >= messageHeaderSize && data[0] == 0 && int64(binary.BigEndian.Uint32(data[1:])) == int64(len(data)-messageHeaderSize)
 }
 
-// seen returns what is known of the call that begins; nil if nothing is. It must be called once for each.
-func (o origin) seen() *overload.Seen {
+// seen returns what is known of the call that begins, if anything is. It must be called once for each.
+func (o origin) seen() (seen overload.Seen, known bool) {
 	if o.conn == nil {
-		return nil
+		return seen, false
 	}
 	return o.conn.peek.take()
 }

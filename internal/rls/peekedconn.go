@@ -32,7 +32,7 @@ func (c peekedConn) Read(b []byte) (n int, err error) {
 			return n, nil
 		}
 		c.answers.await()
-		n, err = c.Conn.Read(c.service.waiting.part(b))
+		n, err = c.Conn.Read(b[:c.service.waiting.takeTurn(c.of, len(b))])
 		if err != nil && c.answers.woken(err) {
 			err = nil
 		}
@@ -68,6 +68,7 @@ func (c peekedConn) handBack(b []byte) int {
 	if more == 0 {
 		return 0
 	}
+	c.answers.due.Store(p.window.due()) // which is never, since nothing is left
 	return len(appendWindow(b[:0], more))
 }
 

@@ -30,11 +30,13 @@ const (
 	// for little is let in.
 	crowd   = 16
 	recount = 10 * time.Millisecond // between two looks at who has how many
-	// A call whose message comes with its headers waits for no longer than for its handler.
-	manyWaiting = 512
-	littleRead  = 1 << 10
-	mostWays    = 256          // calls that have given way, since each lives on until its handler returns
-	oneWays     = mostWays / 4 // that give way to those of one connection between two looks, which would show how many it has
+	// Headers alone are small, and each makes work: hundreds come in one read. While one in many of the calls that may wait does, so little
+	// is read at once of connections on which more than a few do.
+	many       = 8
+	fewWaiting = 64
+	littleRead = 1 << 10
+	mostWays   = 256          // calls that have given way, since each lives on until its handler returns
+	oneWays    = mostWays / 4 // that give way to those of one connection between two looks, which would show how many it has
 )
 
 // waiting bounds the calls that wait for their message, in number and in time. A client that sends headers and nothing else
@@ -70,14 +72,15 @@ type waitingShard struct {
 	_           [40]byte // the next one has a cache line of its own
 }
 
-// enter counts a call, and reports whether there is room for it, which there may be because another one gives way. If there
-// is, leave must be called. In a flood there is none for connections that have part in it.
-func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
+// enter counts a call of a connection, which may be nil, and reports whether there is room for it, which there may be because another one
+// gives way. If there is, leave must be called. In a flood there is none for connections that have part in it.
+func (w *waiting) enter(ctx context.Context, of *boundedConn) (shard uint8, room, another bool) {
 	if w.flooded.Load() && w.hog(ctx) {
 		return 0, false, false
 	}
 	number := w.calls.Add(1)
 	if number <= w.most {
+		of.waits(1)
 		return uint8(number % int64(len(w.shards))), true, false
 	}
 	if !w.flooded.Load() && w.flooded.CompareAndSwap(false, true) {
@@ -90,6 +93,7 @@ func (w *waiting) enter(ctx context.Context) (shard uint8, room, another bool) {
 	}
 	if c := w.census.Load(); c.way(connection(ctx)) {
 		if shard, ok := w.displace(c, now); ok {
+			of.waits(1)
 			return shard, true, true
 		}
 	}
@@ -183,7 +187,7 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 		a.gaveWay = true
 		s.mu.Unlock()
 		a.leaveGate()
-		w.leave()
+		w.leave(a.origin.conn)
 		go end(stream, errWaiting) // it takes locks of which this connection may hold one
 		return uint8(i), true
 	}
@@ -191,16 +195,24 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 	return 0, false
 }
 
-func (w *waiting) leave() { w.calls.Add(-1) }
+// leave undoes enter.
+func (w *waiting) leave(of *boundedConn) {
+	w.calls.Add(-1)
+	of.waits(-1)
+}
 
-// part returns what of b is to be read at once. Headers alone are small and make work: where many calls wait, each connection is read a little
-// at a time and in turn, so that nobody waits until all that somebody else has sent is worked on.
-func (w *waiting) part(b []byte) []byte {
-	if w.calls.Load() < manyWaiting {
-		return b
+// takeTurn returns how many bytes are to be read of a connection at once, size at most. Where many calls wait for their message, other
+// connections go before this one, and if it is one on which calls do, or nobody knows yet, it is read a little at a time: so nobody waits until
+// all that somebody else has sent is worked on.
+func (w *waiting) takeTurn(of *boundedConn, size int) int {
+	if many*(w.calls.Load()+w.others.calls.Load()) < w.most {
+		return size
 	}
-	runtime.Gosched()
-	return b[:min(len(b), littleRead)]
+	runtime.Gosched() // calls whose message has come get it meanwhile
+	if of.received.Load() && of.waiting.Load() <= fewWaiting {
+		return size
+	}
+	return min(size, littleRead)
 }
 
 // watch ends the call once it has waited for too long, unless forget is called first.

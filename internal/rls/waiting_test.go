@@ -3,8 +3,10 @@ package rls
 import (
 	"context"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,7 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
@@ -161,16 +164,100 @@ type fullConn struct{ net.Conn }
 
 func (fullConn) Read(b []byte) (int, error) { return len(b), nil }
 
-// TestLittleRead: where many calls wait for their message, each connection is read a little at a time.
+// TestLittleRead: where many calls wait for their message, a connection on which many do, or of which nothing else is known, is read a little
+// at a time.
 func TestLittleRead(t *testing.T) {
 	t.Parallel()
-	service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
-	for calls, want := range map[int64]int{0: readBuffer, manyWaiting - 1: readBuffer, manyWaiting: littleRead} {
-		service.waiting.calls.Store(calls)
+	const most = 4000
+	for name, x := range map[string]struct {
+		calls, others, own int64
+		received           bool
+		want               int
+	}{
+		"few":                    {calls: most/many - 1, own: most/many - 1, want: readBuffer},
+		"many, on it":            {calls: most / many, own: fewWaiting + 1, received: true, want: littleRead},
+		"many, elsewhere":        {calls: most / many, own: fewWaiting, received: true, want: readBuffer},
+		"many, nothing is known": {calls: most / many, want: littleRead},
+		"many of other methods":  {calls: 1, others: most/many - 1, want: littleRead},
+	} {
+		service := New(decideFunc(allow), Config{MaxWaiting: most, Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+		service.waiting.calls.Store(x.calls)
+		service.others.calls.Store(x.others)
 		conn := fullConn{}
 		p := peekedConn{conn, &boundedConn{peek: newPeek()}, service, newAnswers(service.culling, conn)}
-		if n, err := p.Read(make([]byte, readBuffer)); n != want || err != nil {
-			t.Errorf("while %d calls wait %d bytes are read, want %d (%v)", calls, n, want, err)
+		p.of.waiting.Store(x.own)
+		p.of.received.Store(x.received)
+		if n, err := p.Read(make([]byte, readBuffer)); n != x.want || err != nil {
+			t.Errorf("%s: %d bytes are read, want %d (%v)", name, n, x.want, err)
 		}
 	}
+}
+
+// TestReadInTurn: where many calls wait for their message, whoever can run does before a connection is read.
+func TestReadInTurn(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for _, crowded := range []bool{false, true} {
+		service := New(decideFunc(allow), Config{})
+		if crowded {
+			service.waiting.calls.Store(maxWaiting)
+		}
+		ran := atomic.Bool{}
+		go ran.Store(true)
+		service.waiting.takeTurn(&boundedConn{}, readBuffer)
+		if ran.Load() != crowded {
+			t.Errorf("while many calls wait (%t) others run before a connection is read: %t", crowded, ran.Load())
+		}
+	}
+}
+
+// TestWaitingOfConnections: a connection knows how many of its calls wait for their message, and that one has got it.
+func TestWaitingOfConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPipes()
+		bounded := Bound(p, Connections{})
+		serveOn(t, NewServer(New(decideFunc(allow), Config{MaxWaiting: 10}), ServerConfig{}), bounded)
+		connection := func() (of *boundedConn) {
+			synctest.Wait()
+			bounded.mu.Lock()
+			defer bounded.mu.Unlock()
+			for _, c := range bounded.clients {
+				of = c.conns[len(c.conns)-1]
+			}
+			return of
+		}
+		expect := func(of *boundedConn, waiting int64, received bool) {
+			t.Helper()
+			synctest.Wait()
+			if n, r := of.waiting.Load(), of.received.Load(); n != waiting || r != received {
+				t.Errorf("%d calls of a connection wait, want %d; one has got its message: %t, want %t", n, waiting, r, received)
+			}
+		}
+		conn := idleCalls(t, p, 6)
+		of := connection()
+		expect(of, 6, false)
+		for range 3 {
+			if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, healthpb.Health_Check_FullMethodName); err != nil {
+				t.Fatal(err)
+			}
+		}
+		expect(of, 9, false)
+		if _, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+			t.Error(err)
+		}
+		expect(of, 9, true)
+		time.Sleep(messageTime + waitingTick)
+		expect(of, 0, true)
+		health := idleCalls(t, p, 0)
+		if _, err := healthpb.NewHealthClient(health).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Error(err)
+		}
+		expect(connection(), 0, true)
+		idleCalls(t, p, 10)
+		time.Sleep(givesWay)
+		hog := connection()
+		expect(hog, 10, false)
+		idleCalls(t, p, 3) // to which three of the others give way
+		expect(hog, 7, false)
+		expect(connection(), 3, false)
+	})
 }

@@ -67,7 +67,7 @@ func (w *window) due() int64 {
 	if w.left == 0 {
 		return math.MaxInt64
 	}
-	return firstWindow + w.told - w.share/6
+	return firstWindow + w.told - w.share/6 // a sixteenth of all, of which share is three eighths
 }
 
 // handBack returns how much more grpc is to be told of that it can send, which is no longer left for others then; 0 if it has sent less than

@@ -3,17 +3,22 @@ package rls
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
 
 	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // TestWindow: grpc is told of five eighths of what may be sent at first, and then of all that comes back but for what it did not send.
@@ -164,82 +169,175 @@ func TestLateWindow(t *testing.T) {
 	}
 }
 
-// TestHandBack: what is kept from grpc is given to it while it has nothing to read, but not amid headers.
+// TestHandBack: what is kept from grpc is given to it while it has nothing to read, but not amid headers. Over TLS that neither breaks the
+// connection nor loses what has come of a record.
 func TestHandBack(t *testing.T) {
 	t.Parallel()
-	for _, amid := range []bool{false, true} {
-		ours, theirs := net.Pipe()
-		defer ours.Close()
-		service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
-		conn := peekedConn{ours, &boundedConn{peek: newPeek()}, service, newAnswers(service.culling, ours)}
-		frames := make(chan string) // that grpc reads
-		go func() {
-			defer close(frames)
-			r := bufio.NewReaderSize(conn, readBuffer)
-			if _, err := io.CopyN(io.Discard, r, prefaceSize); err != nil {
-				return
+	for _, x := range []struct{ secure, amidHeaders, amidRecord bool }{{}, {amidHeaders: true}, {secure: true}, {secure: true, amidHeaders: true}, {secure: true, amidRecord: true}} {
+		t.Run(fmt.Sprintf("%+v", x), func(t *testing.T) {
+			t.Parallel()
+			c := newHandBack(t, x.secure)
+			c.do(c.fr.WriteWindowUpdate(0, 1<<20))
+			c.send()
+			c.reads("SETTINGS")
+			c.reads(fmt.Sprint("window ", 1<<20*5/8))
+			c.do(c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}, EndHeaders: !x.amidHeaders}))
+			if x.amidRecord {
+				c.client.halves.Store(true)
+				c.send()
+				<-c.client.half // and whoever reads waits for the rest of it
+			} else {
+				c.send()
+				c.reads("HEADERS")
 			}
-			for fr := http2.NewFramer(nil, r); ; {
-				f, err := fr.ReadFrame()
-				if err != nil {
-					return
+			c.writes(firstWindow + 1<<20*5/8 - maxFrame)
+			if x.amidHeaders {
+				select {
+				case f := <-c.frames:
+					t.Errorf("amid headers grpc reads %v", f)
+				case <-time.After(50 * time.Millisecond):
 				}
-				if w, ok := f.(*http2.WindowUpdateFrame); ok {
-					frames <- fmt.Sprint("window ", w.Increment)
-				} else {
-					frames <- f.Header().Type.String()
-				}
+				c.do(c.fr.WriteContinuation(1, true, []byte{0x84}))
+				c.send()
+				c.reads("CONTINUATION")
 			}
-		}()
-		go func() { _, _ = io.Copy(io.Discard, theirs) }()
-		s := newSender(t)
-		send := func() {
-			b := bytes.Clone(s.out.Bytes())
-			s.out.Reset()
-			go func() { _, _ = theirs.Write(b) }() // which waits until all of it is read
-		}
-		reads := func(want string) {
-			t.Helper()
-			select {
-			case f := <-frames:
-				if f != want {
-					t.Errorf("amid headers %t: grpc reads %q, want %q", amid, f, want)
-				}
-			case <-time.After(10 * time.Second):
-				t.Fatalf("amid headers %t: grpc reads nothing, want %q", amid, want)
+			c.reads(fmt.Sprint("window ", 1<<20*3/8))
+			if x.amidRecord {
+				close(c.client.rest)
+				c.reads("HEADERS")
 			}
+			c.do(c.fr.WriteWindowUpdate(0, 1<<19)) // of which as much is kept again, and there is more to read than was
+			c.send()
+			c.reads(fmt.Sprint("window ", 1<<19-1<<20*3/8))
+			c.writes(1 << 19)
+			c.reads(fmt.Sprint("window ", 1<<20*3/8))
+		})
+	}
+}
+
+// handBack is a connection between a client and grpc, which sends what the client lets it.
+type handBack struct {
+	*sender
+
+	t      *testing.T
+	server peekedConn
+	client *halvingConn
+	theirs net.Conn    // the client's, which may be TLS
+	frames chan string // that grpc reads
+}
+
+// halvingConn writes what it is given; or half of it, and the rest once it is told to.
+type halvingConn struct {
+	net.Conn
+
+	halves     atomic.Bool
+	half, rest chan struct{}
+}
+
+// Write implements net.Conn.
+func (c *halvingConn) Write(b []byte) (int, error) {
+	if !c.halves.Swap(false) {
+		return c.Conn.Write(b)
+	}
+	n, err := c.Conn.Write(b[:len(b)/2])
+	if err != nil {
+		return n, err
+	}
+	close(c.half) // it has been read: a pipe has no room
+	<-c.rest
+	more, err := c.Conn.Write(b[n:])
+	return n + more, err
+}
+
+func newHandBack(t *testing.T, secure bool) *handBack {
+	t.Helper()
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	of := &boundedConn{Conn: near, bounded: Bound(nil, Connections{}), gone: true, peek: newPeek()}
+	c := &handBack{
+		t: t, sender: newSender(t), frames: make(chan string),
+		client: &halvingConn{Conn: far, half: make(chan struct{}), rest: make(chan struct{})},
+	}
+	ours := net.Conn(of)
+	c.theirs = c.client
+	if secure {
+		config, pool := serverTLS(t)
+		ours, c.theirs = tls.Server(of, config), tls.Client(c.client, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}) //nolint:gosec // the server says which version
+	}
+	service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+	c.server = peekedConn{ours, of, service, newAnswers(service.culling, ours)}
+	go c.read()
+	go func() { _, _ = io.Copy(io.Discard, c.theirs) }()
+	return c
+}
+
+// read reads as grpc does.
+func (c *handBack) read() {
+	defer close(c.frames)
+	r := bufio.NewReaderSize(c.server, readBuffer)
+	if _, err := io.CopyN(io.Discard, r, prefaceSize); err != nil {
+		return
+	}
+	for fr := http2.NewFramer(nil, r); ; {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			return
 		}
-		s.do(s.fr.WriteWindowUpdate(0, 1<<20))
-		send()
-		reads("SETTINGS")
-		reads(fmt.Sprint("window ", 1<<20*5/8))
-		s.do(s.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}, EndHeaders: !amid}))
-		send()
-		reads("HEADERS")
-		write := func(most int) {
-			for sent := 0; sent < most; sent += maxFrame {
-				if _, err := conn.Write(appendFrame(nil, frameData, 0, 1, make([]byte, maxFrame))); err != nil {
-					t.Fatal(err)
-				}
-			}
+		if w, ok := f.(*http2.WindowUpdateFrame); ok {
+			c.frames <- fmt.Sprint("window ", w.Increment)
+		} else {
+			c.frames <- f.Header().Type.String()
 		}
-		write(firstWindow + 1<<20*5/8 - maxFrame)
-		if amid {
-			select {
-			case f := <-frames:
-				t.Errorf("amid headers grpc reads %v", f)
-			case <-time.After(50 * time.Millisecond):
-			}
-			s.do(s.fr.WriteContinuation(1, true, []byte{0x84}))
-			send()
-			reads("CONTINUATION")
+	}
+}
+
+// send has the client send what it has written.
+func (c *handBack) send() {
+	b := bytes.Clone(c.out.Bytes())
+	c.out.Reset()
+	go func() { _, _ = c.theirs.Write(b) }() // which waits until all of it is read
+}
+
+// reads waits until grpc has read a frame, which must be as wanted.
+func (c *handBack) reads(want string) {
+	c.t.Helper()
+	select {
+	case f := <-c.frames:
+		if f != want {
+			c.t.Fatalf("grpc reads %q, want %q", f, want)
 		}
-		reads(fmt.Sprint("window ", 1<<20*3/8))
-		s.do(s.fr.WriteWindowUpdate(0, 1<<19)) // of which as much is kept again, and there is more to read than was
-		send()
-		reads(fmt.Sprint("window ", 1<<19-1<<20*3/8))
-		write(1 << 19)
-		reads(fmt.Sprint("window ", 1<<20*3/8))
+	case <-time.After(testkit.Patience):
+		c.t.Fatalf("grpc reads nothing, want %q", want)
+	}
+}
+
+// writes has grpc send so much data at least.
+func (c *handBack) writes(most int) {
+	for sent := 0; sent < most; sent += maxFrame {
+		if _, err := c.server.Write(appendFrame(nil, frameData, 0, 1, make([]byte, maxFrame))); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// overdueConn is a connection of which a byte is read although reading had been ended.
+type overdueConn struct{ net.Conn }
+
+func (overdueConn) Read(b []byte) (int, error) { return copy(b, "x"), os.ErrDeadlineExceeded }
+
+func (overdueConn) SetReadDeadline(time.Time) error { return nil }
+
+// TestReadAndWoken: what has been read when reading is ended, to give grpc what is kept from it, is given to it.
+func TestReadAndWoken(t *testing.T) {
+	t.Parallel()
+	service := New(decideFunc(allow), Config{Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+	c := peekedConn{overdueConn{}, &boundedConn{peek: newPeek()}, service, newAnswers(service.culling, overdueConn{})}
+	c.answers.wake = true
+	if n, err := c.Read(make([]byte, 100)); n != 1 || err != nil || c.answers.wake {
+		t.Errorf("%d bytes are read, and %v; want a byte, and that reading goes on", n, err)
+	}
+	if n, err := c.Read(make([]byte, 100)); n != 1 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes are read, and %v; want a byte, and the error of somebody else's deadline", n, err)
 	}
 }
 
