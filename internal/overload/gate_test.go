@@ -50,33 +50,45 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// TestBurst: where calls in progress take long together, one that is like them needs a turn though it has not waited. Small ones do not.
+// TestBurst: where large messages come faster than they can be worked on, their calls need turns though none of them has waited. Small ones,
+// and those that take long, do not.
 func TestBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const size = 400
 		g := New(Config{MaxCalls: 10_000})
-		many := burst / 400 * int(processors())
-		for n, want := range map[int]bool{many: true, many + int(processors()): false} {
-			for range n {
+		fit := burst / size * int(processors())
+		for name, x := range map[string]struct {
+			calls, size int
+			every       time.Duration
+			free        bool
+		}{
+			"few":                     {fit - int(processors()), size, 0, true},
+			"many":                    {fit + int(processors()), size, 0, false},
+			"many small ones":         {10 * fit, leastSize - 1, 0, true},
+			"many, one after another": {10 * fit, size, 2 * burstTime / time.Duration(fit), true},
+		} {
+			for range x.calls {
 				g.Enter(nil)
+				g.Free(0, x.size)
+				time.Sleep(x.every)
 			}
-			if got := g.Free(0, 400); got != want {
-				t.Errorf("beside %d calls one goes on at once: %t, want %t", n, got, want)
+			if free := g.Free(0, x.size); free != x.free {
+				t.Errorf("%s: the next one goes on at once: %t, want %t", name, free, x.free)
 			}
-			turn := g.Wait(Call{Size: 400, Deadline: time.Now().Add(20 * ms)})
-			if turn.counted == want || turn.Verdict != Go {
-				t.Errorf("beside %d calls one has the turn %+v, want one: %t", n, turn, !want)
+			turn := g.Wait(Call{Size: x.size, Deadline: time.Now().Add(20 * ms)})
+			if turn.counted == x.free || turn.Verdict != Go {
+				t.Errorf("%s: the next one has the turn %+v; it needs one: %t", name, turn, !x.free)
 			}
 			g.Done(turn, false)
+			time.Sleep(2 * burstTime)
 			synctest.Wait()
-			for range n {
+			if !g.Free(0, x.size) {
+				t.Errorf("%s: calls need turns when all that came have gone on", name)
+			}
+			time.Sleep(2 * burstTime)
+			for range x.calls {
 				g.Leave(nil)
 			}
-		}
-		for range 5000 {
-			g.Enter(nil)
-		}
-		if !g.Free(0, leastSize-1) || g.Free(0, leastSize) {
-			t.Error("small calls are told from others by another size")
 		}
 	})
 }

@@ -37,7 +37,7 @@ type Spare struct {
 }
 
 // Spare sets time aside for so much of the work of policies that answer calls that [Gate.Full] refuses, or as much as there is time for.
-// Spent must be called with it.
+// Spent must be called with it if that is anything.
 func (g *Gate) Spare(work int) Spare {
 	s, now := &g.spare, time.Now()
 	s.mu.Lock()

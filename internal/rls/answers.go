@@ -58,7 +58,7 @@ func newCulling() *culling {
 		head:    headBlock(head...),
 		trailer: headBlock(code(codes.OK)),
 		buffers: sync.Pool{New: func() any { return new([]byte) }},
-		replies: sync.Pool{New: func() any { return new(replies) }},
+		replies: sync.Pool{New: func() any { return &replies{answer: new(answer)} }},
 	}
 	c.around = len(c.appendAnswer(nil, 1, nil))
 	return c

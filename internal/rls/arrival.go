@@ -72,12 +72,14 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		s.config.Hooks.TooManyWaiting()
 	}
 	if !room {
+		from.conn.receives(false)
 		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
 	a.seen, a.known = seen, known
 	a.waits.Store(true)
 	a.count()
+	s.waiting.list(a)
 	return a, nil
 }
 
@@ -120,7 +122,7 @@ func (a *arrival) await(stream grpc.ServerStream) error {
 	err := a.watched(stream)
 	a.stopWaiting()
 	if err == nil {
-		a.origin.conn.receives()
+		a.origin.conn.receives(true)
 	}
 	a.count() // again, if it was slow
 	return err
@@ -171,7 +173,7 @@ func (a *arrival) Value(key any) any {
 }
 
 // Err implements context.Context. A call that has ended before grpc asks never reaches its handler, so it is no longer
-// counted; if it does, the handler counts it.
+// counted; if it does, the handler counts it. Where grpc does not ask, [waiting.end] finds out.
 func (a *arrival) Err() error {
 	err := a.Context.Err()
 	if err != nil {

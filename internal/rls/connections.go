@@ -72,7 +72,7 @@ type boundedConn struct {
 	read     atomic.Int64 // bytes
 	streams  atomic.Int64 // open; of other methods than ShouldRateLimit
 	waiting  atomic.Int64 // calls whose message has not been received
-	received atomic.Bool  // that of a call
+	received atomic.Bool  // that of a call, and since then none has waited for long, or in vain
 	client   overload.Client
 	peek     peek  // for what reads it alone, as full is
 	full     bool  // there was no room for more when it was last read
@@ -296,10 +296,10 @@ func (c *boundedConn) waits(n int64) {
 	}
 }
 
-// receives notes that a call has received its message. The connection may be nil.
-func (c *boundedConn) receives() {
-	if c != nil && !c.received.Load() {
-		c.received.Store(true)
+// receives notes whether a call has received its message. The connection may be nil.
+func (c *boundedConn) receives(it bool) {
+	if c != nil && c.received.Load() != it {
+		c.received.Store(it)
 	}
 }
 

@@ -22,7 +22,7 @@ func (c peekedConn) cull(b []byte) (left int) {
 		return remove(b, p.taken)
 	}
 	r := c.service.culling.replies.Get().(*replies)
-	defer r.drop()
+	defer c.service.culling.drop(r)
 	r.service, r.window, r.room = c.service, &p.window, c.answers.room()
 	behind := gate.Behind(c.of.behind())
 	r.calls = p.pick(r.calls, r.room/leastRoom, func(seen *overload.Seen, coming int) bool {
@@ -94,16 +94,15 @@ type replies struct {
 	asked   int            // what they have been asked about counts for
 	took    time.Duration  // and how long that took
 	size    int            // of the last answer of a policy, and of another one most likely
-	answer  answer         // that one
+	answer  *answer        // that one
 	out     *[]byte
 }
 
 // drop keeps the memory of r for other calls.
-func (r *replies) drop() {
-	pool := &r.service.culling.replies
+func (c *culling) drop(r *replies) {
 	*r = replies{calls: r.calls[:0], frames: r.frames[:0], answer: r.answer}
 	if cap(r.answer.SliceBuffer) <= pooledAnswers {
-		pool.Put(r)
+		c.replies.Put(r)
 	}
 }
 
@@ -135,7 +134,9 @@ func (r *replies) to(b []byte) *[]byte {
 		}
 		*r.out = s.culling.appendRefusal(*r.out, x.stream)
 	}
-	s.config.Gate.Spent(r.spare, r.asked, r.took)
+	if r.spare.Work > 0 {
+		s.config.Gate.Spent(r.spare, r.asked, r.took)
+	}
 	return r.out
 }
 
@@ -152,7 +153,7 @@ func (r *replies) byPolicy(stream uint32, message []byte) bool {
 	c := s.calls.Get().(*call)
 	c.hold(mem.SliceBuffer(message))
 	c.request.Late = true
-	if s.answer(context.Background(), c, &r.answer, start) != nil {
+	if s.answer(context.Background(), c, r.answer, start) != nil {
 		s.config.Hooks.Call(Method, time.Since(start).Seconds())
 		return false
 	}

@@ -140,7 +140,7 @@ func (o *others) cut(guilty map[*boundedConn]bool) {
 func messageCame(ctx context.Context) {
 	if c, ok := ctx.Value(otherKey{}).(*otherCall); ok {
 		c.came()
-		c.origin.conn.receives()
+		c.origin.conn.receives(true)
 	}
 }
 
@@ -153,7 +153,11 @@ func receive(ctx context.Context, next func() error) error {
 	c.wait()
 	defer c.stopWaiting()
 	defer c.came()
-	return next()
+	err := next()
+	if err == nil {
+		c.origin.conn.receives(true)
+	}
+	return err
 }
 
 // Value implements context.Context.

@@ -229,6 +229,43 @@ func TestPeekIsBounded(t *testing.T) {
 	}
 }
 
+// TestPingsKept: as many pings are kept from grpc as calls were culled, whole ones alone.
+func TestPingsKept(t *testing.T) {
+	t.Parallel()
+	s := newSender(t)
+	begin := s.out.Len()
+	for i := range byte(6) {
+		s.do(s.fr.WritePing(i == 0, [8]byte{i})) // the first answers one of grpc's
+	}
+	p := newPeek()
+	p.culled = 4
+	b := s.out.Bytes()
+	const size = frameHeaderSize + pingSize
+	half := begin + 2*size + size/2 // amid the third
+	for _, part := range [][]byte{b[:half], b[half:]} {
+		p.scan(part, nil)
+		pongs := newCulling().pongs(part, p.taken)
+		var got []byte
+		if pongs != nil {
+			for fr := http2.NewFramer(nil, bytes.NewReader(*pongs)); ; {
+				f, err := fr.ReadFrame()
+				if err != nil {
+					break
+				}
+				if ping := f.(*http2.PingFrame); ping.IsAck() {
+					got = append(got, ping.Data[0])
+				}
+			}
+		}
+		if want := map[bool][]byte{true: {1}, false: {3, 4, 5}}[&part[0] == &b[0]]; !bytes.Equal(got, want) {
+			t.Errorf("%v are answered, want %v", got, want)
+		}
+	}
+	if p.scan(b[begin:], nil); p.culled != 0 || len(p.taken) > 0 {
+		t.Errorf("%d pings are kept from grpc without a call that was culled", len(p.taken))
+	}
+}
+
 func FuzzPeek(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x01\x04\x00\x00\x00\x01x\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"), 3)
 	block := append([]byte{0x83, 4, byte(len(method))}, method...)

@@ -65,7 +65,7 @@ func TestReplies(t *testing.T) {
 			if len(picked) != calls {
 				t.Fatalf("%d calls can be left out, want %d", len(picked), calls)
 			}
-			r := replies{service: service, window: &x.window, calls: picked, room: x.room, spare: overload.Spare{Work: x.spare}}
+			r := replies{service: service, window: &x.window, calls: picked, answer: new(answer), room: x.room, spare: overload.Spare{Work: x.spare}}
 			out := r.to(text)
 			got := answersTo(t, bytes.NewReader(*out))
 			if len(got.statuses) != calls || asked != x.asked || len(got.texts) < x.least || len(got.texts) > asked || called != len(got.texts) && x.err == nil {

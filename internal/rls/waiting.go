@@ -30,9 +30,10 @@ const (
 	// for little is let in.
 	crowd   = 16
 	recount = 10 * time.Millisecond // between two looks at who has how many
-	// Headers alone are small, and each makes work: hundreds come in one read. While one in many of the calls that may wait does, so little
-	// is read at once of connections on which more than a few do.
-	many       = 8
+	// Headers alone are small, and each makes work: hundreds come in one read. While so many calls wait, or one in manyPart of those that may,
+	// so little is read at once of connections on which more than a few do.
+	many       = 512
+	manyPart   = 8
 	fewWaiting = 64
 	littleRead = 1 << 10
 	mostWays   = 256          // calls that have given way, since each lives on until its handler returns
@@ -65,7 +66,8 @@ type census struct {
 	ways map[*peer.Peer]int // calls that were to give way to those of others
 }
 
-// waitingShard is a doubly linked list of calls, in the order in which they came.
+// waitingShard is a doubly linked list of calls, in the order in which they came. It has those, too, whose handler has not begun: grpc ends
+// some calls without ever running it, such as those with an encoding that it does not know.
 type waitingShard struct {
 	mu          sync.Mutex
 	first, last *arrival
@@ -144,6 +146,9 @@ func (w *waiting) count(now time.Time) {
 		s := &w.shards[i]
 		s.mu.Lock()
 		for a := s.first; a != nil; a = a.next {
+			if a.stream == nil {
+				continue
+			}
 			p := connection(a.Context)
 			n := waits[p]
 			n.all++
@@ -178,6 +183,9 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 		s := &w.shards[i]
 		s.mu.Lock()
 		a := s.first
+		for a != nil && a.stream == nil {
+			a = a.next
+		}
 		if a == nil || !c.gives(a, now.Sub(a.at)) || !a.waits.Swap(false) {
 			s.mu.Unlock()
 			continue
@@ -201,11 +209,11 @@ func (w *waiting) leave(of *boundedConn) {
 	of.waits(-1)
 }
 
-// takeTurn returns how many bytes are to be read of a connection at once, size at most. Where many calls wait for their message, other
-// connections go before this one, and if it is one on which calls do, or nobody knows yet, it is read a little at a time: so nobody waits until
-// all that somebody else has sent is worked on.
+// takeTurn returns how many bytes are to be read of a connection at once, size at most. Where many calls wait for their message, whoever can
+// run does before it is read, and if many of its own do, or none has had one of late, it is read a little at a time: so nobody waits until all
+// that somebody else has sent is worked on.
 func (w *waiting) takeTurn(of *boundedConn, size int) int {
-	if many*(w.calls.Load()+w.others.calls.Load()) < w.most {
+	if n := w.calls.Load() + w.others.calls.Load(); n < many && n*manyPart < w.most {
 		return size
 	}
 	runtime.Gosched() // calls whose message has come get it meanwhile
@@ -215,11 +223,11 @@ func (w *waiting) takeTurn(of *boundedConn, size int) int {
 	return min(size, littleRead)
 }
 
-// watch ends the call once it has waited for too long, unless forget is called first.
-func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
+// list has a call that has entered looked after.
+func (w *waiting) list(a *arrival) {
 	s := &w.shards[a.shard]
 	s.mu.Lock()
-	a.listed, a.stream, a.previous = true, stream, s.last
+	a.listed, a.previous = true, s.last
 	if s.last == nil {
 		s.first = a
 	} else {
@@ -230,7 +238,18 @@ func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
 	w.run()
 }
 
-// forget undoes watch.
+// watch ends a call that is listed once it has waited for too long, unless forget is called first. It is not listed any more if nobody waits
+// for it.
+func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
+	s := &w.shards[a.shard]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.listed {
+		a.stream = stream
+	}
+}
+
+// forget undoes watch, and list.
 func (w *waiting) forget(a *arrival) {
 	s := &w.shards[a.shard]
 	s.mu.Lock()
@@ -286,6 +305,7 @@ func (w *waiting) look(now time.Time) bool {
 		waits := now.Sub(a.at)
 		if waits >= idles {
 			a.leaveGate()
+			a.origin.conn.receives(false)
 		}
 		if a.looks == 0 {
 			a.head = headOf(a.Context)
@@ -312,7 +332,7 @@ func (w *waiting) cut(guilty map[*boundedConn]bool) {
 }
 
 // end ends the calls that wait and are over, with an error, and returns how many they were. A call's shard is locked while over looks
-// at it.
+// at it. Calls whose handler has not begun are not ended, but nobody counts them any more once their caller has gone.
 func (w *waiting) end(err error, over func(*arrival) bool) (ended int) {
 	for i := range w.shards {
 		s := &w.shards[i]
@@ -320,7 +340,11 @@ func (w *waiting) end(err error, over func(*arrival) bool) (ended int) {
 		s.mu.Lock()
 		for a := s.first; a != nil; {
 			next := a.next
-			if over(a) {
+			switch {
+			case a.stream == nil && a.Context.Err() != nil:
+				s.remove(a)
+				a.leave()
+			case a.stream != nil && over(a):
 				streams = append(streams, a.stream)
 				s.remove(a)
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 // Calls whose headers have come, and nothing else, are not in progress: the limit of those must not be used up by them.
@@ -168,19 +169,22 @@ func (fullConn) Read(b []byte) (int, error) { return len(b), nil }
 // at a time.
 func TestLittleRead(t *testing.T) {
 	t.Parallel()
-	const most = 4000
 	for name, x := range map[string]struct {
+		most               int
 		calls, others, own int64
 		received           bool
 		want               int
 	}{
-		"few":                    {calls: most/many - 1, own: most/many - 1, want: readBuffer},
-		"many, on it":            {calls: most / many, own: fewWaiting + 1, received: true, want: littleRead},
-		"many, elsewhere":        {calls: most / many, own: fewWaiting, received: true, want: readBuffer},
-		"many, nothing is known": {calls: most / many, want: littleRead},
-		"many of other methods":  {calls: 1, others: most/many - 1, want: littleRead},
+		"few":                    {calls: many - 1, own: many - 1, want: readBuffer},
+		"many, on it":            {calls: many, own: fewWaiting + 1, received: true, want: littleRead},
+		"many, elsewhere":        {calls: many, own: fewWaiting, received: true, want: readBuffer},
+		"many, nothing is known": {calls: many, want: littleRead},
+		"many of other methods":  {calls: 1, others: many - 1, want: littleRead},
+		"many may":               {most: 100 * many * manyPart, calls: many, want: littleRead},
+		"many, as few may":       {most: 10 * manyPart, calls: 10, want: littleRead},
+		"few, as few may":        {most: 10 * manyPart, calls: 9, want: readBuffer},
 	} {
-		service := New(decideFunc(allow), Config{MaxWaiting: most, Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
+		service := New(decideFunc(allow), Config{MaxWaiting: x.most, Gate: overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})})
 		service.waiting.calls.Store(x.calls)
 		service.others.calls.Store(x.others)
 		conn := fullConn{}
@@ -245,8 +249,10 @@ func TestWaitingOfConnections(t *testing.T) {
 			t.Error(err)
 		}
 		expect(of, 9, true)
-		time.Sleep(messageTime + waitingTick)
-		expect(of, 0, true)
+		time.Sleep(idles + waitingTick)
+		expect(of, 9, false)
+		time.Sleep(messageTime)
+		expect(of, 0, false)
 		health := idleCalls(t, p, 0)
 		if _, err := healthpb.NewHealthClient(health).Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil {
 			t.Error(err)
@@ -260,4 +266,22 @@ func TestWaitingOfConnections(t *testing.T) {
 		expect(hog, 7, false)
 		expect(connection(), 3, false)
 	})
+}
+
+// TestG55_NeverBegun: calls that grpc ends without running their handler, such as those with an encoding that it does not know, are not
+// counted any more, however many they are.
+func TestG55_NeverBegun(t *testing.T) {
+	const most = 64
+	gate := overload.New(overload.Config{MaxCalls: 1000, Patience: time.Minute})
+	w := start(t, threePerHour, Config{MaxWaiting: most, Gate: gate})
+	message := framed(0, marshal(t, request("shop", "user=a")))
+	for range 5 * most {
+		if o := w.bare(headers("grpc-encoding", "unknown"), message); o.grpc != "12" && o.grpc != "14" {
+			t.Fatalf("outcome %+v, want UNIMPLEMENTED, or UNAVAILABLE while too many wait", o)
+		}
+	}
+	testkit.Eventually(t, "nobody is counted", func() bool { return w.service.waiting.calls.Load() == 0 && gate.Stats().Calls == 0 })
+	if _, err := w.ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+		t.Error(err)
+	}
 }
