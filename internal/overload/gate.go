@@ -27,12 +27,6 @@ const (
 	heard    = 4   // times the limit may be in progress with calls that are let in for their domain's sake
 	workers  = 128 // calls in progress that are no sign of anything: about as many are worked on without a goroutine of their own
 	forgets  = 64  // how many calls the moving average of waits is made of
-	// Where calls have 16 descriptors, a processor takes about 2 ms for so many bytes of their messages if the store is on it, too. If they come
-	// in less, whoever comes next waits for them, wherever they are by then, before anybody has waited for long enough to say so. Small
-	// messages do not count: a turn costs them more than it wins.
-	burst     = 8 << 10
-	burstTime = 2 * time.Millisecond
-	leastSize = 256 // of a message that is not small
 )
 
 // Config is the configuration of a [Gate].
@@ -65,8 +59,7 @@ type Gate struct {
 
 	_     [64]byte     // what each call writes has a cache line of its own, apart from what each call reads
 	calls atomic.Int64 // in progress
-	came  came
-	_     [40]byte
+	_     [56]byte
 }
 
 // Client is a connection. The zero value is ready for use.
@@ -236,41 +229,8 @@ func (g *Gate) Leave(c *Client) {
 	}
 }
 
-// Free reports whether a call with a message of so many bytes that has waited for so long goes on at once. It must be called once for each.
-func (g *Gate) Free(waited time.Duration, size int) bool {
-	free := !g.line.open.Load() && waited < Unloaded
-	if size >= leastSize {
-		g.came.add(g.now(), int64(size))
-		free = free && !g.bursts(size)
-	}
-	return free
-}
-
-// bursts reports whether a call with so many bytes comes with so many others that each of them has to wait for a turn.
-func (g *Gate) bursts(size int) bool {
-	return size >= leastSize && g.came.of(g.now()) >= burst*int64(processors())
-}
-
-// came is how many bytes of messages that are not small have come of late.
-type came struct {
-	since atomic.Int64 // when counting was begun anew, in nanoseconds since the gate began
-	bytes atomic.Int64
-}
-
-func (c *came) add(now, size int64) {
-	if now-c.since.Load() > int64(burstTime) {
-		c.since.Store(now)
-		c.bytes.Store(0)
-	}
-	c.bytes.Add(size)
-}
-
-func (c *came) of(now int64) int64 {
-	if now-c.since.Load() > int64(burstTime) {
-		return 0
-	}
-	return c.bytes.Load()
-}
+// Free reports whether a call that has waited for so long goes on at once.
+func (g *Gate) Free(waited time.Duration) bool { return waited < Unloaded && !g.line.open.Load() }
 
 // Wait waits for the turn of a call. Done must be called once the call has been decided.
 func (g *Gate) Wait(c Call) (turn Turn) {
@@ -278,7 +238,7 @@ func (g *Gate) Wait(c Call) (turn Turn) {
 	switch {
 	case g.excess(&c):
 		turn.Verdict = Lost
-	case g.line.open.Load() || g.bursts(c.Size) || g.presses(&c):
+	case g.line.open.Load() || g.presses(&c):
 		begun := time.Now()
 		turn = g.line.wait(c)
 		inLine = time.Since(begun)

@@ -14,7 +14,7 @@ func TestWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{MaxCalls: 10})
-		if !g.Free(Unloaded-1, 0) || g.Free(Unloaded, 0) {
+		if !g.Free(Unloaded-1) || g.Free(Unloaded) {
 			t.Error("a call is free by how long it has waited")
 		}
 		for range 100 {
@@ -24,7 +24,7 @@ func TestWait(t *testing.T) {
 			}
 			g.Done(turn, false)
 			synctest.Wait()
-			if !g.Free(0, 0) {
+			if !g.Free(0) {
 				t.Fatal("calls have to wait although nobody does")
 			}
 		}
@@ -46,49 +46,6 @@ func TestWait(t *testing.T) {
 		time.Sleep(time.Second)
 		if s := g.Stats(); s != (Stats{Limit: 10}) {
 			t.Errorf("at rest: %+v, want no calls and no wait", s)
-		}
-	})
-}
-
-// TestBurst: where large messages come faster than they can be worked on, their calls need turns though none of them has waited. Small ones,
-// and those that take long, do not.
-func TestBurst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const size = 400
-		g := New(Config{MaxCalls: 10_000})
-		fit := burst / size * int(processors())
-		for name, x := range map[string]struct {
-			calls, size int
-			every       time.Duration
-			free        bool
-		}{
-			"few":                     {fit - int(processors()), size, 0, true},
-			"many":                    {fit + int(processors()), size, 0, false},
-			"many small ones":         {10 * fit, leastSize - 1, 0, true},
-			"many, one after another": {10 * fit, size, 2 * burstTime / time.Duration(fit), true},
-		} {
-			for range x.calls {
-				g.Enter(nil)
-				g.Free(0, x.size)
-				time.Sleep(x.every)
-			}
-			if free := g.Free(0, x.size); free != x.free {
-				t.Errorf("%s: the next one goes on at once: %t, want %t", name, free, x.free)
-			}
-			turn := g.Wait(Call{Size: x.size, Deadline: time.Now().Add(20 * ms)})
-			if turn.counted == x.free || turn.Verdict != Go {
-				t.Errorf("%s: the next one has the turn %+v; it needs one: %t", name, turn, !x.free)
-			}
-			g.Done(turn, false)
-			time.Sleep(2 * burstTime)
-			synctest.Wait()
-			if !g.Free(0, x.size) {
-				t.Errorf("%s: calls need turns when all that came have gone on", name)
-			}
-			time.Sleep(2 * burstTime)
-			for range x.calls {
-				g.Leave(nil)
-			}
 		}
 	})
 }

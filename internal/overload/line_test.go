@@ -268,7 +268,7 @@ func TestManyGiveUp(t *testing.T) {
 	if late.Load() == 0 {
 		t.Error("there was time for all of them")
 	}
-	if testkit.Eventually(t, "nobody waits", func() bool { return g.Free(0, 0) }); g.line.bytes != 0 {
+	if testkit.Eventually(t, "nobody waits", func() bool { return g.Free(0) }); g.line.bytes != 0 {
 		t.Errorf("%d bytes of those that have gone", g.line.bytes)
 	}
 }

@@ -35,7 +35,7 @@ func TestNewestFirst(t *testing.T) {
 	if got := verdicts(all); got != "gg-ggg---" {
 		t.Errorf("with room for all: %s", got)
 	}
-	if more, _ := l.turns(now, 0, 0); more || !g.Free(0, 0) {
+	if more, _ := l.turns(now, 0, 0); more || !g.Free(0) {
 		t.Error("the line is open though nobody waits")
 	}
 }
@@ -329,8 +329,8 @@ func TestRoomForAll(t *testing.T) {
 		for _, left := range tt.lefts {
 			enter(l, Call{Deadline: now.Add(left)})
 		}
-		if more, _ := l.turns(now, ms, 0); more != tt.open || g.Free(0, 0) == tt.open {
-			t.Errorf("%s: there are more turns: %v, a call goes on at once: %v; want %v and %v", tt.what, more, g.Free(0, 0), tt.open, !tt.open)
+		if more, _ := l.turns(now, ms, 0); more != tt.open || g.Free(0) == tt.open {
+			t.Errorf("%s: there are more turns: %v, a call goes on at once: %v; want %v and %v", tt.what, more, g.Free(0), tt.open, !tt.open)
 		}
 	}
 }

@@ -72,7 +72,9 @@ func (s *Service) arrive(ctx context.Context, info *tap.Info) (arrived context.C
 		s.config.Hooks.TooManyWaiting()
 	}
 	if !room {
-		from.conn.receives(false)
+		if s.waiting.hog(ctx) {
+			from.conn.receives(false)
+		}
 		return refuse(ctx, errWaiting)
 	}
 	a := &arrival{Context: ctx, gate: s.config.Gate, client: client, waiting: &s.waiting, origin: from, at: time.Now(), shard: shard}
@@ -98,11 +100,13 @@ func (a *arrival) count() {
 	}
 }
 
-// leaveGate ends that.
-func (a *arrival) leaveGate() {
-	if a.counted.Swap(false) {
+// leaveGate ends that, and reports whether it was counted.
+func (a *arrival) leaveGate() bool {
+	counted := a.counted.Swap(false)
+	if counted {
 		a.gate.Leave(a.client)
 	}
+	return counted
 }
 
 // leave has nobody count the call any more.
@@ -178,6 +182,7 @@ func (a *arrival) Err() error {
 	err := a.Context.Err()
 	if err != nil {
 		a.leave()
+		a.waiting.unlist(a)
 	}
 	return err
 }

@@ -60,6 +60,7 @@ func (o *others) arrive(ctx context.Context, from origin) (context.Context, erro
 	if o.calls.Add(1) > o.most {
 		o.calls.Add(-1)
 		o.refused()
+		from.conn.receives(false)
 		in, err := refuse(ctx, errWaiting)
 		if err != nil {
 			return nil, err

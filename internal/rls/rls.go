@@ -264,10 +264,11 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 
 // turn waits for the turn of the call of which a has the message.
 func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.Turn {
-	waited, message := now.Sub(a.at), a.message.ReadOnlyData()
-	if s.config.Gate.Free(waited, len(message)) {
+	waited := now.Sub(a.at)
+	if s.config.Gate.Free(waited) {
 		return overload.Turn{}
 	}
+	message := a.message.ReadOnlyData()
 	c := overload.Call{Size: len(message), Waited: waited, Client: a.client}
 	if a.known {
 		c.Seen = &a.seen

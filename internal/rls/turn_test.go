@@ -37,7 +37,7 @@ func crowdedGate(t *testing.T) *overload.Gate {
 		}
 	}
 	wait(many, 2, 0)
-	testkit.Eventually(t, "they wait", func() bool { return !g.Free(0, 0) && turns.Load() >= 64 })
+	testkit.Eventually(t, "they wait", func() bool { return !g.Free(0) && turns.Load() >= 64 })
 	wait(2, 1, huge)                                      // of which one waits when the other has its turn
 	testkit.Eventually(t, "too much waits", func() bool { // a call that comes before the huge one waits itself, so not for long
 		return g.Wait(overload.Call{Deadline: time.Now().Add(100 * time.Millisecond)}).Verdict == overload.Late

@@ -81,7 +81,7 @@ func (w *waiting) enter(ctx context.Context, of *boundedConn) (shard uint8, room
 		return 0, false, false
 	}
 	number := w.calls.Add(1)
-	if number <= w.most {
+	if number <= w.most || w.tidy() {
 		of.waits(1)
 		return uint8(number % int64(len(w.shards))), true, false
 	}
@@ -182,10 +182,7 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 	for i := range w.shards {
 		s := &w.shards[i]
 		s.mu.Lock()
-		a := s.first
-		for a != nil && a.stream == nil {
-			a = a.next
-		}
+		a := s.begun()
 		if a == nil || !c.gives(a, now.Sub(a.at)) || !a.waits.Swap(false) {
 			s.mu.Unlock()
 			continue
@@ -201,6 +198,43 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 	}
 	w.ways.Add(-1)
 	return 0, false
+}
+
+// skipped is how many calls whose handler has not begun are passed over for one whose handler has, where it matters how long that takes.
+const skipped = 8
+
+// begun returns a call that came early, and whose handler has begun; nil if there is none, or it came late.
+func (s *waitingShard) begun() *arrival {
+	a := s.first
+	for range skipped {
+		if a == nil || a.stream != nil {
+			return a
+		}
+		a = a.next
+	}
+	return nil
+}
+
+// tidy has nobody count the first calls as far as they have ended before their handler has begun, and reports whether there is room then.
+func (w *waiting) tidy() (room bool) {
+	for i := range w.shards {
+		s := &w.shards[i]
+		s.mu.Lock()
+		for s.first != nil && s.gone(s.first) {
+		}
+		s.mu.Unlock()
+	}
+	return w.calls.Load() <= w.most
+}
+
+// gone has nobody count a call whose handler has not begun and whose caller has gone, and reports whether that is so.
+func (s *waitingShard) gone(a *arrival) bool {
+	if a.stream != nil || a.Context.Err() == nil {
+		return false
+	}
+	s.remove(a)
+	a.leave()
+	return true
 }
 
 // leave undoes enter.
@@ -246,6 +280,16 @@ func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
 	defer s.mu.Unlock()
 	if a.listed {
 		a.stream = stream
+	}
+}
+
+// unlist undoes list for a call whose handler will not begin.
+func (w *waiting) unlist(a *arrival) {
+	s := &w.shards[a.shard]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a.listed && a.stream == nil {
+		s.remove(a)
 	}
 }
 
@@ -303,8 +347,7 @@ func (w *waiting) look(now time.Time) bool {
 	far := w.others.onWay()
 	w.end(errNoMessage, func(a *arrival) bool {
 		waits := now.Sub(a.at)
-		if waits >= idles {
-			a.leaveGate()
+		if waits >= idles && a.leaveGate() {
 			a.origin.conn.receives(false)
 		}
 		if a.looks == 0 {
@@ -340,11 +383,7 @@ func (w *waiting) end(err error, over func(*arrival) bool) (ended int) {
 		s.mu.Lock()
 		for a := s.first; a != nil; {
 			next := a.next
-			switch {
-			case a.stream == nil && a.Context.Err() != nil:
-				s.remove(a)
-				a.leave()
-			case a.stream != nil && over(a):
+			if !s.gone(a) && a.stream != nil && over(a) {
 				streams = append(streams, a.stream)
 				s.remove(a)
 			}

@@ -397,6 +397,7 @@ func (e *env) noisy(ctx context.Context) error {
 		return err
 	}
 	fair := s.beside(ctx, fairShare, quiet)
+	s.curve = true // it is asked what noise does
 	s.decided(fmt.Sprintf("beside %g × the peak", fairShare), fair.own)
 	s.decided(fmt.Sprintf("beside %g ×, on the same connections", fairShare), fair.same)
 	levels := []float64{judged}
