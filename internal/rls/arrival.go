@@ -125,9 +125,7 @@ func (a *arrival) stopWaiting() {
 func (a *arrival) await(stream grpc.ServerStream) error {
 	err := a.watched(stream)
 	a.stopWaiting()
-	if err == nil {
-		a.origin.conn.receives(true)
-	}
+	a.origin.conn.receives(err == nil)
 	a.count() // again, if it was slow
 	return err
 }
@@ -177,7 +175,7 @@ func (a *arrival) Value(key any) any {
 }
 
 // Err implements context.Context. A call that has ended before grpc asks never reaches its handler, so it is no longer
-// counted; if it does, the handler counts it. Where grpc does not ask, [waiting.end] finds out.
+// counted; if it does, the handler counts it. Where grpc does not ask, [waiting] finds out.
 func (a *arrival) Err() error {
 	err := a.Context.Err()
 	if err != nil {

@@ -72,7 +72,7 @@ type boundedConn struct {
 	read     atomic.Int64 // bytes
 	streams  atomic.Int64 // open; of other methods than ShouldRateLimit
 	waiting  atomic.Int64 // calls whose message has not been received
-	received atomic.Bool  // that of a call, and since then none has waited for long, or in vain
+	received atomic.Bool  // that of a call, and since then none has waited for long or in vain, or was refused for want of room
 	client   overload.Client
 	peek     peek  // for what reads it alone, as full is
 	full     bool  // there was no room for more when it was last read

@@ -192,6 +192,7 @@ func (w *waiting) displace(c *census, now time.Time) (shard uint8, ok bool) {
 		a.gaveWay = true
 		s.mu.Unlock()
 		a.leaveGate()
+		a.origin.conn.receives(false)
 		w.leave(a.origin.conn)
 		go end(stream, errWaiting) // it takes locks of which this connection may hold one
 		return uint8(i), true
@@ -283,7 +284,7 @@ func (w *waiting) watch(a *arrival, stream grpc.ServerTransportStream) {
 	}
 }
 
-// unlist undoes list for a call whose handler will not begin.
+// unlist undoes list for a call that has ended, unless watch has been called.
 func (w *waiting) unlist(a *arrival) {
 	s := &w.shards[a.shard]
 	s.mu.Lock()
