@@ -52,7 +52,7 @@ type soak struct {
 	mu       sync.Mutex
 	faults   []span
 	bounded  map[[2]int64]int // admitted, by key and window
-	failover []time.Time      // when Redis may have lost what it had counted
+	failover []span           // in which Redis may have lost what it counted
 	samples  []sample
 	loudest  float64     // log lines a second
 	forever  int         // keys without TTL, at most
@@ -343,7 +343,7 @@ func (k *soak) broken() (n, most int) {
 		begin := time.Unix(0, key[1]*int64(soakWindow))
 		allowed := soakLimit
 		for _, at := range k.failover {
-			if !at.Before(begin) && at.Before(begin.Add(soakWindow)) {
+			if at.begin.Before(begin.Add(soakWindow)) && !at.end.Before(begin) {
 				allowed += soakLimit
 			}
 		}

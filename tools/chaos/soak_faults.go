@@ -101,11 +101,18 @@ func (k *soak) killServer(ctx context.Context, _ int) error {
 	return s.Start(ctx)
 }
 
-// lost notes that what Redis had counted may be gone.
-func (k *soak) lost() {
+// lost notes that what Redis counts may be lost from now on, until over is called: a master that comes back counts for those who have not
+// heard of the other one yet.
+func (k *soak) lost() (over func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.failover = append(k.failover, time.Now())
+	i := len(k.failover)
+	k.failover = append(k.failover, span{begin: time.Now()})
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.failover[i].end = time.Now()
+	}
 }
 
 // killMaster kills the master, and brings it back as a replica of the next one.
@@ -117,7 +124,7 @@ func (k *soak) killMaster(ctx context.Context, _ int) error {
 	if old.Died() {
 		return fmt.Errorf("the master at %s has ended by itself", old.addr)
 	}
-	k.lost()
+	defer k.lost()()
 	old.Kill()
 	if err := k.another(ctx, old); err != nil {
 		return err
@@ -135,7 +142,7 @@ func (k *soak) hang(ctx context.Context, _ int) error {
 	if err != nil {
 		return err
 	}
-	k.lost()
+	defer k.lost()()
 	if err := old.Pause(); err != nil {
 		return err
 	}
