@@ -31,8 +31,9 @@ const (
 
 // Config is the configuration of a [Gate].
 type Config struct {
-	MaxCalls int           // calls in progress
-	Patience time.Duration // how long a call without a deadline may take
+	MaxCalls int                  // calls in progress
+	Patience time.Duration        // how long a call without a deadline may take
+	Way      func() time.Duration // about how long a store takes, however few calls ask it; nil if there is none
 }
 
 // Gate decides which calls are worked on. Its methods are safe for concurrent use.
@@ -100,6 +101,9 @@ type Seen struct {
 
 // New returns a Gate.
 func New(c Config) *Gate {
+	if c.Way == nil {
+		c.Way = func() time.Duration { return 0 }
+	}
 	g := &Gate{config: c, begun: time.Now()}
 	g.limit.Store(int64(c.MaxCalls))
 	g.line.init(g)

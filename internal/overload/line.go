@@ -91,6 +91,7 @@ type line struct {
 	credit  credit
 	flow    flow
 	lap     time.Duration    // between two turns, on average
+	way     time.Duration    // what a store takes at least
 	step    time.Duration    // between two looks at what can be read, on average
 	took    time.Duration    // from a call's turn to its answer, on average
 	patient time.Duration    // how long callers wait, on average
@@ -323,6 +324,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 			return false, false
 		}
 	}
+	l.way = l.gate.config.Way()
 	idle := l.lap < slack
 	l.flow.measure(now)
 	shed := l.shed(now)
@@ -439,13 +441,13 @@ func (l *line) cost(p *place) int {
 }
 
 // brisk returns how long a call may take from its turn to its answer. More of them at once share more of what they cost; but
-// those that come next wait meanwhile, and take as long themselves.
+// those that come next wait meanwhile, and take as long themselves. The way to a store costs nothing, nor does waiting for half of it.
 func (l *line) brisk() time.Duration {
 	share := time.Duration(percent)
 	if l.paced.Load() {
 		share = pacedPercent
 	}
-	return max(l.patient*share/100, Unloaded)
+	return max(l.patient*share/100, Unloaded) + l.way*3/2
 }
 
 // learn notes the least that a call takes. Those that the near cache answers, and whose callers have gone, say nothing of it.

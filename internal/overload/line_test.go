@@ -150,6 +150,33 @@ func TestRoom(t *testing.T) {
 	})
 }
 
+// TestRoomFar: what a store takes because it is far away takes no room from others, however unevenly it answers.
+func TestRoomFar(t *testing.T) {
+	t.Parallel()
+	for way, grows := range map[time.Duration]bool{0: false, 3 * ms: false, 6 * ms: true} {
+		synctest.Test(t, func(t *testing.T) {
+			g := New(Config{MaxCalls: 1000, Way: func() time.Duration { return way }})
+			l := &g.line
+			l.patient = 20 * ms
+			enter(l, Call{Deadline: time.Now().Add(time.Hour)})
+			l.working = mostRoom // so that nobody else goes on
+			l.turns(time.Now(), 0, 0)
+			l.working = 0
+			for range 100 {
+				for took := 2 * ms; took <= 20*ms; took += ms { // 11 ms on average
+					begun := time.Now()
+					time.Sleep(took)
+					l.working++
+					l.done(Turn{Verdict: Go, counted: true, at: begun}, false, time.Now())
+				}
+			}
+			if grows != (l.room > firstRoom) || !grows && l.room != leastRoom {
+				t.Errorf("with a store that is %v away, and answers after 2 to 20 ms, there is room for %d", way, l.room)
+			}
+		})
+	}
+}
+
 // TestSwamped: where so many wait that not even policies can answer them in time, fewer are let in before the next turn, which they put
 // off. Patient callers do not count, nor do those whose time is over at once, whoever waits beside them.
 func TestSwamped(t *testing.T) {

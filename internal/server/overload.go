@@ -16,9 +16,9 @@ import (
 // maxCalls is how many calls of ShouldRateLimit may be in progress.
 const maxCalls = 16_384
 
-// newGate returns the gate through which all calls come, and shows what it does.
-func newGate(r *stats.Registry) *overload.Gate {
-	g := overload.New(overload.Config{MaxCalls: maxCalls, Patience: remote.DefaultOpTimeout})
+// newGate returns the gate through which all calls come, and shows what it does. Way is that of the store.
+func newGate(r *stats.Registry, way func() time.Duration) *overload.Gate {
+	g := overload.New(overload.Config{MaxCalls: maxCalls, Patience: remote.DefaultOpTimeout, Way: way})
 	r.Source(func(v *stats.Values) {
 		now := g.Stats()
 		v.Gauge(stats.Calls, float64(now.Calls))

@@ -114,7 +114,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if s.Admin.On { // nobody else asks
 		v.observe()
 	}
-	v.gate, v.unread = newGate(v.registry), v.registry.Counter(stats.ShedTotal, "", "calls")
+	v.gate, v.unread = newGate(v.registry, v.store.way), v.registry.Counter(stats.ShedTotal, "", "calls")
 	if v.store.notes != nil {
 		v.store.notes.Says(v.says)
 	}

@@ -133,6 +133,16 @@ func (b *Backend) Waits() map[string]time.Duration {
 	return all
 }
 
+// Way returns about how long the server that is farthest away takes for one operation, however few it is asked for.
+func (b *Backend) Way() (way time.Duration) {
+	if f := b.fleet.Load(); f != nil {
+		for _, s := range f.servers {
+			way = max(way, s.far.Way())
+		}
+	}
+	return way
+}
+
 // refuse fails all ops.
 func refuse(ops []backend.Op, e *remote.Error) {
 	for i := range ops {

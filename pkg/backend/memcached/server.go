@@ -24,7 +24,8 @@ type server struct {
 	name    string // as in the configuration
 	network string
 	breaker *remote.Breaker
-	pace    remote.Pace
+	pace    pace
+	far     remote.Pace        // of single operations, by the connections that are in use
 	trial   atomic.Bool        // while it is silent: a call finds out whether it answers again
 	wake    chan struct{}      // tells run that something has changed
 	cancel  context.CancelFunc // ends run; nil before it. Owned by whoever starts and stops servers
@@ -128,7 +129,7 @@ func (s *server) await(ctx context.Context, ops int, budget time.Duration) (*lin
 
 // wait returns how long so many operations would probably wait for their answers if they had to wait for a link: those that
 // wait already come first, and the links that are in use share the server. s.mu must be held.
-func (s *server) wait(ops int) time.Duration { return s.pace.Of(s.queued + s.open*ops) }
+func (s *server) wait(ops int) time.Duration { return s.pace.of(s.queued + s.open*ops) }
 
 // waits returns how long an operation that comes now would probably wait.
 func (s *server) waits() time.Duration {
@@ -210,9 +211,11 @@ func (s *server) grow() {
 // answered notes that the server has answered so many operations since begun.
 func (s *server) answered(begun time.Time, ops int) {
 	s.mu.Lock()
-	busy := len(s.waiting) > 0
+	busy, used := len(s.waiting) > 0, s.open-len(s.idle)
 	s.mu.Unlock()
-	s.pace.Done(begun, time.Now(), ops, busy)
+	now := time.Now()
+	s.pace.done(begun, now, ops, busy)
+	s.far.Done(begun, begun.Add(now.Sub(begun)/time.Duration(max(ops, 1))), used, false)
 }
 
 // release takes a link back.

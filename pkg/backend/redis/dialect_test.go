@@ -45,7 +45,7 @@ func laterThan4(t *testing.T) map[string]bool {
 	return later
 }
 
-// uses takes, looks, gives back and resets, in each window that c allows.
+// uses takes, looks, gives back and resets, in each window that c allows, over two generations of connections.
 func uses(t *testing.T, c Config) (said []remote.Event) {
 	t.Helper()
 	var e events
@@ -55,22 +55,27 @@ func uses(t *testing.T, c Config) (said []remote.Event) {
 	if c.KeyFormat == OurKeys {
 		all = append(everyAlgorithm(), lasting(10))
 	}
-	for i, limits := range all {
-		for _, step := range []struct {
-			mode           backend.Mode
-			cost, admitted uint64
-			left           uint64 // below the limit, of the last limits
-		}{{backend.Take, 3, 1, 0}, {backend.Look, 1, 1, 3}, {backend.Give, 2, 1, 3}, {backend.Look, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Look, 1, 1, 0}} {
-			op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
-			ops := []backend.Op{op}
-			b.Apply(t.Context(), ops)
-			d := ops[0].Decision
-			if ops[0].Err != nil || d.Admitted != step.admitted {
-				t.Errorf("mode %d of %+v: %+v, %v", step.mode, limits, d, ops[0].Err)
+	for range 2 {
+		for i, limits := range all {
+			for _, step := range []struct {
+				mode           backend.Mode
+				cost, admitted uint64
+				left           uint64 // below the limit, of the last limits
+			}{{backend.Take, 3, 1, 0}, {backend.Look, 1, 1, 3}, {backend.Give, 2, 1, 3}, {backend.Look, 1, 1, 1}, {backend.Reset, 0, 1, 1}, {backend.Look, 1, 1, 0}} {
+				op := backend.Op{Key: keyOf(i), Name: nameOf(i), Limits: limits, Mode: step.mode, Take: engine.Take{Cost: step.cost, Count: 1}}
+				ops := []backend.Op{op}
+				b.Apply(t.Context(), ops)
+				d := ops[0].Decision
+				if ops[0].Err != nil || d.Admitted != step.admitted {
+					t.Errorf("mode %d of %+v: %+v, %v", step.mode, limits, d, ops[0].Err)
+				}
+				if i == len(all)-1 && (step.mode == backend.Take || step.mode == backend.Look) && d.Left != 10-step.left {
+					t.Errorf("mode %d: %d left, want %d", step.mode, d.Left, 10-step.left)
+				}
 			}
-			if i == len(all)-1 && (step.mode == backend.Take || step.mode == backend.Look) && d.Left != 10-step.left {
-				t.Errorf("mode %d: %d left, want %d", step.mode, d.Left, 10-step.left)
-			}
+		}
+		for n := range b.main.nodes() {
+			n.renewed.Add(1) // connections of which much is known already
 		}
 	}
 	b.Apply(t.Context(), []backend.Op{{Key: keyOf(0), Name: nameOf(0), Limits: all[0], Mode: backend.Reset}})

@@ -195,6 +195,8 @@ func (l *link) greeting(err error, asked map[string]*redis.Cmd) error {
 		switch classify("", c.Err()).Code {
 		case "NOAUTH", "LOADING", "BUSY", "MASTERDOWN":
 			return c.Err()
+		case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
+			continue // it is another node's key
 		}
 		if !keyForbidden(c) { // it is a command that is not to be had
 			l.dialect.without(name)

@@ -12,12 +12,15 @@ import (
 
 // Bounds on what waits.
 const (
-	maxCalls    = 16_384                 // calls under way; further ones are refused at once
-	manyCalls   = 1024                   // calls under way above which further ones are refused if the node is silent
-	maxCommands = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
-	maxWriters  = 2                      // of a node
-	lateAfter   = time.Millisecond       // how old a batch has to be for a smaller one to follow it
-	quietFor    = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
+	maxCalls     = 16_384                 // calls under way; further ones are refused at once
+	manyCalls    = 1024                   // calls under way above which further ones are refused if the node is silent
+	maxCommands  = 128                    // in a batch, exceeded, as maxWeight, only by what its last call asks of one key
+	usualWriters = 2                      // of a node that is near
+	maxWriters   = 16                     // of one that is far away
+	lateAfter    = time.Millisecond       // how old a batch has to be for a smaller one to follow it
+	calmAfter    = time.Second            // for how long another number of writers has to be right
+	spareFor     = 10 * time.Second       // for how long one that is not wanted keeps its connection
+	quietFor     = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
 
 // node is one server, with a queue and the writers that empty it.
@@ -26,7 +29,7 @@ type node struct {
 	addr    string
 	resolve func(context.Context) (string, error) // where to connect to
 	breaker *remote.Breaker
-	writers []*writer
+	writers []*writer // the first ones serve; the others do once they are wanted
 
 	links    atomic.Int32 // connections that are up
 	denied   atomic.Int32 // writers whose user may not do what decisions need
@@ -38,11 +41,16 @@ type node struct {
 	end      context.CancelFunc // ends the writers, for a node of a cluster
 	again    chan struct{}      // makes writers that wait before they reconnect do so now
 
-	pace remote.Pace
-	sent atomic.Int64 // operations that writers have taken from the queue and not answered
+	pace   remote.Pace
+	sent   atomic.Int64 // operations that writers have taken from the queue and not answered
+	flying atomic.Int32 // batches that these are in
+	wanted atomic.Int32 // how many writers serve; changes only with mu held
 
 	mu      sync.Mutex
-	wake    sync.Cond
+	wake    sync.Cond // where writers that serve wait
+	reserve sync.Cond // where the others do
+	trend   int       // 1 if more writers would be of use, -1 if fewer would do
+	since   time.Time // when that was last found to be otherwise
 	queue   queue
 	cutAt   time.Time   // when a writer last took from it
 	look    *time.Timer // has a writer look whether what waits is due
@@ -53,7 +61,7 @@ type node struct {
 
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
-	n.wake.L = &n.mu
+	n.wake.L, n.reserve.L = &n.mu, &n.mu
 	n.look = time.AfterFunc(time.Hour, n.lookAgain)
 	n.look.Stop()
 	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
@@ -103,13 +111,17 @@ func (n *node) push(it *item, index int) *remote.Error {
 	return nil
 }
 
-// due reports whether a writer is to send what waits. While the other one waits for an answer it is to have as much to send
-// as that one had, or the answer to be late: two batches of the same size cost everybody less than a large one and whatever
-// has come since. If not, it sees to it that somebody asks again. n.mu must be held.
+// due reports whether a writer is to send what waits. While another one waits for an answer it is to have as much to send as is on
+// its way, or the last batch to be late: two batches of the same size cost everybody less than a large one and whatever has come
+// since. If not, it sees to it that somebody asks again. More than the usual ones send only where there is room for that. n.mu must be
+// held.
 func (n *node) due() bool {
 	queued, sent := n.queue.length.Load(), n.sent.Load()
-	if queued == 0 || queued >= sent {
-		return queued > 0
+	switch {
+	case queued == 0 || !n.room():
+		return false
+	case queued >= min(sent, maxCommands):
+		return true
 	}
 	left := lateAfter - time.Since(n.cutAt)
 	if left > 0 && !n.looks {
@@ -117,6 +129,53 @@ func (n *node) due() bool {
 		n.look.Reset(left)
 	}
 	return left <= 0
+}
+
+// room reports whether another batch may be sent before the next answer has come: the usual ones may, and more of them to a node that
+// is done with all that is on its way long before it can be heard of.
+func (n *node) room() bool {
+	flying, wanted := n.flying.Load(), n.wanted.Load()
+	return flying < min(wanted, usualWriters) || flying < wanted && n.pace.Of(int(n.sent.Load())) < n.pace.Way()
+}
+
+// muster has as many writers serve as send one batch after the other, each as late as it may be, until the first has been answered. That
+// has been so for a while before there are more, or fewer: a node that is far away stays there.
+func (n *node) muster(now time.Time) {
+	most := int32(len(n.writers)) //nolint:gosec // a few
+	want := min(max(int32(n.pace.Way()/lateAfter), usualWriters), most)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	has, trend := n.wanted.Load(), 0
+	switch {
+	case want > has:
+		trend = 1
+	case want < has-1:
+		trend = -1
+	}
+	switch {
+	case trend != n.trend:
+		n.trend, n.since = trend, now
+	case trend != 0 && now.Sub(n.since) > calmAfter:
+		n.wanted.Store(want)
+		n.reserve.Broadcast()
+	}
+}
+
+// enlist waits until w is wanted, without a connection if that takes long. It returns false once the writers are stopped.
+func (n *node) enlist(w *writer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for since := time.Now(); w.rank >= n.wanted.Load() && !n.stopped; {
+		if w.link == nil || time.Since(since) < spareFor {
+			n.reserve.Wait()
+			continue
+		}
+		n.mu.Unlock()
+		w.lacks(lack{}) // nothing that anybody would notice
+		w.hangUp()
+		n.mu.Lock()
+	}
+	return !n.stopped
 }
 
 // lookAgain wakes a writer if what waits is due now.
@@ -130,20 +189,39 @@ func (n *node) lookAgain() {
 	}
 }
 
-// wait returns how long the last of ops new operations of a call of the given flow would probably wait for its answer,
-// or 0 if nothing is ahead of the call.
-func (n *node) wait(flow backend.Flow, ops int) time.Duration {
+// hopeless reports whether a call of a flow that has so long is to be shed: its last of ops operations would probably not be answered in
+// time. How long the node takes at least is no sign of too much, and is known well; what comes on top of it is not.
+func (n *node) hopeless(flow backend.Flow, ops int, budget time.Duration) bool {
 	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
 	if sent+queued == 0 {
-		return 0
+		return false // somebody has to find out whether the node is quicker now
 	}
-	if all := n.pace.Of(sent + queued + ops); all < time.Millisecond { // whoever goes first
-		return all
+	late := func(ahead int) bool { return remote.Hopeless(n.pace.Of(sent+ahead+ops), budget-n.ways(ahead+ops)) }
+	if !late(queued) {
+		return false // whoever goes first
 	}
 	n.mu.Lock()
 	ahead := n.queue.ahead(flow, ops)
 	n.mu.Unlock()
-	return n.pace.Of(sent + ahead + ops)
+	return late(ahead)
+}
+
+// ways returns how long the last of so many operations in the queue is on its way, after it has waited for a writer.
+func (n *node) ways(queued int) time.Duration {
+	way := n.pace.Way()
+	if n.room() && queued <= maxCommands {
+		return way
+	}
+	return way + way*time.Duration(queued/maxCommands+1)/time.Duration(max(n.wanted.Load(), 1))
+}
+
+// waits returns how long an operation that comes now would probably wait; 0 if there is no other one.
+func (n *node) waits() time.Duration {
+	sent, queued := int(n.sent.Load()), int(n.queue.length.Load())
+	if sent+queued == 0 {
+		return 0
+	}
+	return n.ways(queued) + n.pace.Of(sent+queued)
 }
 
 // drop removes it from the queue, and reports whether it was there.
@@ -175,11 +253,14 @@ func (n *node) tick() {
 	n.ticks++
 	n.mu.Unlock()
 	n.wake.Broadcast()
+	if n.links.Load() > n.wanted.Load() {
+		n.reserve.Broadcast()
+	}
 }
 
 // reconnect makes writers that wait before they connect again do so now.
 func (n *node) reconnect() {
-	for range maxWriters {
+	for range n.wanted.Load() {
 		select {
 		case n.again <- struct{}{}:
 		default:
@@ -194,6 +275,7 @@ func (n *node) stop(why *remote.Error) {
 	n.stopped = true
 	n.mu.Unlock()
 	n.wake.Broadcast()
+	n.reserve.Broadcast()
 	n.fail(why)
 }
 
@@ -218,6 +300,7 @@ func (n *node) cut(items []*item) []*item {
 	items = n.queue.cut(items, maxCommands, maxWeight)
 	if taken := before - n.queue.length.Load(); taken > 0 {
 		n.sent.Add(taken)
+		n.flying.Add(1)
 		n.cutAt = time.Now()
 	}
 	if n.due() {
@@ -229,9 +312,10 @@ func (n *node) cut(items []*item) []*item {
 // start runs the writers of n until ctx ends.
 func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	context.AfterFunc(ctx, func() { n.stop(errStopped) })
-	for i := range min(maxWriters, n.pool.config.PoolSize) {
-		n.writers = append(n.writers, &writer{node: n, keys: map[backend.Key]int{}, watches: i == 0})
+	for i := range int32(min(maxWriters, n.pool.config.PoolSize)) { //nolint:gosec // a few
+		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]int{}, watches: i == 0})
 	}
+	n.wanted.Store(int32(min(usualWriters, len(n.writers))))
 	for _, w := range n.writers {
 		wg.Go(func() { w.serve(ctx) })
 	}

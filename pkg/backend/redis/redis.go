@@ -229,10 +229,20 @@ func (b *Backend) Waits() map[string]time.Duration {
 	all := make(map[string]time.Duration)
 	for _, p := range b.pools() {
 		for n := range p.nodes() {
-			all[n.addr] = max(all[n.addr], n.pace.Of(int(n.sent.Load()+n.queue.length.Load())))
+			all[n.addr] = max(all[n.addr], n.waits())
 		}
 	}
 	return all
+}
+
+// Way returns about how long the node that is farthest away takes, however little it is asked for.
+func (b *Backend) Way() (way time.Duration) {
+	for _, p := range b.pools() {
+		for n := range p.nodes() {
+			way = max(way, n.pace.Way())
+		}
+	}
+	return way
 }
 
 // nodes returns the nodes that p uses.
@@ -398,7 +408,7 @@ func (p *pool) enter(ctx context.Context, w *waiter, op *backend.Op, now time.Ti
 		return nil, errFull
 	}
 	if len(w.items) == 0 || w.items[len(w.items)-1].node != n {
-		if remote.Hopeless(n.wait(op.Flow, ops), w.budget) {
+		if n.hopeless(op.Flow, ops, w.budget) {
 			return nil, errShed
 		}
 	}

@@ -17,6 +17,7 @@ import (
 // no delay, and a busy one shares system calls.
 type writer struct {
 	node    *node
+	rank    int32 // it serves if it is below how many the node wants
 	link    *link
 	renewed int64 // of node, when link was opened
 	backoff remote.Backoff
@@ -46,7 +47,7 @@ func (w *writer) serve(ctx context.Context) {
 	defer w.hangUp()
 	defer w.settleLast(context.WithoutCancel(ctx))
 	tick := 0
-	for {
+	for w.node.enlist(w) {
 		if w.link == nil && !w.connect(ctx) {
 			if ctx.Err() != nil {
 				return
@@ -271,6 +272,9 @@ func (w *writer) land() {
 		n += it.chained()
 	}
 	w.node.sent.Add(int64(-n))
+	if n > 0 {
+		w.node.flying.Add(-1)
+	}
 }
 
 // poke has those who wait for what has been sent look whether there is still something to wait for.
@@ -308,13 +312,16 @@ func (w *writer) batch(ctx context.Context) {
 		w.refuse(refused)
 		return
 	}
-	ops := w.merge()
+	ops, onWay, left := w.merge(), int(n.sent.Load()), n.queue.length.Load() > 0
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), now.Add(n.pool.opTimeout()))
 	worst := w.ask(ctx)
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
-	n.pace.Done(now, w.heard, ops, n.queue.length.Load() > 0)
+	if w.link != nil { // it was answered
+		n.pace.Done(now, w.heard, onWay, left)
+		n.muster(w.heard)
+	}
 	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
 	verdict := worst
 	if verdict == nil && w.slow(took) {

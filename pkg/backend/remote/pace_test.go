@@ -1,49 +1,128 @@
 package remote_test
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// TestPace: how long operations take is learnt from batches for which others wait, and unlearnt from all.
+const ms = time.Millisecond
+
+// paced is a Pace of a server that is asked in batches.
+type paced struct {
+	remote.Pace
+
+	t   *testing.T
+	now time.Time
+}
+
+// batches asks for some batches, one every few ms, each with least to most operations, and each answered after took.
+func (p *paced) batches(n, least, most int, busy bool, took func(ops int) time.Duration) {
+	for range n {
+		ops := least + rand.IntN(most-least+1)
+		end := p.now.Add(took(ops))
+		p.Done(p.now, end, ops, busy)
+		p.now = end.Add(ms)
+	}
+}
+
+// expect checks that about so long is expected, within a tenth, or 1.5 ms of the way, and 3 ms of the operations.
+func (p *paced) expect(what string, way, hundred time.Duration) {
+	p.t.Helper()
+	near := func(got, want, by time.Duration) bool { return (got - want).Abs() <= max(want/10, by) }
+	if got := p.Way(); !near(got, way, 3*ms/2) {
+		p.t.Errorf("%s: the way takes %v, want about %v", what, got, way)
+	}
+	if got := p.Of(100); !near(got, hundred, 3*ms) {
+		p.t.Errorf("%s: 100 operations take %v, want about %v", what, got, hundred)
+	}
+}
+
+// TestPace: what takes as long for few operations as for many is the way; the rest is what they take.
 func TestPace(t *testing.T) {
 	t.Parallel()
-	var p remote.Pace
-	now := time.Now()
-	batches := func(n, ops int, took time.Duration, busy bool) {
-		for range n {
-			now = now.Add(time.Second) // in which nothing happens
-			p.Done(now, now.Add(took), ops, busy)
-			now = now.Add(took)
-		}
+	for name, c := range map[string]struct {
+		least, most int
+		busy        bool
+		took        func(ops int) time.Duration
+		way, each   time.Duration
+	}{
+		"a server far away":                        {1, 30, false, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"the same, and others always wait":         {1, 30, true, func(int) time.Duration { return 5 * ms }, 5 * ms, 0},
+		"a slow server":                            {1, 30, true, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"a slow server, and nobody waits":          {1, 30, false, func(n int) time.Duration { return time.Duration(n) * ms / 2 }, 0, ms / 2},
+		"one that is both":                         {1, 100, true, func(n int) time.Duration { return 3*ms + time.Duration(n)*ms/10 }, 3 * ms, ms / 10},
+		"batches of one size":                      {20, 20, false, func(int) time.Duration { return 4 * ms }, 4 * ms, 0},
+		"batches of one size, and others wait":     {20, 20, true, func(int) time.Duration { return 4 * ms }, 0, ms / 5},
+		"one that is the quicker the more it does": {1, 30, true, func(n int) time.Duration { return 10*ms - time.Duration(n)*ms/10 }, 8450 * time.Microsecond, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := paced{t: t, now: time.Now()}
+			p.batches(1, c.least, c.most, c.busy, c.took)
+			if p.Way() > ms || p.Of(10) > ms {
+				t.Errorf("after one batch the way takes %v, and 10 operations %v", p.Way(), p.Of(10))
+			}
+			p.batches(1000, c.least, c.most, c.busy, c.took)
+			p.expect("all is known", c.way, 100*c.each)
+		})
 	}
-	about := func(what string, want time.Duration) {
-		t.Helper()
-		if got := p.Of(100); got < want*9/10 || got > want*11/10 {
-			t.Errorf("%s: 100 operations take %v, want about %v", what, got, want)
-		}
-	}
-	about("nothing is known", 0)
-	batches(500, 16, 16*time.Millisecond, false)
-	about("nobody has waited", 0)
-	batches(500, 16, 16*time.Millisecond, true)
-	about("a slow server", 100*time.Millisecond)
-	batches(500, 16, time.Second, false)
-	about("a slower answer for which nobody waited", 100*time.Millisecond)
-	batches(2000, 16, 160*time.Microsecond, false)
-	about("quick answers for which nobody waited", time.Millisecond)
-	p.Done(now, now, 16, true)
-	p.Done(now, now.Add(time.Second), 0, true)
-	about("what says nothing", time.Millisecond)
+}
 
-	begin := now.Add(time.Second) // two batches at once share the server
-	for range 1000 {
-		end := begin.Add(16 * time.Millisecond)
-		p.Done(begin, end.Add(-8*time.Millisecond), 16, true)
-		p.Done(begin, end, 16, true)
-		begin = end
+// TestPaceUneven: answers of a server far away come sooner and later, and that is no sign of operations that take long.
+func TestPaceUneven(t *testing.T) {
+	t.Parallel()
+	p := paced{t: t, now: time.Now()}
+	uneven := func(int) time.Duration { return 2*ms + rand.N(6*ms) }
+	for range 50 {
+		p.batches(100, 1, 20, true, uneven)
+		if way, most := p.Way(), p.Way()+p.Of(30); way < 2*ms || most > 12*ms {
+			t.Errorf("answers after 2 to 8 ms are expected after %v, and those of 30 operations after %v", way, most)
+		}
 	}
-	about("two batches at once", 50*time.Millisecond)
+}
+
+// TestPaceChanges: an answer that is late once is soon forgotten, and a server that is quick again, or slow now, is soon known to be.
+func TestPaceChanges(t *testing.T) {
+	t.Parallel()
+	p := paced{t: t, now: time.Now()}
+	after := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	p.batches(200, 1, 30, false, after(ms))
+	p.batches(1, 1, 30, false, after(time.Second))
+	if way := p.Way(); way > 2*ms {
+		t.Errorf("after one late answer the way takes %v", way)
+	}
+	begun := p.now
+	for p.Way() < 18*ms {
+		p.batches(1, 1, 30, false, after(20*ms))
+	}
+	if took := p.now.Sub(begun); took > time.Second {
+		t.Errorf("it was known after %v that the server is far away now", took)
+	}
+	begun = p.now
+	for p.Way() > 3*ms {
+		p.batches(1, 1, 1, false, after(ms)) // one at a time: all others are shed
+	}
+	if took := p.now.Sub(begun); took > time.Second {
+		t.Errorf("it was known after %v that the server is near again", took)
+	}
+	way, hundred := p.Way(), p.Of(100)
+	p.Done(p.now, p.now, 16, true)
+	p.Done(p.now, p.now.Add(time.Second), 0, true)
+	p.expect("what says nothing", way, hundred)
+}
+
+// TestPaceAskedLess: where calls are shed, a server that is far away is asked for less, and takes as long; that must not have more of
+// them shed.
+func TestPaceAskedLess(t *testing.T) {
+	t.Parallel()
+	p := paced{t: t, now: time.Now()}
+	for most := 64; most > 1; most /= 2 {
+		p.batches(300, 1, most, true, func(int) time.Duration { return 5*ms + rand.N(ms) })
+		if p.Way() < 3*ms || p.Way()+p.Of(2*most) > 9*ms {
+			t.Errorf("asked for up to %d operations it takes %v, and %v for twice as many", most, p.Way(), p.Of(2*most))
+		}
+	}
 }

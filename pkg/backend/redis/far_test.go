@@ -1,0 +1,92 @@
+package redis
+
+import (
+	"io"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
+)
+
+// envoy is how long Envoy waits for an answer.
+const envoy = 20 * time.Millisecond
+
+// TestFarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that there
+// is too much. More connections than usual lead to it, and no more than usual once it is near again.
+func TestFarAway(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
+	most := 0
+	testkit.Eventually(t, "more connections than usual, and a second in which nearly all calls are answered", func() bool { // which a stall of the machine may prevent
+		l := newLoad(b, 2000, envoy)
+		time.Sleep(time.Second)
+		most = max(most, b.Connections())
+		l.end()
+		found := failed(l.answers)
+		t.Logf("%d calls, failed %v, p99 %v; %d connections; the way takes %v", len(l.answers), found, p99(l.answers), b.Connections(), b.Way())
+		return most > usualWriters && len(l.answers) > 500 && found[remote.Overload]*50 < len(l.answers) && failures(l.answers)*5 < len(l.answers)
+	})
+	if most > DefaultPoolSize {
+		t.Errorf("up to %d connections led to it, want at most %d", most, DefaultPoolSize)
+	}
+	if way := b.Way(); way < 3*time.Millisecond {
+		t.Errorf("the way takes %v, and more than 4 ms are certain", way)
+	}
+	p.Latency.Store(0)
+	begun := time.Now()
+	testkit.Eventually(t, "the usual connections to a node that is near again", func() bool {
+		for i := range 50 {
+			one(b, i)
+		}
+		return b.Connections() == usualWriters
+	})
+	if took := time.Since(begun); took < spareFor {
+		t.Errorf("connections were closed after %v, though they may soon be needed", took)
+	}
+}
+
+// TestSlowNode: where a node has more to do than it can, those who would not be answered in time are told so at once, and the others are
+// answered.
+func TestSlowNode(t *testing.T) {
+	t.Parallel()
+	const perByte = 40 * time.Microsecond // of replies; one operation has about ten
+	s := redistest.Start(t)
+	p := testkit.NewProxy(t, s.Addr())
+	b := run(t, Config{URL: p.Addr()}, true)
+	var one sync.Mutex // it does one thing at a time, whatever the connection
+	p.Replies(func(to io.Writer, from io.Reader) {
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(buf)
+			if err != nil {
+				return
+			}
+			if n < 1000 { // not those to what a connection begins with
+				one.Lock()
+				time.Sleep(time.Duration(n) * perByte)
+				one.Unlock()
+			}
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	})
+	p.Cut()
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+	testkit.Eventually(t, "a second in which those who fail are told early", func() bool {
+		l := newLoad(b, 4000, envoy)
+		time.Sleep(time.Second)
+		l.end()
+		found := failed(l.answers)
+		t.Logf("%d calls, failed %v, p99 %v; an operation waits for %v", len(l.answers), found, p99(l.answers), b.Waits())
+		return found[remote.Overload]*4 > len(l.answers) && found[remote.Timeout]*4 < found[remote.Overload] && found[""] == 0 &&
+			failures(l.answers) < len(l.answers)
+	})
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"strconv"
+	"time"
+)
+
+// far has a Redis 2 to 8 ms away, and calls that leave server and Redis idle for most of the time: before a surge, and after it, nobody is
+// told that there is too much.
+func (e *env) far(ctx context.Context, at cores) error {
+	const (
+		rate   = 5000
+		asked  = 0.97
+		length = 3 * time.Second
+	)
+	port, err := e.ports.Free(ctx)
+	if err != nil {
+		return err
+	}
+	r, err := e.redisAt(port)
+	if err != nil {
+		return err
+	}
+	r.Processors = strconv.Itoa(at.theirs)
+	if err := r.Start(ctx); err != nil {
+		return err
+	}
+	defer r.Kill()
+	w, err := e.wire(ctx, r.addr)
+	if err != nil {
+		return err
+	}
+	if err := w.poison("latency", map[string]any{"latency": 5, "jitter": 3}); err != nil {
+		return err
+	}
+	s, err := e.server(ctx, calmRules, "REDIS_URL="+w.addr)
+	if err != nil {
+		return err
+	}
+	s.Processors = strconv.Itoa(at.theirs)
+	if err := s.Start(ctx); err != nil {
+		return err
+	}
+	defer s.Kill()
+	l := load{addr: s.grpc, requests: wide("busy", 1), rate: rate, timeout: envoyTimeout}
+	decided := func(when string) {
+		all := l.run(ctx, length).between(time.Second, length)
+		share := all.share(all.within(okay, envoyTimeout))
+		e.note("Redis 2 to 8 ms away, %s a surge: %s", when, all)
+		e.measured(share >= asked, "Redis 2 to 8 ms away, %d a second %s a surge: %.1f %% decided in time, p99 %s", rate, when, 100*share, ms(all.p(0.99)))
+	}
+	decided("before")
+	surge := l
+	surge.rate = 10 * rate
+	e.note("the surge: %s", surge.run(ctx, time.Second/2))
+	decided("after")
+	return ctx.Err()
+}
