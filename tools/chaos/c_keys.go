@@ -389,7 +389,7 @@ func (e *env) noisy(ctx context.Context) error {
 	}
 	s.measurePeak(ctx, 2*time.Second)
 	quiet := s.load()
-	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16, 2000), s.peak/20, envoyTimeout, time.Second
+	quiet.requests, quiet.rate, quiet.timeout, quiet.patience = wide("quiet", 16), s.peak/20, envoyTimeout, time.Second
 	alone := quiet.run(ctx, 3*time.Second)
 	e.note("quiet, alone: %s", alone)
 	e.told("alone p99 %s", ms(alone.p(0.99)))
