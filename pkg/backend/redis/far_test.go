@@ -14,9 +14,9 @@ import (
 // envoy is how long Envoy waits for an answer.
 const envoy = 20 * time.Millisecond
 
-// TestFarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that there
+// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that there
 // is too much. More connections than usual lead to it, and no more than usual once it is near again.
-func TestFarAway(t *testing.T) {
+func TestF33_FarAway(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())

@@ -1,9 +1,9 @@
 // Package redis keeps counters in Redis, where any number of replicas share them.
 //
-// Operations queue for the node that holds their key. Whenever one of a node's two writers is free it takes everything
-// from the queue and sends it, as one call of the script if the node is known to be one Redis: an idle server adds no
-// delay, a busy one shares system calls, and there is no timer or window to tune. Takes of one key that are queued
-// together become one take with a count, and are answered in order of arrival.
+// Operations queue for the node that holds their key. Whenever one of a node's writers is free, of which there are two unless
+// it is far away, it takes everything from the queue and sends it, as one call of the script if the node is known to be one
+// Redis: an idle server adds no delay, a busy one shares system calls, and there is no timer or window to tune. Takes of one
+// key that are queued together become one take with a count, and are answered in order of arrival.
 //
 // A batch has a deadline of its own. Its callers wait for as long as their own deadlines allow; the operations of one
 // that gives up before the batch is formed are not sent. Nothing that may have been counted is sent a second time. Each
