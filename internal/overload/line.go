@@ -13,6 +13,7 @@ const (
 	margin       = 2 * time.Millisecond  // what an answer needs to get to its caller
 	percent      = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
 	pacedPercent = 6                     // the same while calls of domains below their share go first, which wait for what goes on
+	farPart      = 4                     // one in so many parts of that time is believed of the way to a store
 	enough       = 40 * time.Millisecond // patience beyond which a caller has no influence on that
 	forever      = time.Hour             // the most that is counted of patience
 	recent       = time.Second           // what the least of that is taken from, once or twice
@@ -324,7 +325,7 @@ func (l *line) turns(now time.Time, lap time.Duration, spare int) (more, full bo
 			return false, false
 		}
 	}
-	l.way = l.gate.config.Way()
+	l.way = min(l.gate.config.Way(), l.patient/farPart)
 	idle := l.lap < slack
 	l.flow.measure(now)
 	shed := l.shed(now)

@@ -25,7 +25,7 @@ type server struct {
 	network string
 	breaker *remote.Breaker
 	pace    pace
-	far     remote.Pace        // of single operations, by the connections that are in use
+	far     remote.Pace        // for one operation, by how many connections are in use
 	trial   atomic.Bool        // while it is silent: a call finds out whether it answers again
 	wake    chan struct{}      // tells run that something has changed
 	cancel  context.CancelFunc // ends run; nil before it. Owned by whoever starts and stops servers

@@ -20,9 +20,9 @@ func TestF33_FarAway(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := testkit.NewProxy(t, s.Addr())
-	b := run(t, Config{URL: p.Addr()}, true)
-	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
 	p.Latency.Store(int64(2500 * time.Microsecond)) // each way
+	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
 	most := 0
 	testkit.Eventually(t, "more connections than usual, and a second in which nearly all calls are answered", func() bool { // which a stall of the machine may prevent
 		l := newLoad(b, 2000, envoy)
@@ -40,16 +40,41 @@ func TestF33_FarAway(t *testing.T) {
 		t.Errorf("the way takes %v, and more than 4 ms are certain", way)
 	}
 	p.Latency.Store(0)
-	begun := time.Now()
-	testkit.Eventually(t, "the usual connections to a node that is near again", func() bool {
-		for i := range 50 {
-			one(b, i)
-		}
-		return b.Connections() == usualWriters
+	testkit.Eventually(t, "the usual writers of a node that is near again", func() bool {
+		one(b, 1)
+		return b.main.one.wanted.Load() == usualWriters
 	})
-	if took := time.Since(begun); took < spareFor {
-		t.Errorf("connections were closed after %v, though they may soon be needed", took)
+	if open := b.Connections(); open <= usualWriters {
+		t.Errorf("%d connections are open, and more may soon be needed", open)
 	}
+	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+}
+
+// TestSpareConnections: connections that nobody needs at present are not taken for such that work.
+func TestSpareConnections(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	b := run(t, Config{URL: s.Addr()}, true)
+	n := b.main.one
+	want := func(writers int32) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.wanted.Store(writers)
+		n.reserve.Broadcast()
+	}
+	for _, far := range []int32{3, 6} {
+		testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+		want(far)
+		testkit.Eventually(t, "more connections", func() bool { return b.Connections() == int(far) })
+		want(usualWriters)
+		s.Kill()
+		if took := testkit.Eventually(t, "no connections", func() bool { return b.Connections() == 0 && n.breaker.Down() != nil }); took > spareFor/2 {
+			t.Errorf("%d spare connections to a server that is gone were kept for %v", far-usualWriters, took)
+		}
+		s.Restart()
+	}
+	want(DefaultPoolSize) // all end with the test
+	testkit.Eventually(t, "all connections", func() bool { return b.Connections() == DefaultPoolSize })
 }
 
 // TestSlowNode: where a node has more to do than it can, those who would not be answered in time are told so at once, and the others are
@@ -86,7 +111,7 @@ func TestSlowNode(t *testing.T) {
 		l.end()
 		found := failed(l.answers)
 		t.Logf("%d calls, failed %v, p99 %v; an operation waits for %v", len(l.answers), found, p99(l.answers), b.Waits())
-		return found[remote.Overload]*4 > len(l.answers) && found[remote.Timeout]*4 < found[remote.Overload] && found[""] == 0 &&
-			failures(l.answers) < len(l.answers)
+		return found[remote.Overload]*4 > len(l.answers) && found[remote.Timeout]*4 < found[remote.Overload] &&
+			failures(l.answers)*4 < 3*len(l.answers)
 	})
 }

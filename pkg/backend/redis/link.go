@@ -196,7 +196,7 @@ func (l *link) greeting(err error, asked map[string]*redis.Cmd) error {
 		case "NOAUTH", "LOADING", "BUSY", "MASTERDOWN":
 			return c.Err()
 		case "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN":
-			continue // it is another node's key
+			continue // it has the command; the key is another node's, or nobody's
 		}
 		if !keyForbidden(c) { // it is a command that is not to be had
 			l.dialect.without(name)

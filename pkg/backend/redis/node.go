@@ -18,7 +18,8 @@ const (
 	usualWriters = 2                      // of a node that is near
 	maxWriters   = 16                     // of one that is far away
 	lateAfter    = time.Millisecond       // how old a batch has to be for a smaller one to follow it
-	calmAfter    = time.Second            // for how long another number of writers has to be right
+	moreAfter    = 200 * time.Millisecond // for how long more writers have to be of use
+	fewerAfter   = time.Second            // for how long fewer have to be enough
 	spareFor     = 10 * time.Second       // for how long one that is not wanted keeps its connection
 	quietFor     = 500 * time.Millisecond // after so long without an answer a crowd is no longer let in
 )
@@ -44,13 +45,15 @@ type node struct {
 	pace   remote.Pace
 	sent   atomic.Int64 // operations that writers have taken from the queue and not answered
 	flying atomic.Int32 // batches that these are in
-	wanted atomic.Int32 // how many writers serve; changes only with mu held
+	weight atomic.Int64 // of these, in µs
+	wanted atomic.Int32 // how many writers serve; once they run it changes with mu held
 
 	mu      sync.Mutex
 	wake    sync.Cond // where writers that serve wait
 	reserve sync.Cond // where the others do
-	trend   int       // 1 if more writers would be of use, -1 if fewer would do
-	since   time.Time // when that was last found to be otherwise
+	enough  time.Time // when more writers would last have been of no use
+	plenty  time.Time // when fewer would last not have been enough
+	spares  int       // how many of those in reserve have a connection
 	queue   queue
 	cutAt   time.Time   // when a writer last took from it
 	look    *time.Timer // has a writer look whether what waits is due
@@ -132,48 +135,64 @@ func (n *node) due() bool {
 }
 
 // room reports whether another batch may be sent before the next answer has come: the usual ones may, and more of them to a node that
-// is done with all that is on its way long before it can be heard of.
+// is done with all that is on its way sooner than it can be heard of.
 func (n *node) room() bool {
 	flying, wanted := n.flying.Load(), n.wanted.Load()
-	return flying < min(wanted, usualWriters) || flying < wanted && n.pace.Of(int(n.sent.Load())) < n.pace.Way()
+	if flying < min(wanted, usualWriters) {
+		return true
+	}
+	weighs := time.Duration(n.weight.Load()) * time.Microsecond
+	return flying < wanted && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
 }
 
-// muster has as many writers serve as send one batch after the other, each as late as it may be, until the first has been answered. That
-// has been so for a while before there are more, or fewer: a node that is far away stays there.
+// muster finds how many writers are to serve: as many as send batches until the first has been answered, one lateAfter after the other. A
+// node that is far away stays there, so their number changes only once another one has been right for a while.
 func (n *node) muster(now time.Time) {
 	most := int32(len(n.writers)) //nolint:gosec // a few
-	want := min(max(int32(n.pace.Way()/lateAfter), usualWriters), most)
+	want := min(max(int32(min(n.pace.Way()/lateAfter, maxWriters)), usualWriters), most)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	has, trend := n.wanted.Load(), 0
+	has := n.wanted.Load()
 	switch {
 	case want > has:
-		trend = 1
-	case want < has-1:
-		trend = -1
-	}
-	switch {
-	case trend != n.trend:
-		n.trend, n.since = trend, now
-	case trend != 0 && now.Sub(n.since) > calmAfter:
-		n.wanted.Store(want)
-		n.reserve.Broadcast()
+		n.plenty = now
+		if now.Sub(n.enough) > moreAfter {
+			n.wanted.Store(want)
+			n.enough = now
+			n.reserve.Broadcast()
+		}
+	case want < has-1, want == usualWriters && want < has:
+		n.enough = now
+		if now.Sub(n.plenty) > fewerAfter {
+			n.wanted.Store(want)
+			n.plenty = now
+		}
+	default:
+		n.enough, n.plenty = now, now
 	}
 }
 
-// enlist waits until w is wanted, without a connection if that takes long. It returns false once the writers are stopped.
+// enlist waits until w is wanted. A connection that works is kept for a while meanwhile. It returns false once the writers are stopped.
 func (n *node) enlist(w *writer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for since := time.Now(); w.rank >= n.wanted.Load() && !n.stopped; {
-		if w.link == nil || time.Since(since) < spareFor {
-			n.reserve.Wait()
-			continue
-		}
 		n.mu.Unlock()
-		w.lacks(lack{}) // nothing that anybody would notice
-		w.hangUp()
+		w.lacks(lack{}) // of nothing that anybody would notice
+		if !w.ready() || time.Since(since) > spareFor {
+			w.hangUp()
+		}
 		n.mu.Lock()
+		if w.rank < n.wanted.Load() || n.stopped {
+			break
+		}
+		if w.link != nil {
+			n.spares++
+		}
+		n.reserve.Wait()
+		if w.link != nil {
+			n.spares--
+		}
 	}
 	return !n.stopped
 }
@@ -208,7 +227,7 @@ func (n *node) hopeless(flow backend.Flow, ops int, budget time.Duration) bool {
 
 // ways returns how long the last of so many operations in the queue is on its way, after it has waited for a writer.
 func (n *node) ways(queued int) time.Duration {
-	way := n.pace.Way()
+	way := n.pace.Base()
 	if n.room() && queued <= maxCommands {
 		return way
 	}
@@ -251,9 +270,10 @@ func (n *node) await(tick *int) (work, stopped bool) {
 func (n *node) tick() {
 	n.mu.Lock()
 	n.ticks++
+	spares := n.spares > 0
 	n.mu.Unlock()
 	n.wake.Broadcast()
-	if n.links.Load() > n.wanted.Load() {
+	if spares {
 		n.reserve.Broadcast()
 	}
 }
@@ -292,21 +312,35 @@ func (n *node) fail(e *remote.Error) {
 	}
 }
 
-// cut removes items for a batch from the queue, and appends them to items.
-func (n *node) cut(items []*item) []*item {
+// cut removes items for a batch from the queue, and appends them to items. With them so many operations are on their way; full says
+// whether others had to be left.
+func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	before := n.queue.length.Load()
-	items = n.queue.cut(items, maxCommands, maxWeight)
-	if taken := before - n.queue.length.Load(); taken > 0 {
+	batch = n.queue.cut(items, maxCommands, maxWeight)
+	left := n.queue.length.Load()
+	if taken := before - left; taken > 0 {
 		n.sent.Add(taken)
 		n.flying.Add(1)
 		n.cutAt = time.Now()
 	}
 	if n.due() {
-		n.wake.Signal() // for the other writer
+		n.wake.Signal() // for another writer
 	}
-	return items
+	return batch, int(n.sent.Load()), left > 0
+}
+
+// landed notes that so many operations of a batch have been answered, which weighed so much.
+func (n *node) landed(ops int, weight int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.sent.Add(int64(-ops))
+	n.flying.Add(-1)
+	n.weight.Add(-weight)
+	if n.due() {
+		n.wake.Signal() // whoever has landed may have something else to do first
+	}
 }
 
 // start runs the writers of n until ctx ends.

@@ -88,7 +88,7 @@ func TestEvenBatches(t *testing.T) {
 				if synctest.Wait(); waited != c.want {
 					t.Errorf("%d operations were sent after %v, want %v", c.queued, waited, c.want)
 				}
-				_ = n.cut(nil)
+				_, _, _ = n.cut(nil)
 			})
 		})
 	}

@@ -34,12 +34,15 @@ type writer struct {
 	mu     sync.Mutex // held while flight changes, and while those who wait for it are poked
 	flight []*item    // items, from when they have left the queue until they are answered
 
-	items []*item
-	units []*unit // the first used ones are in use, the others are kept for reuse
-	used  int
-	calls calls
-	keys  map[backend.Key]int // index of the last unit of each key in the batch, plus 1
-	cmds  []redis.Cmder
+	items  []*item
+	onWay  int     // operations that were on their way to the node when items were cut, with these
+	full   bool    // others had to be left
+	weight int64   // of units that are not light, in µs
+	units  []*unit // the first used ones are in use, the others are kept for reuse
+	used   int
+	calls  calls
+	keys   map[backend.Key]int // index of the last unit of each key in the batch, plus 1
+	cmds   []redis.Cmder
 }
 
 // serve sends batches until ctx ends.
@@ -151,9 +154,10 @@ func (w *writer) connect(ctx context.Context) bool {
 	n := w.node
 	err = n.pool.advised(err)
 	err.Unsent = true
+	n.reserve.Broadcast() // what they have may not work either
 	if n.links.Load() == 0 {
 		n.breaker.Disconnected(err)
-		if n.links.Load() > 0 { // the other writer was quicker
+		if n.links.Load() > 0 { // another writer was quicker
 			n.breaker.Connected()
 		} else {
 			n.fail(err)
@@ -211,6 +215,7 @@ func (n *node) checkIdentity(addr string, s server) {
 		before := n.run.Swap(&s.run)
 		if before != nil && *before != s.run {
 			n.apart.Store(false)
+			n.pace.Reset()
 			n.pool.observer.Event(remote.Event{Kind: EventDataChanged, Node: addr, Detail: s.run})
 		}
 	}
@@ -258,7 +263,7 @@ func (w *writer) exec(ctx context.Context, commands []redis.Cmder, fenced bool) 
 func (w *writer) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.items = w.node.cut(w.items[:0])
+	w.items, w.onWay, w.full = w.node.cut(w.items[:0])
 	w.flight = w.items
 }
 
@@ -271,9 +276,9 @@ func (w *writer) land() {
 	for _, it := range w.items {
 		n += it.chained()
 	}
-	w.node.sent.Add(int64(-n))
 	if n > 0 {
-		w.node.flying.Add(-1)
+		w.node.landed(n, w.weight)
+		w.weight = 0
 	}
 }
 
@@ -312,14 +317,14 @@ func (w *writer) batch(ctx context.Context) {
 		w.refuse(refused)
 		return
 	}
-	ops, onWay, left := w.merge(), int(n.sent.Load()), n.queue.length.Load() > 0
+	ops := w.merge()
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), now.Add(n.pool.opTimeout()))
 	worst := w.ask(ctx)
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
 	if w.link != nil { // it was answered
-		n.pace.Done(now, w.heard, onWay, left)
+		n.pace.Done(now, w.heard, w.onWay, w.full)
 		n.muster(w.heard)
 	}
 	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
@@ -375,8 +380,12 @@ func (w *writer) merge() (ops int) {
 			}
 			w.unit(it, before)
 			w.keys[it.op.Key] = w.used
+			if own := weight(&it.op); own > weightWindow { // what others take the node has shown
+				w.weight += int64(own)
+			}
 		}
 	}
+	w.node.weight.Add(w.weight)
 	return ops
 }
 

@@ -13,70 +13,125 @@ import (
 // How many operations are answered in a time would say less: a server that is far away answers as few as it is asked for in the time of the
 // way. Who asked it for fewer then, because they wait too long, would wait as long for each.
 type Pace struct {
-	way, each atomic.Int64 // ns
+	base, way, each atomic.Int64 // ns
+	heard           atomic.Int64 // when the last batch ended, in ns since begun
 
-	mu         sync.Mutex
-	batches    int
-	last       time.Time // when the last one ended
-	ops, took  float64   // moving averages, of operations and of ns
-	vari, covr float64   // variance of the operations, and their covariance with what they took
-	busy       float64   // share of batches for which others waited
+	mu sync.Mutex
+	line
 }
+
+// line is what a Pace has seen.
+type line struct {
+	batches    int
+	last       time.Time        // when the last one ended
+	ops, took  float64          // moving averages, of operations and of ns
+	vari, covr float64          // variance of the operations, and their covariance with what they took
+	busy       float64          // share of batches for which others waited
+	least      [2]time.Duration // that a batch took, now and before
+	turned     time.Time        // when the first of these was begun
+}
+
+// begun is what times are counted from.
+var begun = time.Now() //nolint:gochecknoglobals // never changes
 
 // What a Pace remembers.
 const (
-	paceSpan  = 200 * time.Millisecond // about how long
-	paceMost  = 1.0 / 8                // what one batch counts for at most
-	paceLeast = 1.0 / 64               // and at least
-	paceFirst = 16                     // batches say less, the fewer there are: a server that was just begun with is slow
-	paceJump  = 4                      // times what batches take is believed of one; more is no sign of what an operation takes
-	paceDoubt = 0.01                   // of the square of the average: a variance below it hardly says what an operation takes
+	paceSpan   = 200 * time.Millisecond // about how long
+	paceMost   = 1.0 / 8                // what one batch counts for at most
+	paceLeast  = 1.0 / 64               // and at least
+	paceFirst  = 16                     // batches say less, the fewer there are: a server that was just begun with is slow
+	paceJump   = 4                      // times what batches take is believed of one
+	paceDoubt  = 0.01                   // of the square of the average: a variance below it hardly says what an operation takes
+	paceFloor  = 30 * time.Second       // how long the least is remembered, once or twice
+	paceUneven = 8                      // times the least that a batch took may be the way
+	paceStale  = 2 * time.Second        // without a batch nobody knows
 )
 
 // Done notes a batch, from when it was formed until it was answered. With it ops operations were on their way. Busy says whether others
-// had to wait for it: then what it took is taken for what its operations did, as far as it is not known better.
+// had to wait for it: then what it took beyond the least is taken for what its operations did, as far as it is not known better.
 func (p *Pace) Done(begin, end time.Time, ops int, busy bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	x, y, waited := float64(ops), float64(end.Sub(begin)), 0.0
-	if ops <= 0 || y <= 0 {
+	took := end.Sub(begin)
+	if ops <= 0 || took <= 0 {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.add(end, took, float64(ops), busy)
+	base, each := p.fit()
+	known := min(float64(p.batches)/paceFirst, 1)
+	p.each.Store(int64(known * each))
+	p.base.Store(int64(known * base))
+	p.way.Store(int64(known * min(base, paceUneven*float64(p.floor()))))
+	p.heard.Store(int64(end.Sub(begun)))
+}
+
+// add adds a batch.
+func (l *line) add(end time.Time, took time.Duration, ops float64, busy bool) {
+	waited := 0.0
 	if busy {
 		waited = 1
 	}
-	if p.batches++; p.batches == 1 {
-		p.ops, p.took = x, y
+	l.batches++
+	g := max(min(max(float64(end.Sub(l.last))/float64(paceSpan), paceLeast), paceMost), 1/float64(l.batches))
+	dx, dy := ops-l.ops, float64(took)-l.took
+	if l.batches > 1 {
+		dy = min(dy, (paceJump-1)*l.took+float64(time.Millisecond))
+	} else {
+		l.ops, l.took, dx, dy = ops, float64(took), 0, 0
 	}
-	g := min(max(float64(end.Sub(p.last))/float64(paceSpan), paceLeast), paceMost)
-	p.last = end
-	dx, dy := x-p.ops, y-p.took
-	if most := (paceJump-1)*p.took + float64(time.Millisecond); dy > most {
-		dx, dy = 0, most
+	l.last = end
+	l.ops += g * dx
+	l.took += g * dy
+	l.vari = (1 - g) * (l.vari + g*dx*dx)
+	l.covr = (1 - g) * (l.covr + g*dx*dy)
+	l.busy += g * (waited - l.busy)
+	if end.Sub(l.turned) > paceFloor {
+		l.least, l.turned = [2]time.Duration{took, l.least[0]}, end
 	}
-	p.ops += g * dx
-	p.took += g * dy
-	p.vari = (1 - g) * (p.vari + g*dx*dx)
-	p.covr = (1 - g) * (p.covr + g*dx*dy)
-	p.busy += g * (waited - p.busy)
-	p.fit()
+	l.least[0] = min(l.least[0], took)
 }
 
-// fit lays the line.
-func (p *Pace) fit() {
-	known := min(float64(p.batches)/paceFirst, 1)
-	whole := p.took / p.ops // what an operation takes if there is no base
-	doubt := paceDoubt * p.ops * p.ops
-	each := min(max((p.covr+doubt*whole*p.busy)/(p.vari+doubt), 0), whole)
-	p.each.Store(int64(known * each))
-	p.way.Store(int64(known * (p.took - each*p.ops)))
+// fit returns the base, and what each operation takes.
+func (l *line) fit() (base, each float64) {
+	whole := l.took / l.ops // what an operation takes if there is no base
+	guess := max(l.took-float64(l.floor()), 0) / l.ops * l.busy
+	doubt := paceDoubt * l.ops * l.ops
+	each = min(max((l.covr+doubt*guess)/(l.vari+doubt), 0), whole)
+	return l.took - each*l.ops, each
 }
 
-// Of returns about how long n operations take beyond [Pace.Way].
+// floor returns the least that a batch took of late.
+func (l *line) floor() time.Duration {
+	if l.least[1] > 0 {
+		return min(l.least[0], l.least[1])
+	}
+	return l.least[0]
+}
+
+// Of returns about how long n operations take beyond [Pace.Base].
 func (p *Pace) Of(n int) time.Duration { return time.Duration(int64(n) * p.each.Load()) }
 
-// Way returns about how long the server takes at least.
-func (p *Pace) Way() time.Duration { return time.Duration(p.way.Load()) }
+// Base returns about how long the server takes for next to nothing.
+func (p *Pace) Base() time.Duration { return time.Duration(p.base.Load()) }
+
+// Way returns how much of [Pace.Base] is the way there and back, for all that is known: who is near, and takes long because it has much to
+// do, or this process has, is quick now and then. It is 0 if that has not been seen for a while.
+func (p *Pace) Way() time.Duration {
+	if time.Since(begun)-time.Duration(p.heard.Load()) > paceStale {
+		return 0
+	}
+	return time.Duration(p.way.Load())
+}
+
+// Reset forgets all, since the server is another one.
+func (p *Pace) Reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.line = line{}
+	p.base.Store(0)
+	p.way.Store(0)
+	p.each.Store(0)
+}
 
 // Hopeless reports whether a call with the given budget (see [Budget]) that would probably wait for so long is to be shed: it
 // would have too little left where the estimate is too low.
