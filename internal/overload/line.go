@@ -13,7 +13,7 @@ const (
 	margin       = 2 * time.Millisecond  // what an answer needs to get to its caller
 	percent      = 15                    // per cent of its caller's patience that a call may take from its turn to its answer
 	pacedPercent = 6                     // the same while calls of domains below their share go first, which wait for what goes on
-	farPart      = 4                     // one in so many parts of that time is believed of the way to a store
+	farPart      = 4                     // one in so many parts of its caller's time at most is a call's way to the store
 	enough       = 40 * time.Millisecond // patience beyond which a caller has no influence on that
 	forever      = time.Hour             // the most that is counted of patience
 	recent       = time.Second           // what the least of that is taken from, once or twice

@@ -11,8 +11,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// envoy is how long Envoy waits for an answer.
-const envoy = 20 * time.Millisecond
+const (
+	ms    = time.Millisecond
+	envoy = 20 * ms // how long Envoy waits for an answer
+)
 
 // TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that there
 // is too much. More connections than usual lead to it, and no more than usual once it is near again.
@@ -48,6 +50,41 @@ func TestF33_FarAway(t *testing.T) {
 		t.Errorf("%d connections are open, and more may soon be needed", open)
 	}
 	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
+}
+
+// TestRoomForBatches: more batches than usual are sent to a node that is far away, unless those on their way have it busy for as long.
+func TestRoomForBatches(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		took, each     time.Duration // of batches of late
+		wanted, flying int32
+		sent, weight   int64
+		room           bool
+	}{
+		"the usual ones":             {ms, 0, 2, 1, 32, 0, true},
+		"more than these":            {ms, 0, 2, 2, 32, 0, false},
+		"far away":                   {5 * ms, 0, 5, 4, 100, 0, true},
+		"all writers are busy":       {5 * ms, 0, 5, 5, 100, 0, false},
+		"operations take as long":    {5 * ms, ms / 20, 5, 4, 128, 0, false},
+		"heavy ones do":              {5 * ms, 0, 5, 4, 100, 6000, false},
+		"heavy ones, and as usual":   {5 * ms, 0, 5, 1, 100, 6000, true},
+		"one connection at most":     {5 * ms, 0, 1, 0, 0, 0, true},
+		"one connection, and in use": {5 * ms, 0, 1, 1, 1, 0, false},
+	} {
+		n := &node{}
+		for i := range 200 {
+			ops := 1 + i%60
+			now := time.Now()
+			n.pace.Done(now.Add(-c.took-time.Duration(ops)*c.each), now, ops, false)
+		}
+		n.wanted.Store(c.wanted)
+		n.flying.Store(c.flying)
+		n.sent.Store(c.sent)
+		n.weight.Store(c.weight)
+		if got := n.room(); got != c.room {
+			t.Errorf("%s: there is room: %t, want %t (the way takes %v, and 100 operations %v)", name, got, c.room, n.pace.Way(), n.pace.Of(100))
+		}
+	}
 }
 
 // TestSpareConnections: connections that nobody needs at present are not taken for such that work.

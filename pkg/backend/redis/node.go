@@ -33,6 +33,7 @@ type node struct {
 	writers []*writer // the first ones serve; the others do once they are wanted
 
 	links    atomic.Int32 // connections that are up
+	spares   atomic.Int32 // of these, those of writers in reserve
 	denied   atomic.Int32 // writers whose user may not do what decisions need
 	renewed  atomic.Int64 // how many times all connections had to be renewed
 	renewing atomic.Bool  // a writer opens a connection in place of one that still works
@@ -45,21 +46,21 @@ type node struct {
 	pace   remote.Pace
 	sent   atomic.Int64 // operations that writers have taken from the queue and not answered
 	flying atomic.Int32 // batches that these are in
-	weight atomic.Int64 // of these, in µs
+	weight atomic.Int64 // of the operations in them that are not light, in µs
 	wanted atomic.Int32 // how many writers serve; once they run it changes with mu held
 
-	mu      sync.Mutex
-	wake    sync.Cond // where writers that serve wait
-	reserve sync.Cond // where the others do
-	enough  time.Time // when more writers would last have been of no use
-	plenty  time.Time // when fewer would last not have been enough
-	spares  int       // how many of those in reserve have a connection
-	queue   queue
-	cutAt   time.Time   // when a writer last took from it
-	look    *time.Timer // has a writer look whether what waits is due
-	looks   bool        // it runs
-	ticks   int
-	stopped bool
+	mu       sync.Mutex
+	wake     sync.Cond // where writers that serve wait
+	reserve  sync.Cond // where the others do
+	enough   time.Time // when more writers would last have been of no use
+	plenty   time.Time // when fewer would last not have been enough
+	mustered time.Time // when that was last looked at
+	queue    queue
+	cutAt    time.Time   // when a writer last took from it
+	look     *time.Timer // has a writer look whether what waits is due
+	looks    bool        // it runs
+	ticks    int
+	stopped  bool
 }
 
 func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
@@ -67,6 +68,7 @@ func (p *pool) newNode(addr string, resolve func(context.Context) (string, error
 	n.wake.L, n.reserve.L = &n.mu, &n.mu
 	n.look = time.AfterFunc(time.Hour, n.lookAgain)
 	n.look.Stop()
+	n.wanted.Store(int32(min(usualWriters, p.config.PoolSize))) //nolint:gosec // two
 	n.breaker = remote.NewBreaker(store, addr, remote.BreakerConfig{
 		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
 	})
@@ -145,6 +147,9 @@ func (n *node) room() bool {
 	return flying < wanted && max(n.pace.Of(int(n.sent.Load())), weighs) < n.pace.Way()
 }
 
+// connected reports whether a writer that serves has a connection.
+func (n *node) connected() bool { return n.links.Load() > n.spares.Load() }
+
 // muster finds how many writers are to serve: as many as send batches until the first has been answered, one lateAfter after the other. A
 // node that is far away stays there, so their number changes only once another one has been right for a while.
 func (n *node) muster(now time.Time) {
@@ -152,6 +157,10 @@ func (n *node) muster(now time.Time) {
 	want := min(max(int32(min(n.pace.Way()/lateAfter, maxWriters)), usualWriters), most)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if now.Sub(n.mustered) > fewerAfter { // one batch alone says too little
+		n.enough, n.plenty = now, now
+	}
+	n.mustered = now
 	has := n.wanted.Load()
 	switch {
 	case want > has:
@@ -178,20 +187,20 @@ func (n *node) enlist(w *writer) bool {
 	defer n.mu.Unlock()
 	for since := time.Now(); w.rank >= n.wanted.Load() && !n.stopped; {
 		n.mu.Unlock()
-		w.lacks(lack{}) // of nothing that anybody would notice
 		if !w.ready() || time.Since(since) > spareFor {
 			w.hangUp()
+			w.lacks(lack{}) // nothing that anybody would notice
 		}
 		n.mu.Lock()
 		if w.rank < n.wanted.Load() || n.stopped {
 			break
 		}
 		if w.link != nil {
-			n.spares++
+			n.spares.Add(1)
 		}
 		n.reserve.Wait()
 		if w.link != nil {
-			n.spares--
+			n.spares.Add(-1)
 		}
 	}
 	return !n.stopped
@@ -270,10 +279,9 @@ func (n *node) await(tick *int) (work, stopped bool) {
 func (n *node) tick() {
 	n.mu.Lock()
 	n.ticks++
-	spares := n.spares > 0
 	n.mu.Unlock()
 	n.wake.Broadcast()
-	if spares {
+	if n.spares.Load() > 0 {
 		n.reserve.Broadcast()
 	}
 }
@@ -335,11 +343,12 @@ func (n *node) cut(items []*item) (batch []*item, onWay int, full bool) {
 func (n *node) landed(ops int, weight int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	full := !n.room()
 	n.sent.Add(int64(-ops))
 	n.flying.Add(-1)
 	n.weight.Add(-weight)
-	if n.due() {
-		n.wake.Signal() // whoever has landed may have something else to do first
+	if full && n.due() {
+		n.wake.Signal() // nobody else would: who has landed may have something else to do first
 	}
 }
 
@@ -349,7 +358,6 @@ func (n *node) start(ctx context.Context, wg *sync.WaitGroup) {
 	for i := range int32(min(maxWriters, n.pool.config.PoolSize)) { //nolint:gosec // a few
 		n.writers = append(n.writers, &writer{node: n, rank: i, keys: map[backend.Key]int{}, watches: i == 0})
 	}
-	n.wanted.Store(int32(min(usualWriters, len(n.writers))))
 	for _, w := range n.writers {
 		wg.Go(func() { w.serve(ctx) })
 	}

@@ -160,7 +160,7 @@ func (w *writer) settle(ctx context.Context) {
 // settleLast sends what is owed at the end, over a new connection if need be, for as long as a key may still come.
 func (w *writer) settleLast(ctx context.Context) {
 	o := w.node.pool.owed
-	if o == nil {
+	if o == nil || w.heard.IsZero() { // nothing of its is owed
 		return
 	}
 	for begun := time.Now(); o.due() && time.Since(begun) <= oweLate; time.Sleep(oweLate / 10) {

@@ -71,7 +71,7 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 			return
 		case <-ticker.C:
 		}
-		if time.Since(asked) < masterEach && n.links.Load() > 0 && !n.breaker.Open() {
+		if time.Since(asked) < masterEach && n.connected() && !n.breaker.Open() {
 			continue
 		}
 		asked = time.Now()

@@ -47,7 +47,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestEvenBatches: while one writer waits for an answer the other one sends once as much waits as the first has sent, or once
+// TestEvenBatches: while one writer waits for an answer the other one sends once as much waits as is on its way, or once
 // the answer is late.
 func TestEvenBatches(t *testing.T) {
 	t.Parallel()
@@ -64,7 +64,7 @@ func TestEvenBatches(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				n := (&pool{config: &Config{}, observer: &remote.Observer{}}).newNode("", nil)
+				n := (&pool{config: &Config{PoolSize: usualWriters}, observer: &remote.Observer{}}).newNode("", nil)
 				push := func(ops int) {
 					for i := range ops {
 						if e := n.push(&item{}, i); e != nil {

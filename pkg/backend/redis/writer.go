@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -155,9 +156,9 @@ func (w *writer) connect(ctx context.Context) bool {
 	err = n.pool.advised(err)
 	err.Unsent = true
 	n.reserve.Broadcast() // what they have may not work either
-	if n.links.Load() == 0 {
+	if !n.connected() {
 		n.breaker.Disconnected(err)
-		if n.links.Load() > 0 { // another writer was quicker
+		if n.connected() { // another writer was quicker
 			n.breaker.Connected()
 		} else {
 			n.fail(err)
@@ -323,7 +324,7 @@ func (w *writer) batch(ctx context.Context) {
 	cancel()
 	w.heard = time.Now()
 	took := w.heard.Sub(now)
-	if w.link != nil { // it was answered
+	if slices.ContainsFunc(w.units[:w.used], func(u *unit) bool { return u.err == nil }) { // a proxy may refuse before it has asked
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 		n.muster(w.heard)
 	}

@@ -85,7 +85,8 @@ func (l *line) add(end time.Time, took time.Duration, ops float64, busy bool) {
 	l.vari = (1 - g) * (l.vari + g*dx*dx)
 	l.covr = (1 - g) * (l.covr + g*dx*dy)
 	l.busy += g * (waited - l.busy)
-	if end.Sub(l.turned) > paceFloor {
+	// A server that is busy all the time answers nobody quickly.
+	if l.batches == 1 || end.Sub(l.turned) > paceFloor && l.busy <= 0.5 {
 		l.least, l.turned = [2]time.Duration{took, l.least[0]}, end
 	}
 	l.least[0] = min(l.least[0], took)
