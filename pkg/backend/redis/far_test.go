@@ -16,8 +16,8 @@ const (
 	envoy = 20 * ms // how long Envoy waits for an answer
 )
 
-// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that there
-// is too much. More connections than usual lead to it, and no more than usual once it is near again.
+// TestF33_FarAway: a node that is 5 ms away, and has next to nothing to do, answers all that can be answered in time: nobody is told that
+// there is too much. More connections than usual lead to it, and no more than usual once it is near again.
 func TestF33_FarAway(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -26,7 +26,7 @@ func TestF33_FarAway(t *testing.T) {
 	b := run(t, Config{URL: p.Addr(), DialTimeout: slow}, true)
 	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
 	most := 0
-	testkit.Eventually(t, "more connections than usual, and a second in which nearly all calls are answered", func() bool { // which a stall of the machine may prevent
+	testkit.Eventually(t, "more connections, and a second in which nearly all is answered", func() bool { // a stall of the machine may prevent that
 		l := newLoad(b, 2000, envoy)
 		time.Sleep(time.Second)
 		most = max(most, b.Connections())
@@ -46,9 +46,6 @@ func TestF33_FarAway(t *testing.T) {
 		one(b, 1)
 		return b.main.one.wanted.Load() == usualWriters
 	})
-	if open := b.Connections(); open <= usualWriters {
-		t.Errorf("%d connections are open, and more may soon be needed", open)
-	}
 	testkit.Eventually(t, "the usual connections", func() bool { return b.Connections() == usualWriters })
 }
 
