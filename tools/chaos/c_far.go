@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"strconv"
 	"time"
 )
 
@@ -14,16 +13,8 @@ func (e *env) far(ctx context.Context, at cores) error {
 		asked  = 0.97
 		length = 3 * time.Second
 	)
-	port, err := e.ports.Free(ctx)
+	r, err := e.pinnedRedis(ctx, at)
 	if err != nil {
-		return err
-	}
-	r, err := e.redisAt(port)
-	if err != nil {
-		return err
-	}
-	r.Processors = strconv.Itoa(at.theirs)
-	if err := r.Start(ctx); err != nil {
 		return err
 	}
 	defer r.Kill()
@@ -34,12 +25,8 @@ func (e *env) far(ctx context.Context, at cores) error {
 	if err := w.poison("latency", map[string]any{"latency": 5, "jitter": 3}); err != nil {
 		return err
 	}
-	s, err := e.server(ctx, calmRules, "REDIS_URL="+w.addr)
+	s, err := e.pinnedServer(ctx, at, calmRules, "REDIS_URL="+w.addr)
 	if err != nil {
-		return err
-	}
-	s.Processors = strconv.Itoa(at.theirs)
-	if err := s.Start(ctx); err != nil {
 		return err
 	}
 	defer s.Kill()

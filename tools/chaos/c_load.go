@@ -144,26 +144,39 @@ func (k work) String() string {
 func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 	s := &surge{work: k, e: e, pinned: at, requests: wide("busy", k.descriptors)}
 	vars := []string{"BACKEND_TYPE=memory"}
+	var err error
 	if !k.memory {
-		port, err := e.ports.Free(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if s.redis, err = e.redisAt(port); err != nil {
-			return nil, err
-		}
-		s.redis.Processors = strconv.Itoa(at.theirs)
-		if err := s.redis.Start(ctx); err != nil {
+		if s.redis, err = e.pinnedRedis(ctx, at); err != nil {
 			return nil, err
 		}
 		vars = []string{"REDIS_URL=" + s.redis.addr}
 	}
-	var err error
-	if s.server, err = e.server(ctx, strings.Replace(calmRules, "deny", k.policy, 1), vars...); err != nil {
+	s.server, err = e.pinnedServer(ctx, at, strings.Replace(calmRules, "deny", k.policy, 1), vars...)
+	return s, err
+}
+
+// pinnedRedis starts a Redis on the processor of what is measured.
+func (e *env) pinnedRedis(ctx context.Context, at cores) (*store, error) {
+	port, err := e.ports.Free(ctx)
+	if err != nil {
 		return nil, err
 	}
-	s.server.Processors = strconv.Itoa(at.theirs)
-	return s, s.server.Start(ctx)
+	r, err := e.redisAt(port)
+	if err != nil {
+		return nil, err
+	}
+	r.Processors = strconv.Itoa(at.theirs)
+	return r, r.Start(ctx)
+}
+
+// pinnedServer starts a server on that processor.
+func (e *env) pinnedServer(ctx context.Context, at cores, rules string, vars ...string) (*server, error) {
+	s, err := e.server(ctx, rules, vars...)
+	if err != nil {
+		return nil, err
+	}
+	s.Processors = strconv.Itoa(at.theirs)
+	return s, s.Start(ctx)
 }
 
 // alone calls f, and reports whether the server's processor and the load's were theirs meanwhile. Otherwise figures are worth nothing.
