@@ -9,6 +9,7 @@ import (
 	"time"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/redis/go-redis/v9"
 	"google.golang.org/grpc/codes"
 )
 
@@ -183,6 +184,9 @@ func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running
 	if err != nil {
 		return err
 	}
+	if err := c.successor(ctx); err != nil {
+		return err
+	}
 	f.at = l.now()
 	s.e.note("the master at %s is %s, at %s", m.addr, f.name, f.at)
 	if err := f.do(m); err != nil {
@@ -237,6 +241,26 @@ func (s *sentinels) settled(ctx context.Context) (m *store, err error) {
 	default:
 		return nil, fmt.Errorf("no master has a replica in step: %s says %q", m.addr, info)
 	}
+}
+
+// successor waits until each sentinel knows a replica that may take over: the old master becomes one up to ten seconds after the new one has
+// taken over, and they hear of that when they ask it next.
+func (s *sentinels) successor(ctx context.Context) error {
+	for _, w := range s.all {
+		var told []map[string]string
+		var err error
+		if _, ok := poll(ctx, patience, func() bool {
+			cmd := redis.NewMapStringStringSliceCmd(ctx, "sentinel", "replicas", "mymaster")
+			_ = w.Process(ctx, cmd)
+			told, err = cmd.Result()
+			return slices.ContainsFunc(told, func(r map[string]string) bool {
+				return r["flags"] == "slave" && r["master-link-status"] == "ok"
+			})
+		}); !ok {
+			return errors.Join(fmt.Errorf("the sentinel at %s knows no replica that may take over, but %v", w.addr, told), err)
+		}
+	}
+	return nil
 }
 
 // repoint turns the Redis behind a name into a replica, and has the name lead to its master half a second later.
