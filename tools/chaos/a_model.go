@@ -67,7 +67,7 @@ func modelScripts(ctx context.Context, e *env) error {
 }
 
 // leaseModels visits every short history of leases, and plays random long ones.
-func leaseModels(ctx context.Context, e *env) error {
+func leaseModels(ctx context.Context, e *env) {
 	begin := time.Now()
 	out, err := e.goTest(ctx, "./pkg/backend/nearcache", "^TestModel$")
 	states := sum(out, `limit \d+: (\d+) states`)
@@ -76,7 +76,6 @@ func leaseModels(ctx context.Context, e *env) error {
 	out, err = e.goTest(ctx, "./pkg/backend/nearcache", "^TestSimulation$", fmt.Sprintf("-rapid.checks=%d", seeds), e.rapidSeed())
 	e.measured(err == nil && sum(out, `(\d+) seeds, `) >= seeds,
 		"simulation: %d seeds, %d a minute, %d events", sum(out, `(\d+) seeds, `), sum(out, `seeds, (\d+) a minute`), sum(out, `a minute, (\d+) events`))
-	return nil
 }
 
 // different says whether there was a difference.

@@ -180,11 +180,11 @@ func failovers(ctx context.Context, e *env) error {
 
 // play loses the master, and waits until there is another one, and sentinels may fail over again.
 func (f *failover) play(ctx context.Context, c *sentinels, s *server, l *running) error {
-	m, err := c.settled(ctx)
-	if err != nil {
+	if err := c.successor(ctx); err != nil {
 		return err
 	}
-	if err := c.successor(ctx); err != nil {
+	m, err := c.settled(ctx)
+	if err != nil {
 		return err
 	}
 	f.at = l.now()
@@ -243,21 +243,18 @@ func (s *sentinels) settled(ctx context.Context) (m *store, err error) {
 	}
 }
 
-// successor waits until each sentinel knows a replica that may take over: the old master becomes one up to ten seconds after the new one has
-// taken over, and they hear of that when they ask it next.
+// successor waits until each sentinel knows a replica that may take over: a master that still runs becomes one up to ten seconds after
+// another has taken over, and the sentinels hear of that when they ask it next.
 func (s *sentinels) successor(ctx context.Context) error {
 	for _, w := range s.all {
-		var told []map[string]string
-		var err error
 		if _, ok := poll(ctx, patience, func() bool {
 			cmd := redis.NewMapStringStringSliceCmd(ctx, "sentinel", "replicas", "mymaster")
 			_ = w.Process(ctx, cmd)
-			told, err = cmd.Result()
-			return slices.ContainsFunc(told, func(r map[string]string) bool {
+			return slices.ContainsFunc(cmd.Val(), func(r map[string]string) bool {
 				return r["flags"] == "slave" && r["master-link-status"] == "ok"
 			})
 		}); !ok {
-			return errors.Join(fmt.Errorf("the sentinel at %s knows no replica that may take over, but %v", w.addr, told), err)
+			return fmt.Errorf("the sentinel at %s knows no replica that may take over", w.addr)
 		}
 	}
 	return nil

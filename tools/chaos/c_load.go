@@ -16,7 +16,7 @@ func loads() []check {
 	return []check{
 		{
 			"C18", "open loop at 1, 2, 3 and 5 × peak, then 0.5 ×; 16 descriptors on Redis, 96 in memory; server and Redis on one processor; a surge with a Redis 2 to 8 ms away",
-			"goodput ≥ 0.8·(1 − k·s)/(1 − s) of peak; accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; normal p99 2 s after; health never fails; far away, 97 % of 5,000 a second decided before and after",
+			"goodput ≥ 0.8·(1 − k·s)/(1 − s) of peak; accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; half of the peak 2 s after: p99 ≤ 2 ×, 99 % decided; health never fails; far away, 97 % of 5,000 a second decided before and after",
 			true, overload,
 		},
 		{
@@ -73,7 +73,7 @@ func (v *level) add(l level) {
 }
 
 // decided returns how many calls were decided by a counter in time.
-func (v *level) decided() float64 { return float64(v.all.within(okay, envoyTimeout)) }
+func (v *level) decided() float64 { return float64(v.all.inTime(okay)) }
 
 // residual returns what one of the others cost, as a share of one that is decided at the peak.
 func (v *level) residual() float64 {
@@ -217,11 +217,12 @@ func (s *surge) measure(ctx context.Context, inflight int, d time.Duration) {
 	})
 }
 
-// normal returns what six seconds of half the peak were like, after some time.
+// normal returns seven seconds of half the peak, after some time. A server that shares a processor with Redis collects garbage every 0.7 s,
+// and calls wait for that: whether p99 is of those is chance where there are fewer collections.
 func (s *surge) normal(ctx context.Context, after time.Duration) outcomes {
 	l := s.load()
 	l.rate, l.timeout, l.patience = s.peak/2, envoyTimeout, time.Second
-	d := after + 6*time.Second
+	d := after + 7*time.Second
 	return l.run(ctx, d).between(after, d)
 }
 
@@ -290,7 +291,7 @@ func overload(ctx context.Context, e *env) error {
 	type round struct {
 		work
 
-		length time.Duration // of each level; what comes before, between and after takes 31 s
+		length time.Duration // of each level; what comes before and after takes 28 s, and what comes between 0.6 s for each part
 		curve  bool
 	}
 	rounds := []round{
@@ -356,10 +357,18 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	e.told("s = %.2f; what was not decided in time at 5 × cost %.2f", share, levels[len(levels)-1].residual())
 	s.told()
 	s.report(levels, share)
-	then, usual := after.p99s(), base.p99s()
-	s.figure(then.mid() <= max(2*usual.mid(), 2*time.Millisecond), "2 s after p99 %s, before %s", then, usual)
+	s.asBefore(after, base)
 	s.figure(failed == 0, "health failed %d of %d", failed, asked)
 	return ctx.Err()
+}
+
+// asBefore takes down whether half of the peak is decided after a surge as it was before.
+func (s *surge) asBefore(after, base outcomes) {
+	const asked = 0.99
+	most := min(max(2*base.p(0.99), 2*time.Millisecond), envoyTimeout)
+	share := func(all outcomes) float64 { return all.share(all.inTime(okay)) }
+	s.figure(after.p(0.99) <= most && share(after) >= asked, "2 s after p99 %s, before %s, and %.1f %% decided in time, before %.1f %%",
+		ms(after.p(0.99)), ms(base.p(0.99)), 100*share(after), 100*share(base))
 }
 
 // told takes down what others did to the processors.
@@ -383,7 +392,7 @@ func (s *surge) report(levels []level, share float64) {
 		got := v.decided() / v.peak
 		reached = reached && got >= asked
 		goods = append(goods, fmt.Sprintf("%.2f (asked %.2f)", got, asked))
-		policies = append(policies, fmt.Sprintf("%.2f", float64(v.all.within(over, envoyTimeout))/v.peak))
+		policies = append(policies, fmt.Sprintf("%.2f", float64(v.all.inTime(over))/v.peak))
 		lates = append(lates, fmt.Sprintf("%.1f %%", 100*v.all.share(len(v.all.of(late)))))
 		p99, rss = max(p99, v.all.of(okay).p(0.99)), max(rss, v.rss)
 	}

@@ -298,27 +298,3 @@ func TestCutShort(t *testing.T) {
 		t.Errorf("the quantile of no calls is %s", ms(p))
 	}
 }
-
-// TestP99s: a second in which calls are slow does not change what most seconds are like, and most of them do.
-func TestP99s(t *testing.T) {
-	t.Parallel()
-	var all outcomes
-	for second := range 6 {
-		for i := range 100 {
-			o := outcome{due: time.Duration(second)*time.Second + time.Duration(i)*10*time.Millisecond, took: time.Millisecond}
-			if second < 2 && i < 5 {
-				o.took = 30 * time.Millisecond
-			}
-			all = append(all, o)
-		}
-	}
-	if got := all.p99s(); got.String() != "1.0 ms (1.0 to 30.0 ms)" {
-		t.Errorf("two slow seconds of six: %s", got)
-	}
-	if got := all.between(0, 3*time.Second).p99s(); got.mid() != 30*time.Millisecond {
-		t.Errorf("two slow seconds of three: %s", got)
-	}
-	if got := (outcomes{}).p99s(); got.mid() != never || got.String() != "of no calls" {
-		t.Errorf("of no calls: %s", got)
-	}
-}

@@ -133,7 +133,7 @@ type played struct {
 	theirs *result // nil if it does not apply to the other server, or there is none
 }
 
-// play plays checks one after the other, those that need no clean timing two at a time, and prints a table.
+// play plays checks, and prints a table in their order: first those that need no clean timing, two at a time, and then one after the other.
 func (c *config) play(ctx context.Context, checks []check) error {
 	fmt.Fprintf(c.stdout, "seed %d\n\n", c.seed)
 	var kept strings.Builder
@@ -141,30 +141,22 @@ func (c *config) play(ctx context.Context, checks []check) error {
 	t.head()
 	passed, applied, theirs := 0, 0, 0
 	begin := time.Now()
-	for len(checks) > 0 {
-		n := 1
-		if len(checks) > 1 && checks[0].untimed() && checks[1].untimed() {
-			n = 2
+	early := c.untimed(ctx, checks)
+	for _, k := range checks {
+		p, found := early[k.id]
+		if !found {
+			p = c.both(ctx, k)
 		}
-		all := make([]played, n)
-		var wg sync.WaitGroup
-		for i, k := range checks[:n] {
-			wg.Go(func() { all[i] = c.both(ctx, k) })
-		}
-		wg.Wait()
-		checks = checks[n:]
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		for _, p := range all {
-			t.row(&p)
-			passed += boolInt(p.ours.pass())
-			c.tell(&p.ours, p.check, "")
-			if p.theirs != nil {
-				applied++
-				theirs += boolInt(p.theirs.pass())
-				c.tell(p.theirs, p.check, ", the other server")
-			}
+		t.row(&p)
+		passed += boolInt(p.ours.pass())
+		c.tell(&p.ours, p.check, "")
+		if p.theirs != nil {
+			applied++
+			theirs += boolInt(p.theirs.pass())
+			c.tell(p.theirs, p.check, ", the other server")
 		}
 	}
 	all := t.rows
@@ -185,6 +177,29 @@ func (c *config) play(ctx context.Context, checks []check) error {
 		return errFailed
 	}
 	return nil
+}
+
+// untimed plays those checks that need no clean timing, two at a time, and returns them by their ids.
+func (c *config) untimed(ctx context.Context, checks []check) map[string]played {
+	all := map[string]played{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, 2)
+	for _, k := range checks {
+		if !k.untimed() {
+			continue
+		}
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			p := c.both(ctx, k)
+			mu.Lock()
+			defer mu.Unlock()
+			all[k.id] = p
+		})
+	}
+	wg.Wait()
+	return all
 }
 
 // tell prints all that is known of a check that did not pass, or of any if asked to.
@@ -245,5 +260,5 @@ func (c *config) longest() time.Duration {
 	if c.full {
 		return 20 * time.Minute
 	}
-	return 5 * time.Minute
+	return 8 * time.Minute
 }

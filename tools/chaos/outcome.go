@@ -78,10 +78,10 @@ func (all outcomes) of(kinds ...kind) outcomes {
 	return all.that(func(o outcome) bool { return slices.Contains(kinds, o.kind) })
 }
 
-// within counts those that ended in a kind in time.
-func (all outcomes) within(k kind, most time.Duration) (n int) {
+// inTime counts those that ended in a kind before Envoy would have given up.
+func (all outcomes) inTime(k kind) (n int) {
 	for _, o := range all {
-		if o.kind == k && o.took <= most {
+		if o.kind == k && o.took <= envoyTimeout {
 			n++
 		}
 	}
@@ -109,40 +109,6 @@ func (all outcomes) p(q float64) time.Duration {
 		took[i] = o.took
 	}
 	return quantile(took, q)
-}
-
-// seconds has a quantile of each second of a load, the least first.
-type seconds []time.Duration
-
-// p99s returns the p99 of each second of a load. A server collects garbage about once a second, which holds up one call in a
-// hundred: whether a p99 is of those is chance, and less so the median of some.
-func (all outcomes) p99s() (each seconds) {
-	lots := map[time.Duration]outcomes{}
-	for _, o := range all {
-		second := o.due.Truncate(time.Second)
-		lots[second] = append(lots[second], o)
-	}
-	for _, lot := range lots {
-		each = append(each, lot.p(0.99))
-	}
-	slices.Sort(each)
-	return each
-}
-
-// mid returns the median.
-func (each seconds) mid() time.Duration {
-	if len(each) == 0 {
-		return never
-	}
-	return quantile(each, 0.5)
-}
-
-// String returns the median, and from where to where the seconds go.
-func (each seconds) String() string {
-	if len(each) == 0 {
-		return ms(never)
-	}
-	return fmt.Sprintf("%s (%.1f to %s)", ms(each.mid()), float64(each[0])/float64(time.Millisecond), ms(each[len(each)-1]))
 }
 
 // lag returns a quantile of how late the load itself was.
