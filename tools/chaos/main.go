@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -185,17 +186,18 @@ func (c *config) untimed(ctx context.Context, checks []check) map[string]played 
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 2)
-	for _, k := range checks {
-		if !k.untimed() {
-			continue
+	for _, id := range untimedIDs() {
+		i := slices.IndexFunc(checks, func(k check) bool { return k.id == id })
+		if i < 0 {
+			continue // not chosen
 		}
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			p := c.both(ctx, k)
+			p := c.both(ctx, checks[i])
 			mu.Lock()
 			defer mu.Unlock()
-			all[k.id] = p
+			all[id] = p
 		})
 	}
 	wg.Wait()
