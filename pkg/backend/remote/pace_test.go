@@ -29,11 +29,11 @@ func (p *paced) batches(n, least, most int, busy bool, took func(ops int) time.D
 }
 
 // expect checks that about so long is expected, within a sixth, or 1.5 ms of the base, and 3 ms of the operations.
-func (p *paced) expect(what string, way, hundred time.Duration) {
+func (p *paced) expect(what string, base, hundred time.Duration) {
 	p.t.Helper()
 	near := func(got, want, by time.Duration) bool { return (got - want).Abs() <= max(want/6, by) }
-	if got := p.Base(); !near(got, way, 3*ms/2) {
-		p.t.Errorf("%s: the base is %v, want about %v", what, got, way)
+	if got := p.Base(); !near(got, base, 3*ms/2) {
+		p.t.Errorf("%s: the base is %v, want about %v", what, got, base)
 	}
 	if got := p.Of(100); !near(got, hundred, 3*ms) {
 		p.t.Errorf("%s: 100 operations take %v, want about %v", what, got, hundred)
