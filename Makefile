@@ -12,7 +12,7 @@ SOAK ?= 5m
 BENCH ?= .
 IMAGE ?= ratelimitd:dev
 RUN ?=
-DEPLOYMENTS ?= sentinel cluster twemproxy old acl
+DEPLOYMENTS ?= sentinel cluster twemproxy old valkey acl
 CONFORMANCE_DIR ?= ../shared/conformance
 
 # Modules below tools/ whose tests make test runs.
@@ -142,7 +142,7 @@ conformance: build ## play recorded answers of envoyproxy/ratelimit against bin/
 	cd '$(CONFORMANCE_DIR)/scenarios' && MEMCACHE_OP_TIMEOUT=1s '$(CURDIR)/bin/conformance' -redis '' -backend memcache -server '$(CURDIR)/tools/with-memcached $(CURDIR)/bin/ratelimitd' *.yaml
 
 .PHONY: conformance-redis
-conformance-redis: build ## the same in each of DEPLOYMENTS: sentinel, cluster, twemproxy, old, acl; RUN chooses scenarios
+conformance-redis: build ## the same in each of DEPLOYMENTS: sentinel, cluster, twemproxy, old, valkey, acl; RUN chooses scenarios
 	@test -d '$(CONFORMANCE_DIR)/scenarios' || { echo 'no scenarios in $(CONFORMANCE_DIR): set CONFORMANCE_DIR' >&2; exit 1; }
 	$(GO) -C '$(CONFORMANCE_DIR)' build -o '$(CURDIR)/bin/conformance' .
 	@tools/need redis-server redis-server
