@@ -1,8 +1,6 @@
 package examples_test
 
 import (
-	"context"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,11 +11,9 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	ratelimitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	rlcommonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
-	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -199,49 +195,6 @@ func TestEnvoyRefusesWhatItDoesNotKnow(t *testing.T) {
 		}
 		if err := envoytest.Decode(slipped, &bootstrapv3.Bootstrap{}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("with %q: %v, want an error with %q", tt.slip, err, tt.want)
-		}
-	}
-}
-
-// entries returns the entries that Envoy's actions make from a request by alice for path.
-func entries(t *testing.T, actions []*routev3.RateLimit_Action, path string) []*rlcommonv3.RateLimitDescriptor_Entry {
-	t.Helper()
-	s := envoytest.Stream{Path: path, Remote: "192.0.2.1", Request: http.Header{"X-User": {"alice"}}}
-	list, err := s.Entries(actions)
-	if err != nil || len(list) != len(actions) {
-		t.Fatalf("%v are the entries %v, %v", actions, list, err)
-	}
-	return list
-}
-
-// TestEnvoyChat makes the calls that Envoy makes for requests of /v1/chat, to a server with the environment of
-// compose.yaml: a look for each request, and afterwards a charge of 300 out of 1000.
-func TestEnvoyChat(t *testing.T) {
-	t.Parallel()
-	client := startCompose(t, "envoy", nil).client
-	host := connectionManager(t, bootstrap(t, asItIs), "edge").GetRouteConfig().GetVirtualHosts()[0]
-	limits := perRoute(t, host, "/v1/chat").GetRateLimits()
-	budget := entries(t, limits[1].GetActions(), "/v1/chat")
-	ask := func(ctx context.Context, descriptors ...*rlcommonv3.RateLimitDescriptor) rlsv3.RateLimitResponse_Code {
-		answer, err := client.ShouldRateLimit(ctx, &rlsv3.RateLimitRequest{Domain: "edge", Descriptors: descriptors})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer.GetOverallCode()
-	}
-	for i := range 5 {
-		got := ask(t.Context(),
-			&rlcommonv3.RateLimitDescriptor{Entries: entries(t, limits[0].GetActions(), "/v1/chat")},
-			&rlcommonv3.RateLimitDescriptor{Entries: budget, HitsAddend: limits[1].GetHitsAddend().GetNumber()})
-		want := rlsv3.RateLimitResponse_OK
-		if i == 4 {
-			want = rlsv3.RateLimitResponse_OVER_LIMIT
-		}
-		if got != want {
-			t.Errorf("request %d: %v, want %v", i+1, got, want)
-		}
-		if got == rlsv3.RateLimitResponse_OK {
-			ask(t.Context(), &rlcommonv3.RateLimitDescriptor{Entries: budget, HitsAddend: wrapperspb.UInt64(300)})
 		}
 	}
 }

@@ -140,9 +140,15 @@ func TestIstio(t *testing.T) {
 		t.Errorf("Redis is at %s %q, want tcp redis:6379", env["REDIS_SOCKET_TYPE"], env["REDIS_URL"])
 	}
 	s := m.start(t, nil)
+	action := istioActions(t)[0].GetRequestHeaders()
+	if action.GetHeaderName() != ":path" {
+		t.Fatalf("the gateway sends %v, want the path", action)
+	}
 	request := &rlsv3.RateLimitRequest{
-		Domain:      "ratelimit",
-		Descriptors: []*rlcommonv3.RateLimitDescriptor{{Entries: entries(t, istioActions(t), "/productpage")}},
+		Domain: "ratelimit",
+		Descriptors: []*rlcommonv3.RateLimitDescriptor{{Entries: []*rlcommonv3.RateLimitDescriptor_Entry{
+			{Key: action.GetDescriptorKey(), Value: "/productpage"},
+		}}},
 	}
 	passed := 0
 	for range 3 {

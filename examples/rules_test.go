@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -59,33 +56,5 @@ func TestShippedRules(t *testing.T) {
 			}
 		}
 		load(t, descriptors.Options{Strict: true}, sources...)
-	}
-}
-
-// TestEnvoyDescriptorsMeetRules checks that what each route sends is limited by a rule.
-func TestEnvoyDescriptorsMeetRules(t *testing.T) {
-	t.Parallel()
-	set := load(t, descriptors.Options{}, source(t, "envoy/rules/edge.yaml"))
-	var b bootstrapv3.Bootstrap
-	if err := envoytest.Decode(read(t, "envoy/envoy.yaml"), &b); err != nil {
-		t.Fatal(err)
-	}
-	hcm := connectionManager(t, &b, "edge")
-	domain := set.Domain([]byte(filter(t, hcm).GetDomain()))
-	if domain == nil {
-		t.Fatal("the rules have no domain of the filter's name")
-	}
-	host := hcm.GetRouteConfig().GetVirtualHosts()[0]
-	for _, route := range host.GetRoutes() {
-		prefix := route.GetMatch().GetPrefix()
-		for _, limit := range perRoute(t, host, prefix).GetRateLimits() {
-			var list []descriptors.Entry
-			for _, e := range entries(t, limit.GetActions(), prefix) {
-				list = append(list, descriptors.Entry{Key: []byte(e.GetKey()), Value: []byte(e.GetValue())})
-			}
-			if domain.Match(list).Rule == nil {
-				t.Errorf("route %s: no rule for %s", prefix, limit.GetActions())
-			}
-		}
 	}
 }

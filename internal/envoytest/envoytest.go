@@ -1,7 +1,5 @@
-// Package envoytest reads configuration of Envoy as Envoy does, for tests of examples and documents, and plays Envoy where
-// there is none: a proxy whose rate-limit filter makes the calls that a configuration asks for, and obeys their answers. It
-// knows as much of Envoy as the examples use, and fails on anything else rather than leave it out. What it does is what Envoy's
-// documentation and API say; that a real Envoy does the same is tried by tools/e2e, which plays its cases with both.
+// Package envoytest reads configuration of Envoy as strictly as Envoy does, for tests of examples and documents. What a real
+// Envoy makes of it is tried by tools/e2e.
 package envoytest
 
 import (

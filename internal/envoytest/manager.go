@@ -13,6 +13,9 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 )
 
+// FilterName is the name of the rate-limit filter.
+const FilterName = "envoy.filters.http.ratelimit"
+
 // ConnectionManager returns the connection manager of the listener with the given name.
 func ConnectionManager(b *bootstrapv3.Bootstrap, listener string) (*hcmv3.HttpConnectionManager, error) {
 	for _, l := range b.GetStaticResources().GetListeners() {

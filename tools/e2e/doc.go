@@ -1,8 +1,9 @@
-// Package e2e plays what the examples for Envoy promise from end to end: requests over HTTP, through Envoy with the example's
-// own configuration, to an upstream that counts what gets through, while ratelimitd, a real process, decides. Then it takes
-// away, one after the other, what decisions need. There are two proxies: a real Envoy, where one is at hand, and
-// internal/envoytest, which plays its filter, so that the cases themselves are tried wherever the tests are.
+// Package e2e plays the examples for Envoy from end to end: requests over HTTP, a real Envoy with the example's own
+// configuration, an upstream that counts what reaches it, and a real ratelimitd that decides. Then it takes away, one after the
+// other, what decisions need. What it saw is written into docs/envoy-results.md.
 //
-//	go test                                    # what is quick, with the filter that is played
-//	go test -args -full -envoy /path/to/envoy  # everything, with a real Envoy; make e2e does this
+//	go test                  # the quick cases, as make test does
+//	go test -args -play whole  # all of them, as make e2e does
+//
+// Envoy is the one that tools/need finds or downloads. Without one, the quick cases are skipped.
 package e2e

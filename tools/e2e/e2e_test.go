@@ -7,19 +7,34 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
 var (
-	envoy  = flag.String("envoy", "", "the Envoy to play with; without one, its filter is played")
-	server = flag.String("server", "", "the ratelimitd to play with; without one, it is built")
-	peer   = flag.String("peer", "", "another server, such as envoyproxy/ratelimit: cases that apply are played with it too, and not judged")
+	envoy  = flag.String("envoy", "", "the Envoy to play with; by default the one that tools/need finds")
+	server = flag.String("server", "", "the ratelimitd to play with; by default it is built")
+	peer   = flag.String("peer", "", "another server, such as envoyproxy/ratelimit: the cases that apply to it are played with it too, and not judged")
 	page   = flag.String("write", "", "a page whose table is replaced by what was measured")
-	seed   = flag.Int64("seed", 0, "what is drawn follows from it; 0 draws one")
-	full   = flag.Bool("full", false, "also play what takes more than a moment, or depends on how fast the machine is")
+	seed   = flag.Int64("seed", 0, "random choices follow from it; 0 draws one")
+	upTo   = flag.String("play", quick.String(), "the cases to play: "+strings.Join(efforts, ", "))
 )
+
+// effort says in which runs a case is played.
+type effort int
+
+const (
+	quick effort = iota // make test
+	most                // .ci/run
+	whole               // make e2e
+)
+
+var efforts = []string{"quick", "most", "whole"}
+
+func (e effort) String() string { return efforts[e] }
 
 // example is a case: what is played, and what is expected of it.
 type example struct {
@@ -27,17 +42,14 @@ type example struct {
 	want string
 	play func(*world)
 
-	slow bool // needs -full
-	peer bool // applies to another server too
-	real bool // is about Envoy itself
+	effort effort // the smallest run that has it
+	peer   bool   // applies to another server too
 }
 
-func examples() []example {
-	var all []example
-	for _, group := range [][]example{examplesOfEnvoy(), examplesOfLLM(), failures(), faultsOfRedis(), surges()} {
-		all = append(all, group...)
-	}
-	return all
+// examples returns the cases of a run.
+func examples(upTo effort) []example {
+	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), failures(), faultsOfRedis(), surges()),
+		func(x example) bool { return x.effort > upTo })
 }
 
 func TestMain(m *testing.M) {
@@ -46,17 +58,8 @@ func TestMain(m *testing.M) {
 		*seed = 1 + rand.Int64N(1_000_000_000)
 	}
 	dir, err := os.MkdirTemp("", "e2e")
-	if err == nil && *envoy != "" {
-		if err = exec.Command(*envoy, "--version").Run(); err != nil {
-			err = fmt.Errorf("asking Envoy for its version: %w", err)
-		}
-	}
-	if err == nil && *server == "" && !testing.Short() {
-		*server = filepath.Join(dir, "ratelimitd")
-		var out []byte
-		if out, err = exec.Command("go", "build", "-C", "../..", "-o", *server, "./cmd/ratelimitd").CombinedOutput(); err != nil {
-			err = fmt.Errorf("building ratelimitd: %w\n%s", err, out)
-		}
+	if err == nil && !testing.Short() {
+		err = prepare(dir)
 	}
 	code := 2
 	if err != nil {
@@ -68,14 +71,37 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestEndToEnd plays all cases, and prints a table of what came of them.
+// prepare finds Envoy, and builds the server into a directory.
+func prepare(dir string) error {
+	if !slices.Contains(efforts, *upTo) {
+		return fmt.Errorf("-play %s: want one of %s", *upTo, strings.Join(efforts, ", "))
+	}
+	if *envoy == "" {
+		found, err := exec.Command("../need", "envoy").Output()
+		if err != nil && *upTo != quick.String() {
+			return fmt.Errorf("there is no Envoy: %w", err) // tools/need has said what to do
+		}
+		*envoy = strings.TrimSpace(string(found))
+	}
+	if *server == "" {
+		*server = filepath.Join(dir, "ratelimitd")
+		if out, err := exec.Command("go", "build", "-C", "../..", "-o", *server, "./cmd/ratelimitd").CombinedOutput(); err != nil {
+			return fmt.Errorf("building ratelimitd: %w\n%s", err, out)
+		}
+	}
+	return nil
+}
+
+// TestEndToEnd plays the cases, and prints a table of what came of them.
 func TestEndToEnd(t *testing.T) {
 	testkit.NotShort(t)
+	cases := examples(effort(slices.Index(efforts, *upTo)))
+	if *envoy == "" {
+		fmt.Printf("SKIPPED: %d cases with a real Envoy, as there is none: see what tools/need envoy says\n", len(cases))
+		t.SkipNow()
+	}
 	var rows []row
-	for _, x := range examples() {
-		if x.slow && !*full || x.real && *envoy == "" {
-			continue
-		}
+	for _, x := range cases {
 		r := row{example: x, theirs: result{other: true}}
 		t.Run(x.name, func(t *testing.T) { play(t, x, *server, &r.ours) })
 		if *peer != "" && x.peer {
@@ -85,7 +111,7 @@ func TestEndToEnd(t *testing.T) {
 			rows = append(rows, r)
 		}
 	}
-	if t.Failed() || testing.Verbose() || *full {
+	if t.Failed() || testing.Verbose() || *upTo != quick.String() {
 		fmt.Println(table(rows))
 	}
 	if *page != "" {

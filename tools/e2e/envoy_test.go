@@ -16,7 +16,7 @@ import (
 
 func examplesOfEnvoy() []example {
 	return []example{
-		{name: "the files of the examples, as they are", want: "Envoy takes them", play: valid, real: true},
+		{name: "the files of the examples, as they are", want: "Envoy takes them", play: valid},
 		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
 		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat},
 		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},

@@ -26,7 +26,7 @@ type stream struct {
 }
 
 // open makes a request whose answer streams. A nil stream was refused.
-func open(w *world, p proxy, usages chan chan int) *stream {
+func open(w *world, p *proxy, usages chan chan int) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
 	w.Cleanup(cancel)

@@ -4,25 +4,24 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -31,132 +30,141 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// proxy is an Envoy, or what plays one.
-type proxy interface {
-	base() string
-	stats() envoytest.Stats // of the rate-limit filter
-	log() string            // of requests
-	trouble() []string      // how calls ended that got no answer, as far as the proxy tells
-}
-
-// callers is the client of all who call a proxy.
-var callers = http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
+// callers is the client of all requests to a proxy.
+var callers = http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}}
 
 func drain(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) }
 
-// setup is an example's envoy.yaml, with what is changed in it.
+// setup is an example's envoy.yaml, with the changes to it.
 type setup struct {
 	example string
 	deny    bool          // failure_mode_deny
-	timeout time.Duration // 0 is that of the example
+	timeout time.Duration // of the filter; 0 leaves the example's
+	change  func(*config) // more changes; may be nil
 }
 
-// patient is a timeout that a decision does not reach, on a machine that may be busy.
+// patient is a timeout that a decision does not reach, even on a busy machine.
 const patient = 20 * time.Second
 
-// proxy starts a proxy before an application, which asks the services.
-func (w *world) proxy(how setup, up *upstream, services ...*service) proxy { //nolint:ireturn // one of two
+// config is a configuration of Envoy, opened for changes.
+type config struct {
+	*bootstrapv3.Bootstrap
+
+	manager *hcmv3.HttpConnectionManager
+	filter  *ratelimitv3.RateLimit
+	service *clusterv3.Cluster // of ratelimitd
+}
+
+// proxy is an Envoy in front of an application.
+type proxy struct {
+	w       *world
+	process *testkit.Server
+	dir     string
+}
+
+// proxy starts an Envoy with an example's configuration, and waits until it has found all services healthy.
+func (w *world) proxy(how setup, up *upstream, services ...*service) *proxy {
 	w.Helper()
-	b := w.bootstrap(how, up, services)
-	p := w.front(b, len(services))
+	var addrs []string
+	for _, s := range services {
+		addrs = append(addrs, s.Addr())
+	}
+	p := w.front(how, up, addrs...)
+	healthy := fmt.Sprintf("cluster.ratelimitd.membership_healthy: %d\n", len(services))
+	testkit.Eventually(w, "all services are healthy", func() bool {
+		return strings.Contains(p.admin("/stats?filter=membership_healthy"), healthy)
+	}, func() string { return strings.Join(p.trouble(), "\n") })
+	return p
+}
+
+// front starts an Envoy with an example's configuration whose services are at addrs.
+func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
+	w.Helper()
+	b := w.bootstrap(how, up, addrs)
+	p := &proxy{w: w, dir: w.TempDir()}
+	file, said := filepath.Join(p.dir, "envoy.json"), filepath.Join(p.dir, "log")
+	p.process = testkit.Start(w, &testkit.Program{
+		Name: "sh", Package: "dash", // keeps Envoy's own log apart from that of requests
+		Args: func(port int) []string {
+			b.StaticResources.Listeners[0].Address = address(fmt.Sprintf("127.0.0.1:%d", port))
+			text, err := protojson.Marshal(b)
+			if err == nil {
+				err = os.WriteFile(file, text, 0o600)
+			}
+			if err != nil {
+				w.Fatal(err)
+			}
+			_ = os.Remove(filepath.Join(p.dir, "admin")) // of an earlier start
+			return []string{
+				"-c", `out=$1; shift; exec "$@" >"$out"`, "sh", said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
+				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
+			}
+		},
+		Ready: func(*testkit.Server, string) bool {
+			ready, err := p.fetch("/ready")
+			return err == nil && strings.HasPrefix(ready, "LIVE")
+		},
+	})
+	w.Cleanup(callers.CloseIdleConnections)
 	w.proxies = append(w.proxies, p)
 	return p
 }
 
-// front starts a proxy with a configuration.
-func (w *world) front(b *bootstrapv3.Bootstrap, services int) proxy { //nolint:ireturn // of two kinds
-	w.Helper()
-	if *envoy != "" {
-		return w.envoy(b, services)
-	}
-	p, err := envoytest.NewProxy(b, "edge")
-	if err != nil {
-		w.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
-	defer cancel()
-	if err := p.Ready(ctx); err != nil {
-		w.Fatal(err)
-	}
-	front := httptest.NewServer(p)
-	w.Cleanup(func() {
-		callers.CloseIdleConnections()
-		front.Close()
-		if err := p.Close(); err != nil {
-			w.Error(err)
-		}
-	})
-	return played{p, front.URL}
-}
-
-// bootstrap returns the configuration of the example, with its listener on loopback and its clusters where they are here.
-func (w *world) bootstrap(how setup, up *upstream, services []*service) *bootstrapv3.Bootstrap {
+// bootstrap returns an example's configuration, with its listener on loopback and its clusters where they are here.
+func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrapv3.Bootstrap {
 	w.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", how.example, "envoy.yaml"))
 	if err != nil {
 		w.Fatal(err)
 	}
-	b := new(bootstrapv3.Bootstrap)
-	if err := envoytest.Decode(string(text), b); err != nil {
+	c := config{Bootstrap: new(bootstrapv3.Bootstrap), filter: new(ratelimitv3.RateLimit)}
+	if err := envoytest.Decode(string(text), c.Bootstrap); err != nil {
 		w.Fatal(err)
 	}
-	b.Admin.Address = address("127.0.0.1:0")
-	var edge []*listenerv3.Listener
-	for _, l := range b.GetStaticResources().GetListeners() {
-		if l.GetName() == "edge" { // the other stands for the application, which is real here
-			l.Address = address("127.0.0.1:0")
-			edge = append(edge, l)
+	c.Admin.Address = address("127.0.0.1:0")
+	c.StaticResources.Listeners = c.StaticResources.Listeners[:1] // the other stands for the application, which is real here
+	for _, cluster := range c.GetStaticResources().GetClusters() {
+		if cluster.GetName() == "ratelimitd" {
+			c.service = cluster
+			placeAt(cluster, services...)
+		} else {
+			placeAt(cluster, strings.TrimPrefix(up.URL, "http://"))
 		}
 	}
-	b.StaticResources.Listeners = edge
-	for _, c := range b.GetStaticResources().GetClusters() {
-		at := []string{strings.TrimPrefix(up.URL, "http://")}
-		if c.GetName() == "ratelimitd" {
-			at = nil
-			for _, s := range services {
-				at = append(at, s.Addr())
-			}
-		}
-		all := c.GetLoadAssignment().GetEndpoints()[0]
-		all.LbEndpoints = nil
-		for _, addr := range at {
-			all.LbEndpoints = append(all.LbEndpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-				Endpoint: &endpointv3.Endpoint{Address: address(addr)},
-			}})
-		}
+	if c.manager, err = envoytest.ConnectionManager(c.Bootstrap, "edge"); err != nil {
+		w.Fatal(err)
 	}
-	w.change(b, func(f *ratelimitv3.RateLimit) {
-		f.FailureModeDeny = how.deny
-		if how.timeout > 0 {
-			f.Timeout = durationpb.New(how.timeout)
-		}
-		if !tellsWhenToRetry() {
-			f.EnableRetryAfterHeader = false
-		}
-	})
-	if err := envoytest.Decode(protojson.Format(b), new(bootstrapv3.Bootstrap)); err != nil {
-		w.Fatalf("what became of examples/%s/envoy.yaml: %v", how.example, err)
+	filter := c.manager.GetHttpFilters()[0]
+	if err := filter.GetTypedConfig().UnmarshalTo(c.filter); err != nil {
+		w.Fatal(err)
 	}
-	return b
+	c.filter.FailureModeDeny = how.deny
+	if how.timeout > 0 {
+		c.filter.Timeout = durationpb.New(how.timeout)
+	}
+	if !tellsWhenToRetry() {
+		c.filter.EnableRetryAfterHeader = false
+	}
+	if how.change != nil {
+		how.change(&c)
+	}
+	filter.GetConfigType().(*hcmv3.HttpFilter_TypedConfig).TypedConfig = w.pack(c.filter)
+	c.StaticResources.Listeners[0].GetFilterChains()[0].GetFilters()[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: w.pack(c.manager)}
+	if err := envoytest.Decode(protojson.Format(c.Bootstrap), new(bootstrapv3.Bootstrap)); err != nil {
+		w.Fatalf("examples/%s/envoy.yaml, as changed: %v", how.example, err)
+	}
+	return c.Bootstrap
 }
 
-// change changes the rate-limit filter of a configuration.
-func (w *world) change(b *bootstrapv3.Bootstrap, change func(*ratelimitv3.RateLimit)) {
-	w.Helper()
-	m, err := envoytest.ConnectionManager(b, "edge")
-	if err != nil {
-		w.Fatal(err)
+// placeAt replaces the endpoints of a cluster.
+func placeAt(c *clusterv3.Cluster, addrs ...string) {
+	all := c.GetLoadAssignment().GetEndpoints()[0]
+	all.LbEndpoints = nil
+	for _, addr := range addrs {
+		all.LbEndpoints = append(all.LbEndpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+			Endpoint: &endpointv3.Endpoint{Address: address(addr)},
+		}})
 	}
-	f := new(ratelimitv3.RateLimit)
-	if err := m.GetHttpFilters()[0].GetTypedConfig().UnmarshalTo(f); err != nil {
-		w.Fatal(err)
-	}
-	change(f)
-	if err := m.GetHttpFilters()[0].GetTypedConfig().MarshalFrom(f); err != nil {
-		w.Fatal(err)
-	}
-	in := b.GetStaticResources().GetListeners()[0].GetFilterChains()[0].GetFilters()[0]
-	in.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: w.pack(m)}
 }
 
 func (w *world) pack(m proto.Message) *anypb.Any {
@@ -176,89 +184,47 @@ func address(addr string) *corev3.Address {
 	}}}
 }
 
-// played is a filter that is played.
-type played struct {
-	p  *envoytest.Proxy
-	at string
-}
+func (p *proxy) base() string { return "http://" + p.process.Addr() }
 
-func (p played) base() string           { return p.at }
-func (p played) stats() envoytest.Stats { return p.p.Stats() }
-func (p played) log() string            { return p.p.Log() }
-
-func (p played) trouble() (all []string) {
-	ended := p.p.Errors()
-	for _, err := range slices.Sorted(maps.Keys(ended)) {
-		all = append(all, fmt.Sprintf("%d × %s", ended[err], err))
-	}
-	return all
-}
-
-// actual is an Envoy.
-type actual struct {
-	w       *world
-	process *testkit.Server
-	dir     string
-}
-
-// envoy starts an Envoy with a configuration, and waits until it has found all services healthy.
-func (w *world) envoy(b *bootstrapv3.Bootstrap, services int) *actual {
-	w.Helper()
-	e := &actual{w: w, dir: w.TempDir()}
-	config, said := filepath.Join(e.dir, "envoy.json"), filepath.Join(e.dir, "log")
-	healthy := fmt.Sprintf("cluster.ratelimitd.membership_healthy: %d\n", services)
-	e.process = testkit.Start(w, &testkit.Program{
-		Name: "sh", Package: "dash", // to keep apart what it says of itself and of requests
-		Args: func(port int) []string {
-			b.StaticResources.Listeners[0].Address = address(fmt.Sprintf("127.0.0.1:%d", port))
-			text, err := protojson.Marshal(b)
-			if err == nil {
-				err = os.WriteFile(config, text, 0o600)
-			}
-			if err != nil {
-				w.Fatal(err)
-			}
-			_ = os.Remove(filepath.Join(e.dir, "admin")) // of an earlier start
-			return []string{
-				"-c", `out=$1; shift; exec "$@" >"$out"`, "sh", said, *envoy, "-c", config, "--admin-address-path", filepath.Join(e.dir, "admin"),
-				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
-			}
-		},
-		Ready: func(*testkit.Server, string) bool {
-			ready, err := e.admin("/ready")
-			if err != nil || !strings.HasPrefix(ready, "LIVE") {
-				return false
-			}
-			members, err := e.admin("/stats?filter=membership_healthy")
-			return err == nil && strings.Contains(members, healthy)
-		},
-	})
-	w.Cleanup(callers.CloseIdleConnections)
-	return e
-}
-
-func (e *actual) base() string { return "http://" + e.process.Addr() }
-
-// admin returns a page of Envoy's administration.
-func (e *actual) admin(page string) (string, error) {
-	at, err := os.ReadFile(filepath.Join(e.dir, "admin"))
+// fetch returns a page of Envoy's administration.
+func (p *proxy) fetch(page string) (string, error) {
+	at, err := os.ReadFile(filepath.Join(p.dir, "admin"))
 	if err != nil {
 		return "", err
 	}
-	status, text, err := testkit.Fetch(context.WithoutCancel(e.w.Context()), http.MethodGet, "http://"+strings.TrimSpace(string(at))+page, "")
+	status, text, err := testkit.Fetch(context.WithoutCancel(p.w.Context()), http.MethodGet, "http://"+strings.TrimSpace(string(at))+page, "")
 	if err == nil && status != http.StatusOK {
 		err = fmt.Errorf("%s: %d", page, status)
 	}
 	return text, err
 }
 
-func (e *actual) stats() (s envoytest.Stats) {
-	e.w.Helper()
-	text, err := e.admin("/stats?filter=" + url.QueryEscape(`^cluster\..*\.ratelimit\.`))
+// admin is fetch from an Envoy that runs.
+func (p *proxy) admin(page string) string {
+	p.w.Helper()
+	text, err := p.fetch(page)
 	if err != nil {
-		e.w.Fatal(err)
+		p.w.Fatalf("Envoy's administration: %v", err)
 	}
-	for name, to := range map[string]*int{"ok": &s.OK, "over_limit": &s.Over, "error": &s.Error, "failure_mode_allowed": &s.Allowed} {
+	return text
+}
+
+// count returns a statistic of Envoy by its full name, 0 if it does not have it.
+func (p *proxy) count(name string) int {
+	p.w.Helper()
+	text := p.admin("/stats?filter=" + url.QueryEscape("^"+regexp.QuoteMeta(name)+"$"))
+	_, value, _ := strings.Cut(strings.TrimSpace(text), ": ")
+	n, _ := strconv.Atoi(value)
+	return n
+}
+
+// counts are those of the rate-limit filter.
+type counts struct{ ok, over, failed, allowed int }
+
+func (p *proxy) counts() (s counts) {
+	p.w.Helper()
+	text := p.admin("/stats?filter=" + url.QueryEscape(`^cluster\..*\.ratelimit\.`))
+	for name, to := range map[string]*int{"ok": &s.ok, "over_limit": &s.over, "error": &s.failed, "failure_mode_allowed": &s.allowed} {
 		for _, found := range regexp.MustCompile(`(?m)\.`+name+`: (\d+)$`).FindAllStringSubmatch(text, -1) {
 			n, _ := strconv.Atoi(found[1]) // they are digits
 			*to += n
@@ -267,32 +233,30 @@ func (e *actual) stats() (s envoytest.Stats) {
 	return s
 }
 
-// trouble returns what Envoy counts of calls to the services. It does not say how each of them ended.
-func (e *actual) trouble() (all []string) {
-	e.w.Helper()
-	text, err := e.admin("/stats?usedonly&filter=" + url.QueryEscape(
-		`^cluster\.ratelimitd\.(upstream_rq_(\d|timeout|rx_reset|tx_reset|pending_overflow|retry)|upstream_cx_(connect_fail|connect_timeout|destroy_remote|none_healthy)|`+
-			`membership_healthy|health_check\.(failure|passive_failure|network_failure))`))
+// trouble returns what Envoy counts of failed calls to the services, and logs what it printed.
+func (p *proxy) trouble() []string {
+	p.w.Helper()
+	p.w.Logf("Envoy printed:\n%s", p.process.Said())
+	text, err := p.fetch("/stats?usedonly&filter=" + url.QueryEscape(
+		`^cluster\.ratelimitd\.(upstream_rq_(\d|timeout|rx_reset|tx_reset|pending_overflow|retry)|upstream_cx_(connect_fail|connect_timeout|destroy_remote|none_healthy|protocol_error)|`+
+			`membership_healthy|outlier_detection\.ejections_active|ssl\.(connection_error|fail_.*)|health_check\.(failure|passive_failure|network_failure))`))
 	if err != nil {
 		return []string{err.Error()}
 	}
-	e.w.Logf("Envoy printed:\n%s", e.process.Said())
 	return strings.FieldsFunc(text, func(c rune) bool { return c == '\n' })
 }
 
-func (e *actual) log() string {
-	text, err := os.ReadFile(filepath.Join(e.dir, "log"))
+// log returns the access log.
+func (p *proxy) log() string {
+	text, err := os.ReadFile(filepath.Join(p.dir, "log"))
 	if err != nil {
-		e.w.Fatal(err)
+		p.w.Fatal(err)
 	}
 	return string(text)
 }
 
-// release returns the version of the Envoy, such as 1.40.0; "" if its filter is played.
+// release returns the version of the Envoy, such as 1.40.0.
 func release() string {
-	if *envoy == "" {
-		return ""
-	}
 	out, err := exec.Command(*envoy, "--version").Output()
 	if version := versionIn(string(out)); err == nil && version != "" {
 		return version
@@ -310,12 +274,12 @@ func versionIn(printed string) string {
 	return found[1]
 }
 
-// tellsWhenToRetry reports whether the proxy knows enable_retry_after_header, which older versions of Envoy reject.
+// tellsWhenToRetry reports whether the Envoy knows enable_retry_after_header, which versions before 1.40 reject.
 func tellsWhenToRetry() bool {
 	const since = 40
 	parts := strings.Split(release(), ".")
 	if len(parts) != 3 {
-		return *envoy == ""
+		return false
 	}
 	minor, _ := strconv.Atoi(parts[1]) // it is digits
 	return parts[0] != "1" || minor >= since

@@ -26,7 +26,7 @@ func surges() (all []example) {
 		}
 		all = append(all, example{
 			name: "3 × what the server can take, " + mode(deny), want: want + "; each request is answered; limits hold again afterwards",
-			slow: true, peer: true, play: func(w *world) { w.surge(deny) },
+			effort: whole, peer: true, play: func(w *world) { w.surge(deny) },
 		})
 	}
 	return all
@@ -145,13 +145,13 @@ func (w *world) surge(deny bool) {
 	if reached < enough*peak {
 		w.result.weak = true // whoever makes the calls has no more of the machine
 	}
-	stats := p.stats()
+	stats := p.counts()
 	through := up.of("alice") - let
-	w.got(through == 0 || !deny && through <= stats.Allowed, "alice, who has nothing left, passes %d times; %d of %d calls of the proxy fail, at %.1f × the peak of %.0f a second",
-		through, stats.Error, y.all, reached/peak, peak)
+	w.got(through == 0 || !deny && through <= stats.allowed, "alice, who has nothing left, passes %d times; %d of %d calls of the proxy fail, at %.1f × the peak of %.0f a second",
+		through, stats.failed, y.all, reached/peak, peak)
 	w.got(y.odd == 0 && y.passed+y.refused+y.failed == y.all, "all %d are answered, within %s", y.all, ms(y.longest))
 	if deny {
-		w.got(up.all()-let == stats.OK, "%d reach the upstream, %d were decided so", up.all()-let, stats.OK)
+		w.got(up.all()-let == stats.ok, "%d reach the upstream, %d were decided so", up.all()-let, stats.ok)
 	}
 	took := testkit.Eventually(w, "limits hold again", func() bool {
 		return w.ask(p, "/", "alice").status == http.StatusTooManyRequests

@@ -32,7 +32,7 @@ type world struct {
 	result  *result
 
 	services []*service
-	proxies  []proxy
+	proxies  []*proxy
 }
 
 // play plays a case, and writes down what came of it, also if it is given up.
@@ -234,7 +234,7 @@ type answer struct {
 }
 
 // ask makes a request as a user, and reads the whole answer.
-func (w *world) ask(p proxy, path, user string) answer {
+func (w *world) ask(p *proxy, path, user string) answer {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
@@ -294,7 +294,7 @@ func (y *tally) add(user string, a answer) {
 }
 
 // send makes a request for each of users, four at a time.
-func (w *world) send(p proxy, users ...string) *tally {
+func (w *world) send(p *proxy, users ...string) *tally {
 	w.Helper()
 	y := new(tally)
 	next := make(chan string)
@@ -315,7 +315,7 @@ func (w *world) send(p proxy, users ...string) *tally {
 }
 
 // flow makes requests at an even rate until stop is called, which returns what came of them.
-func (w *world) flow(p proxy, rate int, users ...string) (stop func() *tally) {
+func (w *world) flow(p *proxy, rate int, users ...string) (stop func() *tally) {
 	y, end := new(tally), make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
