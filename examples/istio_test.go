@@ -132,6 +132,62 @@ func istioActions(t *testing.T) []*routev3.RateLimit_Action {
 	return limits[0].GetActions()
 }
 
+// destinationRule has the fields of Istio's DestinationRule that destinationrule.yaml uses.
+type destinationRule struct {
+	meta `yaml:",inline"`
+	Spec struct {
+		Host          string
+		TrafficPolicy struct {
+			ConnectionPool struct {
+				HTTP struct {
+					HTTP2MaxRequests        int `yaml:"http2MaxRequests"`
+					HTTP1MaxPendingRequests int `yaml:"http1MaxPendingRequests"`
+				}
+			} `yaml:"connectionPool"`
+			OutlierDetection struct {
+				Consecutive5xxErrors     int           `yaml:"consecutive5xxErrors"`
+				ConsecutiveGatewayErrors int           `yaml:"consecutiveGatewayErrors"`
+				Interval                 time.Duration `yaml:"interval"`
+				BaseEjectionTime         time.Duration `yaml:"baseEjectionTime"`
+				MaxEjectionPercent       int           `yaml:"maxEjectionPercent"`
+			} `yaml:"outlierDetection"`
+		} `yaml:"trafficPolicy"`
+	}
+}
+
+// TestIstioDestinationRule: the rule is about the Service that the filter asks, lets all calls through, and takes out replicas that fail,
+// but never all of them.
+func TestIstioDestinationRule(t *testing.T) {
+	t.Parallel()
+	var r destinationRule
+	decodeStrict(t, read(t, "istio/destinationrule.yaml"), func(kind string) any {
+		if kind != "DestinationRule" {
+			return nil
+		}
+		return &r
+	})
+	if r.APIVersion != "networking.istio.io/v1" || r.Metadata.Namespace != "default" {
+		t.Errorf("the object is a %s in namespace %q", r.APIVersion, r.Metadata.Namespace)
+	}
+	var f ratelimitv3.RateLimit
+	var filter hcmv3.HttpFilter
+	if err := envoytest.DecodeTree(envoyFilters(t)[0].Spec.ConfigPatches[0].Patch.Value, &filter); err != nil {
+		t.Fatal(err)
+	}
+	cluster := unpack(t, filter.GetTypedConfig(), &f).GetRateLimitService().GetGrpcService().GetEnvoyGrpc().GetClusterName()
+	if cluster != "outbound|8081||"+r.Spec.Host {
+		t.Errorf("the rule is for %s, and the filter asks %s", r.Spec.Host, cluster)
+	}
+	pool, outliers := r.Spec.TrafficPolicy.ConnectionPool.HTTP, r.Spec.TrafficPolicy.OutlierDetection
+	if pool.HTTP2MaxRequests < 100_000 || pool.HTTP1MaxPendingRequests < 100_000 {
+		t.Errorf("the circuit breaker lets only %+v through", pool)
+	}
+	if outliers.Consecutive5xxErrors < 1 || outliers.ConsecutiveGatewayErrors < 1 || outliers.Interval > time.Second ||
+		outliers.BaseEjectionTime < time.Second || outliers.MaxEjectionPercent < 1 || outliers.MaxEjectionPercent > 50 {
+		t.Errorf("replicas that fail are taken out so: %+v", outliers)
+	}
+}
+
 // TestIstio starts the server as the Deployment does, and sends the requests that the gateway would.
 func TestIstio(t *testing.T) {
 	t.Parallel()
