@@ -23,10 +23,10 @@ func TestH11_ManyElements(t *testing.T) {
 	elements := func(size int) string {
 		return `{"domain":"shop","descriptors":[` + strings.Repeat("{},", size/3-20) + "{}]}"
 	}
-	// 128 descriptors of 64 entries, as many as there may be, in just below 1 MiB.
-	entry := fmt.Sprintf(`{"key":"user","value":%q}`, strings.Repeat("v", 98))
-	descriptor := `{"entries":[` + strings.Repeat(entry+",", 63) + entry + "]}"
-	full := `{"domain":"shop","descriptors":[` + strings.Repeat(descriptor+",", 127) + descriptor + "]}"
+	// 1,023 descriptors of 15 entries, as many as there may be, in just below 1 MiB.
+	entry := fmt.Sprintf(`{"key":"user","value":%q}`, strings.Repeat("v", 41))
+	descriptor := `{"entries":[` + strings.Repeat(entry+",", 14) + entry + "]}"
+	full := `{"domain":"shop","descriptors":[` + strings.Repeat(descriptor+",", 1022) + descriptor + "]}"
 	if len(full) > 1<<20 || len(full) < 1<<20-1<<16 {
 		t.Fatalf("the largest body has %d bytes; want almost 1 MiB", len(full))
 	}

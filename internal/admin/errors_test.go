@@ -31,11 +31,11 @@ func TestInvalid(t *testing.T) {
 			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop"})
 			return err
 		},
-		"Explain, 129 descriptors": func() error {
+		"Explain, 1,025 descriptors": func() error {
 			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop", Descriptors: many})
 			return err
 		},
-		"Explain, 65 entries": func() error {
+		"Explain, 257 entries": func() error {
 			_, err := s.Explain(ctx, &adminv1.ExplainRequest{Domain: "shop", Descriptors: []*adminv1.Descriptor{{Entries: long}}})
 			return err
 		},
@@ -47,7 +47,7 @@ func TestInvalid(t *testing.T) {
 			_, err := s.Peek(ctx, &adminv1.PeekRequest{Domain: "shop"})
 			return err
 		},
-		"Peek, 65 entries": func() error {
+		"Peek, 257 entries": func() error {
 			_, err := s.Peek(ctx, &adminv1.PeekRequest{Domain: "shop", Entries: long})
 			return err
 		},

@@ -203,7 +203,7 @@ descriptors:
 func TestTopAndWatchRefuseBadInput(t *testing.T) {
 	s := start(t, topRules)
 	keyless := []*adminv1.EntryFilter{{Value: new("ann")}}
-	many := slices.Repeat([]*adminv1.EntryFilter{{Key: "user"}}, 65)
+	many := slices.Repeat([]*adminv1.EntryFilter{{Key: "user"}}, 257)
 	for _, c := range []struct {
 		top   *adminv1.TopRequest
 		watch *adminv1.WatchRequest
@@ -224,7 +224,7 @@ func TestTopAndWatchRefuseBadInput(t *testing.T) {
 		},
 		{
 			&adminv1.TopRequest{Entries: many}, &adminv1.WatchRequest{Entries: many}, codes.InvalidArgument,
-			"entries has 65 elements: want at most 64, as many as a descriptor may have",
+			"entries has 257 elements: want at most 256, as many as a descriptor may have",
 		},
 		{&adminv1.TopRequest{Ranking: 3}, nil, codes.InvalidArgument, "ranking is 3: want RANKING_BUSIEST or RANKING_REFUSED"},
 		{&adminv1.TopRequest{Window: 9}, nil, codes.InvalidArgument, "window is 9: want WINDOW_MINUTE or WINDOW_HOUR"},

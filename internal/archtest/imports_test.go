@@ -55,7 +55,7 @@ var allowed = map[string]row{
 	"internal/top":                        {ours: []string{"pkg/descriptors"}},
 	"internal/watch":                      {ours: []string{"pkg/descriptors"}},
 	"internal/overload":                   {},
-	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/http2/hpack"}},
+	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/http2/hpack"}},
 	"internal/admin":                      {ours: []string{"internal/certs", "internal/controls", "internal/limiter", "internal/secret", "internal/tenants", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/controls":                   {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},

@@ -22,7 +22,7 @@ const (
 	Max        = 10_000 // in force at a time
 	Longest    = 30 * 24 * time.Hour
 	Shortest   = time.Second
-	MaxEntries = 64   // as many as a descriptor of a request may have
+	MaxEntries = 256  // as many as a descriptor of a request may have
 	MaxText    = 4096 // bytes of the domain and all keys and values
 	MaxReason  = 500  // bytes
 	MaxName    = 500  // bytes of the name of a limit

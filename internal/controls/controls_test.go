@@ -117,7 +117,7 @@ func TestInvalid(t *testing.T) {
 		{func(c *Control) { c.Domain = "" }, time.Hour, "the domain is empty"},
 		{func(c *Control) { c.Entries = nil }, time.Hour, "give at least one, or set below"},
 		{func(c *Control) { c.Entries = make([]Entry, 65) }, time.Hour, "each one needs a key"},
-		{func(c *Control) { c.Entries = slicesOf(65) }, time.Hour, "has 65 entries: it may have at most 64"},
+		{func(c *Control) { c.Entries = slicesOf(257) }, time.Hour, "has 257 entries: it may have at most 256"},
 		{func(c *Control) { c.Domain = strings.Repeat("x", 4097) }, time.Hour, "4099 bytes: they may have at most 4096"},
 		{func(c *Control) { c.Reason = strings.Repeat("x", 501) }, time.Hour, "501 bytes: it may have at most 500"},
 		{func(*Control) {}, Longest + time.Second, "must be from 1s to 30 days (720h)"},

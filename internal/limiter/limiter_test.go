@@ -142,6 +142,28 @@ func TestG8G10ValuesOfAnyBytes(t *testing.T) {
 	f.series(t)
 }
 
+// TestG13_ManyReservations: each of as many descriptors as there may be, all of one counter, has a reservation of its own.
+func TestG13_ManyReservations(t *testing.T) {
+	sealer := new(limiter.Sealer)
+	sealer.SetKeys([]byte("key"))
+	f := newFixture(t, "domain: shop\ndescriptors:\n- {key: user, rate_limit: {unit: hour, requests_per_unit: 5000, reserve: {estimate: 1, ttl: 60s}}}",
+		limiter.Config{Reservations: sealer})
+	many := func(entries string) *limiter.Request {
+		r := request("shop", entries)
+		r.Descriptors = slices.Repeat(r.Descriptors, limiter.MaxDescriptors)
+		r.Hits = 1
+		return r
+	}
+	v := f.decide(t, many("user=ann"))
+	if got := v.Statuses[limiter.MaxDescriptors-1].Decision.Reserved; got != limiter.MaxDescriptors {
+		t.Fatalf("%d hits are reserved, want %d", got, limiter.MaxDescriptors)
+	}
+	v = f.decide(t, many("user=ann,reservation="+v.Reservation))
+	if got := v.Statuses[limiter.MaxDescriptors-1].Decision.Reserved; got != 0 {
+		t.Errorf("%d hits are reserved after all have been settled, want 0", got)
+	}
+}
+
 func TestG12G13Bounds(t *testing.T) {
 	f := newFixture(t, plainRules, limiter.Config{})
 	var scratch limiter.Scratch

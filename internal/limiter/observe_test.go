@@ -89,7 +89,7 @@ func TestObserved(t *testing.T) {
 			{func() { ask("shop", 1, "other=x") }, []string{`me shop [{other x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("nowhere", 1, "user=x") }, []string{`me nowhere [{user x}] rule="" outcome=0 over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("shop", 1) }, []string{`me shop [] rule="" outcome=8 over=false source=0 hits=0 left=0 took=0s error=rate limit descriptor list must not be empty`}},
-			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", 70)+"x=y") }, nil}, // looked at below
+			{func() { ask("shop", 1, "user=cleo,"+strings.Repeat("x=y,", limiter.MaxEntries)+"x=y") }, nil}, // looked at below
 		} {
 			step.ask()
 			got := lines()

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 
 // The maximum numbers of descriptors in a request, and of entries in a descriptor.
 const (
-	MaxDescriptors = 128
-	MaxEntries     = 64
+	MaxDescriptors = 1024
+	MaxEntries     = 256
 )
 
 // Why there is no verdict.
@@ -20,8 +21,8 @@ var (
 	ErrEmptyDomain        = errors.New("rate limit domain must not be empty")
 	ErrNoDescriptors      = errors.New("rate limit descriptor list must not be empty")
 	ErrNoRules            = errors.New("no rate limit configuration loaded")
-	ErrTooManyDescriptors = errors.New("a request may have at most 128 descriptors")
-	ErrTooManyEntries     = errors.New("a descriptor may have at most 64 entries")
+	ErrTooManyDescriptors = fmt.Errorf("a request may have at most %d descriptors", MaxDescriptors)
+	ErrTooManyEntries     = fmt.Errorf("a descriptor may have at most %d entries", MaxEntries)
 	// ErrBackend is wrapped by every error that comes from the store. If the reason is an error of the context, that is
 	// wrapped too.
 	ErrBackend = errors.New("asking the counter store")

@@ -124,14 +124,15 @@ func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
 	if op.Take.Reservation == (engine.ReservationID{}) {
 		return
 	}
-	before := byte(0) // no more than MaxDescriptors
+	before := uint16(0) // no more than MaxDescriptors
 	for i := range p.ops[:len(p.ops)-1] {
 		other := &p.ops[i]
 		if other.Key == op.Key && other.Mode == op.Mode && other.Reserve != nil && p.parts[p.owners[i]].id == t.id {
 			before++
 		}
 	}
-	op.Take.Reservation[0] ^= before
+	op.Take.Reservation[0] ^= byte(before)
+	op.Take.Reservation[1] ^= byte(before >> 8)
 }
 
 // open reports whether t has a reservation that is open.

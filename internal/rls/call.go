@@ -8,9 +8,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// pooledEntries is how many entries a call may have room for and still be pooled, so that a single huge request does
-// not keep its memory forever.
-const pooledEntries = 1024
+// How much a call may have room for and still be pooled, so that a single huge request does not keep its memory.
+const (
+	pooledEntries     = 1024
+	pooledDescriptors = 256 // about 1 KB each, with what is needed to decide them
+)
 
 // call is what one request needs from when its message has been received until its answer has been encoded. Calls that
 // only wait need none.
@@ -37,5 +39,5 @@ func (c *call) reset() bool {
 		c.buffer.Free()
 		c.buffer = nil
 	}
-	return cap(c.entries) <= pooledEntries
+	return cap(c.entries) <= pooledEntries && cap(c.request.Descriptors) <= pooledDescriptors
 }

@@ -7,8 +7,6 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
-
-	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
 // codec passes our own types through and leaves the rest to protobuf's codec.
@@ -37,8 +35,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // Bounds on messages to other methods than ShouldRateLimit, which become many times as large when they are decoded, before
 // anybody has looked at who sent them.
 const (
-	maxOther  = 1 << 20                                         // bytes; 500 tenants at once take half of it
-	maxValues = 4 * limiter.MaxDescriptors * limiter.MaxEntries // each entry to be explained is three: itself, its key and its value
+	maxOther  = 1 << 20  // bytes; 500 tenants at once take half of it
+	maxValues = 32 << 10 // each entry to be explained is three: itself, its key and its value
 )
 
 var (

@@ -80,9 +80,9 @@ func marshalJSON(m proto.Message) ([]byte, error) {
 	return protojson.MarshalOptions{}.MarshalAppend(make([]byte, 0, proto.Size(m)*5/4), m)
 }
 
-// maxObjects is how many objects there are in the largest request that is decided: the request, its descriptors, and in each
-// of them its entries and an override.
-const maxObjects = 1 + limiter.MaxDescriptors*(1+limiter.MaxEntries+1)
+// maxObjects is how many objects a text of JSON may have: enough for as many descriptors as a request may have, with 15 objects
+// in each. A request over gRPC may have more entries, because there they take less memory.
+const maxObjects = 16 * limiter.MaxDescriptors
 
 // objects counts the objects in a text of JSON as far as that is valid. From two bytes of text a decoder makes a message of
 // a hundred, so they are counted before one sees them.

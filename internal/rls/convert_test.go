@@ -47,7 +47,7 @@ descriptors:
 		bad(`{"domain":"\xff","descriptors":[{}]}`),
 		bad(strings.Repeat(`{"descriptors":[`, 10_000)),
 		bad(strings.Repeat(`[`, 10_000)),
-		bad(`{"domain":"shop","descriptors":[` + strings.Repeat(`{},`, 128) + `{}]}`),
+		bad(`{"domain":"shop","descriptors":[` + strings.Repeat(`{},`, 1024) + `{}]}`),
 	} {
 		code, contentType, body := w.service.JSON(t.Context(), []byte(tt[0]))
 		if tt[1] == "400" {

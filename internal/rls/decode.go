@@ -2,6 +2,7 @@ package rls
 
 import (
 	"errors"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -246,6 +247,49 @@ func (r *reader) fail(err error) {
 	if r.err == nil {
 		r.err = err
 	}
+}
+
+// size is how much a message has.
+type size struct {
+	domain      []byte
+	descriptors int
+	entries     int // of the descriptor that has the most
+}
+
+// sizeOf returns the size of a message, as far as that can be read.
+func sizeOf(message []byte) (found size) {
+	r := reader{b: message}
+	for r.next() {
+		switch {
+		case r.is(requestDomain, protowire.BytesType):
+			found.domain = r.bytes()
+		case r.is(requestDescriptors, protowire.BytesType):
+			found.descriptors++
+			found.entries = max(found.entries, entriesOfDescriptor(r.bytes()))
+		default:
+			r.skip()
+		}
+	}
+	return found
+}
+
+func entriesOfDescriptor(message []byte) (n int) {
+	r := reader{b: message}
+	for r.next() {
+		if r.is(descriptorEntries, protowire.BytesType) {
+			n++
+		}
+		r.skip()
+	}
+	return n
+}
+
+// longestLogged is how much of a domain is logged, in bytes.
+const longestLogged = 256
+
+// short returns a name as it is logged.
+func short(name []byte) string {
+	return strings.ToValidUTF8(string(name[:min(len(name), longestLogged)]), "\uFFFD")
 }
 
 // domainOf returns the domain of a message; nil if it has none, or so much that it will not be decided. It shares its memory.

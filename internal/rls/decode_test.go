@@ -304,6 +304,27 @@ func TestDecodeAgreesWithProtobuf(t *testing.T) {
 	}
 }
 
+// TestLargeCallsAreNotPooled: what a large request needed is not kept for others.
+func TestLargeCallsAreNotPooled(t *testing.T) {
+	entries := func(n int) []byte { return field(2, bytes.Repeat(field(1), n)...) }
+	for want, b := range map[bool][]byte{
+		true:  bytes.Repeat(entries(2), 100),
+		false: bytes.Repeat(entries(1), limiter.MaxDescriptors),
+	} {
+		c := &call{message: b}
+		if err := c.decode(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(c.request.Descriptors); c.reset() != want {
+			t.Errorf("what %d descriptors needed is kept: %t, want %t", n, !want, want)
+		}
+	}
+	c := &call{message: bytes.Repeat(entries(200), 10)}
+	if err := c.decode(); err != nil || c.reset() {
+		t.Errorf("what 2,000 entries needed is kept, %v", err)
+	}
+}
+
 func TestDecodeBounds(t *testing.T) {
 	entries := func(n int) []byte { return field(2, bytes.Repeat(field(1), n)...) }
 	for _, tt := range []struct {
@@ -311,13 +332,13 @@ func TestDecodeBounds(t *testing.T) {
 		b    []byte
 		want error
 	}{
-		{"128 descriptors", bytes.Repeat(field(2), 128), nil},
-		{"129 descriptors", bytes.Repeat(field(2), 129), limiter.ErrTooManyDescriptors},
+		{"1,024 descriptors", bytes.Repeat(field(2), 1024), nil},
+		{"1,025 descriptors", bytes.Repeat(field(2), 1025), limiter.ErrTooManyDescriptors},
 		{"1,000,000 descriptors", bytes.Repeat(field(2), 1_000_000), limiter.ErrTooManyDescriptors},
-		{"64 entries", entries(64), nil},
-		{"65 entries", entries(65), limiter.ErrTooManyEntries},
+		{"256 entries", entries(256), nil},
+		{"257 entries", entries(257), limiter.ErrTooManyEntries},
 		{"1,000,000 entries", entries(1_000_000), limiter.ErrTooManyEntries},
-		{"64 entries 128 times", bytes.Repeat(entries(64), 128), nil},
+		{"256 entries 1,024 times", bytes.Repeat(entries(256), 1024), nil},
 		{"groups 100 deep", group(100), nil},
 		{"groups 101 deep", group(101), errTooDeep},
 		{"groups 1,000,000 deep", group(1_000_000), errTooDeep},

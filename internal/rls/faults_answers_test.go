@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
 )
 
 // However long the values of a request, and whatever they become as valid UTF-8 or in JSON, clients with the usual limits
@@ -80,5 +82,18 @@ func TestG11_LongRules(t *testing.T) {
 	answer := w.ask(request("shop", ask...))
 	if got := answer.GetDynamicMetadata().AsMap(); len(answer.GetStatuses()) != len(ask) || !maps.Equal(got, map[string]any{"truncated": true}) {
 		t.Errorf("%s with %.200v; want five statuses, and truncated alone", statuses(answer), got)
+	}
+}
+
+// If the request has very many entries, the metadata say only that they are truncated.
+func TestG12_ManyEntries(t *testing.T) {
+	w := start(t, threePerHour, Config{DynamicMetadata: true})
+	for per, whole := range map[int]bool{16: true, 17: false} {
+		ask := slices.Repeat([]string{"other=a" + strings.Repeat(",k=", per-1)}, limiter.MaxDescriptors)
+		answer := w.ask(request("shop", ask...))
+		got := answer.GetDynamicMetadata().AsMap()
+		if len(answer.GetStatuses()) != len(ask) || maps.Equal(got, map[string]any{"truncated": true}) == whole {
+			t.Errorf("%d entries in each descriptor: %d statuses and %.200v; want all of the metadata: %t", per, len(answer.GetStatuses()), got, whole)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package rls
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"math"
 	"runtime"
 	"slices"
@@ -251,8 +252,8 @@ func TestG12_Depth(t *testing.T) {
 	}
 	w.want("OK 2", deep(1))
 	w.want("OK 0", deep(2)) // deeper than the rules
-	w.want("OK 0", deep(64))
-	for _, n := range []int{65, 1000} {
+	w.want("OK 0", deep(256))
+	for _, n := range []int{257, 1000} {
 		_, err := w.ShouldRateLimit(t.Context(), deep(n))
 		wantCode(t, err, codes.InvalidArgument)
 	}
@@ -262,19 +263,24 @@ func TestG12_Depth(t *testing.T) {
 }
 
 func TestG13_ManyDescriptors(t *testing.T) {
-	w := start(t, threePerHour, Config{})
+	var log testkit.Buffer
+	w := start(t, threePerHour, Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	many := func(n int) *ratelimitv3.RateLimitRequest {
 		return request("shop", slices.Repeat([]string{"user=a"}, n)...)
 	}
-	if n := len(w.ask(many(128)).GetStatuses()); n != 128 {
-		t.Errorf("%d statuses, want 128", n)
+	if n := len(w.ask(many(1024)).GetStatuses()); n != 1024 {
+		t.Errorf("%d statuses, want 1024", n)
 	}
 	before, _ := w.store.asked()
-	for _, n := range []int{129, 10_000} {
+	for _, n := range []int{1025, 10_000} {
 		_, err := w.ShouldRateLimit(t.Context(), many(n))
 		wantCode(t, err, codes.InvalidArgument)
 	}
-	if after, _ := w.store.asked(); before != 128 || after != before {
+	said := "domain=shop descriptors=1025 most_descriptors=1024 entries=1 most_entries=256 omitted=0"
+	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), said) {
+		t.Errorf("%d lines, want one with %s:\n%s", n, said, &log)
+	}
+	if after, _ := w.store.asked(); before != 1024 || after != before {
 		t.Errorf("the store was asked %d times, and %d times more", before, after-before)
 	}
 }

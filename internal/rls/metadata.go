@@ -21,14 +21,20 @@ const maxAnswer = 4_000_000
 // metadataFrame is how many of them are left to what stands around the texts of a request in the metadata, and to the rules.
 const metadataFrame = 1 << 19
 
+// metadataEntries is how many entries a request may have whose metadata are sent. Each takes some hundred bytes while they are built.
+const metadataEntries = 16 << 10
+
 // truncated is the field of the metadata that is true if something has been left out of them.
 const truncated = "truncated"
 
 // appendMetadata appends dynamic_metadata: the request, the metadata of the rules that matched and were not exceeded
 // and, with DECISION_METADATA, the decision. All of it is built anew for each answer and shares nothing with the rules.
 // Where the answer would be too long, the longest texts of the request are cut; if it still is, because of what the rules
-// add, there is only the field [truncated].
+// add, or the request has too many entries, there is only the field [truncated].
 func (s *Service) appendMetadata(b []byte, r *limiter.Request, v *limiter.Verdict) []byte {
+	if entriesIn(r) > metadataEntries {
+		return appendStruct(b, onlyTruncated(v.Reservation))
+	}
 	texts := textsOf(r)
 	room := maxAnswer - metadataFrame - len(b)
 	if len(v.Groups) > 0 { // which say entries again
@@ -97,6 +103,14 @@ func appendStruct(b []byte, m *structpb.Struct) []byte {
 		return b[:whole]
 	}
 	return shut(b, start)
+}
+
+// entriesIn returns how many entries r has.
+func entriesIn(r *limiter.Request) (n int) {
+	for i := range r.Descriptors {
+		n += len(r.Descriptors[i].Entries)
+	}
+	return n
 }
 
 // textsOf returns the texts of r as valid UTF-8: the domain, and then each entry.

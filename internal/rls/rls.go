@@ -14,6 +14,7 @@ package rls
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"net"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // The names under which the service is registered.
@@ -117,6 +119,7 @@ type Service struct {
 	culling *culling
 	waiting waiting
 	others  others
+	large   *throttle.Log // of requests that have too much
 }
 
 // New returns a Service that decides by d.
@@ -139,6 +142,7 @@ func New(d Decider, c Config) *Service {
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
 		culling: newCulling(),
+		large:   throttle.Every(time.Minute),
 		waiting: waiting{most: most, flood: c.Hooks.Flood, refused: c.Hooks.TooManyWaiting},
 		others:  others{most: most, refused: c.Hooks.TooManyWaiting, open: map[*otherCall]int{}},
 	}
@@ -331,6 +335,7 @@ func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.
 	c.request.Read = now
 	if err := c.decode(); err != nil {
 		s.config.Hooks.BadRequest()
+		s.logTooLarge(ctx, c.message, err)
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -340,6 +345,22 @@ func (s *Service) decide(ctx context.Context, c *call, now time.Time) (*limiter.
 		return nil, context.DeadlineExceeded
 	}
 	return s.decider.Decide(ctx, &c.request, &c.scratch)
+}
+
+// logTooLarge logs what a request has that was refused for err, if that is that it has too much; once a minute, as its proxy sends
+// such requests again and again, and lets them pass.
+func (s *Service) logTooLarge(ctx context.Context, message []byte, err error) {
+	if !errors.Is(err, limiter.ErrTooManyDescriptors) && !errors.Is(err, limiter.ErrTooManyEntries) {
+		return
+	}
+	omitted, ok := s.large.Allow("")
+	if !ok {
+		return
+	}
+	found := sizeOf(message)
+	s.config.Log.WarnContext(ctx, "a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
+		"domain", short(found.domain), "descriptors", found.descriptors, "most_descriptors", limiter.MaxDescriptors,
+		"entries", found.entries, "most_entries", limiter.MaxEntries, "omitted", omitted)
 }
 
 func (s *Service) release(c *call) {

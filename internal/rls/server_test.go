@@ -158,8 +158,8 @@ func TestErrors(t *testing.T) {
 	}{
 		{limiter.ErrEmptyDomain, codes.InvalidArgument, "rate limit domain must not be empty", 400},
 		{limiter.ErrNoDescriptors, codes.InvalidArgument, "rate limit descriptor list must not be empty", 400},
-		{limiter.ErrTooManyDescriptors, codes.InvalidArgument, "a request may have at most 128 descriptors", 400},
-		{limiter.ErrTooManyEntries, codes.InvalidArgument, "a descriptor may have at most 64 entries", 400},
+		{limiter.ErrTooManyDescriptors, codes.InvalidArgument, "a request may have at most 1024 descriptors", 400},
+		{limiter.ErrTooManyEntries, codes.InvalidArgument, "a descriptor may have at most 256 entries", 400},
 		{limiter.ErrNoRules, codes.Unavailable, "no rate limit configuration loaded: a.yaml:3: no such unit", 400},
 		{backend, codes.Unavailable, backend.Error(), 503},
 		{context.DeadlineExceeded, codes.Unavailable, "context deadline exceeded", 503}, // the store's, not the caller's

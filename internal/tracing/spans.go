@@ -14,8 +14,11 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 )
 
-// longestDescriptor is how many bytes of a descriptor a span contains, if it contains any.
-const longestDescriptor = 512
+// How many descriptors of a request a span contains, if it contains any, and how many bytes of each.
+const (
+	mostDescriptors   = 128
+	longestDescriptor = 512
+)
 
 // decider decides requests, as a limiter.Limiter does.
 type decider interface {
@@ -54,10 +57,10 @@ func (d *Decider) Decide(ctx context.Context, r *limiter.Request, p *limiter.Scr
 	return v, nil
 }
 
-// texts returns the descriptors of r in words, as many as are decided.
+// texts returns the first descriptors of r in words.
 func texts(r *limiter.Request) []string {
 	all := make([]string, 0, len(r.Descriptors))
-	for i := range r.Descriptors[:min(len(r.Descriptors), limiter.MaxDescriptors)] {
+	for i := range r.Descriptors[:min(len(r.Descriptors), mostDescriptors)] {
 		all = append(all, r.Descriptors[i].Text(longestDescriptor))
 	}
 	return all
