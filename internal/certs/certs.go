@@ -83,12 +83,18 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 // String names the task.
 func (s *Server) String() string { return "TLS certificates in " + s.config.Cert }
 
-// TLS returns a configuration for a listener. Each handshake uses what is in force at that time.
+// TLS returns a configuration for a listener of gRPC. Each handshake uses what is in force at that time. A client that offers protocols
+// has to offer HTTP/2.
 func (s *Server) TLS() *tls.Config {
 	return &tls.Config{
-		MinVersion:         s.config.MinVersion,
-		NextProtos:         []string{"h2"},
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.current.Load().tls, nil },
+		MinVersion: s.config.MinVersion,
+		NextProtos: []string{http2},
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			if len(hello.SupportedProtos) > 0 && !slices.Contains(hello.SupportedProtos, http2) { // crypto/tls lets HTTP/1.1 pass
+				return nil, fmt.Errorf("the client offers %.100q by ALPN, and not h2", hello.SupportedProtos)
+			}
+			return s.current.Load().tls, nil
+		},
 	}
 }
 
@@ -102,8 +108,11 @@ func (s *Server) WebTLS() *tls.Config {
 	}
 }
 
-// http1 is how HTTP/1.1 is called in a handshake.
-const http1 = "http/1.1"
+// How protocols are called in a handshake.
+const (
+	http1 = "http/1.1"
+	http2 = "h2"
+)
 
 // NotAfter returns when the certificate in use expires.
 func (s *Server) NotAfter() time.Time { return s.current.Load().until }
@@ -164,7 +173,7 @@ func (s *Server) load(f files) (*loaded, error) {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},
 		MinVersion:   s.config.MinVersion,
-		NextProtos:   []string{"h2"},
+		NextProtos:   []string{http2},
 
 		// A resumed session would be subject to what was in force when it began. gRPC connections last for hours, so
 		// nothing is lost.

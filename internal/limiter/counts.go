@@ -48,6 +48,7 @@ type counts struct {
 	overrides fallbacks             // of overrides that match no rule
 
 	domains bounded[stats.Counter] // of requests for domains without rules
+	unknown func(domain string)    // see Config.Unknown
 	sheds   bounded[sheds]         // by domain
 
 	controls bounded[stats.Counter] // of what each decided, by ID
@@ -74,6 +75,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		stop:           c.StopWhenOver,
 		localCache:     c.LocalCache,
 		onFailure:      c.OnFailure,
+		unknown:        c.Unknown,
 		serviceErrors:  r.Counter(stats.ShouldRateLimitError, "service_error"),
 		backendErrors:  r.Counter(stats.ShouldRateLimitError, "redis_error"),
 		globalShadow:   r.Counter(stats.GlobalShadowMode),
@@ -167,11 +169,16 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 		n.Add(uint64(asked))
 		return
 	}
+	fresh := false
 	c.domains.add(name, func() *stats.Counter {
+		fresh = true
 		return c.domainNotFound(string(name))
 	}, func() *stats.Counter {
 		return c.domainNotFound(stats.Other)
 	}).Add(uint64(asked))
+	if fresh {
+		c.unknown(string(name))
+	}
 }
 
 func (c *counts) domainNotFound(name string) *stats.Counter {

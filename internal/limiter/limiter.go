@@ -40,6 +40,8 @@ type Config struct {
 	Controls *controls.Controls // stand above the rules; nil means that there are none
 	Tenants  *tenants.Tenants   // says who is on which plan; nil means that all are on the default
 
+	Unknown func(domain string) // called with each domain without rules that gets a series; nil tells nobody
+
 	Reservations *Sealer // makes ids of reservations; without one, or a key, requests reserve nothing and are charged at once
 }
 
@@ -62,6 +64,9 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	}
 	if c.OnFailure == descriptors.FailDefault {
 		c.OnFailure = descriptors.FailError
+	}
+	if c.Unknown == nil {
+		c.Unknown = func(string) {}
 	}
 	if c.Reservations == nil {
 		c.Reservations = new(Sealer)

@@ -2,6 +2,8 @@ package rls
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"runtime"
 	"slices"
@@ -82,6 +84,9 @@ func (c peekedConn) Close() error {
 	return err
 }
 
+// ErrNothingSent is why a handshake failed whose client has sent nothing, as a probe that only connects.
+var ErrNothingSent = errors.New("the client sent nothing")
+
 // handshakes are credentials that tell of each handshake that failed, and return connections with a peek.
 type handshakes struct {
 	credentials.TransportCredentials
@@ -94,11 +99,17 @@ type handshakes struct {
 //nolint:ireturn // as grpc wants it
 func (h handshakes) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := h.TransportCredentials.ServerHandshake(c)
+	a, ok := c.LocalAddr().(localAddr)
 	if err != nil {
-		h.service.config.Hooks.Handshake(c.RemoteAddr(), err)
+		told := err
+		if ok && a.conn.read.Load() == 0 {
+			told = fmt.Errorf("%w: %w", ErrNothingSent, err)
+		}
+		h.service.config.Hooks.Handshake(c.RemoteAddr(), told)
 		return secured, info, err
 	}
-	if a, ok := c.LocalAddr().(localAddr); ok {
+	secured = &beginning{secured, h.service.config.Hooks.Began}
+	if ok {
 		a.conn.peek = newPeek()
 		secured = peekedConn{secured, a.conn, h.service, newAnswers(h.service.culling, secured)}
 	}

@@ -95,8 +95,11 @@ type Hooks struct {
 	// BadRequest is called for each request rejected before the limiter saw it: too large, truncated, not a message,
 	// too many descriptors or entries.
 	BadRequest func()
-	// Handshake is called for each failed TLS handshake, with the client's address and the reason.
+	// Handshake is called for each failed TLS handshake, with the client's address and the reason, which is [ErrNothingSent] where
+	// that is so.
 	Handshake func(peer net.Addr, err error)
+	// Began is called with what the first bytes of each connection are, inside TLS if there is some.
+	Began func(peer net.Addr, p Protocol)
 	// Refused is called for each request that is over a limit. It must not retain its arguments, which point into the
 	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
@@ -175,6 +178,9 @@ func (h Hooks) withDefaults() Hooks {
 	}
 	if h.Handshake == nil {
 		h.Handshake = func(net.Addr, error) {}
+	}
+	if h.Began == nil {
+		h.Began = func(net.Addr, Protocol) {}
 	}
 	if h.Refused == nil {
 		h.Refused = func(*limiter.Request, *limiter.Verdict) {}

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
+	alpn "google.golang.org/grpc/experimental/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// HealthName is the name under which health is reported, in addition to the empty name.
+// HealthName is a name under which health is reported, as it is under ServiceName and under the empty one.
 const HealthName = "ratelimit"
 
 // Bounds on what one client may cost.
@@ -84,7 +84,8 @@ func NewServer(s *Service, c ServerConfig) *Server {
 	}
 	secured := insecure.NewCredentials()
 	if c.TLS != nil {
-		secured = credentials.NewTLS(c.TLS)
+		// Clients need not offer HTTP/2 by ALPN, which probes of Envoy do only if told to. Of NewTLS this differs in nothing else.
+		secured = alpn.NewTLSWithALPNDisabled(c.TLS)
 	}
 	options = append(options, grpc.Creds(handshakes{secured, s}))
 	if c.Stats != nil {
@@ -100,14 +101,15 @@ func NewServer(s *Service, c ServerConfig) *Server {
 	return server
 }
 
-// SetServing sets what health reports, under both names.
+// SetServing sets what health reports, under all its names.
 func (s *Server) SetServing(ok bool) {
 	state := healthpb.HealthCheckResponse_NOT_SERVING
 	if ok {
 		state = healthpb.HealthCheckResponse_SERVING
 	}
-	s.health.SetServingStatus("", state)
-	s.health.SetServingStatus(HealthName, state)
+	for _, name := range []string{"", HealthName, ServiceName} {
+		s.health.SetServingStatus(name, state)
+	}
 }
 
 // Shutdown stops accepting, ends the streams that watch health, lets the other calls finish until ctx ends, and then cuts

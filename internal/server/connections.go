@@ -52,6 +52,7 @@ func (v *Server) bound() {
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
+	v.listeners.http = rls.Beginnings(v.listeners.http, v.httpBegan())
 	for at, most := range map[*net.Listener]int{&v.listeners.http: n.http, &v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
 			*at = rls.Bound(*at, rls.Connections{Max: most})

@@ -178,6 +178,7 @@ func (v *Server) deciding() limiter.Config {
 		ReferenceNames:  v.store.referenceNames,
 		Top:             v.top,
 		Watch:           v.watched,
+		Unknown:         v.unknownDomain,
 		Reservations:    &v.reservations.sealer,
 	}
 }
@@ -230,6 +231,7 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 			Panic:          func() { panics.Add(1) },
 			BadRequest:     func() { bad.Add(1) },
 			Handshake:      v.handshakeFailed(),
+			Began:          v.grpcBegan(),
 			NoRules:        v.rules.why,
 			Shed:           func() { v.unread.Add(1) },
 			TooManyWaiting: func() { waiting.Add(1) },

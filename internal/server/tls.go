@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"time"
 
@@ -69,14 +68,4 @@ func (v *Server) debugServer() *web.Server {
 		failed.Add(1)
 		v.log.Debug("a TLS handshake with the debug port failed", "client", about)
 	})
-}
-
-// handshakeFailed counts clients that could not connect. Anybody can cause a failure, so they are logged only if asked
-// for.
-func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
-	failed := v.registry.Counter(stats.TLSHandshakeErrorsTotal)
-	return func(peer net.Addr, err error) {
-		failed.Add(1)
-		v.log.Debug("a TLS handshake failed", "peer", peer.String(), "error", err)
-	}
 }

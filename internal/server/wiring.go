@@ -1,0 +1,124 @@
+package server
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
+)
+
+// Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if nobody exceeded a limit, and
+// the log is where that can be seen: once a minute for each mistake.
+const wiringEvery = time.Minute
+
+// longestReason is how much of what a client made of a handshake is logged, in bytes.
+const longestReason = 512
+
+// What is right for clients of the gRPC port. Each is also the subject of its log lines.
+const (
+	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; probes of HTTP belong to the HTTP port (PORT)"
+	wantPlain   = "remove transport_socket from the Envoy cluster, or set GRPC_SERVER_USE_TLS=true"
+	wantGRPC    = "point the Envoy cluster to the gRPC port (GRPC_PORT)"
+	wantTLS     = "add a transport_socket with TLS to the Envoy cluster, or set GRPC_SERVER_USE_TLS=false"
+	wantVersion = "Envoy offers servers at most TLS 1.2 by default: set tls_params: {tls_maximum_protocol_version: TLSv1_3} in the Envoy cluster, " +
+		"or GRPC_SERVER_TLS_MIN_VERSION=1.2"
+	wantCertificate = "give the Envoy cluster a client certificate in tls_certificates, of a CA in GRPC_CLIENT_TLS_CACERT"
+	wantTrust       = "the client ended it: compare trusted_ca and match_typed_subject_alt_names in the Envoy cluster with GRPC_SERVER_TLS_CERT"
+	wantSettings    = "compare the transport_socket of the Envoy cluster with GRPC_SERVER_TLS_* and GRPC_CLIENT_TLS_*"
+)
+
+// grpcBegan logs what speaks another protocol than the gRPC port does.
+func (v *Server) grpcBegan() func(net.Addr, rls.Protocol) {
+	lines := throttle.Every(wiringEvery)
+	return func(peer net.Addr, p rls.Protocol) {
+		switch p {
+		case rls.HTTP1:
+			v.miswired(lines, "HTTP/1 came to the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
+		case rls.TLS:
+			v.miswired(lines, "TLS came to the gRPC port, which is in plain text", wantPlain, peer)
+		case rls.HTTP2, rls.OtherProtocol:
+		}
+	}
+}
+
+// httpBegan logs gRPC that comes to the HTTP port.
+func (v *Server) httpBegan() func(net.Addr, rls.Protocol) {
+	lines := throttle.Every(wiringEvery)
+	return func(peer net.Addr, p rls.Protocol) {
+		if p == rls.HTTP2 {
+			v.miswired(lines, "HTTP/2, as of gRPC, came to the HTTP port, which speaks HTTP/1", wantGRPC, peer)
+		}
+	}
+}
+
+func (v *Server) miswired(lines *throttle.Log, what, want string, peer net.Addr, facts ...any) {
+	if omitted, ok := lines.Allow(want); ok {
+		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...)
+	}
+}
+
+// handshakeFailed counts clients of the gRPC port that could not connect, and logs those that sent something: a probe that opens a
+// connection and closes it does not.
+func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
+	failed, lines := v.registry.Counter(stats.TLSHandshakeErrorsTotal), throttle.Every(wiringEvery)
+	return func(peer net.Addr, err error) {
+		failed.Add(1)
+		if errors.Is(err, rls.ErrNothingSent) {
+			v.log.Debug("a TLS handshake failed", "peer", peer.String(), "reason", err)
+			return
+		}
+		reason := strings.ToValidUTF8(err.Error(), "\uFFFD")
+		v.miswired(lines, "a TLS handshake with the gRPC port failed", handshakeWant(reason, &v.settings), peer,
+			"reason", reason[:min(len(reason), longestReason)])
+	}
+}
+
+// handshakeWant says what would be right, by why a handshake failed, in the words of crypto/tls.
+func handshakeWant(reason string, s *settings.Settings) string {
+	has := func(part string) bool { return strings.Contains(reason, part) }
+	switch {
+	case has("first record does not look like a TLS handshake"):
+		return wantTLS
+	case has("unsupported versions") && s.GRPC.MinTLS == "1.3":
+		return wantVersion
+	case has("didn't provide a certificate"):
+		return wantCertificate
+	case has("remote error"):
+		return wantTrust
+	case has("ALPN"):
+		return wantHTTP2
+	default:
+		return wantSettings
+	}
+}
+
+// How much of names of domains is logged.
+const (
+	domainsLogged = 10
+	domainLogged  = 128 // bytes of each
+)
+
+// unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
+func (v *Server) unknownDomain(name string) {
+	var known []string
+	total := 0
+	if set := v.limiter.Rules(); set != nil {
+		for d := range set.Domains() {
+			if total++; total <= domainsLogged {
+				known = append(known, shortDomain(d.Name))
+			}
+		}
+	}
+	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in the filter of Envoy with the rules",
+		slog.String("domain", shortDomain(name)), slog.Any("domains_with_rules", known), slog.Int("number_of_domains", total))
+}
+
+func shortDomain(name string) string {
+	return strings.ToValidUTF8(name[:min(len(name), domainLogged)], "\uFFFD")
+}
