@@ -46,6 +46,17 @@ func (c *compiler) blanks(t text, k, path string) {
 	}
 }
 
+// ownCounters reports a value such as /products* each of whose matches has a counter of its own, although nothing says that this is meant:
+// callers choose what follows, such as a query string, and with it a fresh counter. A control plane cannot say that it is meant, and Envoy
+// Gateway's constant entries, whose key is their value, end so.
+func (c *compiler) ownCounters(d *rawDescriptor, path string) {
+	counts := d.limit != nil && !d.limit.unlimited.on || len(d.limits) > 0 || len(d.plans) > 0 || len(d.children) > 0
+	if begin, ends := strings.CutSuffix(d.value.s, "*"); counts && ends && begin != "" && d.key.s != d.value.s && d.value.at.number() > 0 && !d.share.at.present() {
+		c.warn(d.value.at, path, "each value that matches '%s' has a counter of its own, so a caller who varies the value gets around the limit: "+
+			"want share_threshold: true, or share_threshold: false if that is intended", Shorten(d.value.s))
+	}
+}
+
 // withoutNumber reports a limit that refuses everything because its number was left out.
 func (c *compiler) withoutNumber(l *rawLimit, path string) {
 	if !l.requests.at.present() && !c.misread {

@@ -36,8 +36,8 @@ func TestUnreachable(t *testing.T) {
 			if one == two {
 				continue
 			}
-			rules := fmt.Sprintf("domain: d\ndescriptors:\n- {key: %q, value: %q, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
-				"- {key: %q, value: %q, rate_limit: {unit: day, requests_per_unit: 2}}\n", one.key, one.value, two.key, two.value)
+			rules := fmt.Sprintf("domain: d\ndescriptors:\n- {key: %q, value: %q, share_threshold: false, rate_limit: {unit: day, requests_per_unit: 1}}\n"+
+				"- {key: %q, value: %q, share_threshold: false, rate_limit: {unit: day, requests_per_unit: 2}}\n", one.key, one.value, two.key, two.value)
 			set, problems, err := descriptors.Load([]descriptors.Source{{Name: "d", Data: []byte(rules)}}, descriptors.Options{})
 			if err != nil {
 				t.Fatal(err)

@@ -213,6 +213,7 @@ func (c *compiler) descriptor(d *rawDescriptor, s scope) {
 	if d.share.on && !n.isWildcard() && !d.key.broken && !d.value.broken {
 		c.fail(d.share.at, path, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", n.label())
 	}
+	c.ownCounters(d, path)
 	if len(d.children) > 0 {
 		n.children = new(level)
 		c.descriptors(d.children, scope{n.children, n, path})
