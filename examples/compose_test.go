@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ type composeFile struct {
 	Services map[string]struct {
 		Build           string
 		Image           string
+		NetworkMode     string `yaml:"network_mode"`
 		Command         []string
 		Environment     map[string]string
 		Volumes         []string
@@ -56,6 +58,10 @@ func composeEnv(t *testing.T, example string) (env map[string]string, root strin
 		if _, ok := file.Services[needed]; !ok {
 			t.Errorf("compose.yaml has no service %s", needed)
 		}
+	}
+	if envoy, ok := file.Services["envoy"]; ok && (envoy.NetworkMode != "service:ratelimitd" || len(envoy.Ports) > 0 ||
+		!slices.Contains(s.Ports, "127.0.0.1:10000:10000")) {
+		t.Errorf("%s: Envoy asks 127.0.0.1, so it has to share the network of ratelimitd, which publishes Envoy's port 10000", example)
 	}
 	if _, err := os.Stat(filepath.Join(example, s.Build, "Dockerfile")); err != nil {
 		t.Errorf("compose.yaml does not build the Dockerfile: %v", err)

@@ -151,6 +151,23 @@ func TestEnvoyRoutes(t *testing.T) {
 	}
 }
 
+// TestEnvoyAsksLoopback: one file serves a shell and compose.yaml, where both processes share a network.
+func TestEnvoyAsksLoopback(t *testing.T) {
+	t.Parallel()
+	for _, example := range []string{"envoy", "envoy-llm"} {
+		var b bootstrapv3.Bootstrap
+		if err := envoytest.Decode(read(t, example+"/envoy.yaml"), &b); err != nil {
+			t.Fatal(err)
+		}
+		at := b.GetStaticResources().GetClusters()[0].GetLoadAssignment()
+		address := at.GetEndpoints()[0].GetLbEndpoints()[0].GetEndpoint().GetAddress().GetSocketAddress()
+		if at.GetClusterName() != "ratelimitd" || address.GetAddress() != "127.0.0.1" || address.GetPortValue() != 8081 {
+			t.Errorf("%s: the first cluster is %s at %v, want ratelimitd at 127.0.0.1:8081", example, at.GetClusterName(), address)
+		}
+		composeEnv(t, example)
+	}
+}
+
 func TestEnvoyClusterSpeaksHTTP2(t *testing.T) {
 	t.Parallel()
 	clusters := bootstrap(t, asItIs).GetStaticResources().GetClusters()
