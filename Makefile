@@ -17,7 +17,7 @@ DEPLOYMENTS ?= sentinel cluster twemproxy old valkey acl
 CONFORMANCE_DIR ?= ../shared/conformance
 
 # Modules below tools/ whose tests make test runs.
-TOOLS := api bench chaos dashboards dist e2e exact loadgen manifests schema
+TOOLS := api bench chaos dashboards demo dist e2e exact loadgen manifests schema
 
 GOLANGCI := bin/golangci-lint
 # The same in a module below tools/, without the warnings of which exclusions are of no use there.
@@ -51,6 +51,12 @@ run: export DRAIN_DELAY ?= 0s
 .PHONY: run
 run: build ## serve config/example on 127.0.0.1 with counters in memory; Ctrl-C ends it
 	@exec bin/ratelimitd
+
+.PHONY: demo
+demo: build ## show ratelimitd behind Envoy, without Docker: a tour of six steps, then serve until Ctrl-C; TOUR=only ends after it
+	@tools/need redis-server redis-server
+	@$(GO) -C tools/demo build -o '$(CURDIR)/bin/demo' .
+	@envoy=$$(tools/need envoy) && exec bin/demo -envoy "$$envoy" $(if $(TOUR),-tour '$(TOUR)') $(DEMO)
 
 .PHONY: needs
 needs: ## install the programs that make test needs, where that is possible without a question

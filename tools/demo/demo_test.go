@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
+)
+
+// TestTour plays the tour with a real Envoy, on free ports, and compares it with what README.md shows of it.
+func TestTour(t *testing.T) {
+	t.Chdir("../..")
+	envoy, err := exec.Command("tools/need", "envoy").Output()
+	if err != nil {
+		t.Skipf("THE DEMO IS NOT TRIED: there is no Envoy; `tools/need envoy` says how to get one: %v", err)
+	}
+	server := filepath.Join(t.TempDir(), "ratelimitd")
+	if out, err := exec.Command("go", "build", "-o", server, "./cmd/ratelimitd").CombinedOutput(); err != nil {
+		t.Fatalf("building ratelimitd: %v\n%s", err, out)
+	}
+	args, usual := []string{"-tour", "only", "-envoy", strings.TrimSpace(string(envoy)), "-server", server}, []string{server, "bin/ratelimitd"}
+	var free proc.Ports
+	for _, p := range usualPorts() {
+		port, err := free.Free(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "-"+p.name, port)
+		usual = append(usual, ":"+port, (&demo{ports: usualPorts()}).addr(p.name)[len("127.0.0.1"):])
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), args, &out); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, found := strings.Cut(string(readme), "$ make demo\n")
+	shown, _, ended := strings.Cut(shown, "```")
+	if !found || !ended {
+		t.Fatal("README.md shows no make demo")
+	}
+	printed := varying(strings.NewReplacer(usual...).Replace(out.String()))
+	for line := range strings.Lines(shown) {
+		before, after, _ := strings.Cut(printed, varying(line))
+		if line = strings.TrimSpace(line); line == "" || line == "…" {
+			continue
+		}
+		if before == printed {
+			t.Errorf("README.md shows the line %q, which is not printed there:\n%s", line, out.String())
+		}
+		printed = after
+	}
+}
+
+// varying replaces what differs from one run to the next.
+func varying(text string) string {
+	text = regexp.MustCompile(`ratelimitd-demo-\d+|kill -9 \d+|retry-after: \d+|\d+m\d+s|\d\.\d s|\d+ passed undecided|last \d+s`).ReplaceAllString(text, "N")
+	return regexp.MustCompile(`\S+T\S+Z|[0-9a-f]{16}`).ReplaceAllString(text, "N")
+}
+
+// TestPorts: each port that is in use is named, with how to take another one, and nothing is started.
+func TestPorts(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	args := []string{"-envoy", "/nowhere"}
+	for _, p := range usualPorts() {
+		args = append(args, "-"+p.name, port)
+	}
+	var out bytes.Buffer
+	err = run(t.Context(), args, &out)
+	if err == nil || out.Len() > 0 {
+		t.Fatalf("%v, printed %q; want an error alone", err, out.String())
+	}
+	for _, p := range usualPorts() {
+		if !regexp.MustCompile(`(?m)^ *` + port + `  ` + p.of + ` +address already in use; to use another: make demo DEMO='-` + p.name + ` \d+'$`).MatchString(err.Error()) {
+			t.Errorf("%s is not named:\n%v", p.name, err)
+		}
+	}
+}
+
+// TestUnlike: a call that is not answered as it should be ends the tour with both answers.
+func TestUnlike(t *testing.T) {
+	open := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer open.Close()
+	d := &demo{out: new(bytes.Buffer), ports: []*port{{name: "edge", number: open.Listener.Addr().(*net.TCPAddr).Port}}}
+	if err := d.calls(t.Context(), "alice", "/", 200, 429); err == nil || !strings.Contains(err.Error(), "call 2 should be answered 429, not 200") {
+		t.Errorf("nothing is limited: %v", err)
+	}
+}
