@@ -102,7 +102,7 @@ func outcomeText(x *adminv1.Explanation) string {
 		return "would be answered OVER_LIMIT: blocked"
 	case adminv1.Outcome_OUTCOME_ALLOWED:
 		return "would be answered OK: allowed, and not counted"
-	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_FAILED:
+	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_FAILED, adminv1.Outcome_OUTCOME_LATE_CHARGE:
 	}
 	return "would be answered as " + x.GetOutcome().String() + ", which this ratelimitd does not know"
 }

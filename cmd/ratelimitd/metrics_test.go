@@ -74,18 +74,20 @@ func families(page string) map[string]family {
 	return all
 }
 
-// TestEachSeriesHasItsRow: what two servers show that have everything switched on is what the table of metrics has, with
+// TestEachSeriesHasItsRow: what three servers show that have everything switched on is what the table of metrics has, with
 // the types, labels and helps that it says, and all of it.
 func TestEachSeriesHasItsRow(t *testing.T) {
 	t.Parallel()
 	shown := families(everythingOverRedis(t))
-	for name, f := range families(everythingOverMemcached(t)) {
-		if known, ok := shown[name]; ok {
-			for label, values := range known.labels {
-				f.labels[label] = append(f.labels[label], values...)
+	for _, page := range []string{everythingOverMemcached(t), refusals(t)} {
+		for name, f := range families(page) {
+			if known, ok := shown[name]; ok {
+				for label, values := range known.labels {
+					f.labels[label] = append(f.labels[label], values...)
+				}
 			}
+			shown[name] = f
 		}
-		shown[name] = f
 	}
 	texts := make(map[string]string) // of labels with values that are known in advance
 	for _, l := range stats.LabelTexts() {
@@ -189,6 +191,19 @@ func everythingOverMemcached(t *testing.T) string {
 		"GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT="+cert, "GRPC_SERVER_TLS_KEY="+key, "EXTRA_TAGS=az:a",
 	)
 	return everything(d)
+}
+
+// refusals returns /metrics of a server that refuses a request, which none does with SHADOW_MODE=true.
+func refusals(t *testing.T) string {
+	t.Helper()
+	d := startProcess(t, countedRules)
+	q := &rlcommonv3.RateLimitDescriptor{Entries: []*rlcommonv3.RateLimitDescriptor_Entry{{Key: "a"}, {Key: "user"}}}
+	for range 4 {
+		if _, err := d.client().ShouldRateLimit(t.Context(), &rlsv3.RateLimitRequest{Domain: "shop", Descriptors: []*rlcommonv3.RateLimitDescriptor{q}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return metrics(d)
 }
 
 // everything returns /metrics after a garbage collection, before which there are fewer.

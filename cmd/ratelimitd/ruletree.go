@@ -117,7 +117,7 @@ func listRules(ctx context.Context, a adminv1.AdminServiceClient, domain string)
 	}
 }
 
-// rates is how many hits a rule allows and refuses per second.
+// rates is how many hits a rule allows, and how many requests it refuses, per second.
 type rates struct {
 	Allowed float64 `json:"allowedPerSecond"`
 	Refused float64 `json:"refusedPerSecond"`

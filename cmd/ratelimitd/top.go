@@ -33,11 +33,12 @@ func (p *program) topCommand() *cobra.Command {
 		Use:   "top [flags] [DOMAIN [DESCRIPTOR]]",
 		Short: "Show the busiest and the most refused descriptors of a running server",
 		Long: `Top shows which descriptors a running server is asked about most, or refuses most, with how many
-hits that were in the last minute or hour, and follows it. What the server counts is a sample:
-each number says how far it may be off.
+hits and how many refusals that were in the last minute or hour, and follows it. A refused request
+is one refusal, whatever its hits; what passes in shadow mode and late charges are none. What the
+server counts is a sample: each number says how far it may be off.
 The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
 
-Keys: r ranks by hits refused or asked for, w shows the last minute or hour, / searches (Enter
+Keys: r ranks by refusals or by hits, w shows the last minute or hour, / searches (Enter
 keeps what was found, Esc shows all), the arrows and page keys scroll, q ends.
 Where the output is no terminal, and with --once or --output json, the table is printed once.
 
@@ -54,7 +55,7 @@ Where the output is no terminal, and with --once or --output json, the table is 
 		},
 	}
 	f.add(p, cmd)
-	cmd.Flags().BoolVar(&f.refused, "refused", false, "rank by the hits that were refused, not by those asked for")
+	cmd.Flags().BoolVar(&f.refused, "refused", false, "rank by how often each was refused, not by hits")
 	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour, not the last minute")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once, and end")
 	cmd.Flags().Int32Var(&f.rows, "rows", 20, "rows to print, at most 1000; a live table has as many as fit")

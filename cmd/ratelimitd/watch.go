@@ -28,7 +28,7 @@ type watchFlags struct {
 
 // outcomeNames are the values of --outcome, in the order of the API.
 func outcomeNames() []string {
-	return []string{"no_limit", "unlimited", "replaced", "admitted", "refused", "shadowed", "blocked", "allowed", "failed"}
+	return []string{"no_limit", "unlimited", "replaced", "admitted", "refused", "shadowed", "blocked", "allowed", "failed", "late_charge"}
 }
 
 func (p *program) watchCommand() *cobra.Command {
@@ -153,7 +153,7 @@ func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
 func decisionText(d *adminv1.Decision) string {
 	var b strings.Builder
 	outcome := strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " ")
-	fmt.Fprintf(&b, "%s %-9s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, plain(d.GetDomain()), entriesArgument(d.GetEntries(), d.GetIsCut()))
+	fmt.Fprintf(&b, "%s %-11s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, plain(d.GetDomain()), entriesArgument(d.GetEntries(), d.GetIsCut()))
 	verb := "asked for"
 	if d.GetIsNegativeHits() {
 		verb = "gave back"

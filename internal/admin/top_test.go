@@ -49,13 +49,13 @@ func TestTop(t *testing.T) {
 		ask  *adminv1.TopRequest
 		want []string
 	}{
-		"all":     {&adminv1.TopRequest{}, []string{"shop.user user=bob 12 12", "shop.path path=/ 7 0", "shop.user user=ann 2 0", " user=\uFFFD 1 0"}},
-		"hour":    {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: 1}, []string{"shop.user user=bob 12 12"}},
-		"rule":    {&adminv1.TopRequest{Rule: "shop.user"}, []string{"shop.user user=bob 12 12", "shop.user user=ann 2 0"}},
+		"all":     {&adminv1.TopRequest{}, []string{"shop.user user=bob 12 3", "shop.path path=/ 7 0", "shop.user user=ann 2 0", " user=\uFFFD 1 0"}},
+		"hour":    {&adminv1.TopRequest{Window: adminv1.Window_WINDOW_HOUR, PageSize: 1}, []string{"shop.user user=bob 12 3"}},
+		"rule":    {&adminv1.TopRequest{Rule: "shop.user"}, []string{"shop.user user=bob 12 3", "shop.user user=ann 2 0"}},
 		"domain":  {&adminv1.TopRequest{Domain: "bank"}, []string{" user=\uFFFD 1 0"}},
 		"value":   {&adminv1.TopRequest{Entries: filter("user", new("ann"))}, []string{"shop.user user=ann 2 0"}},
 		"key":     {&adminv1.TopRequest{Entries: filter("path", nil)}, []string{"shop.path path=/ 7 0"}},
-		"refused": {&adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REFUSED}, []string{"shop.user user=bob 12 12"}},
+		"refused": {&adminv1.TopRequest{Ranking: adminv1.Ranking_RANKING_REFUSED}, []string{"shop.user user=bob 12 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, err := s.Top(t.Context(), c.ask)
@@ -233,7 +233,7 @@ func TestTopAndWatchRefuseBadInput(t *testing.T) {
 		{nil, &adminv1.WatchRequest{MaxPerSecond: 10_001}, codes.InvalidArgument, "max_per_second is 10001: want 1 to 10000, or 0 for 1000"},
 		{
 			nil, &adminv1.WatchRequest{Outcomes: []adminv1.Outcome{0}}, codes.InvalidArgument,
-			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED",
+			"outcomes has OUTCOME_UNSPECIFIED: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE",
 		},
 	} {
 		check := func(err error) {

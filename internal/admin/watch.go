@@ -98,13 +98,13 @@ func watchOptions(q *adminv1.WatchRequest) (watch.Options, error) {
 	}
 	for _, wanted := range q.GetOutcomes() {
 		known := false
-		for outcome := watch.NoLimit; outcome <= watch.Failed; outcome++ {
+		for outcome := watch.NoLimit; outcome <= watch.ChargedLate; outcome++ {
 			if watchOutcome(outcome) == wanted {
 				o.Filter.Outcomes, known = append(o.Filter.Outcomes, outcome), true
 			}
 		}
 		if !known {
-			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED or _FAILED", wanted)
+			return o, invalidf("outcomes has %v: want OUTCOME_NO_LIMIT, _UNLIMITED, _REPLACED, _ADMITTED, _REFUSED, _SHADOWED, _BLOCKED, _ALLOWED, _FAILED or _LATE_CHARGE", wanted)
 		}
 	}
 	return o, nil
@@ -161,6 +161,8 @@ func watchOutcome(o watch.Outcome) adminv1.Outcome {
 		return adminv1.Outcome_OUTCOME_ALLOWED
 	case watch.Failed:
 		return adminv1.Outcome_OUTCOME_FAILED
+	case watch.ChargedLate:
+		return adminv1.Outcome_OUTCOME_LATE_CHARGE
 	}
 	return adminv1.Outcome_OUTCOME_UNSPECIFIED
 }

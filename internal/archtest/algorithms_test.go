@@ -28,6 +28,7 @@ func TestFewKnowAlgorithms(t *testing.T) {
 		"Initial":      {refusal},
 		"Burst":        {refusal, "pkg/backend/redis/decode.go"},
 		"Align":        {refusal, calendars},
+		"LateCharge":   {"internal/limiter/fold.go", refusal},
 		"CountRefused": {"pkg/backend/nearcache/leases.go", refusal, "pkg/backend/redis/waiter.go"},
 		"Calendar":     {"internal/admin/convert.go", reference, calendars, "pkg/descriptors/load.go", "pkg/descriptors/override.go"},
 		"Timezone":     {calendars},

@@ -97,7 +97,7 @@ func charts(samples []Sample) []chart {
 	}{
 		{"Calls", "plain", func(s *Sample) float64 { return s.Requests }, mean, number},
 		{"Hits allowed", "good", func(s *Sample) float64 { return s.Allowed }, mean, number},
-		{"Hits refused", "warn", func(s *Sample) float64 { return s.Refused }, mean, number},
+		{"Requests over a limit", "warn", func(s *Sample) float64 { return s.Refused }, mean, number},
 		{"Errors", "bad", func(s *Sample) float64 { return s.Errors }, mean, number},
 		{"99 % of calls took at most", "plain", func(s *Sample) float64 { return s.Slow }, slices.Max[[]float64], seconds},
 		{"Shed", "bad", func(s *Sample) float64 { return s.Shed }, mean, number},

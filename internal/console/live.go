@@ -48,10 +48,13 @@ func wanted(q url.Values) *adminv1.WatchRequest {
 		}
 		m.Entries = append(m.Entries, f)
 	}
-	if q.Get("only") == "refused" {
-		m.Outcomes = []adminv1.Outcome{
-			adminv1.Outcome_OUTCOME_REFUSED, adminv1.Outcome_OUTCOME_SHADOWED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED,
-		}
+	switch q.Get("only") {
+	case "refused":
+		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_REFUSED, adminv1.Outcome_OUTCOME_BLOCKED, adminv1.Outcome_OUTCOME_FAILED}
+	case "shadowed":
+		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_SHADOWED}
+	case "late":
+		m.Outcomes = []adminv1.Outcome{adminv1.Outcome_OUTCOME_LATE_CHARGE}
 	}
 	return m
 }

@@ -29,7 +29,7 @@ type line struct {
 	Rule             *adminv1.Rule
 	State            *adminv1.RuleState
 	Allowed, Refused string // per second
-	Busy             bool   // something was refused lately
+	Busy             bool   // a request was refused lately
 	URL              string
 }
 

@@ -139,7 +139,9 @@ func limitYAML(l *adminv1.Limit) (all []string) {
 	if n := l.GetPrecision(); n > 0 && n != 10 {
 		add("precision: %d", n)
 	}
-	if l.GetCountRefused() != fixed {
+	if l.GetLateCharge() {
+		add("late_charge: true")
+	} else if l.GetCountRefused() != fixed {
 		add("count_refused: %t", l.GetCountRefused())
 	}
 	if l.GetCalendar() {

@@ -80,7 +80,8 @@ func tone(o adminv1.Outcome) string {
 		return "bad"
 	case adminv1.Outcome_OUTCOME_SHADOWED:
 		return "warn"
-	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_NO_LIMIT, adminv1.Outcome_OUTCOME_UNLIMITED, adminv1.Outcome_OUTCOME_REPLACED:
+	case adminv1.Outcome_OUTCOME_UNSPECIFIED, adminv1.Outcome_OUTCOME_NO_LIMIT, adminv1.Outcome_OUTCOME_UNLIMITED, adminv1.Outcome_OUTCOME_REPLACED,
+		adminv1.Outcome_OUTCOME_LATE_CHARGE:
 	}
 	return "plain"
 }

@@ -43,7 +43,7 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error 
 // chargeTogether looks at each descriptor first. If the looks add up to a verdict of over, only the descriptors that
 // would refuse take, so that refused hits are counted where they count; otherwise all take, and if one is refused after
 // all, the others are given back. Descriptors that give hits back do so in any case: a slot that is released must not
-// stay taken.
+// stay taken. Late charges are counted in any case too, because their requests have already run.
 //
 // STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any refusal, even in shadow or quota mode, has the
 // effect of a verdict of over, that nothing is given back, and that a descriptor whose look was answered from the
@@ -92,9 +92,9 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, er
 	}
 	for i := range p.parts {
 		t := &p.parts[i]
-		t.unspent = t.op >= 0 && !t.negative && !p.refused(t)
+		t.unspent = t.op >= 0 && !t.due() && !p.refused(t)
 	}
-	p.pick(func(t *part) bool { return t.negative })
+	p.pick((*part).due)
 	return true, l.applyBatch(ctx, p)
 }
 
@@ -116,11 +116,11 @@ func (l *Limiter) stops(p *Scratch) bool {
 func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 	for i := range p.parts {
 		t := &p.parts[i]
-		t.unspent = t.op >= 0 && !t.negative && !p.refused(t)
+		t.unspent = t.op >= 0 && !t.due() && !p.refused(t)
 	}
 	p.pick(func(t *part) bool {
 		switch {
-		case t.negative:
+		case t.due():
 			return true
 		case l.config.StopWhenOver && p.ops[t.op].Remembered:
 			return false
@@ -141,7 +141,7 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 	n := 0
 	for k, i := range p.picked {
 		took := &p.batch[k]
-		if took.Mode == backend.Take && took.Decision.Admitted > 0 {
+		if took.Mode == backend.Take && took.Decision.Admitted > 0 && !p.parts[p.owners[i]].due() {
 			p.batch[n], p.picked[n] = giveBackOf(took), i
 			n++
 			continue
@@ -170,7 +170,7 @@ func (l *Limiter) giveBack(ctx context.Context, p *Scratch) {
 	n := 0
 	for i := range p.parts {
 		t := &p.parts[i]
-		if t.op < 0 || !t.takes() || p.refused(t) {
+		if t.op < 0 || !t.takes() || t.due() || p.refused(t) {
 			continue
 		}
 		t.unspent = true

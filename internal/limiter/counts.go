@@ -49,6 +49,7 @@ type counts struct {
 
 	domains bounded[stats.Counter] // of requests for domains without rules
 	unknown func(domain string)    // see Config.Unknown
+	outside *decisions             // about requests for those
 	sheds   bounded[sheds]         // by domain
 
 	controls bounded[stats.Counter] // of what each decided, by ID
@@ -61,6 +62,7 @@ type counts struct {
 // domain counts what belongs to a domain but to no rule.
 type domain struct {
 	name                string
+	decisions           *decisions
 	overrides           bounded[stats.Rule]
 	notAllowed, invalid *stats.Counter               // overrides ignored, by reason
 	sheds               atomic.Pointer[sheds]        // nil until needed
@@ -83,6 +85,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		rules:          make(map[string]*ruleCounts),
 		known:          make(map[string]*domain),
 	}
+	n.outside = n.newDecisions(unknownDomains)
 	n.domains.bound(maxUnknownDomains, meanKeyText)
 	n.sheds.bound(maxShedDomains, meanKeyText)
 	n.controls.bound(maxControls, meanKeyText)
@@ -147,6 +150,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		if !ok {
 			k = &domain{
 				name:       d.Name,
+				decisions:  c.decisionsOf(d.Name),
 				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
 				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
 			}

@@ -10,6 +10,14 @@ import (
 // takes reports whether t spends hits.
 func (t *part) takes() bool { return !t.negative && t.hits > 0 }
 
+// lateCharge reports whether t charges for a request that has already run: its rule says so, or it ends a reservation.
+func (t *part) lateCharge() bool {
+	return t.reserving == settles || t.takes() && (t.reserving == charges || t.limits.Len() > 0 && t.limits.At(0).Limit.LateCharge)
+}
+
+// due reports whether t is carried out whatever becomes of the descriptors beside it.
+func (t *part) due() bool { return t.negative || t.lateCharge() }
+
 // shadow reports whether a refusal of t is only counted. The rule's mode does not apply to an override.
 func (t *part) shadow() bool { return t.rule != nil && !t.override && t.match.Rule.Shadow }
 
@@ -100,7 +108,7 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	if t.control != nil {
 		s.Control = t.decider(p.steered.found[i], s.RateLimit)
 	}
-	s.Quota = l.quota(t)
+	s.Quota, s.ChargedLate = l.quota(t), t.lateCharge()
 	s.Refused = p.refused(t)
 	s.Over = s.Refused && !t.shadow()
 	if !s.Refused {

@@ -119,8 +119,12 @@ func (l *Limiter) ForeignIDs() (ids uint64) {
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
-	p.parts, p.groups, p.shed = p.parts[:0], p.groups[:0], false
+	p.parts, p.groups, p.shed, p.counts = p.parts[:0], p.groups[:0], false, nil
 	v, err := l.decide(ctx, r, p)
+	if err == nil {
+		v.Class = l.class(p)
+		l.counts.decided(p, v.Class)
+	}
 	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
 		l.observe(ctx, r, p, drawn, err)
 	}
@@ -167,6 +171,9 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	l.fold(p)
 	l.counts.after(p)
+	if p.verdict.Over {
+		l.counts.rejections(s, d, r, p)
+	}
 	if p.name != (engine.ReservationID{}) {
 		p.verdict.Reservation = l.sealed(p)
 	}

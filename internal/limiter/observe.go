@@ -15,11 +15,11 @@ func (l *Limiter) draws(r *Request, p *Scratch) bool {
 	return l.config.Top != nil && !p.sampler.Passes(r.most())
 }
 
-// most returns the hits of r's descriptor that spends the most.
+// most returns the hits of r's descriptor that spends the most; a look is worth one, so that refused looks are drawn too.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
 		if d := &r.Descriptors[i]; !d.gives() {
-			hits = max(hits, r.hits(d))
+			hits = max(hits, r.hits(d), 1)
 		}
 	}
 	return hits
@@ -53,8 +53,8 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 		}
 		if weight > 0 && !d.Back {
 			counted := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: d.Hits}
-			if d.Outcome == watch.Refused || d.Outcome == watch.Shadowed || d.Outcome == watch.Blocked {
-				counted.Refused = d.Hits
+			if d.Over && (d.Outcome == watch.Refused || d.Outcome == watch.Blocked) {
+				counted.Refused = 1
 			}
 			l.config.Top.Add(&counted, weight, every)
 		}
@@ -85,6 +85,9 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	}
 	s := &p.verdict.Statuses[i]
 	d.Outcome, d.Over = s.outcome(), p.verdict.Over
+	if d.Outcome == watch.Refused && l.config.Shadow {
+		d.Outcome = watch.Shadowed
+	}
 	if c := s.Control; c != nil {
 		d.Control = c.String()
 		if c.Kind != controls.Limit {
@@ -99,7 +102,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	if t.op < 0 {
 		return d
 	}
-	if s.Refused {
+	if s.Refused && !s.ChargedLate {
 		d.Retry = s.Decision.RetryAfter
 	} else {
 		d.Left = t.left(&s.Decision)
@@ -147,6 +150,8 @@ func (s *Status) outcome() watch.Outcome {
 		return watch.Replaced
 	case s.RateLimit == nil:
 		return watch.NoLimit
+	case s.ChargedLate:
+		return watch.ChargedLate
 	case s.Over:
 		return watch.Refused
 	case s.Refused:

@@ -30,6 +30,8 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 3, name: a}
 - key: replacing
   rate_limit: {unit: hour, requests_per_unit: 3, replaces: [{name: a}]}
+- key: budget
+  rate_limit: {unit: hour, requests_per_unit: 3, late_charge: true}
 `
 
 // observing returns a limiter that is watched, and what it is asked for in this test.
@@ -68,6 +70,13 @@ func TestObserved(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			_, _ = l.Decide(t.Context(), r, &scratch)
 		}
+		look := func(domain, descriptor string, times int) {
+			for range times {
+				time.Sleep(time.Millisecond)
+				r := &limiter.Request{Domain: []byte(domain), Descriptors: []limiter.Descriptor{{Entries: entries(descriptor), HasHits: true}}, Read: time.Now().Add(-time.Millisecond)}
+				_, _ = l.Decide(t.Context(), r, &scratch)
+			}
+		}
 		for _, step := range []struct {
 			ask  func()
 			want []string
@@ -81,6 +90,12 @@ func TestObserved(t *testing.T) {
 			}},
 			{func() { ask("shop", 2, "-user=ann") }, []string{`me shop [{user ann}] rule="shop.user" outcome=3 over=false source=1 hits=2 left=1 took=1ms`}},
 			{func() { ask("shop", 2, "shadow=x") }, []string{`me shop [{shadow x}] rule="shop.shadow" outcome=5 over=false source=1 hits=2 left=0 took=1ms`}},
+			{func() { ask("shop", 5, "budget=x") }, []string{`me shop [{budget x}] rule="shop.budget" outcome=9 over=true source=1 hits=5 left=0 took=1ms`}},
+			{func() { look("shop", "budget=x", 3) }, []string{
+				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
+				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
+				`me shop [{budget x}] rule="shop.budget" outcome=4 over=true source=1 hits=0 left=0 took=1ms`,
+			}},
 			{func() { ask("shop", 1, "free=x") }, []string{`me shop [{free x}] rule="shop.free" outcome=1 over=false source=0 hits=1 left=0 took=1ms`}},
 			{func() { ask("shop", 1, "name=x", "replacing=x") }, []string{
 				`me shop [{name x}] rule="shop.name" outcome=2 over=false source=0 hits=1 left=0 took=1ms`,
@@ -101,11 +116,11 @@ func TestObserved(t *testing.T) {
 			}
 		}
 		busy := all.Top(top.Query{Rule: "shop.user"}).Rows
-		if len(busy) != 2 || busy[0].Entries[0].Value != "ann" || busy[0].Counts != [2]top.Count{{Hits: 4}, {Hits: 2}} || busy[1].Counts[top.Refused].Hits != 0 {
+		if len(busy) != 2 || busy[0].Entries[0].Value != "ann" || busy[0].Counts != [2]top.Count{{Hits: 4}, {Hits: 1}} || busy[1].Counts[top.Refused].Hits != 0 {
 			t.Errorf("the busiest users are %+v", busy)
 		}
 		refused := all.Top(top.Query{By: top.Refused}).Rows
-		if len(refused) != 2 || refused[0].Entries[0].Key != "shadow" || refused[1].Entries[0].Value != "ann" {
+		if len(refused) != 2 || refused[0].Entries[0].Key != "budget" || refused[0].Counts != [2]top.Count{{Hits: 5}, {Hits: 3}} || refused[1].Entries[0].Value != "ann" {
 			t.Errorf("the most refused are %+v", refused)
 		}
 	})

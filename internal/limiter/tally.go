@@ -5,10 +5,10 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// Tally is what a rule has done since the process started, in hits.
+// Tally is what a rule has done since the process started.
 type Tally struct {
-	Allowed uint64 // within the limits, or unlimited
-	Refused uint64 // over a limit, in shadow mode too
+	Allowed uint64 // hits within the limits, or unlimited
+	Refused uint64 // requests that it refused
 }
 
 // Tallies returns the current rules, or nil, and what returns the tally of one of them. A tally is the sum of the rule's
@@ -21,7 +21,7 @@ func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 	return s.set, func(r *descriptors.Rule) (sum Tally) {
 		add := func(n *stats.Rule) {
 			sum.Allowed += n.WithinLimit.Load() + n.UnlimitedHits.Load()
-			sum.Refused += n.OverLimit.Load()
+			sum.Refused += n.Rejections.Load()
 		}
 		counts := s.rules[r.Index].ruleCounts
 		if n := counts.fixed.Load(); n != nil {

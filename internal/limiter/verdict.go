@@ -23,8 +23,16 @@ type Status struct {
 	Unasked   bool // nothing was spent, because another descriptor of the request is blocked, or no server gave out the id of the reservation
 	Remaining uint32
 	Decision  engine.Decision
-	Control   *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
+
+	// ChargedLate says that the hits are charged for a request that has already run: they count, and refuse nothing, whatever
+	// Over says.
+	ChargedLate bool
+
+	Control *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
 }
+
+// refuses reports whether s is a reason to refuse a request.
+func (s *Status) refuses() bool { return s.Over && !s.ChargedLate }
 
 // Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
 func (s *Status) Replaced() bool {
@@ -66,6 +74,7 @@ func (s *Status) ResetSeconds() int64 {
 // Verdict is the answer to a Request.
 type Verdict struct {
 	Over     bool     // OVER_LIMIT for the whole request
+	Class    Class    // what the request came to
 	Statuses []Status // one for each descriptor, in order
 	Header   int      // index of the status that response headers describe, which is none that is untold; −1 if there is none
 

@@ -82,7 +82,7 @@ func thenOf(d *adminv1.Decision) replay.Then {
 	switch {
 	case d.GetOutcome() == adminv1.Outcome_OUTCOME_FAILED:
 		return replay.Unknown
-	case d.GetOverLimit():
+	case d.GetOverLimit() && d.GetOutcome() != adminv1.Outcome_OUTCOME_LATE_CHARGE:
 		return replay.Refused
 	}
 	return replay.Passed

@@ -138,10 +138,11 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 	for k := range v.Statuses {
 		s := &v.Statuses[k]
 		met = met || s.RateLimit != nil
-		shadowed = shadowed || s.Refused && !s.Over && !e.Request.Descriptors[k].Negative
+		shadowed = shadowed || s.Refused && !s.Over && !s.ChargedLate && !e.Request.Descriptors[k].Negative
 	}
+	over = v.Over && v.Class != limiter.ClassLateCharge
 	switch {
-	case v.Over:
+	case over:
 		o.Refused++
 	case shadowed:
 		o.Shadowed++
@@ -153,7 +154,7 @@ func (t *tally) count(e *Event, i int, v *limiter.Verdict, err error) (over bool
 			o.UnknownDomain = set.Unknown(string(e.Request.Domain))
 		}
 	}
-	return v.Over
+	return over
 }
 
 // compare compares what becomes of a request under set i with what became of it when it was recorded.
@@ -191,7 +192,7 @@ func (t *tally) descriptors(e *Event, i int, v *limiter.Verdict, bucket int) {
 			t.known[k] = t.values.find(r.Path, t.text)
 		}
 		switch {
-		case !s.Refused:
+		case !s.Refused || s.ChargedLate:
 			continue
 		case !s.Over:
 			r.Shadowed[i]++

@@ -100,7 +100,7 @@ type Hooks struct {
 	Handshake func(peer net.Addr, err error)
 	// Began is called with what the first bytes of each connection are, inside TLS if there is some.
 	Began func(peer net.Addr, p Protocol)
-	// Refused is called for each request that is over a limit. It must not retain its arguments, which point into the
+	// Refused is called for each request that is over a limit, late charges included. It must not retain its arguments, which point into the
 	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
 	// Shed is called for each call that is refused with an error because there is no time even for policies.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/console"
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -74,12 +75,13 @@ type totals struct {
 	stats.Totals
 
 	at           time.Time
+	over         uint64 // requests over a limit
 	errors, shed uint64
 }
 
 func (v *Server) totals() totals {
 	n := v.shed()
-	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), shed: n.process + n.store + n.calls}
+	t := totals{Totals: v.registry.Totals(rls.Method), at: time.Now(), over: v.limiter.Decisions()[limiter.ClassOverLimit], shed: n.process + n.store + n.calls}
 	for _, kind := range []string{"redis_error", "service_error"} {
 		t.errors += v.registry.Counter(stats.ShouldRateLimitError, kind).Load()
 	}
@@ -93,7 +95,7 @@ func (t *totals) since(before *totals) console.Sample {
 	return console.Sample{
 		Requests: rate(t.Calls, before.Calls),
 		Allowed:  rate(t.Allowed, before.Allowed),
-		Refused:  rate(t.Refused, before.Refused),
+		Refused:  rate(t.over, before.over),
 		Errors:   rate(t.errors, before.errors),
 		Shed:     rate(t.shed, before.shed),
 		Slow:     t.Within(&before.Totals, 0.99),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -64,6 +65,9 @@ func refusals(s *settings.Settings, log *slog.Logger) func(*limiter.Request, *li
 
 func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	i := v.Refusal()
+	if i >= 0 && v.Statuses[i].ChargedLate { // it refuses nothing; another one may
+		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Over && !s.ChargedLate })
+	}
 	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelWarn) {
 		return
 	}

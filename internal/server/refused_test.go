@@ -170,3 +170,21 @@ func TestLevelNames(t *testing.T) {
 		}
 	}
 }
+
+// TestLateChargesAreNotRefused: a late charge is in no line, and where something else refuses the request the line names that.
+func TestLateChargesAreNotRefused(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	now := time.Unix(1_800_000_000, 0)
+	l := refusedLogAt(&b, &now, false)
+	r, v := refusal("shop.budget")
+	v.Statuses[0].ChargedLate = true
+	if l.refused(r, v); b.Len() > 0 {
+		t.Errorf("a late charge is logged: %s", b.String())
+	}
+	r2, v2 := refusal("shop.user")
+	r.Descriptors, v.Statuses = append(r.Descriptors, r2.Descriptors...), append(v.Statuses, v2.Statuses...)
+	if l.refused(r, v); !strings.Contains(b.String(), `"rule":"shop.user"`) {
+		t.Errorf("want a line about shop.user: %s", b.String())
+	}
+}

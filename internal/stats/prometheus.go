@@ -12,7 +12,7 @@ import (
 )
 
 // ruleValues is the number of values that ruleStats yields.
-const ruleValues = 8
+const ruleValues = 9
 
 // ruleStats yields the counters of a rule.
 func ruleStats(c *Rule, yield func(m Metric, value uint64)) {
@@ -24,6 +24,7 @@ func ruleStats(c *Rule, yield func(m Metric, value uint64)) {
 	yield(ShadowMode, c.ShadowMode.Load())
 	yield(TotalNegativeHits, c.TotalNegativeHits.Load())
 	yield(UnlimitedHits, c.UnlimitedHits.Load())
+	yield(Rejections, c.Rejections.Load())
 }
 
 // PrometheusConfig says how a registry is shown to Prometheus. The zero value shows it as the reference does.

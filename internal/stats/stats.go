@@ -37,7 +37,7 @@ func (c *Counter) Add(n uint64) {
 // Load returns the sum so far.
 func (c *Counter) Load() uint64 { return min(c.n.Load(), most) }
 
-// Rule holds the counters of one metric key, in hits.
+// Rule holds the counters of one metric key, in hits unless they say otherwise.
 type Rule struct {
 	Key                     Key
 	TotalHits               Counter // asked for, whatever the outcome
@@ -48,6 +48,7 @@ type Rule struct {
 	ShadowMode              Counter // beyond the limit of a rule in shadow mode
 	TotalNegativeHits       Counter // given back
 	UnlimitedHits           Counter // that matched an unlimited rule
+	Rejections              Counter // requests that the rule refused, whatever their hits
 }
 
 // Registry owns the counters of a process. All of its methods are safe for concurrent use.

@@ -12,6 +12,8 @@ const (
 	ShadowMode
 	TotalNegativeHits
 	UnlimitedHits
+	Rejections
+	DecisionsTotal
 	GlobalShadowMode
 	DomainNotFound
 	OverrideIgnoredTotal
@@ -138,7 +140,7 @@ const (
 // Table returns every metric, section by section, as docs/metrics.md has them.
 func Table() []Section {
 	return []Section{
-		{"Requests and rules", "They appear with their first count, except for `ratelimitd_override_ignored_total`, `ratelimitd_give_back_errors_total` and, for those of the first 1,000 rules whose `on_failure` is not `error`, `ratelimitd_backend_fallback_total`, which are there from the start.", requestRows()},
+		{"Requests and rules", "They appear with their first count, except for `ratelimitd_decisions_total`, `ratelimitd_override_ignored_total`, `ratelimitd_give_back_errors_total` and, for those of the first 1,000 rules whose `on_failure` is not `error`, `ratelimitd_backend_fallback_total`, which are there from the start.", requestRows()},
 		{"Calls", "Those by `grpc_method` appear with the first call of the method, `ratelimit_service_should_rate_limit_error` with its first count, and `ratelimitd_shed_total` of domains beyond the first 100 with the first request that is shed; beyond 1,000 domains they are counted together, as `__other__`.", callRows()},
 		{"Loading rules", "The first two appear with their first count; those of xDS are there with CONFIG_TYPE=GRPC_XDS_SOTW or GRPC_XDS_DELTA.", configRows()},
 		{"Redis and memcached", "With BACKEND_TYPE=redis or memcache; those by `node` once the node has been asked.", storeRows()},
@@ -165,6 +167,8 @@ func requestRows() []Row {
 		rule(ShadowMode, "shadow_mode", "Hits over the limit of a rule in shadow mode, which were admitted all the same."),
 		rule(TotalNegativeHits, "total_negative_hits", "Hits that requests gave back (is_negative_hits)."),
 		counter(UnlimitedHits, "ratelimitd.unlimited_hits.<key>", "Hits of requests that matched a rule with unlimited: true.", "domain", "key1", "key2").as("ratelimitd_unlimited_hits_total"),
+		counter(Rejections, "ratelimitd.rejections.<key>", "Requests that the rule refused, each once whatever its hits, looks with no hits included. Not those that pass in shadow mode, late charges, and what a control blocks.", "domain", "key1", "key2").as("ratelimitd_rejections_total"),
+		counter(DecisionsTotal, "ratelimitd.decisions_total", "Requests that were decided, each once: it passed (ok), or would not have without shadow mode (shadow); it charged for a request that had already run (late_charge); a rule refused it (over_limit); on_failure decided it because the store failed (fallback); or a control blocked it or let it pass (control). Of several the one furthest down this list counts. Requests that end in an error are not here. Domains without rules are counted together, as `__unknown__`, and those beyond the first 1,000 with rules as `__other__`.", "domain", "verdict"),
 		counter(GlobalShadowMode, "ratelimit.service.global_shadow_mode", "Requests over a limit that were admitted because of SHADOW_MODE=true."),
 		counter(DomainNotFound, "ratelimit.service.rate_limit.<domain>.domain_not_found", "Descriptors of requests for a domain that has no rules.").as("ratelimit_service_rate_limit_<domain>_domain_not_found"),
 		counter(OverrideIgnoredTotal, "ratelimitd.override_ignored_total", "Limits that requests carried and that were ignored.", "domain", "reason"),
@@ -330,7 +334,7 @@ func processRows() []Row {
 // LabelTexts returns every label, and what its values are, in Markdown.
 func LabelTexts() []LabelText {
 	return []LabelText{
-		{"domain", "the domain of the rules"},
+		{"domain", "the domain of the rules; of decisions also `__unknown__` and `__other__`, as the help says"},
 		{"key1", "the first level of the rule below its domain: its key, and its value if it has one, as `key_value`"},
 		{"key2", "the second level, if there is one; what differs in deeper levels only is added up"},
 		{"reason", "of an override: `not_allowed`: its domain does not have `allow_limit_override: true`; `invalid`: it makes no sense. Of a request that was " +
@@ -341,6 +345,7 @@ func LabelTexts() []LabelText {
 		{"algorithm", "how the limit counts, such as `fixed_window`"},
 		{"method", "the method of the admin API, such as `Block`"},
 		{"result", "`done` or `refused`; of TENANTS_FILE `loaded` or `refused`"},
+		{"verdict", "`ok`, `shadow`, `late_charge`, `over_limit`, `fallback` or `control`, as the help says"},
 		{"source", "who says which plan a tenant is on: `file` (TENANTS_FILE) or `store` (Redis)"},
 		{"control", "the ID of the control, with which `ratelimitd controls` says what it is about"},
 		{"outcome", "`reserved`, `unrecorded`, `released`, `settled`, `unknown`, `forged`, `charged` or `expired`, as the help says"},

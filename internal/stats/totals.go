@@ -3,8 +3,8 @@ package stats
 // Totals are sums over all rules and calls since the start of the process, for who wants to show how it goes without reading
 // each series.
 type Totals struct {
-	Allowed, Refused uint64 // hits
-	Calls            uint64 // of the named method, and of /json
+	Allowed uint64 // hits
+	Calls   uint64 // of the named method, and of /json
 
 	cells [cells]uint64 // the same, by how long they took
 	scale scale
@@ -16,7 +16,6 @@ func (r *Registry) Totals(method string) Totals {
 	r.mu.RLock()
 	for _, c := range r.rules {
 		t.Allowed += c.WithinLimit.Load() + c.UnlimitedHits.Load()
-		t.Refused += c.OverLimit.Load()
 	}
 	r.mu.RUnlock()
 	t.cells, _ = r.overHTTP.read()

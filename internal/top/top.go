@@ -31,7 +31,7 @@ type Ranking uint8
 // The rankings.
 const (
 	Busiest Ranking = iota // hits asked for
-	Refused                // hits refused
+	Refused                // how often they were refused
 	rankings
 )
 
@@ -167,7 +167,7 @@ type Decision struct {
 	Rule    string // path of the rule that it met; empty if it met none
 	Entries []descriptors.Entry
 	Hits    uint64 // asked for
-	Refused uint64 // of these
+	Refused uint64 // 1 if its request was refused for it
 }
 
 // Add counts d, which stands for weight as many, as Draw returned it.

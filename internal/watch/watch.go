@@ -38,10 +38,11 @@ const (
 	Replaced                 // its limits were replaced by those of another descriptor
 	Admitted
 	Refused
-	Shadowed // refused, but only in shadow mode
-	Blocked  // by a control
-	Allowed  // by a control, without being counted
-	Failed   // there is no answer, because of an error
+	Shadowed    // refused, but only in shadow mode
+	Blocked     // by a control
+	Allowed     // by a control, without being counted
+	Failed      // there is no answer, because of an error
+	ChargedLate // its hits are charged for a request that has already run; they refuse nothing
 )
 
 // Source is what decided about a descriptor.

@@ -126,6 +126,7 @@ func TestCookbookShowsEveryKey(t *testing.T) {
 		"debt":                 "who wants it is better served by reserve, or by a charge afterwards",
 		"fill_interval":        "for whoever has to refill like another limiter",
 		"initial":              "likewise",
+		"count_refused":        "late_charge implies it, and says what a charge is for",
 		"on_expiry":            "its default is right, unless answers are often lost",
 		"entry":                "its default is right, unless a descriptor has an entry of that name already",
 	}

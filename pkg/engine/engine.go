@@ -35,6 +35,7 @@ type Limit struct {
 	Align        Align     // when a fixed window begins
 	Calendar     *Calendar // that a fixed window follows; nil if it follows none
 	CountRefused bool      // refused hits are spent too
+	LateCharge   bool      // hits are charged for requests that have already run; this is for reports and changes no decision
 	Listed       bool      // one of several limits of a descriptor; this changes the name of its state and nothing else
 	OwnWindow    bool      // a log in an override, which has a state for each window; likewise
 	Precision    uint32    // sub-windows of a sliding window, 1 to 100

@@ -239,6 +239,12 @@ func (l *Limit) checkAlign() *FieldError {
 // checkRefused checks that refused hits are counted only where they may be.
 func (l *Limit) checkRefused() *FieldError {
 	switch {
+	case l.LateCharge && l.Listed:
+		return wrong("late_charge", "does not apply in rate_limits, whose refused hits never count; it must be false there")
+	case l.LateCharge && l.Debt > 0:
+		return wrong("late_charge", "cannot be combined with debt; remove one of them")
+	case l.LateCharge && !l.CountRefused:
+		return wrong("count_refused", "cannot be false with late_charge, whose hits count even beyond the limit; remove one of them")
 	case !l.CountRefused:
 	case l.Listed:
 		return wrong("count_refused", "does not apply in rate_limits, whose refused hits never count; it must be false there")

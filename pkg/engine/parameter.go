@@ -16,7 +16,8 @@ import (
 // reads, writes, checks or compares limits asks the table of parameters rather than naming fields of [Limit].
 type Parameter uint8
 
-// The parameters, in the order in which people read them. The value of one may depend on those before it.
+// The parameters, in the order in which people read them. The value of one may depend on those before it, and that of
+// count_refused on late_charge.
 const (
 	ParamBurst Parameter = iota
 	ParamPrecision
@@ -27,6 +28,7 @@ const (
 	ParamCalendar
 	ParamTimezone
 	ParamCountRefused
+	ParamLateCharge
 )
 
 // Kind says what the value of a parameter is, and so what the number that stands for it means.
@@ -82,6 +84,7 @@ var parameters = [...]parameter{
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
 	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
 	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether refused hits count nevertheless, as charges made after a request have to."},
+	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as refusals."},
 }
 
 const usualPrecision = 10
@@ -103,6 +106,7 @@ func (l *Limit) values() [len(parameters)]uint64 {
 		ParamCalendar:     l.Calendar.slot(),
 		ParamTimezone:     zone,
 		ParamCountRefused: flag(l.CountRefused),
+		ParamLateCharge:   flag(l.LateCharge),
 	}
 }
 
@@ -126,6 +130,8 @@ func (p Parameter) Set(l *Limit, v uint64) {
 		l.Initial = v
 	case ParamAlign:
 		l.Align = Align(v)
+	case ParamLateCharge:
+		l.LateCharge = v != 0
 	case ParamCountRefused:
 		l.CountRefused = v != 0
 	case ParamCalendar, ParamTimezone:
@@ -133,7 +139,7 @@ func (p Parameter) Set(l *Limit, v uint64) {
 }
 
 // Usual returns the value of a rule without the key. It may depend on the algorithm, the number and the parameters that
-// come before.
+// come before; that of count_refused on late_charge.
 func (p Parameter) Usual(l *Limit) uint64 {
 	switch p {
 	case ParamBurst:
@@ -143,8 +149,8 @@ func (p Parameter) Usual(l *Limit) uint64 {
 	case ParamInitial:
 		return l.Burst
 	case ParamCountRefused:
-		return flag(l.Algorithm.row().refused && !l.Listed)
-	case ParamDebt, ParamFillInterval, ParamAlign, ParamCalendar, ParamTimezone:
+		return flag((l.Algorithm.row().refused || l.LateCharge) && !l.Listed)
+	case ParamDebt, ParamFillInterval, ParamAlign, ParamCalendar, ParamTimezone, ParamLateCharge:
 	}
 	return 0
 }

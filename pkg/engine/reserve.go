@@ -75,6 +75,8 @@ func (l *Limit) Unreserved() string {
 		return "debt"
 	case l.startsLow():
 		return "initial"
+	case l.LateCharge:
+		return "late_charge"
 	}
 	return ""
 }

@@ -16,10 +16,12 @@ const (
 	answerIn = `rate(ratelimit_service_response_time_seconds_bucket{$self, grpc_method="ShouldRateLimit"}[$__rate_interval])`
 	tripIn   = `rate(ratelimitd_backend_call_seconds_bucket{$self}[$__rate_interval])`
 	hits     = `rate(ratelimit_service_rate_limit_total_hits{$rules}[$__rate_interval])`
-	over     = `rate(ratelimit_service_rate_limit_over_limit{$rules}[$__rate_interval])`
-	shadow   = `rate(ratelimit_service_rate_limit_shadow_mode{$rules}[$__rate_interval])`
-	failed   = `rate(ratelimitd_backend_errors_total{$self}[$__rate_interval])`
-	shed     = `rate(ratelimitd_shed_total{$self}[$__rate_interval])`
+
+	// refused are decisions, not hits: hits over the limit include late charges and shadow mode, which refuse nothing.
+	refused = `rate(ratelimitd_decisions_total{$domains, verdict="over_limit"}[$__rate_interval])`
+	asked   = `rate(ratelimitd_decisions_total{$domains, verdict!="late_charge"}[$__rate_interval])`
+	failed  = `rate(ratelimitd_backend_errors_total{$self}[$__rate_interval])`
+	shed    = `rate(ratelimitd_shed_total{$self}[$__rate_interval])`
 )
 
 // glance is what an operator sees first: two columns each about the traffic, this service and its store.
@@ -43,9 +45,9 @@ func glance() []panel {
 			queries: []query{{expr: "sum(" + answered + ")"}},
 		},
 		{
-			title: "Traffic: hits refused", kind: number, unit: "percentunit", see: "who-is-busy-and-who-is-refused", none: "no hits", warn: 0.2, bad: 0.5,
-			help:    "Share of hits that were over a limit and refused. High with usual traffic: a limit is too low, or new rules are wrong. High with much traffic: limits hold.",
-			queries: []query{{expr: "(sum(" + over + ") - (sum(" + shadow + ") or vector(0))) / (sum(" + hits + ") > 0)"}},
+			title: "Traffic: requests refused", kind: number, unit: "percentunit", see: "who-is-busy-and-who-is-refused", none: "no requests", warn: 0.2, bad: 0.5,
+			help:    "Share of requests that a rule refused. High with usual traffic: a limit is too low, or new rules are wrong. High with much traffic: limits hold.",
+			queries: []query{{expr: "sum(" + refused + ") / (sum(" + asked + ") > 0)"}},
 		},
 		{
 			title: "Us: servers that answer", kind: number, see: "health", warn: 0.99, bad: 0.5, below: true, unit: "percentunit",
@@ -166,19 +168,19 @@ func traffic() []panel {
 func refusals() []panel {
 	return []panel{
 		{
-			title: "Hits over the limit, by domain", kind: areas, unit: "short", see: "who-is-busy-and-who-is-refused",
-			help:    "Those of rules in shadow mode included, which are admitted. A step after new rules (blue lines): `ratelimitd diff` says what they changed.",
-			queries: []query{{"sum by (domain) (" + over + ")", "{{domain}}"}},
+			title: "Requests refused, by domain", kind: areas, unit: "reqps", see: "who-is-busy-and-who-is-refused",
+			help:    "Requests that a rule refused. A step after new rules (blue lines): `ratelimitd diff` says what they changed.",
+			queries: []query{{"sum by (domain) (" + refused + ")", "{{domain}}"}},
 		},
 		{
-			title: "Share refused, by rule", unit: "percentunit", see: "who-is-busy-and-who-is-refused", warn: 0.2, bad: 0.5,
-			help:    "The ten rules that refuse most of what they are asked for. Near 100 % with few clients: one of them is in a loop, or the limit is too low.",
-			queries: []query{{"topk(10, sum by (domain, key1, key2) (" + over + ") / (sum by (domain, key1, key2) (" + hits + ") > 0))", "{{domain}} {{key1}} {{key2}}"}},
+			title: "Share refused, by domain", unit: "percentunit", see: "who-is-busy-and-who-is-refused", warn: 0.2, bad: 0.5,
+			help:    "The ten domains that refuse most of what they are asked for. Near 100 % with few clients: one of them is in a loop, or the limit is too low.",
+			queries: []query{{"topk(10, sum by (domain) (" + refused + ") / (sum by (domain) (" + asked + ") > 0))", "{{domain}}"}},
 		},
 		{
-			title: "Rules that refuse most", unit: "short", see: "who-is-busy-and-who-is-refused",
-			help:    "Hits over the limit a second. `ratelimitd top` says whose they are; `ratelimitd block` and `ratelimitd allow` decide for one of them.",
-			queries: []query{{"topk(10, sum by (domain, key1, key2) (" + over + "))", "{{domain}} {{key1}} {{key2}}"}},
+			title: "Rules that refuse most", unit: "reqps", see: "who-is-busy-and-who-is-refused",
+			help:    "Requests refused a second. `ratelimitd top --refused` says whose they are; `ratelimitd block` and `ratelimitd allow` decide for one of them.",
+			queries: []query{{"topk(10, sum by (domain, key1, key2) (rate(ratelimitd_rejections_total{$rules}[$__rate_interval])))", "{{domain}} {{key1}} {{key2}}"}},
 		},
 		{
 			title: "Hits near the limit, by domain", kind: areas, unit: "short", see: "what-to-watch",
@@ -186,10 +188,11 @@ func refusals() []panel {
 			queries: []query{{"sum by (domain) (rate(ratelimit_service_rate_limit_near_limit{$rules}[$__rate_interval]))", "{{domain}}"}},
 		},
 		{
-			title: "Over the limit, and admitted", unit: "short", see: "what-to-watch",
-			help: "By rules in shadow mode, and by SHADOW_MODE=true, which is meant for a trial and protects nothing.",
+			title: "Requests by what decided them", unit: "reqps", see: "what-to-watch",
+			help: "shadow: it would be refused without shadow mode, which is meant for a trial and protects nothing. late_charge: a charge for a request that has run. " +
+				"fallback: on_failure decided. control: an operator did.",
 			queries: []query{
-				{"sum by (domain) (" + shadow + ")", "{{domain}}: rules in shadow mode"},
+				{`sum by (verdict) (rate(ratelimitd_decisions_total{$domains, verdict!="ok"}[$__rate_interval]))`, "{{verdict}}"},
 				{"sum(rate(ratelimit_service_global_shadow_mode{$self}[$__rate_interval]))", "SHADOW_MODE"},
 			},
 		},

@@ -52,7 +52,7 @@ func refusalOf(op *backend.Op, at, longest engine.Micros) *refusal {
 		// A window that refused hits have taken above its limit refuses everything until it ends, whether more are
 		// counted or not. One exactly at its limit still admits a look with a cost of 0.
 		over := d.Penalty > 0 || op.Mode == backend.Take || op.Take.Cost == 0
-		r.refusesTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over
+		r.refusesTakes = l.Algorithm == engine.FixedWindow && l.Align == engine.AlignClock && over && !l.LateCharge
 		r.refusesProbes = l.Algorithm != engine.FixedWindow || op.Take.Cost == 0 || op.Mode == backend.Take && d.Penalty == 0
 		if spends(op) && l.Algorithm == engine.FixedWindow {
 			left = 0

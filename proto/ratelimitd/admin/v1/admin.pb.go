@@ -44,7 +44,7 @@ const (
 	// It is over its limits, and would be answered OVER_LIMIT. Whether the request as a whole would be depends on quota mode
 	// and on the server's SHADOW_MODE too; ExplainResponse.over_limit tells.
 	Outcome_OUTCOME_REFUSED Outcome = 5
-	// It is over its limits, and would be answered OK because its rule is in shadow mode.
+	// It is over its limits, and would be answered OK because its rule is in shadow mode. Watch has it with SHADOW_MODE too.
 	Outcome_OUTCOME_SHADOWED Outcome = 6
 	// It is blocked by a control, and would be answered OVER_LIMIT. So would the whole request, which then spends nothing.
 	Outcome_OUTCOME_BLOCKED Outcome = 7
@@ -52,21 +52,25 @@ const (
 	Outcome_OUTCOME_ALLOWED Outcome = 8
 	// There was no answer, because of an error. Only Watch has it.
 	Outcome_OUTCOME_FAILED Outcome = 9
+	// It charges for a request that has already run, by a rule with late_charge or by a reservation. Its hits count even where they
+	// exceed the limit, and refuse nothing.
+	Outcome_OUTCOME_LATE_CHARGE Outcome = 10
 )
 
 // Enum value maps for Outcome.
 var (
 	Outcome_name = map[int32]string{
-		0: "OUTCOME_UNSPECIFIED",
-		1: "OUTCOME_NO_LIMIT",
-		2: "OUTCOME_UNLIMITED",
-		3: "OUTCOME_REPLACED",
-		4: "OUTCOME_ADMITTED",
-		5: "OUTCOME_REFUSED",
-		6: "OUTCOME_SHADOWED",
-		7: "OUTCOME_BLOCKED",
-		8: "OUTCOME_ALLOWED",
-		9: "OUTCOME_FAILED",
+		0:  "OUTCOME_UNSPECIFIED",
+		1:  "OUTCOME_NO_LIMIT",
+		2:  "OUTCOME_UNLIMITED",
+		3:  "OUTCOME_REPLACED",
+		4:  "OUTCOME_ADMITTED",
+		5:  "OUTCOME_REFUSED",
+		6:  "OUTCOME_SHADOWED",
+		7:  "OUTCOME_BLOCKED",
+		8:  "OUTCOME_ALLOWED",
+		9:  "OUTCOME_FAILED",
+		10: "OUTCOME_LATE_CHARGE",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -79,6 +83,7 @@ var (
 		"OUTCOME_BLOCKED":     7,
 		"OUTCOME_ALLOWED":     8,
 		"OUTCOME_FAILED":      9,
+		"OUTCOME_LATE_CHARGE": 10,
 	}
 )
 
@@ -174,7 +179,7 @@ const (
 	Ranking_RANKING_UNSPECIFIED Ranking = 0
 	// By the hits that were asked for.
 	Ranking_RANKING_BUSIEST Ranking = 1
-	// By the hits that were refused, in shadow mode too.
+	// By how many times they were refused.
 	Ranking_RANKING_REFUSED Ranking = 2
 )
 
@@ -3216,7 +3221,7 @@ type TopEntry struct {
 	Hits uint64 `protobuf:"varint,5,opt,name=hits,proto3" json:"hits,omitempty"`
 	// How many more or fewer they may be.
 	HitsError uint64 `protobuf:"varint,6,opt,name=hits_error,json=hitsError,proto3" json:"hits_error,omitempty"`
-	// The hits that were refused, in shadow mode too.
+	// How many times it was refused, whatever the hits. Shadow mode and late charges are not counted.
 	Refused uint64 `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
 	// How many more or fewer they may be.
 	RefusedError uint64 `protobuf:"varint,8,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
@@ -4296,7 +4301,9 @@ type Limit struct {
 	// The time zone of the calendar, by its name in the IANA database; empty without a calendar.
 	Timezone string `protobuf:"bytes,16,opt,name=timezone,proto3" json:"timezone,omitempty"`
 	// The limit in words, such as "3 per minute, token_bucket, burst 16"; what is not said has its default.
-	Text          string `protobuf:"bytes,17,opt,name=text,proto3" json:"text,omitempty"`
+	Text string `protobuf:"bytes,17,opt,name=text,proto3" json:"text,omitempty"`
+	// Whether hits above 0 charge for requests that have already run.
+	LateCharge    bool `protobuf:"varint,18,opt,name=late_charge,json=lateCharge,proto3" json:"late_charge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4448,6 +4455,13 @@ func (x *Limit) GetText() string {
 		return x.Text
 	}
 	return ""
+}
+
+func (x *Limit) GetLateCharge() bool {
+	if x != nil {
+		return x.LateCharge
+	}
+	return false
 }
 
 // Reserve is how requests reserve hits, to settle them once their cost is known.
@@ -4606,7 +4620,7 @@ type RuleState struct {
 	Levels []*EntryFilter `protobuf:"bytes,2,rep,name=levels,proto3" json:"levels,omitempty"`
 	// The hits that passed within the limits, or met an unlimited rule.
 	Allowed uint64 `protobuf:"varint,3,opt,name=allowed,proto3" json:"allowed,omitempty"`
-	// The hits that were over a limit; they passed where the rule is in shadow mode.
+	// The requests that the rule refused. Those that passed in shadow mode, and late charges, are not among them.
 	Refused uint64 `protobuf:"varint,4,opt,name=refused,proto3" json:"refused,omitempty"`
 	// The IDs of controls that are about a descriptor which meets this rule, at most 100. ListControls has what they do.
 	Controls      []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
@@ -7216,7 +7230,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"headersOff\x12\x18\n" +
 	"\aoverlay\x18\x0f \x01(\tR\aoverlay\x12\x17\n" +
 	"\aplan_of\x18\x10 \x01(\tR\x06planOf\x12\x12\n" +
-	"\x04plan\x18\x11 \x01(\tR\x04plan\"\x82\x05\n" +
+	"\x04plan\x18\x11 \x01(\tR\x04plan\"\xa3\x05\n" +
 	"\x05Limit\x12<\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x1e.ratelimitd.admin.v1.AlgorithmR\talgorithm\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12-\n" +
@@ -7235,7 +7249,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\rcount_refused\x18\x0e \x01(\bR\fcountRefused\x12\x1a\n" +
 	"\bcalendar\x18\x0f \x01(\bR\bcalendar\x12\x1a\n" +
 	"\btimezone\x18\x10 \x01(\tR\btimezone\x12\x12\n" +
-	"\x04text\x18\x11 \x01(\tR\x04textB\n" +
+	"\x04text\x18\x11 \x01(\tR\x04text\x12\x1f\n" +
+	"\vlate_charge\x18\x12 \x01(\bR\n" +
+	"lateChargeB\n" +
 	"\n" +
 	"\b_initial\"\x82\x01\n" +
 	"\aReserve\x12+\n" +
@@ -7429,7 +7445,7 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x15ImportTenantsResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\x05R\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x05R\achanged\x12\x1c\n" +
-	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xe4\x01\n" +
+	"\tunchanged\x18\x03 \x01(\x05R\tunchanged*\xfd\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTCOME_NO_LIMIT\x10\x01\x12\x15\n" +
@@ -7440,7 +7456,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x10OUTCOME_SHADOWED\x10\x06\x12\x13\n" +
 	"\x0fOUTCOME_BLOCKED\x10\a\x12\x13\n" +
 	"\x0fOUTCOME_ALLOWED\x10\b\x12\x12\n" +
-	"\x0eOUTCOME_FAILED\x10\t*s\n" +
+	"\x0eOUTCOME_FAILED\x10\t\x12\x17\n" +
+	"\x13OUTCOME_LATE_CHARGE\x10\n" +
+	"*s\n" +
 	"\vControlKind\x12\x1c\n" +
 	"\x18CONTROL_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CONTROL_KIND_BLOCK\x10\x01\x12\x16\n" +

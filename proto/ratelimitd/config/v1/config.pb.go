@@ -495,7 +495,9 @@ type RateLimitPolicy struct {
 	// Whether callers are told the numbers of this rule, inside rate_limit: on or off.
 	Headers string `protobuf:"bytes,1016,opt,name=headers,proto3" json:"headers,omitempty"`
 	// How requests reserve hits, to settle them once their cost is known.
-	Reserve       *Reserve `protobuf:"bytes,1015,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	Reserve *Reserve `protobuf:"bytes,1015,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	// Whether hits above 0 charge for requests that have already run.
+	LateCharge    *bool `protobuf:"varint,1017,opt,name=late_charge,json=lateCharge,proto3,oneof" json:"late_charge,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -682,6 +684,13 @@ func (x *RateLimitPolicy) GetReserve() *Reserve {
 		return x.Reserve
 	}
 	return nil
+}
+
+func (x *RateLimitPolicy) GetLateCharge() bool {
+	if x != nil && x.LateCharge != nil {
+		return *x.LateCharge
+	}
+	return false
 }
 
 // RateLimitReplace names a limit that another one takes the place of.
@@ -921,7 +930,7 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"rate_limit\x18\x01 \x01(\v2%.ratelimitd.config.v1.RateLimitPolicyR\trateLimit\x12F\n" +
 	"\vrate_limits\x18\x02 \x03(\v2%.ratelimitd.config.v1.RateLimitPolicyR\n" +
-	"rateLimits\"\x9a\a\n" +
+	"rateLimits\"\xd1\a\n" +
 	"\x0fRateLimitPolicy\x127\n" +
 	"\x04unit\x18\x01 \x01(\x0e2#.ratelimitd.config.v1.RateLimitUnitR\x04unit\x12*\n" +
 	"\x11requests_per_unit\x18\x02 \x01(\rR\x0frequestsPerUnit\x12\x1c\n" +
@@ -945,7 +954,9 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\bcalendar\x18\xf5\a \x01(\bH\x06R\bcalendar\x88\x01\x01\x12\x1b\n" +
 	"\btimezone\x18\xf6\a \x01(\tR\btimezone\x12\x19\n" +
 	"\aheaders\x18\xf8\a \x01(\tR\aheaders\x128\n" +
-	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserveB\x12\n" +
+	"\areserve\x18\xf7\a \x01(\v2\x1d.ratelimitd.config.v1.ReserveR\areserve\x12%\n" +
+	"\vlate_charge\x18\xf9\a \x01(\bH\aR\n" +
+	"lateCharge\x88\x01\x01B\x12\n" +
 	"\x10_unit_multiplierB\b\n" +
 	"\x06_burstB\f\n" +
 	"\n" +
@@ -954,7 +965,8 @@ const file_ratelimitd_config_v1_config_proto_rawDesc = "" +
 	"\n" +
 	"\b_initialB\x10\n" +
 	"\x0e_count_refusedB\v\n" +
-	"\t_calendar\"&\n" +
+	"\t_calendarB\x0e\n" +
+	"\f_late_charge\"&\n" +
 	"\x10RateLimitReplace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"k\n" +
 	"\aPenalty\x12\x10\n" +

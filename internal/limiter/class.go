@@ -1,0 +1,147 @@
+package limiter
+
+import (
+	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// Class says what a request came to, in one word. Each request that gets an answer has exactly one.
+type Class uint8
+
+// The classes. Where several apply to a request, the last of them is its class.
+const (
+	ClassOK         Class = iota // it passes
+	ClassShadow                  // it passes, and would be refused if it were not for shadow mode
+	ClassLateCharge              // it charges for a request that has already run, so nothing is decided
+	ClassOverLimit               // a rule refuses it
+	ClassFallback                // on_failure decides it, because the store failed
+	ClassControl                 // a control blocks it, or lets it pass
+	classes
+)
+
+// String returns the class as the label verdict of ratelimitd_decisions_total has it.
+func (c Class) String() string {
+	return [classes]string{"ok", "shadow", "late_charge", "over_limit", "fallback", "control"}[c]
+}
+
+// class returns the class of the request that p has decided: the highest class of its descriptors. Where one of them refuses
+// the request, controls and policies that let others pass have not decided it, so they do not count. A late charge refuses
+// nothing, even if the answer is OVER_LIMIT because of it.
+func (l *Limiter) class(p *Scratch) (c Class) {
+	if p.steered.blocked {
+		return ClassControl
+	}
+	refused := p.verdict.Over && p.verdict.refused()
+	for i := range p.parts {
+		c = max(c, l.partClass(&p.parts[i], &p.verdict.Statuses[i], refused))
+	}
+	return c
+}
+
+// refused reports whether a descriptor is a reason to refuse the request.
+func (v *Verdict) refused() bool {
+	for i := range v.Statuses {
+		if v.Statuses[i].refuses() {
+			return true
+		}
+	}
+	return false
+}
+
+// partClass returns what one descriptor makes of its request, which is refused or passes.
+func (l *Limiter) partClass(t *part, s *Status, refused bool) Class {
+	switch decides := !refused || s.refuses(); {
+	case t.allowed && decides:
+		return ClassControl
+	case t.fell != descriptors.FailDefault && decides:
+		return ClassFallback
+	case s.ChargedLate:
+		return ClassLateCharge
+	case refused && s.refuses():
+		return ClassOverLimit
+	case s.Refused && (t.shadow() || l.config.Shadow):
+		return ClassShadow
+	}
+	return ClassOK
+}
+
+// Bounds on the series of decisions: further domains are counted together, as [stats.Other], and domains without rules as
+// unknownDomains, because callers choose their names.
+const (
+	maxDecidedDomains = 1000
+	unknownDomains    = "__unknown__"
+)
+
+// decisions counts the requests of a domain by their class.
+type decisions [classes]*stats.Counter
+
+func (c *counts) newDecisions(domain string) *decisions {
+	var n decisions
+	for class := range classes {
+		n[class] = c.registry.Counter(stats.DecisionsTotal, domain, class.String())
+	}
+	return &n
+}
+
+// decisionsOf returns the counters of a domain that is about to be known.
+func (c *counts) decisionsOf(domain string) *decisions {
+	if len(c.known) < maxDecidedDomains {
+		return c.newDecisions(domain)
+	}
+	return c.newDecisions(stats.Other)
+}
+
+// decided counts a request that was decided.
+func (c *counts) decided(p *Scratch, class Class) {
+	n := c.outside
+	if p.counts != nil {
+		n = p.counts.decisions
+	}
+	n[class].Add(1)
+}
+
+// Decisions returns how many requests of each class there were since the process started.
+func (l *Limiter) Decisions() (sum [classes]uint64) {
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	seen := map[*stats.Counter]bool{}
+	add := func(all *decisions) {
+		for class, n := range all {
+			if !seen[n] {
+				seen[n] = true
+				sum[class] += n.Load()
+			}
+		}
+	}
+	add(l.counts.outside)
+	for _, d := range l.counts.known {
+		add(d.decisions)
+	}
+	return sum
+}
+
+// rejections counts, for each rule that refused the request, that it did. A look is refused like any other request.
+func (c *counts) rejections(s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) {
+	for i := range p.parts {
+		t := &p.parts[i]
+		if !p.verdict.Statuses[i].refuses() {
+			continue
+		}
+		if t.counts == nil { // a look
+			t.counts = c.of(s, d, r.Descriptors[i].Entries, p, t)
+		}
+		if !p.rejected(i) {
+			t.counts.Rejections.Add(1)
+		}
+	}
+}
+
+// rejected reports whether a descriptor before the i-th was refused by the same rule: then the request is counted already.
+func (p *Scratch) rejected(i int) bool {
+	for j := range i {
+		if p.parts[j].counts == p.parts[i].counts && p.verdict.Statuses[j].refuses() {
+			return true
+		}
+	}
+	return false
+}
