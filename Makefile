@@ -166,7 +166,7 @@ bench-go: ## run the benchmarks whose names match BENCH
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
 .PHONY: bench
-bench: build-bench ## measure what requests, rules and counters cost in 20 minutes; BENCH='^Redis' chooses, ROUNDS and DURATION say how long, PEER=/path/to/ratelimit compares, WRITE=1 writes docs/benchmarks.md
+bench: build-bench ## measure what requests, rules and counters cost in 22 minutes; BENCH='^Redis' chooses, ROUNDS and DURATION say how long, PEER=/path/to/ratelimit and LIMITADOR=/path/to/limitador-server compare, ENVOY is another Envoy, WRITE=1 writes docs/benchmarks.md
 	$(MEASURE) $(if $(WRITE),-write docs)
 
 .PHONY: bench-check
@@ -174,7 +174,8 @@ bench-check: build-bench ## name each request, rule and counter that costs 20 % 
 	$(MEASURE) -check docs
 
 MEASURE = bin/bench -run '$(BENCH)' $(if $(ROUNDS),-rounds '$(ROUNDS)') $(if $(DURATION),-duration '$(DURATION)') $(if $(SEED),-seed '$(SEED)') \
-	$(if $(PEER),-peer '$(PEER)' -peer-version '$(PEER_VERSION)')
+	$(if $(PEER),-peer '$(PEER)' -peer-version '$(PEER_VERSION)') $(if $(LIMITADOR),-limitador '$(LIMITADOR)') \
+	-envoy "$$(tools/need envoy)"
 
 .PHONY: build-bench
 build-bench: build

@@ -61,13 +61,19 @@ func (c config) load(ctx context.Context, r row, w watched) ([]sample, error) {
 
 // arguments returns those of loadgen.
 func (c config) arguments(r row, w watched) []string {
-	watch := "server=" + strconv.Itoa(w.server.PID())
-	if w.redis != nil {
-		watch += ",redis=" + strconv.Itoa(w.redis.PID())
+	addr := w.listener
+	if w.envoy == nil {
+		addr = w.server.addr
+	}
+	var watch []string
+	for name, p := range map[string]*process{"server": w.server, "redis": w.redis, "envoy": w.envoy} {
+		if p != nil {
+			watch = append(watch, name+"="+strconv.Itoa(p.PID()))
+		}
 	}
 	args := []string{
-		"-addr", w.server.addr, "-domain", "bench", "-template", r.template, "-keys", strconv.Itoa(r.keys), "-seed", strconv.FormatUint(c.seed, 10),
-		"-warmup", c.warmup.String(), "-duration", c.duration.String(), "-watch", watch,
+		"-addr", addr, "-domain", "bench", "-template", r.template, "-keys", strconv.Itoa(r.keys), "-seed", strconv.FormatUint(c.seed, 10),
+		"-warmup", c.warmup.String(), "-duration", c.duration.String(), "-watch", strings.Join(watch, ","),
 	}
 	if r.conns > 0 {
 		args = append(args, "-conns", strconv.Itoa(r.conns))
@@ -87,6 +93,8 @@ func (c config) arguments(r row, w watched) []string {
 		args = append(args, "-rates", strings.Join(steps, ","))
 	case overloads:
 		args = append(args, "-domain", "overload", "-times", strings.Join(steps, ","), "-timeout", envoyTimeout.String())
+	case throughEnvoy:
+		args = append(args, "-http")
 	case costs, connections, many: // a closed loop
 	}
 	return args
@@ -101,7 +109,7 @@ const firstScripts = 64
 func (s sample) check(r row, w watched, took float64) error {
 	open := r.part == rates || r.part == overloads
 	switch {
-	case s.Requests == 0 || s.CPU.Server <= 0 && !r.once || s.Failed+s.Late > 0 && !open:
+	case s.Requests == 0 || s.CPU.Server <= 0 && w.server != nil && !r.once || s.Failed+s.Late > 0 && !open:
 		return fmt.Errorf("%d requests, %d failed, %d late, %g µs each: nothing to compare", s.Requests, s.Failed, s.Late, s.CPU.Server)
 	case w.name == idleServer || r.part == overloads:
 		return nil

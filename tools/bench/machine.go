@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit/proc"
 )
@@ -12,6 +15,9 @@ type versions struct {
 	Go     string `json:"go"`
 	Redis  string `json:"redis,omitempty"`
 	Peer   string `json:"peer,omitempty"`
+
+	Envoy     string `json:"envoy,omitempty"`
+	Limitador string `json:"limitador,omitempty"`
 
 	PeerEnv string `json:"peer_env,omitempty"` // its settings, separated by spaces
 }
@@ -29,5 +35,25 @@ func (c config) programs(ctx context.Context) (v versions, err error) {
 	if c.peer != "" {
 		v.Peer, v.PeerEnv = proc.PeerVersion(c.peer, c.peerVersion), c.peerEnv
 	}
-	return v, nil
+	if v.Envoy, err = asked(ctx, c.envoy, `/([0-9.]+)/`); err != nil {
+		return v, err
+	}
+	v.Limitador, err = asked(ctx, c.limitador, `v([0-9].*)`)
+	return v, err
+}
+
+// asked returns what a program says of its version, as the group of an expression; nothing, if there is no program.
+func asked(ctx context.Context, program, expression string) (string, error) {
+	if program == "" {
+		return "", nil
+	}
+	out, err := exec.CommandContext(ctx, program, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("asking %s for its version: %w", program, err)
+	}
+	m := regexp.MustCompile(expression).FindSubmatch(out)
+	if m == nil {
+		return "", fmt.Errorf("%s --version says %q: want %s", program, out, expression)
+	}
+	return string(m[1]), nil
 }

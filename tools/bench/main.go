@@ -7,6 +7,9 @@
 // With -peer, envoyproxy/ratelimit or another server with its environment variables is loaded too, on the same Redis. It
 // knows no token buckets, and counts fixed windows where ratelimitd is loaded with those.
 //
+// With -envoy, HTTP callers are measured too, through an Envoy with one worker that asks ratelimitd, the peer and -limitador
+// in turn, or nobody.
+//
 // It prints tables. With -write DIR it also takes down what it measured in DIR/benchmarks/results.json, where the rows
 // that were not measured stay, and writes DIR/benchmarks.md and its plots from all of that; -page writes those alone. With
 // -check it measures what requests cost, by the number of connections too, and many rules and counters, and names what is
@@ -37,6 +40,7 @@ type config struct {
 	peer, peerEnv         string // program, and its settings; if there is none, bench measures without
 	peerVersion           string // of what it was built, if it does not say that itself
 	redis                 string // program
+	envoy, limitador      string // programs; without Envoy the rows through it are left out
 	only                  *regexp.Regexp
 	rounds                int
 	warmup, duration      time.Duration
@@ -136,8 +140,10 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.StringVar(&c.peer, "peer", "", "another server to compare with on Redis, such as envoyproxy/ratelimit; empty leaves it out")
 	flags.StringVar(&c.peerEnv, "peer-env", bestSettings, "variables of the other server, separated by spaces")
 	flags.StringVar(&c.peerVersion, "peer-version", "", "of what the other server was built, if it does not say so itself")
+	flags.StringVar(&c.envoy, "envoy", "", "the Envoy to measure through; empty leaves out the rows that need one")
+	flags.StringVar(&c.limitador, "limitador", "", "a limitador-server to compare with through Envoy; empty leaves it out")
 	only := flags.String("run", "", "measure only the rows whose names match this expression")
-	flags.IntVar(&c.rounds, "rounds", 0, "how often each server is loaded with each row; 0 is 8 for costs, rules and counters, 5 for connections, and 3 for others")
+	flags.IntVar(&c.rounds, "rounds", 0, "how often each server is loaded with each row; 0 is 8 for costs, rules and counters, 5 for connections and through Envoy, and 3 for others")
 	flags.DurationVar(&c.warmup, "warmup", 500*time.Millisecond, "how long to load a server before measuring")
 	flags.DurationVar(&c.duration, "duration", 0, "how long to measure each time; 0 is 1s for rows of 5 or 8 rounds, and 2s for others")
 	flags.Uint64Var(&c.seed, "seed", 1, "which keys are drawn")
@@ -165,7 +171,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 // chosen returns the rows to measure.
 func (c config) chosen() ([]row, error) {
 	some := slices.DeleteFunc(rows(), func(r row) bool {
-		return !c.only.MatchString(r.name) || c.check && len(compared(r)) == 0
+		return !c.only.MatchString(r.name) || c.check && len(compared(r)) == 0 || c.envoy == "" && r.part == throughEnvoy
 	})
 	if len(some) > 0 {
 		return some, nil
@@ -174,5 +180,5 @@ func (c config) chosen() ([]row, error) {
 	for _, r := range rows() {
 		names.WriteString("\n\t" + r.name)
 	}
-	return nil, fmt.Errorf("no row matches; there are%s", names.String())
+	return nil, fmt.Errorf("no row matches; there are, some of them only with -envoy,%s", names.String())
 }

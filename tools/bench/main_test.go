@@ -79,12 +79,12 @@ func TestPrint(t *testing.T) {
 		got = append(got, strings.Join(strings.Fields(line), " "))
 	}
 	want := []string{
-		"row server offered/s req/s good/s p50 ms p99 ms CPU µs/req ÷ idle ÷ peer Redis µs/req ÷ pair ÷ peer",
-		"memory: one key idle – 1000 1000 0.5 0.9 10.0 – – – – –",
-		"ratelimitd – 1000 1000 0.5 0.9 12.0 0.90 (0.80–1.20) – – – –",
-		"Redis, leases off: 100,000 keys idle – 1000 1000 0.5 0.9 10.0 – – – – –",
-		"ratelimitd – 500 500 0.5 0.9 20.0 2.00 0.50 6.0 1.50 0.50",
-		"peer – 250 250 0.5 0.9 40.0 – – 12.0 – –",
+		"row server offered/s req/s good/s p50 ms p99 ms CPU µs/req ÷ idle ÷ peer Redis µs/req ÷ pair ÷ peer Envoy µs/req",
+		"memory: one key idle – 1000 1000 0.50 0.90 10.0 – – – – – –",
+		"ratelimitd – 1000 1000 0.50 0.90 12.0 0.90 (0.80–1.20) – – – – –",
+		"Redis, leases off: 100,000 keys idle – 1000 1000 0.50 0.90 10.0 – – – – – –",
+		"ratelimitd – 500 500 0.50 0.90 20.0 2.00 0.50 6.0 1.50 0.50 –",
+		"peer – 250 250 0.50 0.90 40.0 – – 12.0 – – –",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the table is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -205,7 +205,7 @@ func TestLoad(t *testing.T) {
 			if tt.redis {
 				r.store = exact
 			}
-			_, err := config{loadgen: program, duration: time.Second}.load(t.Context(), r, watched{ratelimitd, server, inRedis, ""})
+			_, err := config{loadgen: program, duration: time.Second}.load(t.Context(), r, watched{name: ratelimitd, server: server, redis: inRedis})
 			switch {
 			case tt.wantErr == "" && err != nil:
 				t.Errorf("load: %v", err)

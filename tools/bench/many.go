@@ -84,7 +84,7 @@ func (c config) loadMany(ctx context.Context, s *servers, r row) (map[string][]s
 	}
 	all := map[string][]sample{}
 	for i, name := range []string{fewServer, ratelimitd} {
-		samples, err := c.load(ctx, both[i], watched{name, started[i], nil, s.load})
+		samples, err := c.load(ctx, both[i], watched{name: name, server: started[i], load: s.load})
 		if err != nil {
 			return nil, fmt.Errorf("with %d: %w", both[i].of(), err)
 		}
@@ -113,7 +113,7 @@ func (c config) startMany(ctx context.Context, s *servers, r row) (p *process, n
 	r.once = true
 	filling, cancel := context.WithTimeout(ctx, fillTime)
 	defer cancel()
-	if _, err := c.load(filling, r, watched{ratelimitd, p, nil, s.load}); err != nil {
+	if _, err := c.load(filling, r, watched{name: ratelimitd, server: p, load: s.load}); err != nil {
 		return p, now, fmt.Errorf("calling with each key once: %w", err)
 	}
 	return p, now, nil

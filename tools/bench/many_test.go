@@ -3,13 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
@@ -18,13 +15,7 @@ import (
 // than it was asked for is not measured.
 func TestMany(t *testing.T) {
 	testkit.NotShort(t)
-	dir := t.TempDir()
-	c := config{server: filepath.Join(dir, "ratelimitd"), loadgen: filepath.Join(dir, "loadgen"), duration: time.Second, seed: 1}
-	for _, args := range [][]string{{"../..", c.server, "./cmd/ratelimitd"}, {"../loadgen", c.loadgen, "."}} {
-		if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", args[0], "-o", args[1], args[2]).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	}
+	c, dir := built(t), t.TempDir()
 	s := &servers{c: c, dir: dir, stderr: io.Discard}
 	if err := writeRules(dir); err != nil {
 		t.Fatal(err)

@@ -19,6 +19,9 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 	if err != nil {
 		return all, err
 	}
+	if c.envoy == "" && !c.check {
+		fmt.Fprintln(stderr, "rows through Envoy are left out: there is no -envoy")
+	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return all, err
@@ -32,20 +35,19 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 		return all, err
 	}
 	all = results{proc.ThisMachine(), map[string]result{}}
-	// Overload has servers of its own, on a processor of their own, which are not there while the others are measured.
-	var groups [2][]row
+	// Rows through Envoy have servers of their own, and overload has some on a processor of their own. They are not there
+	// while the others are measured.
+	const pinned = 2
+	var groups [3][]row
 	for _, r := range some {
-		i := 0
-		if r.part == overloads {
-			i = 1
-		}
+		i := map[part]int{throughEnvoy: 1, overloads: pinned}[r.part]
 		groups[i] = append(groups[i], r)
 		at := c.at(r.part)
 		how.Rounds, how.Seconds = at.rounds, at.duration.Seconds()
 		all.Rows[r.name] = result{Taken: how, Servers: map[string][][]sample{}}
 	}
 	theirs, ours, err := proc.Processors()
-	if err != nil && len(groups[1]) > 0 {
+	if err != nil && len(groups[pinned]) > 0 {
 		return all, err
 	}
 	for i, group := range groups {
@@ -53,7 +55,7 @@ func (c config) measure(ctx context.Context, stderr io.Writer) (all results, err
 			continue
 		}
 		s := &servers{c: c, dir: dir, stderr: stderr}
-		if i == 1 {
+		if i == pinned {
 			s.processors, s.load = strconv.Itoa(theirs), strconv.Itoa(ours)
 		}
 		err := c.play(ctx, s, group, all)
@@ -165,7 +167,7 @@ func (c config) at(p part) config {
 	switch p {
 	case costs, many:
 		rounds, lasts = 8, time.Second
-	case connections:
+	case connections, throughEnvoy:
 		rounds, lasts = 5, time.Second
 	case rates, overloads: // of which one looks at latencies and goodput
 	}

@@ -189,6 +189,40 @@ func (p page) Many() string {
 	return table("with | server µs/request | ÷ with 10 | live MiB | most resident MiB | s to ready | of a processor | longest pause ms", lines)
 }
 
+// shape is a row of those through Envoy, with its table.
+type shape struct{ Name, Table string }
+
+// Through returns the rows through Envoy; none, if none was measured.
+func (p page) Through() (all []shape) {
+	for _, r := range p.of(throughEnvoy, "") {
+		one := p.Rows[r.name]
+		var lines [][]string
+		for _, name := range one.named() {
+			s := first(one.Servers[name])
+			if name == peer {
+				name = "envoyproxy/ratelimit with Redis"
+			}
+			lines = append(lines, []string{
+				name, middle("%.0f", s, rate), spread("%.2f", numbers(s, p50)), spread("%.2f", numbers(s, p99)),
+				middle("%.1f", s, envoyCPU), middle("%.1f", s, cpu), middle("%.1f", s, redisCPU),
+			})
+		}
+		head := "Envoy asks | requests/s | p50 ms | p99 ms | Envoy µs/request | server µs/request | Redis µs/request"
+		all = append(all, shape{strings.TrimPrefix(r.name, "Envoy: "), table(head, lines)})
+	}
+	return all
+}
+
+// Proxies says which Envoy and which limitador were measured.
+func (p page) Proxies() string {
+	var all []string
+	for _, r := range p.of(throughEnvoy, "") {
+		v := p.Rows[r.name].Taken.Versions
+		all = append(all, "Envoy "+v.Envoy+", limitador "+orDash(v.Limitador))
+	}
+	return strings.Join(slices.Compact(all), ", or ")
+}
+
 // verdict is a goal, and what came of it.
 type verdict struct {
 	what, asked, got string
@@ -322,7 +356,7 @@ func (p page) Runs() string {
 		part part
 		name string
 	}{
-		{costs, "costs"}, {connections, "connections"}, {many, "rules and counters"}, {rates, "open loops"}, {overloads, "overload"},
+		{costs, "costs"}, {connections, "connections"}, {many, "rules and counters"}, {throughEnvoy, "through Envoy"}, {rates, "open loops"}, {overloads, "overload"},
 	} {
 		some, times := p.of(x.part, ""), map[taken]bool{}
 		for _, r := range some {

@@ -69,6 +69,7 @@ type sample struct {
 	CPU struct {
 		Server float64 `json:"server,omitempty"`
 		Redis  float64 `json:"redis,omitempty"`
+		Envoy  float64 `json:"envoy,omitempty"`
 	} `json:"cpu_us_per_request"`
 	Scripts float64 `json:"scripts_per_second,omitempty"` // that Redis ran
 	State   *state  `json:"state,omitempty"`              // of a server that was started for it

@@ -24,7 +24,9 @@ const (
 	connections part = "connections" // a closed loop, one call at a time on each of some connections
 	rates       part = "rates"       // an open loop
 	many        part = "many"        // a closed loop on a server of its own with many rules or counters, and on one with few
-	overloads   part = "overload"    // an open loop above the peak; server and Redis on one processor, the load on another
+	// A closed loop over HTTP/1.1, one call at a time on each connection, through an Envoy that asks each server in turn.
+	throughEnvoy part = "envoy"
+	overloads    part = "overload" // an open loop above the peak; server and Redis on one processor, the load on another
 )
 
 // row is one kind of load, and what must come of it.
@@ -102,6 +104,13 @@ func rows() []row {
 		r.name, r.store = fmt.Sprintf("Redis, leases off: connections: %d", n), exact
 		all = append(all, r)
 	}
+	for _, n := range []int{8, 32} {
+		r := row{part: throughEnvoy, template: "x-user: u%d", conns: n, inflight: 1}
+		r.name, r.keys = fmt.Sprintf("Envoy: %d connections, one key", n), 1
+		all = append(all, r)
+		r.name, r.keys = fmt.Sprintf("Envoy: %d connections, 10,000 keys", n), 10_000
+		all = append(all, r)
+	}
 	steps := []float64{2000, 5000, 10_000, 20_000, 30_000}
 	all = append(all,
 		row{name: "memory: open loop", part: rates, template: "user=u%d", keys: manyKeys, conns: 8, steps: steps},
@@ -144,6 +153,10 @@ descriptors:
   - {key: bucket, rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: token_bucket}}
   - {key: banned, rate_limit: {unit: year, requests_per_unit: 0}}
   - {key: spent, rate_limit: {unit: year, requests_per_unit: 1}}
+`
+	checkRules = `domain: check
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
 `
 	overloadRules = `domain: overload
 descriptors:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,10 @@ type watched struct {
 	name          string
 	server, redis *process
 	load          string // processor on which the load is to run, if not empty
+
+	// The Envoy that asks the server, or nobody, and where it listens for the load; nil, if the load calls the server itself.
+	envoy    *process
+	listener string
 }
 
 // servers are those to load. They run all the time, so that each has the same machine.
@@ -32,10 +37,18 @@ type servers struct {
 	processors, load string
 
 	idle, memory, leasing, exact, peer, redis *process
+
+	// Envoy asks upstream for answers, and has a listener for each of through.
+	envoy    *process
+	upstream net.Listener
+	through  []watched
 }
 
-// start starts what rows need that is not running yet.
+// start starts what rows need that is not running yet. Those through Envoy are not mixed with others.
 func (s *servers) start(ctx context.Context, rows []row) (err error) {
+	if len(rows) > 0 && rows[0].part == throughEnvoy {
+		return s.startThrough(ctx)
+	}
 	if s.idle == nil && s.processors == "" {
 		if s.idle, err = s.startIdle(ctx); err != nil {
 			return err
@@ -87,25 +100,35 @@ func (s *servers) startOne(ctx context.Context, p **process, path, whose string,
 
 // of returns what serves a row.
 func (s *servers) of(r row) (all []watched) {
+	if r.part == throughEnvoy {
+		return s.through
+	}
 	if s.idle != nil && (r.part != rates || r.store == memory) { // one curve of it will do
-		all = append(all, watched{idleServer, s.idle, nil, s.load})
+		all = append(all, watched{name: idleServer, server: s.idle, load: s.load})
 	}
 	switch r.store {
 	case memory:
-		return append(all, watched{ratelimitd, s.memory, nil, s.load})
+		return append(all, watched{name: ratelimitd, server: s.memory, load: s.load})
 	case redis:
-		all = append(all, watched{ratelimitd, s.leasing, s.redis, s.load})
+		all = append(all, watched{name: ratelimitd, server: s.leasing, redis: s.redis, load: s.load})
 	case exact:
-		all = append(all, watched{ratelimitd, s.exact, s.redis, s.load})
+		all = append(all, watched{name: ratelimitd, server: s.exact, redis: s.redis, load: s.load})
 	}
 	if s.peer != nil {
-		all = append(all, watched{peer, s.peer, s.redis, s.load})
+		all = append(all, watched{name: peer, server: s.peer, redis: s.redis, load: s.load})
 	}
 	return all
 }
 
 func (s *servers) stop() {
-	for _, p := range []*process{s.idle, s.memory, s.leasing, s.exact, s.peer, s.redis} {
+	all := []*process{s.envoy, s.idle, s.memory, s.leasing, s.exact, s.peer}
+	for _, w := range s.through {
+		all = append(all, w.server)
+	}
+	if s.upstream != nil {
+		_ = s.upstream.Close()
+	}
+	for _, p := range append(all, s.redis) {
 		if p != nil {
 			_, _ = p.Stop() // it may have ended, or not have been started
 		}
@@ -114,7 +137,7 @@ func (s *servers) stop() {
 
 // writeRules writes the rules for ratelimitd and for another server to where startServer makes them look for them.
 func writeRules(dir string) error {
-	for domain, text := range map[string]string{"bench": rules, "overload": overloadRules} {
+	for domain, text := range map[string]string{"bench": rules, "overload": overloadRules, "check": checkRules} {
 		for whose, text := range map[string]string{"ours": text, peer: peerRules(text)} {
 			path := filepath.Join(dir, whose, "config")
 			if err := os.MkdirAll(path, 0o700); err != nil {

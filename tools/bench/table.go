@@ -19,18 +19,19 @@ func p999(s sample) float64       { return s.P999 / 1000 }
 func lag(s sample) float64        { return s.Lag / 1000 }
 func cpu(s sample) float64        { return s.CPU.Server }
 func redisCPU(s sample) float64   { return s.CPU.Redis }
+func envoyCPU(s sample) float64   { return s.CPU.Envoy }
 func scripts(s sample) float64    { return 100 * s.Scripts / s.Rate }
 func unanswered(s sample) float64 { return 100 * float64(s.Failed+s.Late) / float64(s.Requests) }
 
 // named returns the servers of a result in the order in which they are loaded.
 func (r result) named() []string {
-	return slices.DeleteFunc([]string{idleServer, fewServer, ratelimitd, peer}, func(s string) bool { return len(r.Servers[s]) == 0 })
+	return slices.DeleteFunc(append([]string{idleServer, fewServer, ratelimitd}, deciders...), func(s string) bool { return len(r.Servers[s]) == 0 })
 }
 
 // print prints the medians of the rounds for each row, server and step.
 func (r results) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "row\tserver\toffered/s\treq/s\tgood/s\tp50 ms\tp99 ms\tCPU µs/req\t÷ idle\t÷ peer\tRedis µs/req\t÷ pair\t÷ peer\t")
+	fmt.Fprintln(tw, "row\tserver\toffered/s\treq/s\tgood/s\tp50 ms\tp99 ms\tCPU µs/req\t÷ idle\t÷ peer\tRedis µs/req\t÷ pair\t÷ peer\tEnvoy µs/req\t")
 	for _, row := range rows() {
 		one, found := r.Rows[row.name]
 		if !found {
@@ -46,9 +47,9 @@ func (r results) print(w io.Writer) error {
 						ratios[i] = spread("%.2f", one.values(f))
 					}
 				}
-				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", name, server,
-					middle("%.0f", s, offered), middle("%.0f", s, rate), middle("%.0f", s, good), middle("%.1f", s, p50), middle("%.1f", s, p99),
-					middle("%.1f", s, cpu), ratios[0], ratios[1], middle("%.1f", s, redisCPU), ratios[2], ratios[3])
+				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", name, server,
+					middle("%.0f", s, offered), middle("%.0f", s, rate), middle("%.0f", s, good), middle("%.2f", s, p50), middle("%.2f", s, p99),
+					middle("%.1f", s, cpu), ratios[0], ratios[1], middle("%.1f", s, redisCPU), ratios[2], ratios[3], middle("%.1f", s, envoyCPU))
 				name = ""
 			}
 		}

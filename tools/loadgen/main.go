@@ -6,8 +6,12 @@
 // With -once it is a closed loop that calls with each key once, in turn, and ends. With -times it finds out by a closed loop how many calls a second there are at most, and then offers these multiples of
 // that. Each of them is a line.
 //
+// With -http it is a closed loop over HTTP/1.1, for a proxy that asks a RateLimitService: 200 counts as OK, 429 as over the
+// limit, and any other status as failed.
+//
 //	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -keys 100000 -watch server=1234,redis=1235
 //	loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d|path=/x' -rates 1000,5000 -conns 50
+//	loadgen -addr 127.0.0.1:10000 -http -template 'x-user: u%d' -keys 10000 -conns 8
 //	taskset -c 1 loadgen -addr 127.0.0.1:8081 -domain shop -template 'user=u%d' -times 0.5,1,2,5 -timeout 20ms
 package main
 
@@ -59,7 +63,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	c.load.Requests = calls.Numbered(c.domain, c.template, c.keys)
+	if c.load.HTTP {
+		c.load.Requests = calls.Get(c.template, c.keys)
+	} else {
+		c.load.Requests = calls.Numbered(c.domain, c.template, c.keys)
+	}
 	if n := slices.MaxFunc(c.load.Requests, func(a, b []byte) int { return len(a) - len(b) }); len(n) == 0 || len(n) > calls.Largest {
 		return fmt.Errorf("-template: want UTF-8, and at most %d bytes for a request, not %d: a call is one frame", calls.Largest, len(n))
 	}
@@ -121,6 +129,7 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 	flags.IntVar(&c.load.Conns, "conns", 4, "connections")
 	flags.IntVar(&c.load.Inflight, "inflight", 32, "open calls on each connection, of a closed loop")
 	flags.BoolVar(&c.once, "once", false, "a closed loop that calls with each key once, in turn, and measures all of that")
+	flags.BoolVar(&c.load.HTTP, "http", false, "GET / over HTTP/1.1, one call at a time on each connection; -template is a header, such as 'x-user: u%d'")
 	flags.DurationVar(&c.load.Timeout, "timeout", 0, "tell the server that there is so much time for a call, and reset it then, as Envoy does; 0 waits")
 	flags.DurationVar(&c.warmup, "warmup", time.Second, "how long to call before measuring, at each rate")
 	flags.DurationVar(&c.duration, "duration", 5*time.Second, "how long to measure, at each rate")
@@ -138,6 +147,8 @@ func parse(args []string, stderr io.Writer) (c config, err error) {
 		return c, fmt.Errorf("want flags alone, not %q", flags.Args())
 	case len(c.rates) > 0 && len(c.times) > 0 || c.once && len(c.rates)+len(c.times) > 0:
 		return c, fmt.Errorf("-rates, -times and -once: want one of them")
+	case c.load.HTTP && (len(c.rates)+len(c.times) > 0 || c.load.Timeout > 0):
+		return c, fmt.Errorf("-http is a closed loop without a time-out: want none of -rates, -times and -timeout")
 	case c.once && c.zipf != 0:
 		return c, fmt.Errorf("-zipf and -once: want one of them")
 	case c.keys < 1 || c.load.Conns < 1 || c.load.Inflight < 1 || c.duration <= 0 || c.warmup < 0 || c.load.Timeout < 0:

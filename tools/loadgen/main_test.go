@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strconv"
@@ -111,6 +113,46 @@ func TestVerdicts(t *testing.T) {
 		if r.P50 <= 0 || r.P50 > r.P99 || r.P99 > r.Max || r.CPU["self"] <= 0 || r.Busy["self"] <= 0 {
 			t.Errorf("%v: want latencies, and processor time: %+v", loop, r)
 		}
+	}
+}
+
+// TestHTTP: over HTTP/1.1 each status counts as what it says, connections are kept, and one that breaks is replaced.
+func TestHTTP(t *testing.T) {
+	t.Parallel()
+	var opened, broken atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get("X-User") {
+		case "u0":
+			_, _ = io.WriteString(w, "hello")
+		case "u1":
+			w.WriteHeader(http.StatusTooManyRequests)
+		case "u2":
+			w.WriteHeader(http.StatusInternalServerError)
+		case "u3":
+			broken.Add(1)
+			panic(http.ErrAbortHandler)
+		default:
+			t.Errorf("asked by %q", r.Header)
+		}
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	all := play(t, "-addr", s.Listener.Addr().String(), "-http", "-template", "x-user: u%d", "-keys", "4", "-conns", "3", "-once")
+	if len(all) != 1 || all[0].OK != 1 || all[0].OverLimit != 1 || all[0].Failed != 2 || all[0].Requests != 4 {
+		t.Errorf("want one of each: %+v", all)
+	}
+	r := play(t, "-addr", s.Listener.Addr().String(), "-http", "-template", "x-user: u%d", "-keys", "4", "-conns", "3", "-warmup", "20ms", "-duration", "300ms")[0]
+	if r.OK == 0 || r.OverLimit == 0 || r.Failed < r.OK || r.P50 <= 0 || r.P50 > r.P99 {
+		t.Errorf("want each outcome, and twice as many failures, and latencies: %+v", r)
+	}
+	// Each run looks first whether anything listens.
+	if n, most := opened.Load(), broken.Load()+2*(3+1); n > most {
+		t.Errorf("%d connections for %d that broke, want at most %d", n, broken.Load(), most)
 	}
 }
 
@@ -264,6 +306,7 @@ func TestFlags(t *testing.T) {
 		{"-rates 1 -times 2", "one of them"},
 		{"-once -rates 1", "one of them"},
 		{"-once -zipf 2 -keys 5", "one of them"},
+		{"-http -rates 1", "closed loop"},
 		{"-keys 0", "at least one"},
 		{"-duration 0s", "-duration above 0"},
 		{"-zipf 1 -keys 5", "more than 1"},

@@ -101,11 +101,7 @@ func (a *lane) unfinished() int { return int(a.open.Load()) }
 
 // add has a call sent next.
 func (a *lane) add(due time.Duration) {
-	// Connections begin at different requests.
-	what := (a.n + a.next*a.load.Conns) % len(a.load.Requests)
-	if a.load.Pick != nil {
-		what = a.load.Pick(a.n, a.next)
-	}
+	what := a.load.what(a.n, a.next)
 	a.next++
 	a.backlog = append(a.backlog, pending{due, a.load.now() - due, int32(what)})
 }

@@ -1,5 +1,5 @@
 // Package calls calls ShouldRateLimit over raw HTTP/2 frames, which costs much less processor time than a client of grpc-go
-// does, so that what is measured has the machine to itself as far as possible.
+// does, so that what is measured has the machine to itself as far as possible. It also calls a proxy over HTTP/1.1.
 //
 // A load does as Envoy does: it keeps a few connections, opens another one when one breaks or is to be left, and gives a
 // call up in time. It is an open loop where calls are due at given times, however slow the answers are, and counts from
@@ -33,6 +33,7 @@ type Load struct {
 	Timeout  time.Duration                   // told to the server, and when to give up; 0 waits for ever, and tells nothing
 	Patience time.Duration                   // when to give up, if longer than Timeout, to see how late an answer is
 	Each     func(conn int, o Outcome)       // takes the outcomes, from several goroutines
+	HTTP     bool                            // closed loop over HTTP/1.1, one call at a time; Requests are as Get returns them
 }
 
 // Kind is how a call ended.
@@ -142,6 +143,11 @@ func (l Load) Start(ctx context.Context) *Running {
 	ctx, end := context.WithCancel(ctx)
 	r := &Running{Load: l, begin: time.Now(), end: end}
 	for i := range l.Conns {
+		if l.HTTP {
+			c := &caller{load: r, n: i}
+			r.wg.Go(func() { c.run(ctx) })
+			continue
+		}
 		a := &lane{load: r, n: i, wake: make(chan struct{}, 1)}
 		r.wg.Go(func() { a.run(ctx) })
 	}
@@ -158,6 +164,14 @@ func (r *Running) Wait() { r.wg.Wait() }
 func (r *Running) Stop() {
 	r.end()
 	r.wg.Wait()
+}
+
+// what returns which request call n of a connection is. In turns, connections begin at different ones.
+func (r *Running) what(conn, n int) int {
+	if r.Pick != nil {
+		return r.Pick(conn, n)
+	}
+	return (conn + n*r.Conns) % len(r.Requests)
 }
 
 // now returns the time since the load began, as outcomes have it.
