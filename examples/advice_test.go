@@ -141,7 +141,7 @@ func TestIstioRules(t *testing.T) {
 	t.Parallel()
 	readme := read(t, "istio/README.md")
 	for _, tt := range []struct{ advice, line, becomes, path string }{
-		{"`value: /productpage*` with\n  `share_threshold: true`", "value: /productpage\n", "value: /productpage*\n    share_threshold: true\n", "/productpage?q=1"},
+		{"`value: /productpage*` with `share_threshold: true`", "value: /productpage\n", "value: /productpage*\n    share_threshold: true\n", "/productpage?q=1"},
 		{"`algorithm: sliding_window`", "requests_per_unit: 1\n", "requests_per_unit: 1\n      algorithm: sliding_window\n", "/productpage"},
 	} {
 		if !strings.Contains(readme, tt.advice) {

@@ -165,7 +165,7 @@ func TestH04_Bodies(t *testing.T) {
 		"hits beyond 32 bits":        {`{"domain":"shop","hitsAddend":4294967296,"descriptors":[{}]}`, 400},
 		"half a surrogate":           {`{"domain":"shop","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`, 400},
 		"no UTF-8":                   {"{\"domain\":\"shop\",\"descriptors\":[{\"entries\":[{\"key\":\"a\",\"value\":\"\xff\"}]}]}", 400},
-		"too many descriptors":       {`{"domain":"shop","descriptors":[` + strings.Repeat("{},", 128) + `{}]}`, 400},
+		"too many descriptors":       {`{"domain":"shop","descriptors":[` + strings.Repeat("{},", 1024) + `{}]}`, 400},
 		"a unit that nobody knows":   {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"FORTNIGHT"}`), 400},
 		"a unit that is only a name": {descriptor(`,"limit":{"requestsPerUnit":5,"unit":"UNKNOWN"}`), 200},
 	} {
