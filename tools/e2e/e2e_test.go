@@ -48,7 +48,7 @@ type example struct {
 
 // examples returns the cases of a run.
 func examples(upTo effort) []example {
-	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), failures(), faultsOfRedis(), surges()),
+	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), wirings(), failures(), faultsOfRedis(), surges()),
 		func(x example) bool { return x.effort > upTo })
 }
 

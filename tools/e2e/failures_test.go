@@ -48,7 +48,46 @@ func failures() (all []example) {
 			play: func(w *world) { w.drained(deny) },
 		})
 	}
-	return all
+	const few = "with outlier_detection, as the example has it, less than a quarter of those that fail without"
+	return append(all,
+		example{name: "one of two servers is killed, failure_mode_deny: true", want: few, effort: most, play: func(w *world) {
+			w.halved(func(s *service) { s.Kill() })
+		}},
+		example{name: "one of two servers hangs, failure_mode_deny: true", want: few, effort: most, play: func(w *world) {
+			w.halved(func(s *service) { s.Stop() })
+		}},
+	)
+}
+
+// halved has requests come when something has happened to one of two servers, after which it does not answer: without
+// outlier detection first.
+func (w *world) halved(happen func(*service)) {
+	w.Helper()
+	const n = 900 // in 4.5 s; health checks take two to fail
+	var failed [2]int
+	for i, how := range []string{"without", "with"} {
+		_, redis := w.redis()
+		up := w.upstream(hello)
+		one, other := w.serve(perUser("error"), redis, awaitsRedis), w.serve(perUser("error"), redis, awaitsRedis)
+		p := w.proxy(setup{example: "envoy", deny: true, change: func(c *config) {
+			if i == 0 {
+				c.service.OutlierDetection = nil
+			}
+		}}, up, one, other)
+		stop := w.flow(p, 200, few(10_000)...)
+		// Envoy merges changes of health within a second of the first, when both became healthy.
+		testkit.Eventually(w, "requests come for more than a second", func() bool { return up.all() > 300 })
+		before := p.counts()
+		happen(one)
+		testkit.Eventually(w, "all requests have come", func() bool {
+			now := p.counts()
+			return now.ok+now.failed-before.ok-before.failed >= n
+		})
+		y := stop()
+		failed[i] = y.failed
+		w.got(y.passed+y.failed == y.all, "%s it %d of %d fail", how, y.failed, y.all)
+	}
+	w.got(failed[1]*4 < failed[0], "%d against %d", failed[1], failed[0])
 }
 
 // hang suspends the server, and waits until all its threads have noticed.

@@ -239,7 +239,7 @@ func (p *proxy) trouble() []string {
 	p.w.Logf("Envoy printed:\n%s", p.process.Said())
 	text, err := p.fetch("/stats?usedonly&filter=" + url.QueryEscape(
 		`^cluster\.ratelimitd\.(upstream_rq_(\d|timeout|rx_reset|tx_reset|pending_overflow|retry)|upstream_cx_(connect_fail|connect_timeout|destroy_remote|none_healthy|protocol_error)|`+
-			`membership_healthy|outlier_detection\.ejections_active|ssl\.(connection_error|fail_.*)|health_check\.(failure|passive_failure|network_failure))`))
+			`membership_healthy|outlier_detection\.ejections_enforced_total|ssl\.(connection_error|fail_.*)|health_check\.(failure|passive_failure|network_failure))`))
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"gopkg.in/yaml.v3"
@@ -152,6 +155,10 @@ func (w *world) serveExample(name string) *service {
 func (w *world) start(env []string) *service {
 	w.Helper()
 	s := new(service)
+	creds := insecure.NewCredentials()
+	if slices.Contains(env, withTLS[0]) {
+		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it is ours, on loopback
+	}
 	s.Server = testkit.Start(w, &testkit.Program{
 		Name: "env", Package: "coreutils", // for a program with an environment of its own
 		Args: func(port int) []string {
@@ -159,7 +166,7 @@ func (w *world) start(env []string) *service {
 			return append(all, fmt.Sprintf("GRPC_PORT=%d", port), w.program)
 		},
 		Ready: func(at *testkit.Server, _ string) bool {
-			conn, err := grpc.NewClient(at.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			conn, err := grpc.NewClient(at.Addr(), grpc.WithTransportCredentials(creds))
 			if err != nil {
 				return false
 			}
@@ -171,7 +178,7 @@ func (w *world) start(env []string) *service {
 		},
 	})
 	var err error
-	if s.conn, err = grpc.NewClient(s.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	if s.conn, err = grpc.NewClient(s.Addr(), grpc.WithTransportCredentials(creds)); err != nil {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { s.conn.Close() })
