@@ -309,7 +309,8 @@ func TestPromtool(t *testing.T) {
 				t.Fatalf("promtool: %v\n%s", err, out)
 			}
 			for line := range strings.Lines(string(out)) {
-				if ours := !strings.HasPrefix(line, "ratelimit_") && !strings.HasPrefix(line, "runtime_"); ours {
+				ours := !strings.HasPrefix(line, "ratelimit_") && !strings.HasPrefix(line, "runtime_")
+				if unmapped := strings.HasPrefix(line, "ratelimitd_rejections_worked_"); ours && !unmapped { // a series of statsd ends in the rule
 					t.Errorf("promtool: %s", line)
 				}
 			}

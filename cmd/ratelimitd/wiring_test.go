@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,7 +36,7 @@ func (d *daemon) sends(listener, text string) {
 	for b := make([]byte, 1024); err == nil; {
 		_, err = c.Read(b)
 	}
-	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		d.t.Errorf("%.20q: the server keeps the connection", text)
 	}
 }

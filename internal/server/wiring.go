@@ -59,7 +59,7 @@ func (v *Server) httpBegan() func(net.Addr, rls.Protocol) {
 
 func (v *Server) miswired(lines *throttle.Log, what, want string, peer net.Addr, facts ...any) {
 	if omitted, ok := lines.Allow(want); ok {
-		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...)
+		v.log.Warn(what, append([]any{"peer", peer.String(), "want", want, "omitted", omitted}, facts...)...) //nolint:sloglint // each caller's is constant
 	}
 }
 

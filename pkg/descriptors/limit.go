@@ -96,11 +96,6 @@ func (c *compiler) item(l *rawLimit, path string, listed bool) (item RateLimit, 
 			c.parameter(own, p, &item.Limit, path)
 		}
 	}
-	for p := range engine.Parameters() { // what is usual may follow from a key that comes later
-		if known && p.TakenBy(item.Limit.Algorithm) && l.own(p.String()) == nil {
-			p.Set(&item.Limit, p.Usual(&item.Limit))
-		}
-	}
 	c.calendar(l, &item, path)
 	if known {
 		c.validate(l, &item.Limit, path)

@@ -16,8 +16,7 @@ import (
 // reads, writes, checks or compares limits asks the table of parameters rather than naming fields of [Limit].
 type Parameter uint8
 
-// The parameters, in the order in which people read them. The value of one may depend on those before it, and that of
-// count_refused on late_charge.
+// The parameters, in the order in which people read them. The value of one may depend on those before it.
 const (
 	ParamBurst Parameter = iota
 	ParamPrecision
@@ -27,8 +26,8 @@ const (
 	ParamAlign
 	ParamCalendar
 	ParamTimezone
-	ParamCountRefused
 	ParamLateCharge
+	ParamCountRefused
 )
 
 // Kind says what the value of a parameter is, and so what the number that stands for it means.
@@ -83,8 +82,8 @@ var parameters = [...]parameter{
 	ParamAlign:        {key: "align", kind: KindWord, takers: windows, most: 1, words: []string{AlignClock: "clock", AlignFirst: "first"}, usual: "`clock`", about: "Whether windows are aligned to the clock, or begin with the first hit."},
 	ParamCalendar:     {key: "calendar", kind: KindFlag, takers: windows, most: math.MaxUint64, words: []string{"false", "true"}, usual: "`false`", about: "Windows are those of the calendar, with their actual lengths."},
 	ParamTimezone:     {key: "timezone", kind: KindZone, takers: windows, most: math.MaxUint64, accepts: "a name of the IANA database", usual: "`UTC`", about: "The time zone in which the windows of a calendar begin at midnight."},
-	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether refused hits count nevertheless, as charges made after a request have to."},
 	ParamLateCharge:   {key: "late_charge", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`false`", about: "Whether hits above 0 charge for requests that have already run: they count in full, as with count_refused, and are never reported as refusals."},
+	ParamCountRefused: {key: "count_refused", kind: KindFlag, takers: counting, single: true, most: 1, words: []string{"false", "true"}, usual: "`true` for `fixed_window`, else `false`", about: "Whether refused hits count nevertheless, as charges made after a request have to."},
 }
 
 const usualPrecision = 10
@@ -105,8 +104,8 @@ func (l *Limit) values() [len(parameters)]uint64 {
 		ParamAlign:        uint64(l.Align),
 		ParamCalendar:     l.Calendar.slot(),
 		ParamTimezone:     zone,
-		ParamCountRefused: flag(l.CountRefused),
 		ParamLateCharge:   flag(l.LateCharge),
+		ParamCountRefused: flag(l.CountRefused),
 	}
 }
 
@@ -139,7 +138,7 @@ func (p Parameter) Set(l *Limit, v uint64) {
 }
 
 // Usual returns the value of a rule without the key. It may depend on the algorithm, the number and the parameters that
-// come before; that of count_refused on late_charge.
+// come before.
 func (p Parameter) Usual(l *Limit) uint64 {
 	switch p {
 	case ParamBurst:

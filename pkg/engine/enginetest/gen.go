@@ -137,7 +137,7 @@ func others(t *rapid.T, l *engine.Limit) {
 	for p := range engine.Parameters() {
 		switch p {
 		case engine.ParamBurst, engine.ParamPrecision, engine.ParamDebt, engine.ParamFillInterval, engine.ParamInitial, engine.ParamAlign,
-			engine.ParamCalendar, engine.ParamTimezone, engine.ParamCountRefused:
+			engine.ParamCalendar, engine.ParamTimezone, engine.ParamCountRefused, engine.ParamLateCharge:
 		default:
 			if p.TakenBy(l.Algorithm) && rapid.Bool().Draw(t, p.String()+" given") {
 				p.Set(l, rapid.Uint64Range(0, 20).Draw(t, p.String()))
