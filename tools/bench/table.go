@@ -25,7 +25,9 @@ func unanswered(s sample) float64 { return 100 * float64(s.Failed+s.Late) / floa
 
 // named returns the servers of a result in the order in which they are loaded.
 func (r result) named() []string {
-	return slices.DeleteFunc(append([]string{idleServer, fewServer, ratelimitd}, deciders...), func(s string) bool { return len(r.Servers[s]) == 0 })
+	return slices.DeleteFunc([]string{
+		idleServer, fewServer, ratelimitd, noFilter, ourMemory, ourRedis, peer, limitadorMemory, limitadorRedis, limitadorBehind,
+	}, func(s string) bool { return len(r.Servers[s]) == 0 })
 }
 
 // print prints the medians of the rounds for each row, server and step.

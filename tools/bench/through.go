@@ -21,7 +21,7 @@ import (
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
 
-// The names of what decides for Envoy, besides peer.
+// The names of what decides for Envoy, besides peer, in the order in which it is loaded.
 const (
 	noFilter        = "no filter"
 	ourMemory       = "ratelimitd in memory"
@@ -30,9 +30,6 @@ const (
 	limitadorRedis  = "limitador with Redis"
 	limitadorBehind = "limitador with Redis, written later"
 )
-
-// deciders are all of them, in the order in which they are loaded.
-var deciders = []string{noFilter, ourMemory, ourRedis, peer, limitadorMemory, limitadorRedis, limitadorBehind}
 
 // limits are the rules of key "user" as limitador has them. It looks at each limit of a domain for each request, so what is
 // not measured is in another domain.

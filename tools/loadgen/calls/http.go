@@ -60,7 +60,8 @@ func (c *caller) call(ctx context.Context, request []byte) Kind {
 	if err != nil {
 		return Lost
 	}
-	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+	_, err = io.Copy(io.Discard, answer.Body)
+	if _ = answer.Body.Close(); err != nil {
 		return Lost
 	}
 	switch answer.StatusCode {
