@@ -38,7 +38,7 @@ func (c config) programs(ctx context.Context) (v versions, err error) {
 	if v.Envoy, err = asked(ctx, c.envoy, `/([0-9.]+)/`); err != nil {
 		return v, err
 	}
-	v.Limitador, err = asked(ctx, c.limitador, `v([0-9].*)`)
+	v.Limitador, err = asked(ctx, c.limitador, `v([0-9]\S*( \([^)]*\))?)`)
 	return v, err
 }
 
