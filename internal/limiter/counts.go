@@ -41,6 +41,7 @@ type counts struct {
 	stop      bool // see Config.StopWhenOver
 
 	localCache bool // see Config.LocalCache
+	sealer     *Sealer
 
 	serviceErrors, backendErrors, giveBackErrors, globalShadow *stats.Counter
 
@@ -76,6 +77,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		maxSeries:      c.MetricMaxSeries,
 		stop:           c.StopWhenOver,
 		localCache:     c.LocalCache,
+		sealer:         c.Reservations,
 		onFailure:      c.OnFailure,
 		unknown:        c.Unknown,
 		serviceErrors:  r.Counter(stats.ShouldRateLimitError, "service_error"),
@@ -189,6 +191,13 @@ func (c *counts) domainNotFound(name string) *stats.Counter {
 	return c.registry.Counter(stats.DomainNotFound, stats.NewKey(name).Text)
 }
 
+// mostCounted is how many hits of one descriptor metrics count: the most that Envoy lets its configuration ask for. A cost that it cannot
+// read arrives as an enormous number, which would drown all others.
+const mostCounted = 1_000_000_000
+
+// counted returns what metrics count of hits.
+func counted(hits uint64) uint64 { return min(hits, mostCounted) }
+
 // before counts what is asked for, before the backend is called.
 func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) {
 	for i := range p.parts {
@@ -204,22 +213,23 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 		if t.op < 0 && !decided || t.hits == 0 && t.reserving != settles {
 			continue
 		}
+		hits := counted(t.hits)
 		n := c.of(s, d, r.Descriptors[i].Entries, p, t)
 		switch {
 		case t.blocked:
-			n.TotalHits.Add(t.hits)
-			n.OverLimit.Add(t.hits)
+			n.TotalHits.Add(hits)
+			n.OverLimit.Add(hits)
 		case t.allowed && !t.negative && !t.unlimited:
-			n.TotalHits.Add(t.hits)
-			n.WithinLimit.Add(t.hits)
+			n.TotalHits.Add(hits)
+			n.WithinLimit.Add(hits)
 		case t.unlimited:
-			n.UnlimitedHits.Add(t.hits)
+			n.UnlimitedHits.Add(hits)
 		case t.reserving == settles:
 			t.counts = n
 		case t.negative:
-			n.TotalNegativeHits.Add(t.hits)
+			n.TotalNegativeHits.Add(hits)
 		default:
-			n.TotalHits.Add(t.hits)
+			n.TotalHits.Add(hits)
 			t.counts = n
 		}
 	}
@@ -228,7 +238,7 @@ func (c *counts) before(s *snapshot, d *descriptors.Domain, r *Request, p *Scrat
 // after counts the outcome.
 func (c *counts) after(p *Scratch) {
 	if n := p.counts.reservations.Load(); n != nil {
-		n.count(p)
+		n.count(p, c.sealer)
 	}
 	for i := range p.parts {
 		switch t := &p.parts[i]; {
@@ -254,8 +264,9 @@ func (c *counts) outcome(t *part, op *backend.Op) {
 		over := hits
 		if limit.CountRefused && d.Penalty == 0 && !op.Remembered {
 			over = hits - min(left, hits)
-			n.NearLimit.Add(most - max(near, used))
+			n.NearLimit.Add(counted(most - max(near, used)))
 		}
+		over = counted(over)
 		n.OverLimit.Add(over)
 		if c.localCache && op.Remembered {
 			n.OverLimitWithLocalCache.Add(over)
@@ -272,13 +283,13 @@ func (c *counts) outcome(t *part, op *backend.Op) {
 		}
 		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
 	}
-	n.WithinLimit.Add(hits)
+	n.WithinLimit.Add(counted(hits))
 	switch {
 	case after <= near:
 	case used >= near:
-		n.NearLimit.Add(hits)
+		n.NearLimit.Add(counted(hits))
 	default:
-		n.NearLimit.Add(after - near)
+		n.NearLimit.Add(counted(after - near))
 	}
 }
 

@@ -110,7 +110,7 @@ func (l *Limiter) ForeignIDs() (ids uint64) {
 	}
 	for _, d := range s.domains {
 		if n := d.reservations.Load(); n != nil {
-			ids += n.outcomes[countForged].Load()
+			ids += n.foreign.Load()
 		}
 	}
 	return ids

@@ -52,11 +52,11 @@ func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn boo
 			d.Took = now.Sub(r.Read)
 		}
 		if weight > 0 && !d.Back {
-			counted := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: d.Hits}
+			entry := top.Decision{Domain: d.Domain, Rule: d.Rule, Entries: d.Entries, Hits: counted(d.Hits)}
 			if d.Over && (d.Outcome == watch.Refused || d.Outcome == watch.Blocked) {
-				counted.Refused = 1
+				entry.Refused = 1
 			}
-			l.config.Top.Add(&counted, weight, every)
+			l.config.Top.Add(&entry, weight, every)
 		}
 		if watched {
 			l.config.Watch.Publish(ctx, d, now)

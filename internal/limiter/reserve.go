@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -68,7 +69,7 @@ const (
 	reservesNothing reserving = iota
 	reserves                  // it reserves its hits
 	settles                   // it settles the reservation t.id
-	forged                    // it would settle one, but no server has given out its id
+	forged                    // it would settle one, but its id was made with none of the keys
 	charges                   // it is charged at its end, without a reservation
 	released                  // it has reserved hits, and has settled them since: the request was refused
 )
@@ -227,11 +228,12 @@ const (
 // reservations counts the reservations of a domain.
 type reservations struct {
 	outcomes [countedReservations]*stats.Counter
+	foreign  atomic.Uint64 // ids that were made with none of the keys, whatever they count as
 	hits     [countedHits]*stats.Counter
 }
 
 func (c *counts) reservations(domain string) *reservations {
-	var n reservations
+	n := new(reservations)
 	for i, outcome := range [countedReservations]string{
 		"reserved", "unrecorded", "released", "settled", "unknown", "forged", "charged", "expired",
 	} {
@@ -240,7 +242,7 @@ func (c *counts) reservations(domain string) *reservations {
 	for i, action := range [countedHits]string{"reserved", "given_back", "charged"} {
 		n.hits[i] = c.registry.Counter(stats.ReservationHitsTotal, action, domain)
 	}
-	return &n
+	return n
 }
 
 // readyReservations makes the counters of a domain's reservations, if it has rules that take some.
@@ -250,12 +252,13 @@ func (c *counts) readyReservations(k *domain, d *descriptors.Domain) {
 	}
 }
 
-// count counts what became of p's reservations.
-func (n *reservations) count(p *Scratch) {
+// count counts what became of p's reservations, whose ids s made.
+func (n *reservations) count(p *Scratch, s *Sealer) {
 	for i := range p.parts {
 		t := &p.parts[i]
 		if t.reserving == forged {
-			n.outcomes[countForged].Add(1)
+			n.foreign.Add(1)
+			n.outcomes[s.foreign()].Add(1)
 		}
 		if t.op < 0 || p.ops[t.op].Reserve == nil {
 			continue
@@ -275,19 +278,19 @@ func (n *reservations) count(p *Scratch) {
 		case t.reserving == released:
 			n.outcomes[countReserved].Add(1)
 			n.outcomes[countReleased].Add(1)
-			n.hits[hitsReserved].Add(t.hits)
-			n.hits[hitsGivenBack].Add(t.hits)
+			n.hits[hitsReserved].Add(counted(t.hits))
+			n.hits[hitsGivenBack].Add(counted(t.hits))
 		case d.Reservation == engine.ReservationOpen:
 			n.outcomes[countReserved].Add(1)
-			n.hits[hitsReserved].Add(t.hits)
+			n.hits[hitsReserved].Add(counted(t.hits))
 		case t.reserving == reserves && d.Admitted > 0 && !t.unspent:
 			n.outcomes[countUnrecorded].Add(1)
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)
 			if d.Difference < 0 {
-				n.hits[hitsGivenBack].Add(uint64(-d.Difference))
+				n.hits[hitsGivenBack].Add(counted(uint64(-d.Difference)))
 			} else {
-				n.hits[hitsCharged].Add(uint64(d.Difference))
+				n.hits[hitsCharged].Add(counted(uint64(d.Difference)))
 			}
 		case d.Reservation == engine.ReservationUnknown:
 			n.outcomes[countUnknown].Add(1)
@@ -299,9 +302,9 @@ func (n *reservations) count(p *Scratch) {
 // nothing was refused, so it counts as within.
 func difference(n *stats.Rule, hits int64) {
 	if hits < 0 {
-		n.TotalNegativeHits.Add(uint64(-hits))
+		n.TotalNegativeHits.Add(counted(uint64(-hits)))
 		return
 	}
-	n.TotalHits.Add(uint64(hits))
-	n.WithinLimit.Add(uint64(hits))
+	n.TotalHits.Add(counted(uint64(hits)))
+	n.WithinLimit.Add(counted(uint64(hits)))
 }

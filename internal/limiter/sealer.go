@@ -20,10 +20,28 @@ const (
 
 // Sealer makes the ids of reservations, and tells those that it or another one with the same key has made from others. An
 // id says nothing to those who have it. The zero Sealer has no key yet, and makes none. It is safe for concurrent use.
-type Sealer struct{ keys atomic.Pointer[[][]byte] }
+type Sealer struct {
+	keys atomic.Pointer[[][]byte]
+	own  atomic.Bool // see SetOwnKey
+}
 
 // SetKeys sets the keys. The first one seals, all of them open.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
+
+// SetOwnKey sets a key that this process alone has. It is lost with the process, so ids from before cannot be told from those that somebody
+// made up.
+func (s *Sealer) SetOwnKey(key []byte) {
+	s.own.Store(true)
+	s.SetKeys(key)
+}
+
+// foreign returns what an id counts as that was made with none of the keys.
+func (s *Sealer) foreign() int {
+	if s.own.Load() {
+		return countUnknown
+	}
+	return countForged
+}
 
 // Ready reports whether there is a key.
 func (s *Sealer) Ready() bool {

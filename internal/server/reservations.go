@@ -65,6 +65,11 @@ func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reserv
 	default:
 		key := make([]byte, keySize)
 		_, _ = rand.Read(key) // never fails
+		if st.reservationKey == nil {
+			r.from = "this process"
+			r.sealer.SetOwnKey(key)
+			return r, nil
+		}
 		r.keys, r.from, r.secret = [][]byte{key}, "Redis", st.reservationKey
 	}
 	if r.secret == nil {
@@ -141,7 +146,7 @@ func (r *reservations) tell() bool {
 	if n == r.foreign {
 		return false
 	}
-	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: replicas may have different keys, or somebody makes them up",
+	r.log.Warn("ids of reservations come that no server with this one's keys has made, and change nothing: they were made before a restart without a lasting key, replicas have different keys, or somebody makes them up",
 		"ids", n-r.foreign, "keys", r.from)
 	r.foreign = n
 	return true
