@@ -293,11 +293,13 @@ func TestCountRefused(t *testing.T) {
 	l.CountRefused = true
 	first := window(3, hour)
 	first.Align = engine.AlignFirst
+	late := window(3, hour)
+	late.LateCharge = true // for what has run already: it counts although the window refuses everything until it ends
 	for _, c := range []struct {
 		name   string
 		limit  engine.Limit
 		counts bool
-	}{{"Bucket", l, true}, {"First", first, true}, {"Clock", window(3, hour), false}} {
+	}{{"Bucket", l, true}, {"First", first, true}, {"Clock", window(3, hour), false}, {"LateCharge", late, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newReplica(t, newStore(), nearcache.Config{}, c.limit)
