@@ -284,12 +284,12 @@ func entriesOfDescriptor(message []byte) (n int) {
 	return n
 }
 
-// longestLogged is how much of a domain is logged, in bytes.
+// longestLogged is how much of what a client sent is logged, in bytes.
 const longestLogged = 256
 
-// short returns a name as it is logged.
-func short(name []byte) string {
-	return strings.ToValidUTF8(string(name[:min(len(name), longestLogged)]), "\uFFFD")
+// Short returns what a client sent as it is logged.
+func Short(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), longestLogged)], "\uFFFD")
 }
 
 // domainOf returns the domain of a message; nil if it has none, or so much that it will not be decided. It shares its memory.

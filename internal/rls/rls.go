@@ -365,7 +365,7 @@ func (s *Service) logTooLarge(ctx context.Context, message []byte, err error) {
 	}
 	found := sizeOf(message)
 	s.config.Log.WarnContext(ctx, "a request has too many descriptors or entries, and was answered INVALID_ARGUMENT: have the proxy send fewer",
-		"domain", short(found.domain), "descriptors", found.descriptors, "most_descriptors", limiter.MaxDescriptors,
+		"domain", Short(string(found.domain)), "descriptors", found.descriptors, "most_descriptors", limiter.MaxDescriptors,
 		"entries", found.entries, "most_entries", limiter.MaxEntries, "omitted", omitted)
 }
 

@@ -17,9 +17,6 @@ import (
 // the log is where that can be seen: once a minute for each mistake.
 const wiringEvery = time.Minute
 
-// longestReason is how much of what a client made of a handshake is logged, in bytes.
-const longestReason = 512
-
 // What is right for clients of the gRPC port. Each is also the subject of its log lines.
 const (
 	wantHTTP2   = "the Envoy cluster lacks http2_protocol_options; probes of HTTP belong to the HTTP port (PORT)"
@@ -73,9 +70,7 @@ func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
 			v.log.Debug("a TLS handshake failed", "peer", peer.String(), "reason", err)
 			return
 		}
-		reason := strings.ToValidUTF8(err.Error(), "\uFFFD")
-		v.miswired(lines, "a TLS handshake with the gRPC port failed", handshakeWant(reason, &v.settings), peer,
-			"reason", reason[:min(len(reason), longestReason)])
+		v.miswired(lines, "a TLS handshake with the gRPC port failed", handshakeWant(err.Error(), &v.settings), peer, "reason", rls.Short(err.Error()))
 	}
 }
 
@@ -98,11 +93,8 @@ func handshakeWant(reason string, s *settings.Settings) string {
 	}
 }
 
-// How much of names of domains is logged.
-const (
-	domainsLogged = 10
-	domainLogged  = 128 // bytes of each
-)
+// domainsLogged is how many names of domains are logged.
+const domainsLogged = 10
 
 // unknownDomain logs the first request for a domain that has no rules. The limiter knows a hundred such domains.
 func (v *Server) unknownDomain(name string) {
@@ -111,14 +103,10 @@ func (v *Server) unknownDomain(name string) {
 	if set := v.limiter.Rules(); set != nil {
 		for d := range set.Domains() {
 			if total++; total <= domainsLogged {
-				known = append(known, shortDomain(d.Name))
+				known = append(known, rls.Short(d.Name))
 			}
 		}
 	}
 	v.log.Warn("a request asks for a domain without rules, so no limit applies: compare domain in the filter of Envoy with the rules",
-		slog.String("domain", shortDomain(name)), slog.Any("domains_with_rules", known), slog.Int("number_of_domains", total))
-}
-
-func shortDomain(name string) string {
-	return strings.ToValidUTF8(name[:min(len(name), domainLogged)], "\uFFFD")
+		slog.String("domain", rls.Short(name)), slog.Any("domains_with_rules", known), slog.Int("number_of_domains", total))
 }
