@@ -2994,7 +2994,7 @@ func (x *AuditEntry) GetRefusal() string {
 	return ""
 }
 
-// TopRequest asks for the descriptors with the most hits.
+// TopRequest asks for the descriptors with the most hits, or the most refusals.
 type TopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The path of a rule, such as shop.user; empty stands for all rules, and for descriptors that met none.
@@ -3085,7 +3085,7 @@ func (x *TopRequest) GetPageSize() int32 {
 	return 0
 }
 
-// TopResponse is the descriptors with the most hits, the first of them having the most.
+// TopResponse is the descriptors with the most hits, or the most refusals, the first of them having the most.
 type TopResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The descriptors.
@@ -3098,13 +3098,13 @@ type TopResponse struct {
 	// The hits of all descriptors of the rule, or of all rules; they are as exact as sampled_one_in allows.
 	// Of all rules it is 0, as is refused, to callers whose token is good for some domains alone.
 	Hits uint64 `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`
-	// How many of them were refused.
+	// How many times they were refused, whatever the hits.
 	Refused uint64 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
 	// The most hits that a descriptor may have had that is not known any more, so that it is not in any answer.
 	UnknownHits uint64 `protobuf:"varint,6,opt,name=unknown_hits,json=unknownHits,proto3" json:"unknown_hits,omitempty"`
-	// How many of them may have been refused.
+	// The most times that such a descriptor may have been refused.
 	UnknownRefused uint64 `protobuf:"varint,7,opt,name=unknown_refused,json=unknownRefused,proto3" json:"unknown_refused,omitempty"`
-	// Of how many hits only one was counted, at the busiest time; 1 where all were. The errors include it.
+	// Of how many hits, or refusals, only one was counted, at the busiest time; 1 where all were. The errors include it.
 	SampledOneIn uint32 `protobuf:"varint,8,opt,name=sampled_one_in,json=sampledOneIn,proto3" json:"sampled_one_in,omitempty"`
 	// Whether there was no memory for a list of the rule's own. Then its descriptors are those that are in the list of all rules.
 	FromAllRules  bool `protobuf:"varint,9,opt,name=from_all_rules,json=fromAllRules,proto3" json:"from_all_rules,omitempty"`
@@ -3205,7 +3205,7 @@ func (x *TopResponse) GetFromAllRules() bool {
 	return false
 }
 
-// TopEntry is a descriptor and its hits. With a probability of 99.7 % or more a number is no further than its error from the
+// TopEntry is a descriptor, its hits and its refusals. With a probability of 99.7 % or more a number is no further than its error from the
 // truth; an error of 0 means that it is exact.
 type TopEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
