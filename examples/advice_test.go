@@ -38,6 +38,7 @@ func TestAdvice(t *testing.T) {
 		"compose":       func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "compose", more) },
 		"envoy":         func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy", more) },
 		"envoy-llm":     func(t *testing.T, more map[string]string) { t.Helper(); startCompose(t, "envoy-llm", more) },
+		"envoy-tls":     func(t *testing.T, more map[string]string) { t.Helper(); startTLS(t, more) },
 		"envoy-gateway": startGateway,
 		"istio": func(t *testing.T, more map[string]string) {
 			t.Helper()
@@ -57,6 +58,7 @@ func TestAdvice(t *testing.T) {
 	}
 	for example, variable := range map[string]string{
 		"ai-gateway": "QUOTA_GROUP_BY", "istio": "REDIS_KEY_FORMAT", "envoy-gateway": "XDS_KEEP_ON_EMPTY", "envoy": "DECISION_METADATA",
+		"envoy-tls": "GRPC_SERVER_TLS_MIN_VERSION",
 	} {
 		if !strings.Contains(strings.Join(advised.FindAllString(read(t, example+"/README.md"), -1), " "), variable) {
 			t.Errorf("the README of %s advises no value for %s, which this test looks for", example, variable)

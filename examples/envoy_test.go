@@ -7,7 +7,6 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	ratelimitconfigv3 "github.com/envoyproxy/go-control-plane/envoy/config/ratelimit/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -25,12 +24,21 @@ import (
 
 const protocolName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-// bootstrap returns the decoded and validated envoy.yaml, after change has been applied to its text.
+// envoyExamples are the directories with an envoy.yaml.
+var envoyExamples = []string{"envoy", "envoy-llm", "envoy-tls"}
+
+// bootstrap returns the decoded and validated envoy.yaml of examples/envoy, after change has been applied to its text.
 func bootstrap(t *testing.T, change func(string) string) *bootstrapv3.Bootstrap {
 	t.Helper()
+	return bootstrapOf(t, "envoy", change)
+}
+
+// bootstrapOf is bootstrap of another example.
+func bootstrapOf(t *testing.T, example string, change func(string) string) *bootstrapv3.Bootstrap {
+	t.Helper()
 	var b bootstrapv3.Bootstrap
-	if err := envoytest.Decode(change(read(t, "envoy/envoy.yaml")), &b); err != nil {
-		t.Fatal(err)
+	if err := envoytest.Decode(change(read(t, example+"/envoy.yaml")), &b); err != nil {
+		t.Fatalf("%s: %v", example, err)
 	}
 	return &b
 }
@@ -154,44 +162,47 @@ func TestEnvoyRoutes(t *testing.T) {
 // TestEnvoyAsksLoopback: one file serves a shell and compose.yaml, where both processes share a network.
 func TestEnvoyAsksLoopback(t *testing.T) {
 	t.Parallel()
-	for _, example := range []string{"envoy", "envoy-llm"} {
-		var b bootstrapv3.Bootstrap
-		if err := envoytest.Decode(read(t, example+"/envoy.yaml"), &b); err != nil {
-			t.Fatal(err)
-		}
-		at := b.GetStaticResources().GetClusters()[0].GetLoadAssignment()
+	for _, example := range envoyExamples {
+		at := bootstrapOf(t, example, asItIs).GetStaticResources().GetClusters()[0].GetLoadAssignment()
 		address := at.GetEndpoints()[0].GetLbEndpoints()[0].GetEndpoint().GetAddress().GetSocketAddress()
 		if at.GetClusterName() != "ratelimitd" || address.GetAddress() != "127.0.0.1" || address.GetPortValue() != 8081 {
 			t.Errorf("%s: the first cluster is %s at %v, want ratelimitd at 127.0.0.1:8081", example, at.GetClusterName(), address)
 		}
-		composeEnv(t, example)
+		if example != "envoy-tls" { // which has no compose.yaml
+			composeEnv(t, example)
+		}
 	}
 }
 
-func TestEnvoyClusterSpeaksHTTP2(t *testing.T) {
+// TestEnvoyCluster: the cluster speaks HTTP/2, notices in time that a server drains or fails, and bounds no calls.
+func TestEnvoyCluster(t *testing.T) {
 	t.Parallel()
-	clusters := bootstrap(t, asItIs).GetStaticResources().GetClusters()
-	i := slices.IndexFunc(clusters, func(c *clusterv3.Cluster) bool { return c.GetName() == "ratelimitd" })
-	if i < 0 {
-		t.Fatal("no cluster ratelimitd")
-	}
-	options := unpack(t, clusters[i].GetTypedExtensionProtocolOptions()[protocolName], &upstreamv3.HttpProtocolOptions{})
-	http2 := options.GetExplicitHttpConfig().GetHttp2ProtocolOptions()
-	if http2 == nil {
-		t.Fatal("the cluster does not speak HTTP/2")
-	}
-	if interval := http2.GetConnectionKeepalive().GetInterval().AsDuration(); interval < 10*time.Second {
-		t.Errorf("keepalive every %v; ratelimitd closes connections that ping more often than every 10s", interval)
-	}
-	health := clusters[i].GetHealthChecks()[0]
-	if name := health.GetGrpcHealthCheck().GetServiceName(); name != "ratelimit" {
-		t.Errorf("health is asked of %q, want ratelimit", name)
-	}
 	env, _ := composeEnv(t, "envoy")
-	for what, interval := range map[string]time.Duration{"": health.GetInterval().AsDuration(), " without traffic": health.GetNoTrafficInterval().AsDuration()} {
-		noticed := time.Duration(health.GetUnhealthyThreshold().GetValue()) * (interval + health.GetTimeout().AsDuration())
-		if delay := drainDelay(t, env); interval == 0 || noticed >= delay {
-			t.Errorf("checks every %v%s notice that a server drains after up to %v; it serves on for %v", interval, what, noticed, delay)
+	for _, example := range envoyExamples {
+		cluster := bootstrapOf(t, example, asItIs).GetStaticResources().GetClusters()[0]
+		options := unpack(t, cluster.GetTypedExtensionProtocolOptions()[protocolName], &upstreamv3.HttpProtocolOptions{})
+		http2 := options.GetExplicitHttpConfig().GetHttp2ProtocolOptions()
+		if http2 == nil {
+			t.Fatalf("%s: the cluster does not speak HTTP/2", example)
+		}
+		if interval := http2.GetConnectionKeepalive().GetInterval().AsDuration(); interval < 10*time.Second {
+			t.Errorf("%s: keepalive every %v; ratelimitd closes connections that ping more often than every 10s", example, interval)
+		}
+		health := cluster.GetHealthChecks()[0]
+		if name := health.GetGrpcHealthCheck().GetServiceName(); name != "ratelimit" {
+			t.Errorf("%s: health is asked of %q, want ratelimit", example, name)
+		}
+		for what, interval := range map[string]time.Duration{"": health.GetInterval().AsDuration(), " without traffic": health.GetNoTrafficInterval().AsDuration()} {
+			noticed := time.Duration(health.GetUnhealthyThreshold().GetValue()) * (interval + health.GetTimeout().AsDuration())
+			if delay := drainDelay(t, env); interval == 0 || noticed >= delay {
+				t.Errorf("%s: checks every %v%s notice that a server drains after up to %v; it serves on for %v", example, interval, what, noticed, delay)
+			}
+		}
+		if outliers := cluster.GetOutlierDetection(); outliers.GetConsecutive_5Xx().GetValue() != 5 || outliers.GetMaxEjectionPercent().GetValue() > 50 {
+			t.Errorf("%s: a server that fails is taken out so: %v", example, outliers)
+		}
+		if bound := cluster.GetCircuitBreakers().GetThresholds()[0]; bound.GetMaxRequests().GetValue() < 100_000 || bound.GetMaxPendingRequests().GetValue() < 100_000 {
+			t.Errorf("%s: Envoy lets requests pass beyond %v", example, bound)
 		}
 	}
 }
