@@ -48,7 +48,7 @@ type example struct {
 
 // examples returns the cases of a run.
 func examples(upTo effort) []example {
-	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), wirings(), failures(), faultsOfRedis(), surges()),
+	return slices.DeleteFunc(slices.Concat(examplesOfEnvoy(), examplesOfLLM(), charges(), limits(), wirings(), failures(), faultsOfRedis(), surges()),
 		func(x example) bool { return x.effort > upTo })
 }
 
@@ -82,6 +82,15 @@ func prepare(dir string) error {
 			return fmt.Errorf("there is no Envoy: %w", err) // tools/need has said what to do
 		}
 		*envoy = strings.TrimSpace(string(found))
+	}
+	if *envoy != "" {
+		found, err := exec.LookPath(*envoy)
+		if err == nil {
+			*envoy, err = filepath.Abs(found) // it runs in other directories
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if *server == "" {
 		*server = filepath.Join(dir, "ratelimitd")

@@ -20,23 +20,37 @@ func examplesOfEnvoy() []example {
 		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
 		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat},
 		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},
+		{name: "examples/istio, the patches", want: "Envoy takes them, and refuses what is over the limit", play: istio},
 		{name: "limits", want: "of each user exactly as many as the limit, in random order", play: exact, peer: true},
 	}
 }
 
 // valid has Envoy check the files.
 func valid(w *world) {
-	for _, name := range []string{"envoy", "envoy-llm"} {
+	dir, _ := w.certificates()
+	for _, name := range []string{"envoy", "envoy-llm", "envoy-tls"} {
 		if name == "envoy" && !tellsWhenToRetry() {
 			w.got(true, "%s: not asked, because of enable_retry_after_header", name)
 			continue
 		}
-		out, err := exec.CommandContext(w.Context(), *envoy, "--mode", "validate", "-c", filepath.Join("..", "..", "examples", name, "envoy.yaml")).CombinedOutput()
+		file, err := filepath.Abs(filepath.Join("..", "..", "examples", name, "envoy.yaml"))
+		if err != nil {
+			w.Fatal(err)
+		}
+		out, err := w.validate(file, dir)
 		w.got(err == nil, "%s: %v", name, err)
 		if err != nil {
 			w.Logf("%s", out)
 		}
 	}
+}
+
+// validate has Envoy check a file, from the directory that its paths are relative to.
+func (w *world) validate(file, dir string) ([]byte, error) {
+	w.Helper()
+	cmd := exec.CommandContext(w.Context(), *envoy, "--mode", "validate", "-c", file)
+	cmd.Dir = dir
+	return cmd.CombinedOutput()
 }
 
 // users goes on until a user is refused.
@@ -87,8 +101,8 @@ func users(w *world) {
 // told writes an answer.
 func told(a answer) string {
 	text := fmt.Sprint(a.status)
-	for _, name := range []string{"x-ratelimit-limit", "x-ratelimit-remaining", "retry-after", "x-envoy-ratelimited"} {
-		if value := a.header.Get(name); value != "" {
+	for _, name := range []string{"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after", "x-envoy-ratelimited"} {
+		if value := strings.Join(a.header.Values(name), "` and `"); value != "" {
 			text += fmt.Sprintf(", %s: `%s`", name, value)
 		}
 	}

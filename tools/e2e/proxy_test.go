@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -31,7 +32,10 @@ import (
 )
 
 // callers is the client of all requests to a proxy.
-var callers = http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}}
+var callers = http.Client{
+	Transport:     &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
 
 func drain(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) }
 
@@ -41,6 +45,7 @@ type setup struct {
 	deny    bool          // failure_mode_deny
 	timeout time.Duration // of the filter; 0 leaves the example's
 	change  func(*config) // more changes; may be nil
+	dir     string        // where Envoy runs; may be empty
 }
 
 // patient is a timeout that a decision does not reach, even on a busy machine.
@@ -96,7 +101,7 @@ func (w *world) front(how setup, up *upstream, addrs ...string) *proxy {
 			}
 			_ = os.Remove(filepath.Join(p.dir, "admin")) // of an earlier start
 			return []string{
-				"-c", `out=$1; shift; exec "$@" >"$out"`, "sh", said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
+				"-c", `cd "$1"; out=$2; shift 2; exec "$@" >"$out"`, "sh", cmp.Or(how.dir, p.dir), said, *envoy, "-c", file, "--admin-address-path", filepath.Join(p.dir, "admin"),
 				"--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "--file-flush-interval-msec", "50",
 			}
 		},
@@ -185,6 +190,18 @@ func address(addr string) *corev3.Address {
 }
 
 func (p *proxy) base() string { return "http://" + p.process.Addr() }
+
+// listener returns where one of the listeners is that a case has added, by its name.
+func (p *proxy) listener(name string) string {
+	p.w.Helper()
+	for line := range strings.Lines(p.admin("/listeners")) {
+		if at, ok := strings.CutPrefix(strings.TrimSpace(line), name+"::"); ok {
+			return "http://" + at
+		}
+	}
+	p.w.Fatalf("Envoy has no listener %s", name)
+	return ""
+}
 
 // fetch returns a page of Envoy's administration.
 func (p *proxy) fetch(page string) (string, error) {

@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,13 +14,10 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
-	"github.com/ratelimitd/ratelimitd/internal/envoytest"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
-	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 // wirings are those in which nothing is limited, though Envoy and the server run. The server's log has to say why.
@@ -44,7 +44,14 @@ func wirings() []example {
 				TlsParams: &tlsv3.TlsParameters{TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3},
 			}}, append(withTLS, "GRPC_SERVER_TLS_MIN_VERSION=1.3")...)
 		}},
-		{name: "descriptors", want: "1,024 are decided; with 1,025 each request passes, and the log says why", play: manyDescriptors},
+		{
+			name: "examples/envoy-tls", play: certified,
+			want: "limited, and healthy, with a certificate of the client; without one each call fails, and the log says why",
+		},
+		{
+			name: "TLS 1.2, and a server 200 ms of round trip away", play: distant,
+			want: "with a timeout of two round trips, calls that wait for a connection fail, and those on an open one do not; with a longer timeout none fails",
+		},
 		{name: "1,500 at once, the server stalled", want: "none passes beyond the limit", effort: most, play: atOnce},
 	}
 }
@@ -102,38 +109,86 @@ func (w *world) secured(how *tlsv3.UpstreamTlsContext, env ...string) {
 	w.got(failures == 0, "%d health checks fail", failures)
 }
 
-// limits replaces what the example asks for each request.
-func (c *config) limits(w *world, limits []*routev3.RateLimit) {
+// certificates makes those of examples/envoy-tls, as its README says, in a new directory.
+func (w *world) certificates() (dir, readme string) {
 	w.Helper()
-	packed, err := anypb.New(&ratelimitv3.RateLimitPerRoute{RateLimits: limits})
+	text, err := os.ReadFile("../../examples/envoy-tls/README.md")
 	if err != nil {
 		w.Fatal(err)
 	}
-	for _, r := range c.manager.GetRouteConfig().GetVirtualHosts()[0].GetRoutes() {
-		r.TypedPerFilterConfig = map[string]*anypb.Any{envoytest.FilterName: packed}
+	cmd := exec.CommandContext(w.Context(), "bash", "-ec", testkit.Block(w, string(text), "openssl"))
+	cmd.Dir = w.TempDir()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.Fatalf("making certificates: %v\n%s", err, out)
 	}
+	return cmd.Dir, string(text)
 }
 
-// manyDescriptors sends as many descriptors as the server decides, and one more.
-func manyDescriptors(w *world) {
-	up := w.upstream(hello)
-	s := w.serveTLS()
-	for _, n := range []int{1024, 1025} {
-		var limits []*routev3.RateLimit
-		for range n {
-			limits = append(limits, &routev3.RateLimit{Actions: []*routev3.RateLimit_Action{{ActionSpecifier: &routev3.RateLimit_Action_RequestHeaders_{
-				RequestHeaders: &routev3.RateLimit_Action_RequestHeaders{HeaderName: "x-user", DescriptorKey: "user"},
-			}}}})
-		}
-		p := w.proxy(setup{example: "envoy", timeout: patient, change: func(c *config) { c.limits(w, limits) }}, up, s)
-		y := w.send(p, same(3)...)
-		if n == 1024 {
-			w.got(y.refused == 3, "with %d, %d of 3 are refused", n, y.refused)
-			continue
-		}
-		w.got(y.passed == 3, "with %d, %d of 3 pass", n, y.passed)
-		w.got(strings.Count(s.Said(), "too many descriptors") == 1, "the server logs %d line", strings.Count(s.Said(), "too many descriptors"))
+// certified starts server and Envoy as the README of examples/envoy-tls says, and then an Envoy without a certificate.
+func certified(w *world) {
+	dir, readme := w.certificates()
+	own, err := tls.LoadX509KeyPair(filepath.Join(dir, "certs/envoy.pem"), filepath.Join(dir, "certs/envoy-key.pem"))
+	if err != nil {
+		w.Fatal(err)
 	}
+	w.identity = []tls.Certificate{own}
+	var env []string
+	here := strings.NewReplacer("certs/", dir+"/certs/", "../envoy", "../../examples/envoy")
+	for name, value := range testkit.Variables(testkit.Block(w, readme, "GRPC_SERVER_USE_TLS")) {
+		env = append(env, name+"="+here.Replace(value))
+	}
+	up, s := w.upstream(hello), w.start(env)
+	how := setup{example: "envoy-tls", timeout: patient, dir: dir}
+	p := w.proxy(how, up, s)
+	y := w.send(p, same(45)...)
+	w.got(y.passed >= 40 && y.refused >= 1 && p.counts().failed == 0, "limited: %d × 429; no call fails", y.refused)
+	const checks = "cluster.ratelimitd.health_check."
+	testkit.Eventually(w, "health checks go on", func() bool { return p.count(checks+"success") >= 2 })
+	w.got(p.count(checks+"failure") == 0 && p.count("cluster.ratelimitd.lb_healthy_panic") == 0, "health checks succeed, none fails")
+	_, command, _ := strings.Cut(testkit.Block(w, readme, "ratelimitd call"), "ratelimitd call ")
+	args := append([]string{"call", "--addr", s.Addr()}, strings.Fields(here.Replace(command))...)
+	out, _ := exec.CommandContext(w.Context(), w.program, args...).CombinedOutput() // fails, as the limit does not allow it
+	said, _, _ := strings.Cut(string(out), "\n")
+	w.got(said == "OVER_LIMIT" || said == "OK", "ratelimitd call is answered %s", said)
+
+	how.change = func(c *config) {
+		sent := new(tlsv3.UpstreamTlsContext)
+		if err := c.service.GetTransportSocket().GetTypedConfig().UnmarshalTo(sent); err != nil {
+			w.Fatal(err)
+		}
+		sent.CommonTlsContext.TlsCertificates = nil
+		w.overTLS(c, sent)
+	}
+	bare := w.front(how, up, s.Addr())
+	n := up.all()
+	y = w.send(bare, same(12)...)
+	w.got(y.passed == 12 && up.all() == n+12 && bare.counts().failed == 12, "without a client's certificate %d of 12 calls fail, and requests pass", bare.counts().failed)
+	const says = "give the Envoy cluster a client certificate in tls_certificates"
+	testkit.Eventually(w, "the server logs it", func() bool { return strings.Contains(s.Said(), says) }, s.Said)
+	w.got(true, "the server logs: %s", says)
+}
+
+// distant has the server a tenth of a second away. Of the certain bounds only: the first call over TLS 1.2 takes six tenths and the filter
+// waits four, and a call on an open connection takes two.
+func distant(w *world) {
+	const away, timeout = 100 * time.Millisecond, 400 * time.Millisecond
+	up, s := w.upstream(hello), w.serveTLS(withTLS...)
+	far := testkit.NewProxy(w, s.Addr())
+	far.Latency.Store(int64(away))
+	run := func(timeout time.Duration) *proxy {
+		return w.front(setup{example: "envoy", timeout: timeout, change: func(c *config) {
+			c.service.HealthChecks, c.service.OutlierDetection, c.service.ConnectTimeout = nil, nil, durationpb.New(patient)
+			w.overTLS(c, new(tlsv3.UpstreamTlsContext))
+		}}, up, far.Addr())
+	}
+	p := run(timeout)
+	w.ask(p, "/", "alice")
+	w.got(p.counts() == counts{failed: 1, allowed: 1}, "with two round trips of timeout the first call fails: error %d", p.counts().failed)
+	testkit.Eventually(w, "a call on the open connection is decided", func() bool { w.ask(p, "/", "alice"); return p.counts().ok > 0 })
+	w.got(true, "once the connection is open, a call is decided")
+	p = run(patient)
+	w.ask(p, "/", "alice")
+	w.got(p.counts() == counts{ok: 1}, "with a longer timeout the first is decided: ok %d", p.counts().ok)
 }
 
 // atOnce has more requests come than Envoy asks about at a time by default, while no answer comes.

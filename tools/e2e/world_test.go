@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +37,7 @@ type world struct {
 
 	services []*service
 	proxies  []*proxy
+	identity []tls.Certificate // what the case itself shows to a server with TLS
 }
 
 // play plays a case, and writes down what came of it, also if it is given up.
@@ -157,7 +159,7 @@ func (w *world) start(env []string) *service {
 	s := new(service)
 	creds := insecure.NewCredentials()
 	if slices.Contains(env, withTLS[0]) {
-		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it is ours, on loopback
+		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: w.identity}) //nolint:gosec // it is ours, on loopback
 	}
 	s.Server = testkit.Start(w, &testkit.Program{
 		Name: "env", Package: "coreutils", // for a program with an environment of its own
@@ -184,6 +186,22 @@ func (w *world) start(env []string) *service {
 	w.Cleanup(func() { s.conn.Close() })
 	w.services = append(w.services, s)
 	return s
+}
+
+// metrics returns the server's metrics, by name and labels.
+func (s *service) metrics(w *world) map[string]float64 {
+	w.Helper()
+	_, text, err := testkit.Fetch(w.Context(), http.MethodGet, "http://"+testkit.Addresses("\n" + s.Said())["DEBUG"]+"/metrics", "")
+	if err != nil {
+		w.Fatal(err)
+	}
+	all := map[string]float64{}
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndexByte(line, ' '); i > 0 && line[0] != '#' {
+			all[line[:i]], _ = strconv.ParseFloat(strings.TrimSpace(line[i:]), 64) // it is a number
+		}
+	}
+	return all
 }
 
 // redis starts a Redis, and returns it with the variable that names it.
@@ -243,15 +261,23 @@ type answer struct {
 // ask makes a request as a user, and reads the whole answer.
 func (w *world) ask(p *proxy, path, user string) answer {
 	w.Helper()
+	header := http.Header{}
+	if user != "" {
+		header.Set("x-user", user)
+	}
+	return w.get(p.base()+path, header)
+}
+
+// get makes a request with a header, and reads the whole answer.
+func (w *world) get(url string, header http.Header) answer {
+	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), testkit.Patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.base()+path, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		w.Fatal(err)
 	}
-	if user != "" {
-		req.Header.Set("x-user", user)
-	}
+	req.Header = header
 	begin := time.Now()
 	resp, err := callers.Do(req)
 	if err != nil {
