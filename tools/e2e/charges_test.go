@@ -16,11 +16,11 @@ import (
 func charges() []example {
 	return []example{
 		{
-			name: "charge-after, as it is counted", play: counted,
+			name: "charge-after, as it is counted", play: counted, since: sinceAnswersRead,
 			want: "callers see 4 × 200 and 50 × 429; ratelimitd counts 4 ok, 4 late_charge and 50 over_limit; `over_limit` of the rule is what envoyproxy/ratelimit would count",
 		},
 		{
-			name: "charges, as Envoy counts them", play: lostCharges,
+			name: "charges, as Envoy counts them", play: lostCharges, since: sinceAnswersRead,
 			want: "5 requests are 10 calls and `ok: 5`; a charge that is lost is in `upstream_rq_5xx` of the cluster of the service alone",
 		},
 	}

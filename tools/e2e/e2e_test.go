@@ -42,6 +42,7 @@ type example struct {
 	want string
 	play func(*world)
 
+	since  int    // the version of Envoy that it needs, as for [since]; 0 stands for any
 	effort effort // the smallest run that has it
 	peer   bool   // applies to another server too
 }

@@ -18,7 +18,7 @@ func examplesOfEnvoy() []example {
 	return []example{
 		{name: "the files of the examples, as they are", want: "Envoy takes them", play: valid},
 		{name: "examples/envoy, /", want: "40 at once for each user, 429 then; headers say what is left, and when to come again", play: users},
-		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat},
+		{name: "examples/envoy, /v1/chat", want: "4 of 300 tokens out of 1000, charged when an answer has ended; 429 then", play: chat, since: sinceAnswersRead},
 		{name: "examples/envoy, without x-user", want: "limited by address alone: 60", play: strangers},
 		{name: "examples/istio, the patches", want: "Envoy takes them, and refuses what is over the limit", play: istio},
 		{name: "limits", want: "of each user exactly as many as the limit, in random order", play: exact, peer: true},
@@ -29,7 +29,7 @@ func examplesOfEnvoy() []example {
 func valid(w *world) {
 	dir, _ := w.certificates()
 	for _, name := range []string{"envoy", "envoy-llm", "envoy-tls"} {
-		if name == "envoy" && !tellsWhenToRetry() {
+		if name == "envoy" && !since(sinceRetryAfter) {
 			w.got(true, "%s: not asked, because of enable_retry_after_header", name)
 			continue
 		}
@@ -74,7 +74,7 @@ func users(w *world) {
 	w.got(passed >= 40 && passed <= most && up.of("alice") == passed, "%d of alice pass, %d reach the upstream", passed, up.of("alice"))
 	retry := last.header.Get("retry-after")
 	w.got(last.status == http.StatusTooManyRequests && last.header.Get("x-envoy-ratelimited") == "true" &&
-		last.header.Get("x-ratelimit-remaining") == "0" && regexp.MustCompile(`^[1-3]$`).MatchString(retry) == tellsWhenToRetry(),
+		last.header.Get("x-ratelimit-remaining") == "0" && regexp.MustCompile(`^[1-3]$`).MatchString(retry) == since(sinceRetryAfter),
 		"then she is answered %s", told(last))
 	bob := w.ask(p, "/", "bob")
 	w.got(bob.status == http.StatusOK, "bob: %d", bob.status)

@@ -125,14 +125,24 @@ func places(w *world) {
 		)
 	}
 	const five, late = "hits_addend: {number: 5}", `apply_on_stream_done: true, hits_addend: {format: "%RESP(x-cost)%"}`
-	for _, how := range []struct{ fields, typed, plain, count string }{{five, "5", "1", ""}, {late, "7", "1", none}} {
+	of := func(name, hits string) string {
+		if hits == "" {
+			return ""
+		}
+		return name + " " + hits
+	}
+	charge := "7"
+	if !since(sinceAnswersRead) {
+		charge = ""
+	}
+	for _, how := range []struct{ fields, typed, plain, count string }{{five, "5", "1", ""}, {late, charge, "1", none}} {
 		list := func(name string) string { return "rate_limits: [{$" + name + ", " + how.fields + "}]" }
 		trials = append(trials,
-			trial{name: "filter, " + how.fields, filter: list("filter"), asks: "filter " + how.typed, count: how.count},
-			trial{name: "route configuration, " + how.fields, conf: list("conf"), asks: "conf " + how.typed, count: how.count},
-			trial{name: "virtual host in typed_per_filter_config, " + how.fields, host: list("host"), asks: "host " + how.typed, count: how.count},
-			trial{name: "route in typed_per_filter_config, " + how.fields, route: list("route"), asks: "route " + how.typed, count: how.count},
-			trial{name: "weighted cluster, " + how.fields, cluster: list("cluster"), asks: "cluster " + how.typed, count: how.count},
+			trial{name: "filter, " + how.fields, filter: list("filter"), asks: of("filter", how.typed), count: how.count},
+			trial{name: "route configuration, " + how.fields, conf: list("conf"), asks: of("conf", how.typed), count: how.count},
+			trial{name: "virtual host in typed_per_filter_config, " + how.fields, host: list("host"), asks: of("host", how.typed), count: how.count},
+			trial{name: "route in typed_per_filter_config, " + how.fields, route: list("route"), asks: of("route", how.typed), count: how.count},
+			trial{name: "weighted cluster, " + how.fields, cluster: list("cluster"), asks: of("cluster", how.typed), count: how.count},
 			trial{name: "virtual host, " + how.fields, plainHost: list("host"), asks: "host " + how.plain, count: how.count},
 			trial{name: "route, " + how.fields, plainRoute: list("route"), asks: "route " + how.plain, count: how.count},
 		)

@@ -147,7 +147,7 @@ func (w *world) bootstrap(how setup, up *upstream, services []string) *bootstrap
 	if how.timeout > 0 {
 		c.filter.Timeout = durationpb.New(how.timeout)
 	}
-	if !tellsWhenToRetry() {
+	if !since(sinceRetryAfter) {
 		c.filter.EnableRetryAfterHeader = false
 	}
 	if how.change != nil {
@@ -291,13 +291,18 @@ func versionIn(printed string) string {
 	return found[1]
 }
 
-// tellsWhenToRetry reports whether the Envoy knows enable_retry_after_header, which versions before 1.40 reject.
-func tellsWhenToRetry() bool {
-	const since = 40
+// Versions of Envoy, by the number after "1.".
+const (
+	sinceRetryAfter  = 40 // enable_retry_after_header, which older versions reject
+	sinceAnswersRead = 40 // %RESP(…)% in hits_addend, where 1.39.3 finds nothing, and leaves the descriptor out
+)
+
+// since reports whether the Envoy is as recent as that.
+func since(minor int) bool {
 	parts := strings.Split(release(), ".")
 	if len(parts) != 3 {
 		return false
 	}
-	minor, _ := strconv.Atoi(parts[1]) // it is digits
-	return parts[0] != "1" || minor >= since
+	its, _ := strconv.Atoi(parts[1]) // it is digits
+	return parts[0] != "1" || its >= minor
 }
