@@ -16,7 +16,7 @@ func examplesOfLLM() []example {
 		{name: "examples/envoy-llm, answers in JSON", want: "settled by their usage; without one the estimate stands", play: bodies},
 		{name: "examples/envoy-llm, large answers", want: "JSON of 15 MB and an event of 9 MB are settled, and so is one of 20 KB in pieces of 4 KB", play: large},
 		{name: "examples/envoy-llm, errors", want: "cost nothing: 500, 429, a connection that closes before headers", play: failing},
-		{name: "examples/envoy-llm, callers who hide the usage", want: "compressed answers are not asked for; a stream without usage is answered 400, and costs nothing", play: hiding},
+		{name: "examples/envoy-llm, callers who hide the usage", want: "compressed answers are not asked for; a stream without usage, or a body that Envoy cannot read, is answered 400, and costs nothing", play: hiding},
 	}
 }
 
@@ -123,7 +123,7 @@ func streams(w *world) {
 func bodies(w *world) {
 	answer := `{"choices": [], "usage": {"total_tokens": 1200}}`
 	up := w.upstream(func(out http.ResponseWriter, _ *http.Request) {
-		out.Header().Set("content-type", "application/json")
+		out.Header().Set("content-type", "application/json; charset=utf-8")
 		fmt.Fprint(out, answer)
 	})
 	s := w.serveExample("envoy-llm")
@@ -246,6 +246,8 @@ func hiding(w *world) {
 		{"application/json", `{"stream": true}`, http.StatusBadRequest},
 		{"text/plain", `{"stream": true, "stream_options": {"include_usage": false}}`, http.StatusBadRequest},
 		{"application/json", `{"stream": true, "metadata": {"include_usage": true}}`, http.StatusBadRequest},
+		{"", `{"stream": true}`, http.StatusBadRequest},
+		{"application/json", `{"stream": true, "top_p": NaN}`, http.StatusBadRequest}, // JSON for Python, and not for Envoy
 		{"application/json", `{"stream": true, "stream_options": {"include_usage": true}}`, http.StatusOK},
 	} {
 		status := post(c.kind, c.body)
