@@ -14,7 +14,7 @@ import (
 )
 
 // Envoy lets requests pass when it cannot ask. So a server that is wired wrongly looks from outside as if nobody exceeded a limit, and
-// the log is where that can be seen: once a minute for each mistake.
+// the log is where that can be seen: once a minute for each mistake, and once for each of 100 domains without rules.
 const wiringEvery = time.Minute
 
 // What is right for clients of the gRPC port. Each is also the subject of its log lines.

@@ -68,7 +68,7 @@ func varying(text string) string {
 	return regexp.MustCompile(`\S+T\S+Z|[0-9a-f]{16}`).ReplaceAllString(text, "N")
 }
 
-// TestPorts: each port that is in use is named, with how to take another one, and nothing is started.
+// TestPorts: each port that is in use is named, with one command that takes others, and nothing is started.
 func TestPorts(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -85,10 +85,18 @@ func TestPorts(t *testing.T) {
 	if err == nil || out.Len() > 0 {
 		t.Fatalf("%v, printed %q; want an error alone", err, out.String())
 	}
-	for _, p := range usualPorts() {
-		if !regexp.MustCompile(`(?m)^ *` + port + `  ` + p.of + ` +address already in use; to use another: make demo DEMO='-` + p.name + ` \d+'$`).MatchString(err.Error()) {
+	command := `(?m)^to use others: make demo DEMO='`
+	for i, p := range usualPorts() {
+		if !regexp.MustCompile(`(?m)^ *` + port + `  ` + p.of + ` +address already in use$`).MatchString(err.Error()) {
 			t.Errorf("%s is not named:\n%v", p.name, err)
 		}
+		if i > 0 {
+			command += " "
+		}
+		command += "-" + p.name + ` \d+`
+	}
+	if !regexp.MustCompile(command + `'$`).MatchString(err.Error()) {
+		t.Errorf("want one command for all ports:\n%v", err)
 	}
 }
 

@@ -123,6 +123,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 // free returns an error that names each port which something else listens on.
 func (d *demo) free(ctx context.Context) error {
 	var taken []error
+	var others []string
 	for _, p := range d.ports {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", d.addr(p.name))
 		if err == nil {
@@ -130,13 +131,15 @@ func (d *demo) free(ctx context.Context) error {
 		}
 		if err != nil {
 			why, _ := errors.AsType[syscall.Errno](err)
-			taken = append(taken, fmt.Errorf("  %5d  %-32s %w; to use another: make demo DEMO='-%s %d'", p.number, p.of, why, p.name, p.number+1000))
+			taken = append(taken, fmt.Errorf("  %5d  %-32s %w", p.number, p.of, why))
+			others = append(others, fmt.Sprintf("-%s %d", p.name, p.number+1000))
 		}
 	}
 	if len(taken) == 0 {
 		return nil
 	}
-	return fmt.Errorf("nothing was started, as it needs these ports (ss -ltnp shows which process has one):\n%w", errors.Join(taken...))
+	return fmt.Errorf("nothing was started, as it needs these ports (ss -ltnp shows which process has one):\n%w\nto use others: make demo DEMO='%s'",
+		errors.Join(taken...), strings.Join(others, " "))
 }
 
 // port returns the number of the port with a name.

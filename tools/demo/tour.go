@@ -204,7 +204,7 @@ func (d *demo) share(ctx context.Context) error {
 		return fmt.Errorf("%d calls of carol were decided, and passed; it should be %d, or %d more for the time that it took", decided, limit, back)
 	}
 	if undecided > noticed {
-		return fmt.Errorf("%d calls passed undecided; the outlier_detection of the example should end that after 5", undecided)
+		return fmt.Errorf("%d calls passed undecided; the outlier_detection of the example should end that after %d at most", undecided, noticed)
 	}
 	return d.second.Start(ctx)
 }
