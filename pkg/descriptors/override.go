@@ -68,9 +68,8 @@ func (m Match) Relimited(i int, o Override) (RateLimit, error) {
 	}
 	item := *m.Rule.RateLimits.At(i)
 	item.RequestsPerUnit, item.Unit, item.Multiplier = o.RequestsPerUnit, o.Unit, max(o.Multiplier, 1)
-	l, own := &item.Limit, item.Limit.OwnWindow
+	l := &item.Limit
 	l.Rescale(uint64(o.RequestsPerUnit), window)
-	l.OwnWindow = own
 	l.Calendar = m.overriddenCalendar(l, o)
 	if err := l.Validate(); err != nil {
 		return RateLimit{}, err

@@ -41,8 +41,8 @@ func TestOverride(t *testing.T) {
 	}{
 		{"fixed", five, engine.Limit{Hits: 5, Window: hour, Align: engine.AlignFirst}},
 		{"window", five, engine.Limit{Algorithm: engine.SlidingWindow, Precision: 60, Hits: 5, Window: hour}},
-		{"log", five, engine.Limit{Algorithm: engine.SlidingLog, Hits: 5, Window: hour, OwnWindow: true}},
-		{"log", descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Minute}, engine.Limit{Algorithm: engine.SlidingLog, Hits: 5, Window: minute, OwnWindow: true}},
+		{"log", five, engine.Limit{Algorithm: engine.SlidingLog, Hits: 5, Window: hour}},
+		{"log", descriptors.Override{RequestsPerUnit: 5, Unit: descriptors.Minute}, engine.Limit{Algorithm: engine.SlidingLog, Hits: 5, Window: minute}},
 		{"bucket", five, engine.Limit{Algorithm: engine.TokenBucket, Hits: 5, Window: hour, Burst: 12, Debt: 17, Initial: 7}},
 		{"bucket", hundred, engine.Limit{Algorithm: engine.TokenBucket, Hits: 100, Window: 2 * second, Burst: 250, Debt: 350, Initial: 150}},
 		{"bucket", none, engine.Limit{Algorithm: engine.TokenBucket, Window: second, Burst: 1}},

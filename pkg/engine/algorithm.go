@@ -175,7 +175,7 @@ func (l *Limit) give(s *State, a *ask, hits uint64, window Micros) Decision {
 	case FixedWindow:
 		return l.giveFixed(s, a.now, hits, window)
 	case SlidingWindow, SlidingLog:
-		return l.giveRuns(s, a.now, hits)
+		return l.giveRuns(s, a.now, hits, 0)
 	case TokenBucket:
 		return l.giveTokens(s, a.now, hits)
 	case LeakyBucket:

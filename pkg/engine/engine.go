@@ -37,7 +37,6 @@ type Limit struct {
 	CountRefused bool      // refused hits are spent too
 	LateCharge   bool      // hits are charged for requests that have already run; this is for reports and changes no decision
 	Listed       bool      // one of several limits of a descriptor; this changes the name of its state and nothing else
-	OwnWindow    bool      // a log in an override, which has a state for each window; likewise
 	Precision    uint32    // sub-windows of a sliding window, 1 to 100
 	Hits         uint64    // hits per Window, at most 2^32 − 1; 0 refuses everything
 	Window       Micros    // at most 2^48; with a Calendar, the nominal length, which affects no decision

@@ -78,11 +78,12 @@ func (l *Limit) takeFixed(s *State, a *ask, d *Decision) (refuses bool) {
 	return refuses
 }
 
-// giveFixed gives hits back, unless they were spent before the current window began.
+// giveFixed gives hits back, unless they were spent before the current window began. A count that has reached [MaxHits]
+// stays there: it may have lost hits, so that what is given back could open the window.
 func (l *Limit) giveFixed(s *State, now Micros, hits uint64, window Micros) (d Decision) {
 	var v fixedView
 	v.set(l, s, now)
-	if window != 0 && window < v.start {
+	if window != 0 && window < v.start || v.count == MaxHits {
 		hits = 0
 	}
 	if now < s.expires {

@@ -35,10 +35,8 @@ func (l Limit) Prepared() Limit {
 }
 
 // Rescale gives l another number and window, as a request does that brings its own. What a bucket holds changes in
-// proportion to the number. A log counts in a state of its own for that window.
+// proportion to the number.
 func (l *Limit) Rescale(hits uint64, window Micros) {
-	a := l.Algorithm.row()
-	l.OwnWindow = a.family == FamilyRuns && !a.perWindow
 	if ParamBurst.TakenBy(l.Algorithm) {
 		full := l.startsFull() // it stays so even if the burst is too small to scale
 		if l.Hits == 0 {       // there is nothing to scale from
@@ -81,7 +79,7 @@ func (l Limit) Equal(m Limit) bool {
 // Hash returns a number that equal limits share, prepared or not, and that other limits hardly ever share.
 func (l *Limit) Hash() uint64 {
 	const odd = 0x9e3779b97f4a7c15
-	kind := uint64(l.Algorithm) | flag(l.Listed)<<8 | flag(l.OwnWindow)<<9
+	kind := uint64(l.Algorithm) | flag(l.Listed)<<8
 	h := bits.RotateLeft64((kind+1)*odd, 29)
 	h = bits.RotateLeft64((h^l.Hits)*odd, 29)
 	h = bits.RotateLeft64((h^uint64(l.Window))*odd, 29)

@@ -140,7 +140,6 @@ func TestSlot(t *testing.T) {
 		"b":            {Algorithm: engine.TokenBucket, Window: 60 * second, Burst: 7},
 		"b1000000":     {Algorithm: engine.TokenBucket, Window: second, Listed: true},
 		"s":            {Algorithm: engine.SlidingLog, Window: second},
-		"s1000000":     {Algorithm: engine.SlidingLog, Window: second, OwnWindow: true},
 	} {
 		if got := l.Slot().String(); got != want {
 			t.Errorf("%+v is called %s, want %s", l, got, want)

@@ -15,6 +15,7 @@ import (
 type counter struct {
 	limits  engine.Limits
 	penalty *engine.Penalty
+	reserve *engine.Reserve
 	states  map[engine.Slot]*engine.State
 }
 
@@ -37,7 +38,17 @@ func (c *counter) all() []*engine.State {
 	return s
 }
 
+// open is the state of reservations.
+func (c *counter) open() *engine.State { return c.state(c.limits[0].Slot().Reserved()) }
+
+func (c *counter) settle(now engine.Micros, t engine.Take) engine.Decision {
+	return c.reserve.Settle(c.open(), c.limits, c.all(), now, t)
+}
+
 func (c *counter) take(now engine.Micros, t engine.Take) engine.Decision {
+	if c.reserve != nil {
+		return c.reserve.Take(c.open(), c.limits, c.all(), now, t)
+	}
 	if c.penalty != nil {
 		return c.penalty.Take(c.state(engine.GateSlot), c.limits, c.all(), now, t)
 	}
@@ -45,6 +56,9 @@ func (c *counter) take(now engine.Micros, t engine.Take) engine.Decision {
 }
 
 func (c *counter) look(now engine.Micros, t engine.Take) engine.Decision {
+	if c.reserve != nil {
+		return c.reserve.Look(c.open(), c.limits, c.all(), now, t)
+	}
 	if c.penalty != nil {
 		return c.penalty.Look(c.state(engine.GateSlot), c.limits, c.all(), now, t)
 	}
@@ -52,6 +66,9 @@ func (c *counter) look(now engine.Micros, t engine.Take) engine.Decision {
 }
 
 func (c *counter) give(now engine.Micros, t engine.Take) engine.Decision {
+	if c.reserve != nil {
+		return c.reserve.Give(c.open(), c.limits, c.all(), now, t)
+	}
 	if c.penalty != nil {
 		return c.penalty.Give(c.state(engine.GateSlot), c.limits, c.all(), now, t)
 	}

@@ -178,13 +178,13 @@ func (c *reserving) report(d Decision) Decision {
 
 // giveBack gives hits back that were spent at a time, if they still count.
 func (c *reserving) giveBack(hits uint64, at Micros) {
-	l := c.limit
-	if l.Algorithm.row().family == FamilyRuns && l.tick(c.now)-l.tick(at) >= l.span() {
+	if c.limit.Algorithm.row().family == FamilyRuns {
+		c.limit.giveRuns(c.counter, c.now, hits, at)
 		return
 	}
 	var a ask
 	a.set(c.now, &Take{}, true)
-	l.give(c.counter, &a, hits, at)
+	c.limit.give(c.counter, &a, hits, at)
 }
 
 // Take is [Limits.Take] of a single limit beside reservations, whose own state is open. It ignores t.Extra. If t names a

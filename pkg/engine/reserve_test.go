@@ -3,6 +3,8 @@ package engine
 import (
 	"encoding/binary"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 // TestReservationsWeighWhatTheyTake: a counter that always has a few reservations open does not keep the room that its
@@ -32,5 +34,57 @@ func TestReservationsWeighWhatTheyTake(t *testing.T) {
 	}
 	if w := open.Weight(); w > few {
 		t.Errorf("they weigh %d", w)
+	}
+}
+
+// TestReturnedReservationsLeaveNothing: a counter whose reservations are all settled with 0 is, from then on, as one from
+// which nothing was ever reserved. Others may give back only what is theirs, for the oldest hits go first.
+func TestReturnedReservationsLeaveNothing(t *testing.T) {
+	for _, l := range []Limit{
+		{Algorithm: SlidingWindow, Hits: 100, Window: 60e6, Precision: 6},
+		{Algorithm: SlidingWindow, Hits: 100, Window: 60e6, Precision: 1},
+		{Algorithm: FixedWindow, Hits: 100, Window: 60e6},
+		{Algorithm: FixedWindow, Hits: 100, Window: 60e6, Align: AlignFirst},
+	} {
+		t.Run(l.Algorithm.String(), rapid.MakeCheck(func(t *rapid.T) { returnAll(t, Limits{l}) }))
+	}
+}
+
+func returnAll(t *rapid.T, l Limits) {
+	var open, counter, twin State
+	r, s, without := &Reserve{TTL: 3600e6}, []*State{&counter}, []*State{&twin}
+	now := Micros(1e15)
+	later := func() { now += rapid.SampledFrom([]Micros{0, 1, 3e6, 10e6, 25e6}).Draw(t, "later") }
+	var reserved []ReservationID
+	for i := range rapid.IntRange(1, 20).Draw(t, "calls") {
+		later()
+		k := Take{Cost: rapid.Uint64Range(1, 40).Draw(t, "cost"), Count: 1}
+		switch kind := rapid.IntRange(0, 3).Draw(t, "kind"); {
+		case kind == 0 && len(reserved) > 0:
+			r.Settle(&open, l, s, now, Take{Reservation: reserved[0]})
+			reserved = reserved[1:]
+		case kind < 3:
+			binary.BigEndian.PutUint32(k.Reservation[:], uint32(i+1))
+			if r.Take(&open, l, s, now, k).Reservation == ReservationOpen {
+				reserved = append(reserved, k.Reservation)
+				if l[0].Align == AlignFirst { // which the twin's window has to begin with
+					l.Take(without, now, k)
+					l.Give(without, now, k)
+				}
+			}
+		default:
+			if r.Take(&open, l, s, now, k).Admitted > 0 {
+				l.Take(without, now, k)
+			}
+		}
+	}
+	for _, id := range reserved {
+		r.Settle(&open, l, s, now, Take{Reservation: id})
+	}
+	for range 5 {
+		if got, want := l.Look(s, now, Take{Cost: 100, Count: 1}), l.Look(without, now, Take{Cost: 100, Count: 1}); got != want {
+			t.Fatalf("%+v, without reservations %+v", got, want)
+		}
+		later()
 	}
 }

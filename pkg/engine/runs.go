@@ -196,34 +196,50 @@ func (l *Limit) whole(v *runsView, now Micros) time.Duration {
 	return until(l.gone(min(v.runs[len(v.runs)-1].at, v.tick)), now)
 }
 
-// giveRuns removes the oldest hits that count, which never admits more than if the hits given back had not been spent.
-func (l *Limit) giveRuns(s *State, now Micros, hits uint64) Decision {
+// giveRuns gives hits back that were spent at a time, if they still count: those of its tick and, where others have given
+// these back already, the oldest. Where the time is not known, and so 0, it is the oldest alone, which never admits more
+// than if the hits had not been spent.
+func (l *Limit) giveRuns(s *State, now Micros, hits uint64, at Micros) Decision {
 	if now < s.expires {
 		l.settleRuns(s, now)
 	}
 	v := l.viewRuns(s, now)
+	switch tick := l.tick(at); {
+	case at == 0:
+	case v.tick-tick >= l.span():
+		hits = 0
+	default:
+		i := firstRun(v.runs, func(r run) bool { return r.at >= tick })
+		if i < len(v.runs) && v.runs[i].at == tick {
+			hits -= l.remove(s, &v, i, min(hits, v.runs[i].sum-s.sumBefore(v.first+i)))
+			v = l.viewRuns(s, now)
+		}
+	}
 	if hits = min(hits, v.count); hits > 0 {
-		l.remove(s, &v, hits)
+		l.remove(s, &v, 0, hits)
 		v = l.viewRuns(s, now)
 	}
 	return Decision{Left: v.left(l), ResetAfter: l.whole(&v, now)}
 }
 
-// remove removes the oldest hits that count from s.
-func (l *Limit) remove(s *State, v *runsView, hits uint64) {
-	if s.n -= hits; s.n == 0 {
+// remove removes hits from s, from the i-th run that counts on, and returns how many.
+func (l *Limit) remove(s *State, v *runsView, i int, hits uint64) uint64 {
+	if s.n == hits {
 		*s = State{}
-		return
+		return hits
 	}
-	q := &s.more.runs
-	gone := firstRun(v.runs, func(r run) bool { return r.sum-v.before > hits })
-	if v.first == 0 {
+	q, runs, first := &s.more.runs, v.runs[i:], v.first+i
+	before := s.sumBefore(first)
+	gone := firstRun(runs, func(r run) bool { return r.sum-before > hits })
+	s.n -= hits
+	if first == 0 {
 		q.drop(gone)
-		return
+		return hits
 	}
-	for i := range v.runs { // what only a longer window counts stays before them
-		v.runs[i].sum -= hits
+	for k := range runs { // what comes before them stays
+		runs[k].sum -= hits
 	}
-	q.delete(v.first, v.first+gone)
+	q.delete(first, first+gone)
 	l.widen(s)
+	return hits
 }

@@ -24,8 +24,9 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt
 //	limit ALGORITHM N per UNIT [OPTION VALUE]…   a new counter of one limit
 //	and ALGORITHM N per UNIT [OPTION VALUE]…     one more limit of the counter, which makes it a list
 //	penalty FOR on exceeded|reached [escalate N max TIME]
+//	reserve TIME [return]                        takes may reserve for so long, after which hits stay spent, or come back
 //	now limit …                                  the limit changes, as by a reload, and the counter stays
-//	at TIME take|look|give [COST] [x COUNT] [extra N] [by OWNER] [from TIME]
+//	at TIME take|look|give|settle [COST] [x COUNT] [extra N] [by OWNER] [from TIME] [as RESERVATION]
 //	at TIME reset [force]
 //	from TIME every TIME until TIME take …       the same many times, answered by a row of ✓ and ✗
 //
@@ -161,6 +162,9 @@ func (s *script) run() []string {
 		return refusal(l)
 	case "penalty":
 		s.penalty()
+		return nil
+	case "reserve":
+		s.counter.reserve = &engine.Reserve{TTL: s.span(), Return: s.accept("return")}
 		return nil
 	case "at":
 		return []string{s.operation(s.time())}
@@ -312,6 +316,8 @@ func (s *script) operation(now engine.Micros) string {
 		return answer(verb, k, s.counter.look(now, k), s.zone())
 	case "give":
 		return answer(verb, k, s.counter.give(now, k), s.zone())
+	case "settle":
+		return answer(verb, k, s.counter.settle(now, k), s.zone())
 	}
 	s.fatalf("%q is no call", verb)
 	return ""
@@ -333,6 +339,8 @@ func (s *script) take() engine.Take {
 			k.Owner = s.next()
 		case "from":
 			k.Window = int64(midnight + s.span())
+		case "as":
+			copy(k.Reservation[:], s.next())
 		default:
 			s.fatalf("%q is no part of a call", word)
 		}
@@ -396,6 +404,12 @@ func answer(verb string, k engine.Take, d engine.Decision, zone *time.Location) 
 	}
 	if d.Renewed > 0 {
 		fmt.Fprintf(&b, ", %d renewed", d.Renewed)
+	}
+	if d.Reserved > 0 {
+		fmt.Fprintf(&b, ", %d reserved", d.Reserved)
+	}
+	if d.Difference != 0 {
+		fmt.Fprintf(&b, ", difference %d", d.Difference)
 	}
 	return b.String()
 }

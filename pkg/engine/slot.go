@@ -24,13 +24,13 @@ const (
 )
 
 // Slot returns the name of the state that l reads and writes. Outside a list, buckets, logs and concurrency limits keep
-// their state when the window's length changes; a log of an override does not.
+// their state when the window's length changes.
 func (l Limit) Slot() Slot {
 	if c := l.Calendar; c != nil {
 		return Slot(l.Algorithm)<<slotAlgorithm | Slot(c.number<<slotPrecision|c.zone.id)
 	}
 	s := Slot(l.Algorithm)<<slotAlgorithm | Slot(l.Precision)<<slotPrecision
-	if l.Listed || l.OwnWindow || l.Algorithm.row().perWindow {
+	if l.Listed || l.Algorithm.row().perWindow {
 		s |= Slot(l.Window)
 	}
 	return s

@@ -30,7 +30,7 @@ func valid(a engine.Algorithm) engine.Limit {
 // Each field of a limit is in the table, or is one that every limit has; it makes another limit, with another hash.
 func TestFieldsAreInTheTable(t *testing.T) {
 	calendar := engine.NewZone(time.UTC).Calendar(engine.CalendarDay, 1)
-	every := []string{"Algorithm", "Listed", "OwnWindow", "Hits", "Window"}
+	every := []string{"Algorithm", "Listed", "Hits", "Window"}
 	for f := range reflect.TypeFor[engine.Limit]().Fields() {
 		if !f.IsExported() {
 			continue
@@ -74,7 +74,6 @@ func TestHash(t *testing.T) {
 			func(l *engine.Limit) { l.Hits-- }, // a log of 100 and 99 slots
 			func(l *engine.Limit) { l.Window++ },
 			func(l *engine.Limit) { l.Listed = true },
-			func(l *engine.Limit) { l.OwnWindow = true },
 		} {
 			l := valid(a)
 			change(&l)

@@ -75,18 +75,18 @@ func (v *bucketView) retry(l *Limit, cost uint64) Micros {
 	return v.atMost(at)
 }
 
-// giveTokens puts hits back into the bucket, until it is full.
+// giveTokens puts hits back into the bucket, until it is full. A bucket that does not start full begins to fill with that.
 func (l *Limit) giveTokens(s *State, now Micros, hits uint64) Decision {
 	if l.Hits == 0 {
 		return Decision{}
 	}
 	var v bucketView
 	v.set(l, s, now)
-	if v.seen && hits > 0 && v.spent != (amount{}) {
-		end := v.end
+	if hits > 0 && v.spent != (amount{}) {
 		v.spent = v.sub(v.spent, amount{n: hits})
+		end := v.full(l)
 		v.write(l, s)
-		v.end = min(v.end, end)
+		v.end = end
 		v.keep(l, s)
 	}
 	down, _ := v.balance(l)

@@ -109,6 +109,8 @@ type player struct {
 	oracle *oracle
 	twins  twins // nil if twins are not used
 	now    engine.Micros
+	last   engine.Micros
+	jumped bool // now went back
 	rules  map[backend.Key]*rule
 
 	compared, twinned int // operations, so far
@@ -143,6 +145,7 @@ func (p *player) changed(op *backend.Op) bool {
 // apply plays ops in one call at the current time, and fails the test if a decision is not the oracle's.
 func (p *player) apply(t reporter, ops ...backend.Op) {
 	t.Helper()
+	p.jumped, p.last = p.jumped || p.now < p.last, p.now
 	p.clock.Store(int64(p.now))
 	for i := range ops { // so that fields that are not written show up
 		ops[i].Decision, ops[i].Err = poison(), errNotDecided
@@ -157,7 +160,7 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 		changed := p.changed(op)
 		if op.Remembered {
 			if want := p.oracle.remembered(op, p.now); !changed {
-				checkRemembered(t, op, want)
+				checkRemembered(t, op, want, !p.jumped && len(ops) == 1)
 			}
 			continue
 		}
@@ -176,8 +179,9 @@ func (p *player) apply(t reporter, ops ...backend.Op) {
 }
 
 // checkRemembered checks a refusal that a near cache remembered against want, what the store would say. The verdict
-// must be the same; what has happened to the counter since can only have made its times later and what is left less.
-func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
+// must be the same, and where the clock is steady when the same request would pass; what has happened to the counter since can
+// only have made its times later and what is left less.
+func checkRemembered(t reporter, op *backend.Op, want engine.Decision, steady bool) {
 	t.Helper()
 	got := op.Decision
 	if op.Mode != backend.Take && op.Mode != backend.Look {
@@ -189,6 +193,9 @@ func checkRemembered(t reporter, op *backend.Op, want engine.Decision) {
 	same := got.Strictest == want.Strictest // otherwise ResetAfter is that of another limit, which has become the strictest
 	if got.RetryAfter <= 0 || got.RetryAfter > want.RetryAfter || got.Penalty > want.Penalty || same && got.ResetAfter > want.ResetAfter {
 		t.Fatalf("%s: the times of what was remembered, %+v, are later than the store's, %+v", describe(op), got, want)
+	}
+	if steady && got.RetryAfter != want.RetryAfter {
+		t.Fatalf("%s: remembered was %+v, which passes at another time than the store would say, %+v", describe(op), got, want)
 	}
 	if len(op.Limits) == 1 && got.Window > want.Window || got.Wait != 0 {
 		t.Fatalf("%s: remembered was %+v, the store would say %+v", describe(op), got, want)

@@ -36,7 +36,9 @@ func testContract(t *testing.T, h Harness) {
 		{"PenaltyOverList", penaltyOverList, false},
 		{"RefusesEverything", refusesEverything, true},
 		{"HugeNumbers", hugeNumbers, true},
+		{"FullCount", fullCount, true},
 		{"InitialIsWrittenByATakeForNothing", initialWrittenForNothing, false},
+		{"InitialIsWrittenByAGive", initialAndGiven, false},
 	} {
 		if h.FixedWindows && !c.all {
 			continue
@@ -281,11 +283,49 @@ func hugeNumbers(t *testing.T, s *subject) {
 		c.takes("✓")
 		c.spend(math.MaxUint64, "✗✗")
 		c.looks(math.MaxUint64, "✗")
+		mark := admitted
+		if l.CountRefused { // they do not fit into a count, and what does not is never given back
+			mark = refused
+		}
 		c.gives(math.MaxUint64)
-		c.takes("✓")
+		c.takes(mark)
 		c.do(backend.Op{Mode: backend.Give, Take: engine.Take{Cost: math.MaxUint64, Count: math.MaxUint64}})
-		c.takes("✓")
+		c.takes(mark)
 	}
+}
+
+// fullCount: refused hits that count beyond 2^53 − 1 may be lost, so none of them can be given back: that could open the
+// window.
+func fullCount(t *testing.T, s *subject) {
+	c := counter(t, s, fixed(10, hour))
+	c.do(backend.Op{Take: engine.Take{Cost: 1 << 52, Count: 3}})
+	c.gives(1 << 52)
+	c.gives(1 << 52)
+	c.gives(engine.MaxHits)
+	is(c, "what is left", c.looks(1, "✗").Left, 0)
+	c.resets(false)
+	c.spend(engine.MaxHits-1<<40, "✗")
+	c.gives(engine.MaxHits - 1<<41)
+	c.takes("✗")
+	c.gives(1 << 41)
+	c.takes("✓")
+	c.after(2 * time.Hour)
+	c.takes("✓")
+}
+
+// initialAndGiven: what is given to a bucket that starts low, and was not seen before, is there for the next take.
+func initialAndGiven(t *testing.T, s *subject) {
+	l := bucket(10, second, 10)
+	l.Initial = 0
+	c := counter(t, s, l)
+	c.gives(5)
+	c.takes(yes(5) + no(1))
+	c.after(2 * time.Second) // it has been full for a window
+	c.gives(3)
+	c.takes(yes(3) + no(1))
+	c.after(3 * time.Second)
+	c.gives(11)
+	c.takes(yes(10) + no(1))
 }
 
 func initialWrittenForNothing(t *testing.T, s *subject) {

@@ -26,6 +26,7 @@ func testReservations(t *testing.T, h Harness) {
 		"a bucket holds":       bucketHolds,
 		"a bucket has held":    bucketHasHeld,
 		"a cell that is gone":  settledAfterItsCell,
+		"its own cell":         settledInItsCell,
 		"too many":             tooManyReservations,
 		"many expire at once":  manyExpire,
 		"reset":                resetWithReservations,
@@ -253,6 +254,24 @@ func settledAfterItsCell(t *testing.T, s *subject) {
 	c.left(60)
 	c.settles(1, 0)
 	c.left(60)
+}
+
+// settledInItsCell: what is given back leaves the sub-window in which it was reserved, be it the first, one in between or the
+// last, and not the oldest.
+func settledInItsCell(t *testing.T, s *subject) {
+	for n, lefts := range [][]uint64{{41, 44, 67, 100}, {51, 64, 67, 100}, {61, 74, 97, 100}} {
+		c := reserves(t, s, engine.Reserve{TTL: 600 * minute}, sliding(100, hour, 6))
+		for i, hits := range []uint64{10, 20, 30} {
+			c.at(time.Duration(i) * 10 * time.Minute)
+			c.books(i+1, hits, admitted)
+			c.spend(3, admitted)
+		}
+		for i, at := range []time.Duration{30, 70, 80, 90} {
+			c.at(at * time.Minute)
+			c.settles(n+1, 0)
+			c.left(lefts[i])
+		}
+	}
 }
 
 func tooManyReservations(t *testing.T, s *subject) {

@@ -58,11 +58,15 @@ func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 		it.hits = engine.Times(it.take.Cost, wanted(&it.take))
 	case backend.Give:
 		if it.take.Window == 0 || it.take.Window >= d.Window {
-			it.hits = engine.Times(it.take.Cost, it.take.Count)
+			it.hits = min(engine.Times(it.take.Cost, it.take.Count), mostGiven)
 		}
 	case backend.Look, backend.Reset, backend.Settle:
 	}
 }
+
+// mostGiven is the most that is taken away from a counter at once. One that stands at its maximum may have lost hits, so
+// that they are put back: until then it is above every limit.
+const mostGiven = engine.MaxHits - math.MaxUint32
 
 // windowOf returns a decision with the Window that contains now and, as ResetAfter, the time until it ends. It leaves
 // both to pkg/engine.

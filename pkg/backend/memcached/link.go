@@ -146,6 +146,9 @@ func (l *link) do(items []*item) error {
 		return l.take(it)
 	case it.mode == backend.Give:
 		count, err := l.client.Decrement(it.key, it.hits)
+		if err == nil && count+it.hits >= engine.MaxHits {
+			count, err = l.client.Increment(it.key, it.hits)
+		}
 		if err != nil && !errors.Is(err, memcache.ErrCacheMiss) {
 			return err
 		}

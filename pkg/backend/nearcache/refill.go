@@ -68,7 +68,7 @@ func (ls *leases) fetch(f *refill) {
 	defer cancel()
 	at := ls.now()
 	if r := ls.refusals; r != nil {
-		r.epoch(p.hash).ask(&ops[0], &p)
+		r.epoch(p.hash).ask(&ops[0], &p, true)
 	}
 	ls.store.Apply(ctx, ops)
 	if r := ls.refusals; r != nil {

@@ -135,7 +135,7 @@ func (r *refusal) sameRule(op *backend.Op) bool {
 
 // refuses reports whether r is the answer to op, which has the same rule.
 func (r *refusal) refuses(op *backend.Op) bool {
-	if op.Take.Count == 0 || max(op.Take.Cost, 1) < r.cost {
+	if cost := max(op.Take.Cost, 1); op.Take.Count == 0 || cost != r.cost && !r.times(cost) {
 		return false
 	}
 	if op.Take.Cost == 0 { // a look, whatever the mode
@@ -144,10 +144,18 @@ func (r *refusal) refuses(op *backend.Op) bool {
 	return op.Mode == backend.Look || r.refusesTakes
 }
 
+// times reports whether r knows the times of a refusal of another cost too: that of a greater one, for which a fixed window
+// has to end as well, or one that can never pass.
+func (r *refusal) times(cost uint64) bool {
+	if cost < r.cost || len(r.limits) != 1 {
+		return false
+	}
+	return r.penalty == nil && r.limits[0].Algorithm == engine.FixedWindow || !passable(r.limits, cost)
+}
+
 // decide returns the decision for op at now. Times count down from before the store was asked, so that they end no
-// later than the store's. RetryAfter is that of the cost that was refused; a greater one may have to wait longer. Left
-// is what that cost found, and Strictest, to which both and ResetAfter refer, is the limit of a list that was the
-// strictest then.
+// later than the store's. Left is what the cost that was refused found, and Strictest, to which all times refer, is the
+// limit of a list that was the strictest then.
 func (r *refusal) decide(op *backend.Op, now engine.Micros) engine.Decision {
 	d := r.decision
 	gone := time.Duration(now-r.at) * time.Microsecond

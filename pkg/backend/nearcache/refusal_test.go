@@ -114,11 +114,12 @@ func TestRefusalOfCosts(t *testing.T) {
 		r.takes(8, true, true)
 		r.takes(5, false, true)
 		r.takes(5, false, false)
-		r.takes(7, false, false)
 		r.do(backend.Look, 5, false)
 		if d := r.takes(11, false, false); d.RetryAfter != d.ResetAfter {
 			t.Errorf("a cost that can never pass may be repeated after %v, want what ResetAfter is, %v", d.RetryAfter, d.ResetAfter)
 		}
+		r.takes(7, false, true) // has to wait for longer
+		r.takes(7, false, false)
 		r.takes(1, true, true)
 		r.do(backend.Look, 0, true)
 	})
@@ -131,6 +132,40 @@ func TestRefusalOfCosts(t *testing.T) {
 		for range 3 {
 			r.takes(1, false, true)
 		}
+	})
+}
+
+// A refusal says when this request would pass, not when a smaller one would: for a fixed window that is one time for all, and
+// otherwise the store is asked. What is admitted in between makes those wait longer that are refused.
+func TestRefusalTimesAreThoseOfTheCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplica(t, newStore(), nearcache.Config{}, engine.Limit{Algorithm: engine.SlidingLog, Hits: 3, Window: minute})
+		is := func(d engine.Decision, want time.Duration) {
+			t.Helper()
+			if d.RetryAfter != want {
+				t.Errorf("the cost passes after %v, want %v", d.RetryAfter, want)
+			}
+		}
+		r.takes(1, true, true)
+		time.Sleep(5 * time.Second)
+		r.takes(1, true, true)
+		time.Sleep(5 * time.Second)
+		is(r.takes(2, false, true), 50*time.Second)
+		is(r.takes(3, false, true), 55*time.Second)
+		is(r.takes(3, false, false), 55*time.Second)
+		r.takes(1, true, true)
+		is(r.takes(3, false, true), 60*time.Second)
+		is(r.takes(3, false, false), 60*time.Second)
+		is(r.takes(1, false, true), 50*time.Second)
+		is(r.takes(1, false, false), 50*time.Second)
+		r.limits = engine.Limits{window(3, hour)}
+		r.takes(2, true, true)
+		r.takes(2, false, true)
+		first := r.takes(2, false, false)
+		is(r.takes(3, false, false), first.RetryAfter)
+		r.penalty = &engine.Penalty{For: second, Max: second, Escalate: 1} // which is over before the window
+		r.takes(1, false, true)
+		r.takes(2, false, true)
 	})
 }
 

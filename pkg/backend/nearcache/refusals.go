@@ -23,9 +23,10 @@ const (
 // refusals remembers refusals.
 //
 // Epochs say what ends them: a give-back, a reset or a changed limit begins the next epoch of its key, before the store
-// is asked and again when it has answered, and a refusal is void unless the epoch in which the store was asked is still
-// the current one. So no refusal outlives what this replica did, in whatever order answers come. Keys may share an
-// epoch, which is rare because there are so many; a refusal is then forgotten early.
+// is asked and again when it has answered; another cost that is admitted, for which the refused one has to wait longer,
+// does when it has answered. A refusal is void unless the epoch in which the store was asked is still the current one. So no
+// refusal outlives what this replica did, in whatever order answers come. Keys may share an epoch, which is rare because
+// there are so many; a refusal is then forgotten early.
 type refusals struct {
 	longest engine.Micros
 	shards  []refusalShard
@@ -40,20 +41,23 @@ type epoch struct {
 	mu     sync.Mutex
 	asked  uint32 // takes and looks under way
 	rule   uint32 // a hash of the rule that decides them
+	cost   uint64 // of the first of them
 	differ bool   // another rule decides some of them; stays true until none is under way
+	mixed  bool   // some of them may be admitted while another cost is refused; likewise
 }
 
 // next begins the next epoch.
 func (e *epoch) next() { e.now.Add(1) }
 
-// ask notes in p that the store is asked about op, a take or a look.
-func (e *epoch) ask(op *backend.Op, p *pending) {
-	rule := ruleHash(op)
+// ask notes in p that the store is asked about op, a take or a look, although a refusal is remembered if other is set.
+func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
+	rule, cost := ruleHash(op), max(op.Take.Cost, 1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.asked == 0 {
-		e.rule, e.differ = rule, false
+		e.rule, e.cost, e.differ, e.mixed = rule, cost, false, false
 	}
+	e.mixed = e.mixed || other || e.cost != cost
 	if e.rule != rule && !e.differ {
 		e.differ = true
 		e.next()
@@ -63,11 +67,13 @@ func (e *epoch) ask(op *backend.Op, p *pending) {
 	e.asked++
 }
 
-// answered notes that the store has answered a take or a look.
-func (e *epoch) answered() {
+// answered notes that the store has answered a take or a look. It reports whether others may have to wait longer if that was
+// admitted.
+func (e *epoch) answered() (mixed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.asked--
+	return e.mixed
 }
 
 // ruleHash returns a hash of the rule that decides op.
@@ -177,7 +183,7 @@ func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []b
 		e.next()
 		return askStore
 	}
-	sh := r.shard(p.hash)
+	sh, other := r.shard(p.hash), false
 	m, ok := sh.cache.Get(op.Key)
 	if ok && !p.leased && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
 		switch {
@@ -195,10 +201,12 @@ func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []b
 			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
 			sh.served.Add(1)
 			return served
+		default:
+			other = true
 		}
 	}
 	r.countMiss(op, p)
-	e.ask(op, p)
+	e.ask(op, p, other)
 	return askStore
 }
 
@@ -213,11 +221,9 @@ func (r *refusals) countMiss(op *backend.Op, p *pending) {
 func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
 	defer p.renewal.end()
 	e := r.epoch(p.hash)
-	if p.endsRefusal {
+	mixed := asks(op) && e.answered()
+	if p.endsRefusal || mixed && spends(op) && (op.Decision.Admitted > 0 || op.Limits[0].CountRefused) {
 		e.next()
-	}
-	if asks(op) {
-		e.answered()
 	}
 	if p.endsRefusal {
 		return

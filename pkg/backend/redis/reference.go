@@ -111,6 +111,10 @@ func (r *referenceCodec) commands(sent []redis.Cmder, u *unit) []redis.Cmder {
 	return append(sent, newCommand("get", key)) // a look, and the first step of giving back
 }
 
+// mostCounted is the largest count to which any hits can be added. Beyond it some may have been lost, so that what is given
+// back could open the window: nothing is.
+const mostCounted = math.MaxInt64 - engine.MaxHits
+
 // more sets c.sent to the second step of giving back, if one is needed: no more is given back than there was. A counter that
 // has expired since it was read is created by that, and would stay for ever without the EXPIRE.
 func (r *referenceCodec) more(c *call) bool {
@@ -122,7 +126,7 @@ func (r *referenceCodec) more(c *call) bool {
 		return false // the hits belong to a window that has ended
 	}
 	count, err := count(c.sent[0])
-	if err != nil || count == 0 || u.hits == 0 {
+	if err != nil || count == 0 || count > mostCounted || u.hits == 0 {
 		return false
 	}
 	key := c.sent[0].Args()[1]

@@ -97,7 +97,7 @@ func (c *counter) takesBack(l *engine.Limit, hits uint64) bool {
 	case engine.LeakyBucket: // turns in the queue have been promised
 		return false
 	case engine.TokenBucket:
-		return c.seen() && l.Hits > 0 && hits > 0 && c.bucket.spent.Sign() > 0
+		return l.Hits > 0 && hits > 0 && c.bucket.spent.Sign() > 0
 	case engine.FixedWindow, engine.SlidingWindow, engine.SlidingLog, engine.Concurrency:
 	}
 	return c.seen()
@@ -188,15 +188,16 @@ func (c *counter) give(l *engine.Limit, now engine.Micros, t engine.Take, hits u
 	switch l.Algorithm {
 	case engine.FixedWindow:
 		if window := engine.Micros(t.Window); window == 0 || window >= c.fixed.start {
-			c.fixed.count = minus(c.fixed.count, hits)
+			c.fixed.give(hits)
 		}
 	case engine.SlidingWindow, engine.SlidingLog:
 		c.hits = c.hits.give(hits)
 	case engine.TokenBucket:
 		full := c.bucket.full
 		c.bucket.give(hits)
-		c.bucket.keep(l, now)
-		c.bucket.fillsAt(l, min(c.bucket.full, full))
+		if c.bucket.keep(l, now); c.seen() {
+			c.bucket.fillsAt(l, min(c.bucket.full, full))
+		}
 	case engine.LeakyBucket:
 	case engine.Concurrency:
 		c.slots = c.slots.give(hits, t.Owner)

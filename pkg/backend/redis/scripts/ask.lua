@@ -68,7 +68,7 @@ end
 --   view    (limit) → its state as of now
 --   room    (limit, view) → how many requests the limit alone would admit
 --   take    (limit, view) → a decision, and whether the limit refuses; updates state and view
---   give    (limit, view) → a decision
+--   give    (limit, view, when the hits were spent, or nil if that is not known) → a decision
 -- A decision is a list of what is in the result: admitted, left, reset, retry (µs), window (its start, µs), wait (µs),
 -- renewed, strictest (from 0), penalty (µs).
 --

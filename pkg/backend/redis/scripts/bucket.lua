@@ -225,12 +225,13 @@ families[1] = function()
     return {admitted, left, math.max(0, full(l, v) - now), math.max(0, retry - now), 0, turn, 0, 0, 0}, refuses
   end
 
-  -- give puts tokens back into the bucket, until it is full. A queue takes nothing back, because turns have been promised.
+  -- give puts tokens back into the bucket, until it is full. A bucket that does not start full begins to fill with that. A
+  -- queue takes nothing back, because turns have been promised.
   local function give(l, v)
     if l.den == 0 then return {0, 0, 0, 0, 0, 0, 0, 0, 0} end
-    if not l.leaky and v.seen and a.cost > 0 and (v.n > 0 or v.part > 0) then
+    if not l.leaky and a.cost > 0 and (v.n > 0 or v.part > 0) then
       v.n, v.part = sub(l, v.n, v.part, a.cost, 0)
-      v.stop = math.min(v.stop, back(l, v, v.n, v.part))
+      v.stop = full(l, v)
       write(l, v)
     end
     return {0, left(l, v), math.max(0, full(l, v) - now), 0, 0, 0, 0, 0, 0}

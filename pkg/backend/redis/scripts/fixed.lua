@@ -99,10 +99,11 @@ local function fixed(format, calendar)
     return d, refuses
   end
 
-  -- Hits that were spent before the current window began are not given back.
+  -- Hits that were spent before the current window began are not given back. A count that has reached MAX stays there: it
+  -- may have lost hits, so that what is given back could open the window.
   local function give(l, v)
     local hits = a.cost
-    if a.count ~= 0 and a.count < v.start then hits = 0 end
+    if a.count ~= 0 and a.count < v.start or v.used == MAX then hits = 0 end
     if v.moved or v.known and hits > 0 then
       v.used = math.max(0, v.used - hits)
       write(l, v)

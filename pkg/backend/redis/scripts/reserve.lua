@@ -49,9 +49,8 @@ end
 -- give_back gives hits back that were spent at a time, if they still count.
 local function give_back(hits, at)
   local l, f = limits[1], family[1]
-  if f.counts and not f.counts(l, at) then return end
   set(hits, at, 0, 4)
-  f.give(l, f.view(l))
+  f.give(l, f.view(l), at)
 end
 
 -- hold keeps hits that were reserved until a time from having come back before it, where they come back with time.

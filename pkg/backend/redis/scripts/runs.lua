@@ -41,11 +41,6 @@ families[2] = function()
     return (t - over) / l.window * l.precision + muldiv(over, l.precision, l.window)
   end
 
-  local function tick(l) return tick_at(l, now) end
-
-  -- counts reports whether hits that were spent at a time still count.
-  local function counts(l, at) return tick(l) - tick_at(l, at) < l.span end
-
   -- gone returns the time from which on the hits of a tick do not count.
   local function gone(l, at)
     if l.precision == 0 then return at + l.window end
@@ -94,7 +89,7 @@ families[2] = function()
   -- limits that took from it.
   local function view(l)
     local v = {
-      tick = tick(l), any = false, first = 0, used = 0, before = 0, base = 0,
+      tick = tick_at(l, now), any = false, first = 0, used = 0, before = 0, base = 0,
       at = -1, n = 0, sum = 0, gone = 0, longest = l.window, most = l.hits,
     }
     local newest = redis.call('LINDEX', l.key, '-1')
@@ -239,24 +234,25 @@ families[2] = function()
     return {admitted, left, reset, retry, 0, 0, 0, 0, 0}, refuses
   end
 
-  -- remove removes the oldest hits of those that count.
-  local function remove(l, v, hits)
+  -- remove removes hits from the i-th run on, before which the sum is before.
+  local function remove(l, v, i, before, hits)
     if hits == v.sum - v.base or redis.call('LLEN', l.key) > WALK then
       redis.call('UNLINK', l.key)
       return
     end
-    local low = find(l, v.first, function(_, _, sum) return sum - v.before > hits end)
-    if v.first > 0 then -- what only a longer window counts stays before them, so that all sums after it change
-      local rest = redis.call('LRANGE', l.key, str(hits < v.used and low or v.first), '-1')
-      redis.call('LTRIM', l.key, '0', str(v.first - 1))
-      for i = 1, hits < v.used and #rest or 0 do
+    local low = find(l, i, function(_, _, sum) return sum - before > hits end)
+    if i > 0 then -- what comes before them stays, so that all sums after it change
+      local some = hits < v.sum - before
+      local rest = redis.call('LRANGE', l.key, str(some and low or i), '-1')
+      redis.call('LTRIM', l.key, '0', str(i - 1))
+      for k = 1, some and #rest or 0 do
         local at, n, sum = 0, 0, 0
-        if #rest[i] == l.size then at, n, sum = struct.unpack('<ddd', rest[i]) end
-        if i == 1 then n = sum - v.before - hits end
-        redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[i], 25))
+        if #rest[k] == l.size then at, n, sum = struct.unpack('<ddd', rest[k]) end
+        if k == 1 then n = sum - before - hits end
+        redis.call('RPUSH', l.key, struct.pack('<ddd', at, n, sum - hits) .. string.sub(rest[k], 25))
       end
-      if hits == v.used then -- the newest that is left may not know of the longer window
-        v.at, v.n, v.sum = run(l, v.first - 1)
+      if not some then -- the newest that is left may not know of a longer window
+        v.at, v.n, v.sum = run(l, i - 1)
         if v.n > 0 then write_last(l, v, true) end
       end
       return
@@ -268,18 +264,32 @@ families[2] = function()
       redis.call('UNLINK', l.key)
       return
     end
-    redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - v.before - hits, sum) .. string.sub(state, 25))
+    redis.call('LSET', l.key, '0', struct.pack('<ddd', at, sum - before - hits, sum) .. string.sub(state, 25))
   end
 
-  -- give removes the oldest hits that count, which never admits more than if the hits had not been spent.
-  local function give(l, v)
+  -- give gives hits back that were spent at a time, if they still count: those of its tick and, where others have given
+  -- these back already, the oldest. Where the time is not known, it is the oldest alone, which never admits more than if the
+  -- hits had not been spent.
+  local function give(l, v, at)
     settle(l, v)
-    if v.any and v.used > 0 and a.cost > 0 then
-      remove(l, v, math.min(a.cost, v.used))
+    local hits, tick = a.cost, at and tick_at(l, at) or 0
+    if at and v.tick - tick >= l.span then
+      hits = 0
+    elseif at and v.any and v.used > 0 and hits > 0 then
+      local i = find(l, v.first, function(t) return t >= tick end)
+      local t, n, sum = run(l, i)
+      if t == tick and n > 0 then
+        local own = math.min(hits, n)
+        remove(l, v, i, sum - n, own)
+        hits, v = hits - own, view(l)
+      end
+    end
+    if v.any and v.used > 0 and hits > 0 then
+      remove(l, v, v.first, v.before, math.min(hits, v.used))
       v = view(l)
     end
     return {0, left(l, v), reset_in(l, v), 0, 0, 0, 0, 0, 0}
   end
 
-  return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give, counts = counts}
+  return {format = '<dddB', limit = limit, view = view, room = room, take = take, give = give}
 end
