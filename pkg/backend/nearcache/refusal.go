@@ -153,6 +153,13 @@ func (r *refusal) times(cost uint64) bool {
 	return r.penalty == nil && r.limits[0].Algorithm == engine.FixedWindow || !passable(r.limits, cost)
 }
 
+// delays reports whether op, which the store has answered, has spent hits that make others wait longer. The end of a fixed
+// window does not move.
+func delays(op *backend.Op) bool {
+	l := &op.Limits[0]
+	return spends(op) && (op.Decision.Admitted > 0 || l.CountRefused && l.Algorithm != engine.FixedWindow)
+}
+
 // decide returns the decision for op at now. Times count down from before the store was asked, so that they end no
 // later than the store's. Left is what the cost that was refused found, and Strictest, to which all times refer, is the
 // limit of a list that was the strictest then.

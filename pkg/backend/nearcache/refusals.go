@@ -46,8 +46,8 @@ type epoch struct {
 	mixed  bool   // some of them may be admitted while another cost is refused; likewise
 }
 
-// next begins the next epoch.
-func (e *epoch) next() { e.now.Add(1) }
+// next begins the next epoch, and returns it.
+func (e *epoch) next() uint32 { return e.now.Add(1) }
 
 // ask notes in p that the store is asked about op, a take or a look, although a refusal is remembered if other is set.
 func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
@@ -222,11 +222,12 @@ func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
 	defer p.renewal.end()
 	e := r.epoch(p.hash)
 	mixed := asks(op) && e.answered()
-	if p.endsRefusal || mixed && spends(op) && (op.Decision.Admitted > 0 || op.Limits[0].CountRefused) {
-		e.next()
-	}
 	if p.endsRefusal {
+		e.next()
 		return
+	}
+	if mixed && delays(op) && e.next() == p.epoch+1 {
+		p.epoch++ // its own refusal holds
 	}
 	refused := refusalOf(op, at, r.longest)
 	if refused == nil || e.now.Load() != p.epoch {
