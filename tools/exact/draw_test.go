@@ -91,7 +91,6 @@ func same(t *testing.T, r *rule, s *proof.Setting, limits descriptors.RateLimits
 			Algorithm: proof.Algorithm(l.Algorithm.String()), Hits: int64(l.Hits), Window: proof.Micros(l.Window),
 			First: l.Align == engine.AlignFirst, CountRefused: l.CountRefused, Precision: int(l.Precision),
 			Burst: int64(l.Burst), Debt: int64(l.Debt), Initial: int64(l.Initial), Fill: proof.Micros(l.FillInterval), Listed: l.Listed,
-			OwnWindow: l.OwnWindow,
 		}
 		got.Lease, got.Calendar = 0, proof.Calendar{}
 		if got != want {

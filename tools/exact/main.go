@@ -2,7 +2,8 @@
 // hits. It starts three replicas and one Redis, plays random campaigns of gRPC calls on them (every algorithm, settings
 // that differ between replicas and change back and forth, overrides, looks, give-backs, leases, replicas that die or
 // stand still), and reports only what the history of calls proves; see package proof. Where nothing dies, it also
-// compares what the counters have spent with what was admitted.
+// compares what the counters have spent with what was admitted. Before that it plays scenes, of which the page tells every
+// answer, on such replicas and on a server with counters in memory.
 //
 // Everything that is drawn follows from a seed, but what happens depends on the time too: a seed that failed once fails
 // often, not always.
@@ -71,6 +72,11 @@ func (c *config) attack(ctx context.Context) error {
 	end := time.Now().Add(c.length)
 	seed := max(c.seed, 0)
 	var sum tally
+	if c.seed <= 0 {
+		if err := c.playScenes(ctx, &sum); err != nil {
+			return fmt.Errorf("playing scenes: %w", err)
+		}
+	}
 	for sum.campaigns == 0 || time.Now().Add(c.each/2).Before(end) {
 		k := past(c.each)
 		if seed > 0 {

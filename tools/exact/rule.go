@@ -168,6 +168,5 @@ func (o override) on(r *rule) *proof.Setting {
 	}
 	l.Hits, l.unit, l.multiplier = o.hits, o.unit, 1
 	l.settle()
-	l.OwnWindow = l.Algorithm == proof.SlidingLog
 	return &proof.Setting{Name: o.String(), Limits: []proof.Limit{l.Limit}}
 }

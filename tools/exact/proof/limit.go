@@ -33,7 +33,6 @@ type Limit struct {
 	Fill         Micros   // tokens come in steps of this; 0 means continuously
 	Lease        int64    // the most that a replica leases at a time; 0 means nothing
 	Listed       bool     // one of several limits of a descriptor
-	OwnWindow    bool     // a log in an override, which has a counter for each window
 }
 
 // Setting is what was in force for a call: one limit, or several that admit together.
@@ -52,7 +51,6 @@ type Calendar struct {
 type Counter struct {
 	Algorithm Algorithm
 	Listed    bool
-	OwnWindow bool
 	Window    Micros
 	Calendar  Calendar
 	Precision int
@@ -68,8 +66,6 @@ func (l *Limit) Counter() Counter {
 		c.Window, c.Precision = l.Window, l.Precision
 	case l.Listed:
 		c.Window, c.Listed = l.Window, true
-	case l.OwnWindow:
-		c.Window, c.OwnWindow = l.Window, true
 	}
 	return c
 }
@@ -85,9 +81,6 @@ func (c Counter) String() string {
 	}
 	if c.Listed {
 		s += " in a list"
-	}
-	if c.OwnWindow {
-		s += " of overrides"
 	}
 	return s
 }
