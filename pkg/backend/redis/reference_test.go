@@ -153,17 +153,26 @@ func TestReferenceEqualsEngine(t *testing.T) {
 	}
 }
 
-// TestReferenceOverflow: a counter at its maximum refuses, without an error.
+// TestReferenceOverflow: a counter at its maximum refuses, without an error, and goes on to when some of what it has lost is
+// given back.
 func TestReferenceOverflow(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	b := reference(t, s, nil)
+	ops := []backend.Op{{Key: keyOf(1), Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: math.MaxUint64, Count: 1}}}
 	for i := range 1100 {
-		ops := []backend.Op{{Key: keyOf(1), Name: nameOf(1), Limits: lasting(5), Take: engine.Take{Cost: math.MaxUint64, Count: 1}}}
 		b.Apply(t.Context(), ops)
 		if d := ops[0].Decision; ops[0].Err != nil || d.Admitted != 0 || d.RetryAfter == 0 || (i > 0) != (d.Left == 0) {
 			t.Fatalf("take %d of 2^64-1: %+v, %v", i, d, ops[0].Err)
 		}
+	}
+	ops[0].Mode = backend.Give
+	for range 1099 {
+		b.Apply(t.Context(), ops)
+	}
+	ops[0].Mode, ops[0].Take.Cost = backend.Look, 1
+	if b.Apply(t.Context(), ops); ops[0].Err != nil || ops[0].Decision.Admitted != 0 {
+		t.Errorf("once all but one have given back: %+v, %v", ops[0].Decision, ops[0].Err)
 	}
 }
 
