@@ -2,13 +2,10 @@ package engine_test
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,20 +15,7 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the answers in testdata/*.txt")
 
-// TestScripts plays testdata/*.txt. A script is paragraphs of commands, each followed by the engine's answers, which
-// begin with two spaces; a line that begins with # is a comment. The commands are
-//
-//	limit ALGORITHM N per UNIT [OPTION VALUE]…   a new counter of one limit
-//	and ALGORITHM N per UNIT [OPTION VALUE]…     one more limit of the counter, which makes it a list
-//	penalty FOR on exceeded|reached [escalate N max TIME]
-//	reserve TIME [return]                        takes may reserve for so long, after which hits stay spent, or come back
-//	now limit …                                  the limit changes, as by a reload, and the counter stays
-//	at TIME take|look|give|settle [COST] [x COUNT] [extra N] [by OWNER] [from TIME] [as RESERVATION]
-//	at TIME reset [force]
-//	from TIME every TIME until TIME take …       the same many times, answered by a row of ✓ and ✗
-//
-// Times are Go durations since a moment that is the start of a second, a minute, an hour and a day, or dates as RFC 3339 has
-// them. A limit with the option "calendar ZONE" has its windows named by their dates.
+// TestScripts plays testdata/*.txt, scripts as [enginetest.PlayScript] describes them.
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -43,7 +27,7 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := play(t, string(want))
+			got := enginetest.PlayScript(t, string(want), deciding())
 			if *rewrite {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -57,376 +41,29 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// midnight is when scripts begin.
-const midnight engine.Micros = 20_720 * 86_400 * 1e6
+// midnight is when scripts begin, and other tests too.
+const midnight = enginetest.Start
 
-// script is a script that runs.
-type script struct {
-	t       *testing.T
-	counter *counter
-	line    string
-	words   []string // of the line, those that are left
-}
-
-// play is the script with the answers that the engine gives.
-func play(t *testing.T, text string) string {
-	t.Helper()
-	s := script{t: t}
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "  ") {
-			continue
+// deciding returns a function that keeps the counters of a script.
+func deciding() func(enginetest.Call) engine.Decision {
+	counters := map[int]*counter{}
+	return func(call enginetest.Call) engine.Decision {
+		c := counters[call.Counter]
+		if c == nil {
+			c = newCounter(nil, nil)
+			counters[call.Counter] = c
 		}
-		out.WriteString(line)
-		s.line, s.words = line, strings.Fields(line)
-		if len(s.words) == 0 || strings.HasPrefix(line, "#") {
-			continue
+		c.limits, c.penalty, c.reserve = call.Limits, call.Penalty, call.Reserve
+		switch call.Verb {
+		case "take":
+			return c.take(call.Now, call.Take)
+		case "look":
+			return c.look(call.Now, call.Take)
+		case "give":
+			return c.give(call.Now, call.Take)
+		case "settle":
+			return c.settle(call.Now, call.Take)
 		}
-		for _, answer := range s.run() {
-			out.WriteString("  " + answer + "\n")
-		}
+		return c.reset(call.Now, call.Force)
 	}
-	return out.String()
-}
-
-func (s *script) fatalf(format string, args ...any) {
-	s.t.Helper()
-	s.t.Fatalf("%s: %s", strings.TrimSpace(s.line), fmt.Sprintf(format, args...))
-}
-
-// next is the next word, or empty at the line's end.
-func (s *script) next() string {
-	if len(s.words) == 0 {
-		return ""
-	}
-	word := s.words[0]
-	s.words = s.words[1:]
-	return word
-}
-
-// accept takes the next word if it is word.
-func (s *script) accept(word string) bool {
-	if len(s.words) == 0 || s.words[0] != word {
-		return false
-	}
-	s.next()
-	return true
-}
-
-func (s *script) expect(word string) {
-	if !s.accept(word) {
-		s.fatalf("want %q before %q", word, strings.Join(s.words, " "))
-	}
-}
-
-func (s *script) number() uint64 {
-	word := s.next()
-	n, err := strconv.ParseUint(word, 10, 64)
-	if err != nil {
-		s.fatalf("%q is no number", word)
-	}
-	return n
-}
-
-func (s *script) span() engine.Micros {
-	word := s.next()
-	d, err := time.ParseDuration(word)
-	if err != nil {
-		s.fatalf("%q is no time", word)
-	}
-	return engine.Micros(d / time.Microsecond)
-}
-
-// time reads a moment.
-func (s *script) time() engine.Micros {
-	if t, err := time.Parse(time.RFC3339Nano, s.words[0]); err == nil {
-		s.next()
-		return engine.Micros(t.UnixMicro())
-	}
-	return midnight + s.span()
-}
-
-// run runs one command and gives the answers.
-func (s *script) run() []string {
-	switch word := s.next(); word {
-	case "limit":
-		l := s.limit()
-		s.counter = newCounter(engine.Limits{l.Prepared()}, nil)
-		return refusal(l)
-	case "and":
-		return s.and()
-	case "now":
-		s.expect("limit")
-		l := s.limit()
-		s.counter.limits = engine.Limits{l}
-		return refusal(l)
-	case "penalty":
-		s.penalty()
-		return nil
-	case "reserve":
-		s.counter.reserve = &engine.Reserve{TTL: s.span(), Return: s.accept("return")}
-		return nil
-	case "at":
-		return []string{s.operation(s.time())}
-	case "from":
-		return []string{s.row()}
-	default:
-		s.fatalf("%q is no command", word)
-	}
-	return nil
-}
-
-func refusal(l engine.Limit) []string {
-	if err := l.Validate(); err != nil {
-		return []string{err.Error()}
-	}
-	return nil
-}
-
-// and makes a list of the counter.
-func (s *script) and() []string {
-	l := append(s.counter.limits, s.limit())
-	for i := range l {
-		l[i].Listed, l[i].CountRefused = true, false
-	}
-	s.counter = newCounter(l, s.counter.penalty)
-	if err := l.Validate(); err != nil {
-		return []string{err.Error()}
-	}
-	return nil
-}
-
-// limit reads a limit from the algorithm's name on.
-func (s *script) limit() engine.Limit {
-	a, err := engine.ParseAlgorithm(s.next())
-	if err != nil {
-		s.fatalf("%v", err)
-	}
-	l := engine.Limit{Algorithm: a, Hits: s.number()}
-	s.expect("per")
-	period := strings.Join(s.words[:min(2, len(s.words))], " ")
-	l.Window = s.window()
-	given := map[string]engine.Limit{} // a limit with nothing but the parameter of that name
-	for len(s.words) > 0 {
-		word := s.next()
-		given[word] = s.option(word, period)
-	}
-	for p := range engine.Parameters() {
-		switch with, ok := given[p.String()]; {
-		case ok && p == engine.ParamCalendar:
-			l.Calendar = with.Calendar
-		case ok:
-			p.Set(&l, p.Get(&with))
-		case p.TakenBy(a):
-			p.Set(&l, p.Usual(&l))
-		}
-	}
-	return l
-}
-
-// option reads the value of a parameter. What a window is was said before.
-func (s *script) option(word, period string) (l engine.Limit) {
-	if word == "calendar" {
-		l.Calendar = s.calendar(period)
-		return l
-	}
-	for p := range engine.Parameters() {
-		if p.String() != word {
-			continue
-		}
-		switch p.Kind() {
-		case engine.KindNumber:
-			p.Set(&l, s.number())
-		case engine.KindTime:
-			p.Set(&l, uint64(s.span()))
-		case engine.KindFlag, engine.KindWord:
-			v, ok := p.Word(s.next())
-			if !ok {
-				s.fatalf("%s takes %s", p, p.Accepts())
-			}
-			p.Set(&l, v)
-		case engine.KindZone:
-		}
-		return l
-	}
-	s.fatalf("%q is no option", word)
-	return l
-}
-
-// window reads a unit's name, or several units, or a time.
-func (s *script) window() engine.Micros {
-	const day = 86400e6
-	units := map[string]engine.Micros{
-		"second": 1e6, "minute": 60e6, "hour": 3600e6, "day": day, "week": 7 * day, "month": 30 * day, "year": 365 * day,
-	}
-	every := engine.Micros(1)
-	if strings.Trim(s.words[0], "0123456789") == "" {
-		every = engine.Micros(s.number())
-	}
-	if unit, ok := units[s.words[0]]; ok {
-		s.next()
-		return every * unit
-	}
-	return s.span()
-}
-
-// calendar reads a zone. What a window is was said before: day, or 3 month.
-func (s *script) calendar(period string) *engine.Calendar {
-	units := map[string]engine.CalendarUnit{
-		"day": engine.CalendarDay, "week": engine.CalendarWeek, "month": engine.CalendarMonth, "year": engine.CalendarYear,
-	}
-	first, second, _ := strings.Cut(period, " ")
-	every, err := strconv.ParseUint(first, 10, 32)
-	if err != nil {
-		every, second = 1, first
-	}
-	return enginetest.Calendar(s.next(), units[second], uint32(every))
-}
-
-func (s *script) penalty() {
-	p := &engine.Penalty{For: s.span(), Escalate: 1}
-	s.expect("on")
-	var err error
-	if p.On, err = engine.ParseTrigger(s.next()); err != nil {
-		s.fatalf("%v", err)
-	}
-	p.Max = p.For
-	if s.accept("escalate") {
-		p.Escalate = uint32(s.number())
-		s.expect("max")
-		p.Max = s.span()
-	}
-	if err := p.Validate(); err != nil {
-		s.fatalf("%v", err)
-	}
-	s.counter.penalty = p
-}
-
-// operation reads an operation and carries it out, and puts the answer in words.
-func (s *script) operation(now engine.Micros) string {
-	verb := s.next()
-	if verb == "reset" {
-		return answer(verb, engine.Take{Count: 1}, s.counter.reset(now, s.accept("force")), s.zone())
-	}
-	k := s.take()
-	switch verb {
-	case "take":
-		return answer(verb, k, s.counter.take(now, k), s.zone())
-	case "look":
-		return answer(verb, k, s.counter.look(now, k), s.zone())
-	case "give":
-		return answer(verb, k, s.counter.give(now, k), s.zone())
-	case "settle":
-		return answer(verb, k, s.counter.settle(now, k), s.zone())
-	}
-	s.fatalf("%q is no call", verb)
-	return ""
-}
-
-// take reads what is taken.
-func (s *script) take() engine.Take {
-	k := engine.Take{Cost: 1, Count: 1}
-	if len(s.words) > 0 && strings.Trim(s.words[0], "0123456789") == "" {
-		k.Cost = s.number()
-	}
-	for len(s.words) > 0 {
-		switch word := s.next(); word {
-		case "x":
-			k.Count = s.number()
-		case "extra":
-			k.Extra = s.number()
-		case "by":
-			k.Owner = s.next()
-		case "from":
-			k.Window = int64(midnight + s.span())
-		case "as":
-			copy(k.Reservation[:], s.next())
-		default:
-			s.fatalf("%q is no part of a call", word)
-		}
-	}
-	return k
-}
-
-// row makes the same call many times.
-func (s *script) row() string {
-	now := midnight + s.span()
-	s.expect("every")
-	step := s.span()
-	s.expect("until")
-	until := midnight + s.span()
-	s.expect("take")
-	k := s.take()
-	var b strings.Builder
-	for ; now <= until; now += step {
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		if s.counter.take(now, k).Admitted == k.Count {
-			b.WriteString("✓")
-		} else {
-			b.WriteString("✗")
-		}
-	}
-	return b.String()
-}
-
-// answer puts a decision in words: what was admitted, what is left afterwards, and the times that are not 0.
-// With a zone the window has a date.
-func answer(verb string, k engine.Take, d engine.Decision, zone *time.Location) string {
-	var b strings.Builder
-	left := d.Left
-	switch {
-	case d.Admitted == k.Count+k.Extra && d.Admitted > 0:
-		b.WriteString("✓")
-	case d.Admitted == 0:
-		b.WriteString("✗")
-	default:
-		fmt.Fprintf(&b, "✓ %d of %d", d.Admitted, k.Count+k.Extra)
-	}
-	if verb == "take" && k.Owner == "" {
-		left -= min(left, d.Admitted*k.Cost)
-	}
-	fmt.Fprintf(&b, " %d left", left)
-	if d.Strictest > 0 {
-		fmt.Fprintf(&b, " of limit %d", d.Strictest+1)
-	}
-	for _, x := range []struct {
-		name string
-		d    time.Duration
-	}{{"wait", d.Wait}, {"retry", d.RetryAfter}, {"reset", d.ResetAfter}, {"penalty", d.Penalty}} {
-		if x.d > 0 {
-			fmt.Fprintf(&b, ", %s %v", x.name, x.d)
-		}
-	}
-	if d.Window > 0 {
-		fmt.Fprintf(&b, ", window %s", windowText(zone, d.Window))
-	}
-	if d.Renewed > 0 {
-		fmt.Fprintf(&b, ", %d renewed", d.Renewed)
-	}
-	if d.Reserved > 0 {
-		fmt.Fprintf(&b, ", %d reserved", d.Reserved)
-	}
-	if d.Difference != 0 {
-		fmt.Fprintf(&b, ", difference %d", d.Difference)
-	}
-	return b.String()
-}
-
-// zone is that of a counter's calendar, or nil.
-func (s *script) zone() *time.Location {
-	for _, l := range s.counter.limits {
-		if l.Calendar != nil {
-			return l.Calendar.Location()
-		}
-	}
-	return nil
-}
-
-func windowText(zone *time.Location, start int64) string {
-	if zone != nil {
-		return time.UnixMicro(start).In(zone).Format(time.RFC3339)
-	}
-	return (time.Duration(start-int64(midnight)) * time.Microsecond).String()
 }

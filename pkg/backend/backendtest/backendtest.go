@@ -1,9 +1,9 @@
 // Package backendtest is the suite that every backend has to pass, and thus the contract of [backend.Backend] by
 // example.
 //
-// It plays hand-made traces and random sequences of operations against a backend and, at the same times of the clock,
-// against pkg/engine with states in a map, and compares every decision. Decisions that a near cache remembered are
-// checked against the contract for them. The traces and some of the sequences are also compared with the twins in
+// It plays hand-made traces, the scripts of pkg/engine and random sequences of operations against a backend and, at the
+// same times of the clock, against pkg/engine with states in a map, and compares every decision. Decisions that a near
+// cache remembered are checked against the contract for them. The traces and some of the sequences are also compared with the twins in
 // enginetest. The suite controls the clock: it is set before each call, goes forward and jumps back. Separate tests
 // cover what no sequence can show: many concurrent callers, and that keys do not interfere with each other.
 //
@@ -58,6 +58,7 @@ func Run(t *testing.T, h Harness) {
 		h.Takes = 20_000
 	}
 	t.Run("Traces", func(t *testing.T) { testTraces(t, h) })
+	t.Run("Scripts", func(t *testing.T) { testScripts(t, h) })
 	t.Run("Contract", func(t *testing.T) { testContract(t, h) })
 	t.Run("Random", func(t *testing.T) { testRandom(t, h) })
 	if !h.FixedWindows {
