@@ -45,9 +45,9 @@ type script struct {
 //
 // Times are Go durations since [Start], or dates as RFC 3339 has them. A limit with the option "calendar ZONE" has its
 // windows named by their dates.
-func PlayScript(t testing.TB, text string, decide func(Call) engine.Decision) string {
-	t.Helper()
-	s := script{t: t, decide: decide}
+func PlayScript(tb testing.TB, text string, decide func(Call) engine.Decision) string {
+	tb.Helper()
+	s := script{t: tb, decide: decide}
 	var out strings.Builder
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "  ") {
