@@ -17,7 +17,8 @@ type target struct {
 	addrs   []string // of servers, or of sentinels
 	master  string   // the name that sentinels know the master by
 	db      int
-	auth    string // user:password, or empty
+	auth    string // user:password for the servers, or empty
+	guards  string // the same for the sentinels
 	tls     bool
 }
 
@@ -57,6 +58,9 @@ func (c *Config) parse() (target, error) {
 		if err := t.add(strings.TrimSpace(part)); err != nil {
 			return t, fmt.Errorf("redis: address %d of %d: %w", i+1, len(parts), err)
 		}
+	}
+	if c.Type == Sentinel { // whose addresses these are
+		t.guards, t.auth = t.auth, ""
 	}
 	if c.Type == Cluster && t.db != 0 {
 		return t, errors.New("redis: a cluster only has database 0")
@@ -164,7 +168,7 @@ func (t *target) options(u *url.URL, db string) error {
 	if q := u.Query(); q.Has("password") || q.Has("username") {
 		user, password = q.Get("username"), q.Get("password")
 	}
-	if password != "" {
+	if password != "" && t.auth == "" { // the first one counts, as there
 		t.auth = user + ":" + password
 	}
 	return nil

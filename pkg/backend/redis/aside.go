@@ -123,31 +123,16 @@ func (a *aside) connect(ctx context.Context) (string, *remote.Error) {
 		}
 		a.hangUp()
 	}
-	addr, err := a.resolve(ctx)
-	if err != nil {
-		return "", classify(addr, err)
-	}
-	l, err := p.open(ctx, addr)
-	if err != nil {
-		return "", p.advised(classify(addr, err))
-	}
-	a.link = l
-	return addr, nil
-}
-
-// resolve returns the address of the server that has the keys.
-func (a *aside) resolve(ctx context.Context) (string, error) {
-	p := a.pool
-	if p.one != nil {
-		a.renewed = p.one.renewed.Load()
-		return p.one.resolve(ctx)
-	}
-	if e := p.cluster.known.Load(); e != nil {
+	n, e := p.one, (*remote.Error)(nil)
+	if n != nil {
+		a.renewed = n.renewed.Load()
+	} else if n, e = p.cluster.route(ctx, a.keys[0]); e != nil {
 		return "", e
 	}
-	client, err := p.cluster.client.MasterForKey(ctx, a.keys[0])
-	if err != nil {
-		return "", fmt.Errorf("looking for the master of what replicas share: %w", err)
+	l, e := n.open(ctx)
+	if e != nil {
+		return "", p.advised(e)
 	}
-	return client.Options().Addr, nil
+	a.link = l
+	return l.addr, nil
 }

@@ -69,12 +69,9 @@ func (c *Config) credentials(fromURL string) (user, password string, err error) 
 }
 
 // sentinelCredentials is credentials for a connection to a sentinel.
-func (c *Config) sentinelCredentials() (user, password string, err error) {
-	if c.SentinelAuthFile != "" {
-		return readAuth(c.SentinelAuthFile)
-	}
-	user, password = splitAuth(c.SentinelAuth)
-	return user, password, nil
+func (c *Config) sentinelCredentials(fromURL string) (user, password string, err error) {
+	own := Config{Auth: c.SentinelAuth, AuthFile: c.SentinelAuthFile}
+	return own.credentials(fromURL)
 }
 
 // renew opens a new connection in place of w's, whose time has come, and closes the old one after that. Meanwhile the other

@@ -30,6 +30,7 @@ type cluster struct {
 	nodes   atomic.Pointer[map[string]*node] // by address
 	known   atomic.Pointer[remote.Error]     // why the masters are not known; nil if they are
 	trouble atomic.Bool                      // something suggests that the topology has changed
+	asked   atomic.Pointer[string]           // the host that said last which node has which slots; nil if none has
 
 	mu    sync.Mutex
 	wg    sync.WaitGroup
@@ -43,7 +44,7 @@ func newCluster(p *pool) *cluster {
 	o := p.options("")
 	least, jitter := p.config.life()
 	c.client = redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: p.target.addrs, Protocol: o.Protocol, DisableIdentity: true,
+		Addrs: p.target.addrs, NewClient: c.nodeClient, Protocol: o.Protocol, DisableIdentity: true,
 		CredentialsProviderContext: func(context.Context) (string, string, error) { return p.config.credentials(p.target.auth) },
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			return p.dialer.Dial(ctx, network, addr)
@@ -84,7 +85,7 @@ func (c *cluster) add(addr string) *node {
 	if n := old[addr]; n != nil {
 		return n
 	}
-	n := c.pool.newNode(addr, func(context.Context) (string, error) { return addr, nil })
+	n := c.pool.newNode(addr, at(addr))
 	nodes := maps.Clone(old)
 	nodes[addr] = n
 	c.nodes.Store(&nodes)

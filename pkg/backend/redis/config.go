@@ -42,12 +42,13 @@ type Config struct {
 	Network string
 	// URL is where Redis is. For a single server: host:port, the path of a socket,
 	// redis://[user[:password]@]host:port[/db] or, with TLS, rediss://…. For a cluster: one or more of these, separated
-	// by commas. For sentinels: the master's name and their host:port, separated by commas.
+	// by commas. For sentinels: the master's name and their addresses, host:port or redis://[user[:password]@]host:port,
+	// separated by commas; a password there is the sentinels'.
 	URL string
 	// TLS returns a TLS configuration. TLS is used if it is not nil or the URL says rediss. It is called for each
 	// connection, and must return a new configuration each time. See [remote.TLSFiles.Load].
 	TLS func() (*tls.Config, error)
-	// Auth is a password, or user:password; if empty, the URL's is used, if any.
+	// Auth is a password, or user:password; if empty, the URL's is used, if any, unless that has the addresses of sentinels.
 	Auth string
 	// AuthFile names a file whose contents take the place of Auth. It is read for each new connection, so that a
 	// rotated password takes effect without a restart.
@@ -56,7 +57,7 @@ type Config struct {
 	// a new one takes its place when between seven and nine tenths of that have passed, before the old one is closed. Ten
 	// minutes, more or less, if zero.
 	AuthMaxAge time.Duration
-	// SentinelAuth and SentinelAuthFile are like Auth and AuthFile, for the sentinels.
+	// SentinelAuth and SentinelAuthFile are like Auth and AuthFile, for the sentinels. If both are empty, the URL's is used.
 	SentinelAuth, SentinelAuthFile string
 	// KeyPrefix is prepended to every key.
 	KeyPrefix string

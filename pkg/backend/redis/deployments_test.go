@@ -2,6 +2,7 @@ package redis
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,7 +78,7 @@ func TestDeployments(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer b.Close()
-			err = b.Check(t.Context())
+			err = reached(t, b)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)
@@ -144,7 +145,8 @@ func TestTooOld(t *testing.T) {
 		"redis_version:7.2.4\r\nvalkey_version:7.1.99\r\n": "this is Valkey 7.1.99",
 		"": "",
 	} {
-		err := checkVersion(info)
+		s := parseInfo(info)
+		err := s.old()
 		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", info, err, want)
 		}
@@ -283,10 +285,19 @@ func TestF07_ClusterMigration(t *testing.T) {
 
 // TestF07_HalfMoved: while a slot is being moved, a counter with one key is decided on the node to which the key goes;
 // one with several keys, some on either node, is tried once more and counts nothing, and is decided once the slot has
-// been moved.
+// been moved. Nodes may leave out where they, and others, are.
 func TestF07_HalfMoved(t *testing.T) {
 	t.Parallel()
-	nodes := redistest.Cluster(t, 3)
+	for _, endpoints := range []string{"ip", "unknown-endpoint"} {
+		t.Run(endpoints, func(t *testing.T) {
+			t.Parallel()
+			halfMoved(t, redistest.Cluster(t, 3, "cluster-preferred-endpoint-type "+endpoints))
+		})
+	}
+}
+
+func halfMoved(t *testing.T, nodes []*redistest.Server) {
+	t.Helper()
 	from, to := nodes[0], nodes[1]
 	b := run(t, Config{Type: Cluster, URL: from.Addr(), OpTimeout: slow}, true)
 	list := engine.Limits{lasting(20)[0], {Algorithm: engine.SlidingWindow, Hits: 30, Window: 7e13, Precision: 10}}
@@ -326,6 +337,27 @@ func TestF07_HalfMoved(t *testing.T) {
 	for i := range uint64(3) {
 		if got := ask(list); got.Err != nil || got.Decision.Left != 20-3-i {
 			t.Errorf("after the slot has arrived: %d left, %v; want %d", got.Decision.Left, got.Err, 20-3-i)
+		}
+	}
+}
+
+// TestClusterWithoutHosts: a node that does not say where it is, in any of the ways that Redis has, is where it was asked.
+func TestClusterWithoutHosts(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "cluster-enabled yes", "bind 127.0.0.1 127.0.0.2")
+	s.CLI("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+	testkit.Eventually(t, "a cluster of one node", func() bool { return strings.Contains(s.CLI("CLUSTER", "INFO"), "cluster_state:ok") })
+	for endpoints, host := range map[string]string{"ip": `""`, "unknown-endpoint": "", "hostname": "?"} {
+		s.CLI("CONFIG", "SET", "cluster-preferred-endpoint-type", endpoints)
+		if got := strings.Split(s.CLI("CLUSTER", "SLOTS"), "\n")[2]; got != strings.Trim(host, `"`) {
+			t.Fatalf("with %s the host is %q, want %q", endpoints, got, host)
+		}
+		for _, seed := range []string{"127.0.0.1", "127.0.0.2"} {
+			addr := fmt.Sprintf("%s:%d", seed, s.Port())
+			b := run(t, Config{Type: Cluster, URL: addr, OpTimeout: slow}, true)
+			if nodes := slices.Collect(maps.Keys(*b.main.cluster.nodes.Load())); len(nodes) != 1 || nodes[0] != addr {
+				t.Errorf("with %s the nodes are %q, want %s", endpoints, nodes, addr)
+			}
 		}
 	}
 }

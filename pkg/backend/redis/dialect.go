@@ -210,24 +210,13 @@ func (p *pool) client(addr string, conn net.Conn, as login) *redis.Client {
 // unused returns the name of a key that is never a counter's, but lies where counters of our own do.
 func (p *pool) unused() string { return p.config.KeyPrefix + "rl:{permitted}" }
 
-// Names of what a dialect may lack, beside those of commands.
-const (
-	configGet  = "config get"
-	scriptLoad = "script load"
-	evalNoKeys = "eval without keys"
-)
+// evalNoKeys is what a dialect may lack beside commands.
+const evalNoKeys = "eval without keys"
 
 // commandOf returns the name of a command, or what it is one of.
 func commandOf(args []any) string {
-	switch args[0] {
-	case "config":
-		return configGet
-	case "script":
-		return scriptLoad
-	case "eval":
-		if args[2] == "0" {
-			return evalNoKeys
-		}
+	if args[0] == "eval" && args[2] == "0" {
+		return evalNoKeys
 	}
 	return fmt.Sprint(args[0])
 }

@@ -56,7 +56,7 @@ func TestGreeting(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer b.Close()
-			err = b.Check(t.Context())
+			err = reached(t, b)
 			if e, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(e.Error(), c.want) || e.Node != c.addr {
 				t.Errorf("%v, want %s", err, c.want)
 			}

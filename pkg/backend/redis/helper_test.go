@@ -53,6 +53,26 @@ func failover(tb testing.TB, done func() bool) time.Duration {
 	return time.Since(begun)
 }
 
+// reached connects once, and returns what is wrong with the address, the password, the user or the server.
+func reached(tb testing.TB, b *Backend) error {
+	tb.Helper()
+	for _, p := range b.pools() {
+		n := p.one
+		if n == nil {
+			n = p.newNode(p.target.addrs[0], at(p.target.addrs[0]))
+		}
+		l, e := n.open(tb.Context())
+		if e != nil {
+			return p.advised(e)
+		}
+		l.close()
+		if l.lack.fatal() {
+			return store.Failed(ClassNoAuth, l.addr, l.lack.text(l.user)+"; allow it in Redis: "+p.grant(l.user, !l.lack.free))
+		}
+	}
+	return nil
+}
+
 // waiting is how many operations are queued for the one server.
 func waiting(b *Backend) int {
 	b.main.one.mu.Lock()

@@ -45,11 +45,14 @@ type link struct {
 	dialect dialect
 }
 
-// server is what is known of the process at the other end.
+// server is what is known of the process at the other end; nothing if we may not ask.
 type server struct {
 	run     string // its run_id
+	name    string // Redis, or what takes its place
 	version string
-	policy  string // maxmemory-policy, or empty if we may not ask
+	mode    string // standalone or cluster
+	role    string // master or slave
+	policy  string // maxmemory-policy
 }
 
 // command is a go-redis command that go-redis itself never retries.
@@ -69,9 +72,21 @@ func (c *command) reset() {
 // errSpent is what go-redis gets if it wants a second connection for a link.
 var errSpent = errors.New("the connection is closed")
 
-// open connects to addr, authenticates, and finds out what we need to know about the server. If that closes the
-// connection, it may be a proxy, and it is found out what it takes.
+// open connects to the server at addr, which must be fit for decisions.
 func (p *pool) open(ctx context.Context, addr string) (*link, error) {
+	l, err := p.meet(ctx, addr)
+	if err == nil {
+		if err = p.served(l); err == nil {
+			return l, nil
+		}
+		l.close()
+	}
+	return nil, err
+}
+
+// meet connects to addr, authenticates, and finds out what we need to know about the server. If that closes the
+// connection, it may be a proxy, and it is found out what it takes.
+func (p *pool) meet(ctx context.Context, addr string) (*link, error) {
 	l, err := p.connect(ctx, addr, p.dialects.of(addr))
 	if err != nil && hungUp(err) {
 		p.dialects.forget(addr)
@@ -111,15 +126,11 @@ func (p *pool) connect(ctx context.Context, addr string, d dialect) (*link, erro
 	l.client = p.client(addr, first, login{user, password, p.target.db})
 	l.conn = l.client.Conn()
 	l.pipe = l.conn.Pipeline()
-	if err := l.meet(ctx, p); err != nil {
+	if err := l.greet(ctx, p); err != nil {
 		l.close()
 		return nil, p.greeted(first.refusal(err))
 	}
-	l.lack, err = p.judge(&l.dialect, func(trial []redis.Cmder) error { return l.exec(ctx, trial) })
-	if err == nil {
-		err = p.served(&l.lack)
-	}
-	if err != nil {
+	if l.lack, err = p.judge(&l.dialect, func(trial []redis.Cmder) error { return l.exec(ctx, trial) }); err != nil {
 		l.close()
 		return nil, err
 	}
@@ -140,9 +151,9 @@ func (p *pool) options(addr string) *redis.Options {
 	}
 }
 
-// meet authenticates, asks the server who it is, and loads scripts. What cannot be asked stays unknown; a version known
-// to be too old for scripts is an error.
-func (l *link) meet(ctx context.Context, p *pool) error {
+// greet authenticates, and asks the server who it is. What cannot be asked stays unknown; a version known to be too old for
+// scripts is an error.
+func (l *link) greet(ctx context.Context, p *pool) error {
 	pipe := l.conn.Pipeline()
 	asked := map[string]*redis.Cmd{}
 	for _, args := range greetings() {
@@ -161,21 +172,16 @@ func (l *link) meet(ctx context.Context, p *pool) error {
 	if info := asked["info"]; info != nil {
 		text, _ := info.Val().(string)
 		l.server = parseInfo(text)
-		if err := checkVersion(text); err != nil && len(p.scripts) > 0 {
-			return err
+		if p.config.KeyFormat == OurKeys {
+			return l.server.old()
 		}
 	}
-	if policy := asked[configGet]; policy != nil {
-		if found, ok := policy.Val().([]any); ok && len(found) == 2 {
-			l.server.policy, _ = found[1].(string)
-		}
-	}
-	return l.load(ctx, p.scripts)
+	return nil
 }
 
 // greetings returns the commands that a connection begins with, and without which it works too.
 func greetings() [][]any {
-	return [][]any{{"info", "server"}, {"config", "get", "maxmemory-policy"}, {"echo", ""}, {"ping"}}
+	return [][]any{{"info"}, {"echo", ""}, {"ping"}}
 }
 
 // greeting returns why the server did not answer, or notes what it refused.
@@ -204,25 +210,6 @@ func (l *link) greeting(err error, asked map[string]*redis.Cmd) error {
 	}
 	if !answered { // it is the reply to AUTH or SELECT, after which nothing was sent
 		return err
-	}
-	return nil
-}
-
-// load loads scripts. One that is not loaded is sent when it is needed.
-func (l *link) load(ctx context.Context, scripts []string) error {
-	if len(scripts) == 0 || !l.dialect.has(scriptLoad) {
-		return nil
-	}
-	pipe := l.conn.Pipeline()
-	for _, s := range scripts { // only now: unauthenticated clients may not send this much
-		pipe.Do(ctx, "script", "load", s)
-	}
-	all, err := pipe.Exec(ctx)
-	if _, reply := errors.AsType[redis.Error](err); err != nil && !reply {
-		return err
-	}
-	if len(all) > 0 && (notKnown(all[0]) || forbids(all[0])) {
-		l.dialect.without(scriptLoad)
 	}
 	return nil
 }
@@ -274,7 +261,19 @@ func (l *link) close() {
 
 // parseInfo reads the server's identity from a reply to INFO.
 func parseInfo(text string) server {
-	return server{run: infoField(text, "run_id"), version: infoField(text, "redis_version")}
+	s := server{
+		run: infoField(text, "run_id"), name: "Redis", version: infoField(text, "redis_version"), mode: cmp.Or(infoField(text, "redis_mode"), infoField(text, "server_mode")),
+		role: infoField(text, "role"), policy: infoField(text, "maxmemory_policy"),
+	}
+	for _, other := range []string{"Valkey", "Dragonfly"} {
+		if v := infoField(text, strings.ToLower(other)+"_version"); v != "" {
+			s.name, s.version = other, strings.TrimPrefix(v, "df-v")
+		}
+	}
+	if strings.Contains(infoField(text, "executable"), "keydb") {
+		s.name = "KeyDB"
+	}
+	return s
 }
 
 func infoField(text, name string) string {
@@ -286,19 +285,16 @@ func infoField(text, name string) string {
 	return ""
 }
 
-// checkVersion rejects servers that are too old for the scripts.
-func checkVersion(info string) error {
-	name, version, least := "Redis", infoField(info, "redis_version"), [2]int{6, 2}
-	if v := infoField(info, "valkey_version"); v != "" {
-		name, version, least = "Valkey", v, [2]int{7, 2}
-	}
+// old rejects servers that are too old for the scripts.
+func (s *server) old() error {
+	least, known := map[string][2]int{"Redis": {6, 2}, "Valkey": {7, 2}}[s.name]
 	var major, minor int
-	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+	if _, err := fmt.Sscanf(s.version, "%d.%d", &major, &minor); err != nil || !known {
 		return nil //nolint:nilerr // a server that does not give its version is accepted
 	}
 	if major < least[0] || major == least[0] && minor < least[1] {
 		return fmt.Errorf("this is %s %s, which is too old: Redis 6.2 or later, or Valkey 7.2 or later, is required; "+
-			"REDIS_KEY_FORMAT=reference, which counts fixed windows without scripts, takes Redis 4 or later", name, version)
+			"REDIS_KEY_FORMAT=reference, which counts fixed windows without scripts, takes Redis 4 or later", s.name, s.version)
 	}
 	return nil
 }

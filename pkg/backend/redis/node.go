@@ -28,7 +28,7 @@ const (
 type node struct {
 	pool    *pool
 	addr    string
-	resolve func(context.Context) (string, error) // where to connect to
+	resolve func(context.Context) ([]string, error) // where it may be, the likeliest first
 	breaker *remote.Breaker
 	writers []*writer // the first ones serve; the others do once they are wanted
 
@@ -63,7 +63,7 @@ type node struct {
 	stopped  bool
 }
 
-func (p *pool) newNode(addr string, resolve func(context.Context) (string, error)) *node {
+func (p *pool) newNode(addr string, resolve func(context.Context) ([]string, error)) *node {
 	n := &node{pool: p, addr: addr, resolve: resolve, again: make(chan struct{}, maxWriters)}
 	n.wake.L, n.reserve.L = &n.mu, &n.mu
 	n.look = time.AfterFunc(time.Hour, n.lookAgain)
@@ -73,6 +73,33 @@ func (p *pool) newNode(addr string, resolve func(context.Context) (string, error
 		OpTimeout: p.config.OpTimeout, AtOnce: ClassBusy, Changed: p.observer.Breaker, Silenced: n.silenced,
 	})
 	return n
+}
+
+// at returns a resolve that knows the address.
+func at(addr string) func(context.Context) ([]string, error) {
+	return func(context.Context) ([]string, error) { return []string{addr}, nil }
+}
+
+// open opens a connection to n, wherever it is now.
+func (n *node) open(ctx context.Context) (*link, *remote.Error) {
+	addrs, err := n.resolve(ctx)
+	if err != nil {
+		return nil, classify(n.addr, err)
+	}
+	var first *remote.Error
+	for _, addr := range addrs {
+		l, err := n.pool.open(ctx, addr)
+		if err == nil {
+			if s := n.pool.sentinels; s != nil {
+				s.found(addr)
+			}
+			return l, nil
+		}
+		if first == nil {
+			first = classify(addr, err)
+		}
+	}
+	return nil, first
 }
 
 // admit returns nil if n takes operations, or why not. If it takes one as a probe, the caller should not count on an

@@ -60,6 +60,7 @@ type needs interface {
 // lack is what a user may not do. The zero value lacks nothing.
 type lack struct {
 	unknown []string // commands without which decisions fail, and which the server does not have
+	refused string   // why the server refuses the script that decides; empty if it does not
 	needed  []string // commands without which decisions fail
 	keys    bool     // it may not use the keys of counters
 	some    bool     // it may not use the keys of some domains
@@ -112,14 +113,19 @@ func (p *pool) grant(user string, withKeys bool) string {
 	return line
 }
 
-// advised returns e, and if it is that the user may not do something, with what to do about it.
+// advised returns e, and if the server does not let us in, or the user may not do something, with what to do about it.
 func (p *pool) advised(e *remote.Error) *remote.Error {
-	if e.Code != "NOPERM" {
-		return e
-	}
-	user, _, _ := p.config.credentials(p.target.auth) // it has been read before
 	more := *e
-	more.Text += "; allow it in Redis: " + p.grant(cmp.Or(user, "default"), false)
+	switch e.Code {
+	case "NOAUTH", "WRONGPASS":
+		more.Text += " The password is REDIS_AUTH, or REDIS_PERSECOND_AUTH for limits per second"
+		if p.sentinels != nil {
+			more.Text += "; one in REDIS_URL is the sentinels', and not this master's"
+		}
+	case "NOPERM":
+		user, _, _ := p.config.credentials(p.target.auth) // it has been read before
+		more.Text += "; allow it in Redis: " + p.grant(cmp.Or(user, "default"), false)
+	}
 	return &more
 }
 
@@ -140,17 +146,33 @@ func (p *pool) judge(d *dialect, exec func([]redis.Cmder) error) (lack, error) {
 	return p.needs.lacks(trial), nil
 }
 
-// served returns an error if the server does not have what decisions need.
-func (p *pool) served(l *lack) error {
-	if len(l.unknown) == 0 {
+// served returns an error if the server at the other end of l does not have what decisions need.
+func (p *pool) served(l *link) error {
+	if p.sentinels != nil && l.server.role == "slave" {
+		return store.Failed(ClassReadOnly, l.addr, "the sentinels say that this is the master, but it is a replica")
+	}
+	return p.unserved(&l.lack)
+}
+
+// unserved returns an error if no decision is to be had of a server that lacks this.
+func (p *pool) unserved(l *lack) error {
+	text := "the server there, or a proxy in front of it, "
+	switch {
+	case len(l.unknown) > 0:
+		text += "does not take " + strings.Join(l.unknown, ", ")
+	case l.refused != "":
+		text += "refuses scripts (" + l.refused + ")"
+	default:
 		return nil
 	}
-	text := "the server there, or a proxy in front of it, does not take " + strings.Join(l.unknown, ", ")
 	if p.config.KeyFormat == OurKeys {
-		text += ", and counters are kept by scripts: set REDIS_KEY_FORMAT=reference, which counts fixed windows by INCRBY and EXPIRE"
+		text += ", and counters are kept by scripts: " + withoutScripts
 	}
 	return remote.Reworded(errNotServed, text)
 }
+
+// withoutScripts is what to do about a server that has none.
+const withoutScripts = "set REDIS_KEY_FORMAT=reference, which counts fixed windows by INCRBY and EXPIRE"
 
 // errNotServed is the error of a server that does not have what decisions need.
 var errNotServed = errors.New("a command is missing")
@@ -179,7 +201,7 @@ func (w *writer) judge(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.opTimeout())
 	defer cancel()
 	found, err := p.judge(&w.link.dialect, func(trial []redis.Cmder) error { return w.exec(ctx, trial, true) })
-	if err != nil || len(found.unknown) > 0 {
+	if err != nil || p.unserved(&found) != nil {
 		w.hangUp()
 		return
 	}
@@ -216,29 +238,31 @@ func (w *writer) lacks(found lack) {
 // probes returns commands that not every proxy takes, and that change nothing.
 func (s *scriptCodec) probes() [][]any {
 	key := s.prefix + "rl:{permitted}"
-	return append(greetings(), []any{"script", "load", "return 0"}, []any{"eval", "return 0", "0"},
-		[]any{"eval", "return 0", "1", key}, []any{"evalsha", noScript, "1", key})
+	return append(greetings(), []any{"eval", "return 0", "0"}, []any{"eval", "return 0", "1", key}, []any{"evalsha", s.script.sha, "1", key})
 }
 
-// noScript is the name of a script that there is none of.
-const noScript = "0000000000000000000000000000000000000000"
-
-// trial returns commands that change nothing, whose replies tell what the user may not do.
+// trial returns commands that change nothing, whose replies tell what the user may not do, and whether the server takes the
+// script, which they have it load. The script is asked for no operation.
 func (s *scriptCodec) trial(_ *[]string, d *dialect) []redis.Cmder {
 	key := s.prefix + "rl:{permitted}"
 	keys := []any{"0"} // else nothing is run for a user who may not use the key
 	if !d.has(evalNoKeys) {
 		keys = []any{"1", key}
 	}
-	eval := slices.Concat([]any{"eval", permitted}, keys, []any{key}, s.commands)
-	return []redis.Cmder{newCommand(eval...), newCommand(slices.Concat([]any{"evalsha", noScript}, keys)...), newCommand("get", key)}
+	nothing := append(slices.Clip(keys), string(make([]byte, 16)))
+	return []redis.Cmder{
+		newCommand(slices.Concat([]any{"eval", permitted}, keys, []any{key}, s.commands)...), newCommand("get", key),
+		newCommand(append([]any{"eval", s.script.text}, nothing...)...), newCommand(append([]any{"evalsha", s.script.sha}, nothing...)...),
+	}
 }
 
 // lacks returns what the user may not do, given the replies to trial's commands.
 func (s *scriptCodec) lacks(trial []redis.Cmder) (l lack) {
-	l.unknown, l.needed = notHad(trial[:2]), notPermitted(trial[:2])
-	l.keys = keyForbidden(trial[2])
-	denied, ran := trial[0].(*command).Val().([]any)
+	may, get, script, called := trial[0], trial[1], trial[2], trial[3]
+	scripts := []redis.Cmder{may, script, called}
+	l.unknown, l.needed = notHad(scripts), notPermitted(scripts)
+	l.keys = keyForbidden(get)
+	denied, ran := may.(*command).Val().([]any)
 	for _, name := range denied {
 		if name, _ := name.(string); name == "~" {
 			l.keys = true
@@ -246,8 +270,26 @@ func (s *scriptCodec) lacks(trial []redis.Cmder) (l lack) {
 			l.needed = append(l.needed, strings.ToLower(name))
 		}
 	}
-	l.free = !l.keys && (ran || !forbids(trial[2]))
+	if !odd(get) && odd(script) { // a proxy whose server is away answers neither
+		l.refused = refusal(script.Err())
+	}
+	l.free = !l.keys && (ran || !forbids(get))
 	return l
+}
+
+// refusal returns why a script was refused, without the hash of the script that Redis adds.
+func refusal(err error) string {
+	text, _, _ := strings.Cut(remote.Text(err), " script: ")
+	return strings.TrimSuffix(text, ".")
+}
+
+// odd reports whether c got an error that says nothing of the state of the server, or of the user.
+func odd(c redis.Cmder) bool {
+	if c.Err() == nil || errors.Is(c.Err(), redis.Nil) || forbids(c) {
+		return false
+	}
+	e := classify("", c.Err())
+	return e.Class == remote.Other && e.Code != "MOVED" && e.Code != "ASK"
 }
 
 // probes returns commands that not every proxy takes, and that change nothing.
@@ -312,7 +354,7 @@ func notPermitted(commands []redis.Cmder) (all []string) {
 			all = append(all, deniedCommand(c.Err().Error()))
 		}
 	}
-	return all
+	return slices.Compact(all)
 }
 
 // notHad returns the names of those commands that the server does not have.
@@ -322,5 +364,5 @@ func notHad(commands []redis.Cmder) (all []string) {
 			all = append(all, c.Name())
 		}
 	}
-	return all
+	return slices.Compact(all)
 }

@@ -75,7 +75,7 @@ func TestTrialChangesNothing(t *testing.T) {
 				continue // no command, but one of its words
 			}
 			needed := format == OurKeys && !strings.HasPrefix(name, "z") || format == ReferenceKeys && !strings.HasPrefix(name, "eval")
-			switch err := b.Check(t.Context()); {
+			switch err := reached(t, b); {
 			case needed && (err == nil || !strings.Contains(err.Error(), "may not run "+name) || !strings.Contains(err.Error(), "ACL SETUSER app +")):
 				t.Errorf("without %s: %v, want that the user may not run it", name, err)
 			case !needed && err != nil:
@@ -83,7 +83,7 @@ func TestTrialChangesNothing(t *testing.T) {
 			}
 			s.CLI("ACL", "SETUSER", "app", "+"+name)
 		}
-		if err := b.Check(t.Context()); err != nil {
+		if err := reached(t, b); err != nil {
 			t.Errorf("with everything: %v", err)
 		}
 	}

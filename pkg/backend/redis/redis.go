@@ -48,7 +48,6 @@ type pool struct {
 	target   target
 	dialer   *remote.Dialer
 	codec    codec
-	scripts  []string // to load on each new connection
 	observer *remote.Observer
 	active   int             // connections that are up; guarded by Backend.counting
 	count    func(delta int) // of connections
@@ -106,17 +105,17 @@ func (b *Backend) newPool(c Config, permits chan struct{}) (*pool, error) {
 		if err != nil {
 			return nil, err
 		}
-		p.codec, p.needs, p.scripts = codec, codec, []string{codec.script.text}
+		p.codec, p.needs = codec, codec
 	}
 	switch c.Type {
 	case Cluster:
 		p.cluster = newCluster(p)
 	case Sentinel:
 		p.sentinels = newSentinels(p)
-		p.one = p.newNode(t.master, p.sentinels.master)
+		p.one = p.newNode(t.master, p.sentinels.masters)
 	case Single:
 		addr := t.addrs[0]
-		p.one = p.newNode(addr, func(context.Context) (string, error) { return addr, nil })
+		p.one = p.newNode(addr, at(addr))
 	}
 	return p, nil
 }
@@ -156,29 +155,6 @@ func (b *Backend) Close() error {
 		}
 	}
 	return err
-}
-
-// Check connects to Redis once, and returns what is wrong with the address, the password, the user or the server.
-func (b *Backend) Check(ctx context.Context) error {
-	for _, p := range b.pools() {
-		addr := p.target.addrs[0]
-		if p.one != nil {
-			found, err := p.one.resolve(ctx)
-			if err != nil {
-				return classify(p.one.addr, err)
-			}
-			addr = found
-		}
-		l, err := p.open(ctx, addr)
-		if err != nil {
-			return p.advised(classify(addr, err))
-		}
-		l.close()
-		if l.lack.fatal() {
-			return store.Failed(ClassNoAuth, addr, l.lack.text(l.user)+"; allow it in Redis: "+p.grant(l.user, !l.lack.free))
-		}
-	}
-	return nil
 }
 
 // Connections returns how many connections are up: 0 until each deployment has had one.

@@ -1,10 +1,12 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -19,53 +21,87 @@ const (
 	masterAfter = 250 * time.Millisecond // while the master does not answer
 )
 
-// sentinels know where the master is.
+// sentinels know where the master is. One of them may be behind the others, cut off or wrong: so all are asked, and what
+// they name is believed only once it says that it is a master.
 type sentinels struct {
-	pool *pool
+	pool   *pool
+	dialer *remote.Dialer // for all at once: those that do not answer must not keep the others from being asked
 
-	mu     sync.Mutex
-	first  int // index of the sentinel that answered last
-	before string
+	mu   sync.Mutex
+	used string // the master that was connected to last
 }
 
-func newSentinels(p *pool) *sentinels { return &sentinels{pool: p} }
+func newSentinels(p *pool) *sentinels {
+	return &sentinels{pool: p, dialer: newDialer(p.config, p.target, make(chan struct{}, len(p.target.addrs)))}
+}
 
-// master asks the sentinels, one after the other, for the address of the master.
-func (s *sentinels) master(ctx context.Context) (string, error) {
-	s.mu.Lock()
-	first := s.first
-	s.mu.Unlock()
-	addrs := s.pool.target.addrs
-	var failed error
-	for i := range addrs {
-		at := (first + i) % len(addrs)
-		master, err := s.ask(ctx, addrs[at])
-		if err == nil {
-			s.found(at, master)
-			return master, nil
+// opinion is what a sentinel says.
+type opinion struct {
+	sentinel string
+	master   string
+	epoch    int64 // of the last failover that it knows of: a larger number is newer knowledge
+	err      *remote.Error
+}
+
+// opinions asks all sentinels at once.
+func (s *sentinels) opinions(ctx context.Context) []opinion {
+	all := make([]opinion, len(s.pool.target.addrs))
+	var wg sync.WaitGroup
+	for i, addr := range s.pool.target.addrs {
+		wg.Go(func() { all[i] = s.ask(ctx, addr) })
+	}
+	wg.Wait()
+	return all
+}
+
+// masters returns the addresses that may be the master's, the likeliest first: what those sentinels say that know of the
+// newest failover. If they disagree, what most of them say comes first. Older knowledge is not used, even if the new
+// master is away: the old one may go on to count for those who are cut off with it.
+func (s *sentinels) masters(ctx context.Context) ([]string, error) { return likeliest(s.opinions(ctx)) }
+
+func likeliest(all []opinion) ([]string, error) {
+	said := slices.DeleteFunc(slices.Clone(all), func(o opinion) bool { return o.err != nil })
+	if len(said) == 0 {
+		return nil, all[0].err
+	}
+	newest := slices.MaxFunc(said, func(a, b opinion) int { return cmp.Compare(a.epoch, b.epoch) }).epoch
+	votes := map[string]int{}
+	var masters []string
+	for _, o := range said {
+		if o.epoch < newest {
+			continue
 		}
-		failed = errors.Join(failed, fmt.Errorf("asking sentinel %s: %w", addrs[at], err))
+		if votes[o.master]++; votes[o.master] == 1 {
+			masters = append(masters, o.master)
+		}
 	}
-	return "", failed
+	slices.SortStableFunc(masters, func(a, b string) int { return votes[b] - votes[a] })
+	return masters, nil
 }
 
-// found remembers which sentinel answered, and reports a new master.
-func (s *sentinels) found(at int, master string) {
+// found notes that the server at addr is connected to, and is the master as far as anybody knows.
+func (s *sentinels) found(addr string) {
 	s.mu.Lock()
-	before := s.before
-	s.first, s.before = at, master
+	before := s.used
+	s.used = addr
 	s.mu.Unlock()
-	if before != "" && before != master {
-		s.pool.observer.Event(remote.Event{Kind: EventMasterChanged, Node: s.pool.target.master, Detail: master})
+	if before != "" && before != addr {
+		s.pool.observer.Event(remote.Event{Kind: EventMasterChanged, Node: s.pool.target.master, Detail: addr})
 	}
+}
+
+// passed reports whether another server than the one in use is the master.
+func (s *sentinels) passed(masters []string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used != "" && !slices.Contains(masters, s.used)
 }
 
 // watch has the connections of n renewed when the sentinels name a new master, since the old one may still answer.
 func (s *sentinels) watch(ctx context.Context, n *node) {
 	ticker := time.NewTicker(masterAfter)
 	defer ticker.Stop()
-	last, asked := "", time.Now()
-	for {
+	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -75,44 +111,61 @@ func (s *sentinels) watch(ctx context.Context, n *node) {
 			continue
 		}
 		asked = time.Now()
-		master, err := s.master(ctx)
-		if err != nil {
-			continue // writers that want to connect report it
-		}
-		if last != "" && master != last {
+		masters, err := s.masters(ctx)
+		if err == nil && s.passed(masters) { // writers that want to connect report an error
 			n.renewed.Add(1)
 			n.tick()
 			n.reconnect()
 		}
-		last = master
 	}
 }
 
-func (s *sentinels) ask(ctx context.Context, addr string) (string, error) {
+// ask asks one sentinel.
+func (s *sentinels) ask(ctx context.Context, addr string) opinion {
+	o := opinion{sentinel: addr}
+	var err error
+	if o.master, o.epoch, err = s.asked(ctx, addr); err == nil {
+		return o
+	}
+	e := *classify(addr, err)
+	if e.Class == ClassNoAuth || e.Code == "ERR" {
+		e.Text += "; the sentinels' password is REDIS_SENTINEL_AUTH, or in their addresses in REDIS_URL, and the master's is REDIS_AUTH"
+	}
+	e.Text = "asking the sentinel: " + e.Text
+	e.Code = "" // which would be the master's
+	o.err = &e
+	return o
+}
+
+// asked returns what the sentinel at addr says.
+func (s *sentinels) asked(ctx context.Context, addr string) (master string, epoch int64, err error) {
 	p := s.pool
 	ctx, cancel := context.WithTimeout(ctx, p.config.DialTimeout)
 	defer cancel()
 	o := p.options(addr)
 	o.DB = 0
-	var err error
-	if o.Username, o.Password, err = p.config.sentinelCredentials(); err != nil {
-		return "", err
+	if o.Username, o.Password, err = p.config.sentinelCredentials(p.target.guards); err != nil {
+		return "", 0, err
 	}
 	o.PoolSize, o.PipelinePoolSize = 1, -1
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		return p.dialer.Dial(ctx, network, addr)
+		return s.dialer.Dial(ctx, network, addr)
 	}
 	c := redis.NewSentinelClient(o)
 	defer func() { _ = c.Close() }() // nothing is outstanding
 	found, err := c.GetMasterAddrByName(ctx, p.target.master).Result()
-	if errors.Is(err, redis.Nil) {
-		return "", errors.New("it knows no master with this name")
+	switch {
+	case errors.Is(err, redis.Nil):
+		return "", 0, errors.New("it knows no master with this name")
+	case err != nil:
+		return "", 0, p.greeted(err)
+	case len(found) != 2:
+		return "", 0, errors.New("it did not answer with an address")
 	}
-	if err != nil {
-		return "", p.greeted(err)
+	more, err := c.Master(ctx, p.target.master).Result()
+	if _, reply := errors.AsType[redis.Error](err); err != nil && !reply {
+		return "", 0, err
 	}
-	if len(found) != 2 {
-		return "", errors.New("it did not answer with an address")
-	}
-	return net.JoinHostPort(found[0], found[1]), nil
+	epoch, _ = strconv.ParseInt(more["config-epoch"], 10, 64) // 0 where it may not be asked
+	return net.JoinHostPort(found[0], found[1]), epoch, nil
 }

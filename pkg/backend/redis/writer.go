@@ -28,7 +28,7 @@ type writer struct {
 	evicted int64     // the count it saw then
 
 	denied bool      // the user of link may not do what decisions need
-	doubt  bool      // a reply said that the user may not do something
+	doubt  bool      // a reply said that the user may not do something, or that the server does not
 	doubts int64     // of the pool, when the user was judged
 	judged time.Time // when that was
 
@@ -179,34 +179,30 @@ func (w *writer) connect(ctx context.Context) bool {
 func (w *writer) open(ctx context.Context) *remote.Error {
 	n := w.node
 	renewed, doubts := n.renewed.Load(), n.pool.doubts.Load()
-	addr, err := n.resolve(ctx)
-	if err != nil {
-		return classify(n.addr, err)
-	}
-	l, err := n.pool.open(ctx, addr)
-	if err != nil {
-		return classify(addr, err)
+	l, e := n.open(ctx)
+	if e != nil {
+		return e
 	}
 	first, cancel := context.WithTimeout(ctx, n.pool.config.DialTimeout)
-	err = n.identify(first, l)
+	err := n.identify(first, l)
 	if err == nil && w.watches && w.looked.IsZero() && l.dialect.has("info") { // what was evicted before this process came is not news
 		err = w.count(first, l.exec)
 	}
 	cancel()
 	if err != nil {
 		l.close()
-		return classify(addr, err)
+		return classify(l.addr, err)
 	}
 	w.link, w.renewed = l, renewed
 	n.breaker.Silence.Hear()
 	w.backoff.Reset()
 	n.links.Add(1)
 	n.breaker.Connected()
-	n.checkIdentity(addr, l.server)
+	n.checkIdentity(l.addr, l.server)
 	w.judged, w.doubts, w.doubt = time.Now(), doubts, false
 	w.lacks(l.lack)
 	n.pool.connected(+1)
-	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: addr, Detail: l.server.version})
+	n.pool.observer.Event(remote.Event{Kind: remote.EventConnected, Node: l.addr, Detail: l.server.version})
 	return nil
 }
 
@@ -328,7 +324,7 @@ func (w *writer) batch(ctx context.Context) {
 		n.pace.Done(now, w.heard, w.onWay, w.full)
 		n.muster(w.heard)
 	}
-	w.doubt = w.doubt || worst != nil && worst.Class == ClassNoAuth
+	w.doubt = w.doubt || worst != nil && (worst.Class == ClassNoAuth || worst.Class == remote.Other)
 	verdict := worst
 	if verdict == nil && w.slow(took) {
 		verdict = store.Slow(n.addr)

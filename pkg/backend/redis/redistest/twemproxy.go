@@ -19,11 +19,12 @@ func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server 
 	tb.Helper()
 	dir := tb.TempDir()
 	file := filepath.Join(dir, "nutcracker.yml")
+	elsewhere := slices.ContainsFunc(config, func(line string) bool { return strings.HasPrefix(line, "listen:") })
 	return testkit.Start(tb, &testkit.Program{
 		Name: "nutcracker", Package: "nutcracker", Free: hasBus,
 		Args: func(port int) []string {
 			lines := []string{"redis: true", "hash: fnv1a_64", "distribution: ketama", "auto_eject_hosts: false"}
-			if !slices.ContainsFunc(config, func(line string) bool { return strings.HasPrefix(line, "listen:") }) {
+			if !elsewhere {
 				lines = append(lines, fmt.Sprintf("listen: 127.0.0.1:%d", port))
 			}
 			lines = append(append(lines, config...), "servers:")
@@ -37,7 +38,11 @@ func Twemproxy(tb testing.TB, addrs []string, config ...string) *testkit.Server 
 			return []string{"-c", file, "-o", "/dev/stderr", "-a", "127.0.0.1", "-s", fmt.Sprint(port + 10_000)} // its own log is where only its package has a directory
 		},
 		Ready: func(s *testkit.Server, _ string) bool {
-			conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port()+10_000)) //nolint:noctx // it does not wait; the pool is opened before
+			port := s.Port()
+			if elsewhere {
+				port += 10_000 // opened just before the pool
+			}
+			conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)) //nolint:noctx // it does not wait
 			return err == nil && conn.Close() == nil
 		},
 	})
