@@ -217,11 +217,12 @@ func (p *Scratch) addOp(s *snapshot, d *descriptors.Domain, desc *Descriptor, i 
 	t.op = len(p.ops)
 	p.owners = append(p.owners, i)
 	p.ops = append(p.ops, backend.Op{
-		Key:    key,
-		Limits: t.limits.Limits(),
-		Mode:   t.mode(),
-		Flow:   backend.Flow(d.ID),
-		Take:   engine.Take{Cost: t.hits, Count: 1},
+		Key:     key,
+		Limits:  t.limits.Limits(),
+		Mode:    t.mode(),
+		Flow:    backend.Flow(d.ID),
+		Take:    engine.Take{Cost: t.hits, Count: 1},
+		Patient: t.policy(s.onFailure) == descriptors.FailError,
 	})
 	rule := t.match.Rule
 	if rule == nil {

@@ -1,6 +1,8 @@
 package redis
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -204,4 +206,50 @@ func TestF05_Blackhole(t *testing.T) {
 	figure(t, "noticing that nothing comes back", time.Since(begun)/5, 100*time.Millisecond)
 	p.Silent.Store(false)
 	figure(t, "recovery", testkit.Eventually(t, "a decision", func() bool { return one(b, 1).Err == nil }), time.Second)
+}
+
+// TestF05_Stalled: while Redis stalls, a call that was sent gets its answer as soon as there is one, and counts once, if nothing
+// else decides in its place; one that something else decides for, and a new one, do not wait.
+func TestF05_Stalled(t *testing.T) {
+	s := redistest.Start(t)
+	limits := lasting(1e6)
+	ask := func(b *Backend, key int, patient bool) backend.Op {
+		ctx, cancel := context.WithTimeout(t.Context(), slow)
+		defer cancel()
+		ops := []backend.Op{{Key: keyOf(key), Limits: limits, Take: engine.Take{Cost: 1, Count: 1}, Patient: patient}}
+		b.Apply(ctx, ops)
+		return ops[0]
+	}
+	b := run(t, Config{URL: s.Addr()}, true)
+	for round := range 20 { // where this machine is busy too, Redis may come back too late
+		key := 2 * round
+		begun := time.Now()
+		s.Stop()
+		answers := make(chan backend.Op, 2)
+		for i, patient := range []bool{true, false} {
+			go func() { answers <- ask(b, key+i, patient) }()
+		}
+		first := <-answers // the one that is not patient, once Redis is silent
+		silent := b.main.one.breaker.Silence.Silent()
+		again := ask(b, key, true)
+		s.Cont()
+		second := <-answers
+		stalled := time.Since(begun)
+		testkit.Eventually(t, "a decision", func() bool { return one(b, 1<<60).Err == nil })
+		if !silent || stalled > patience {
+			t.Logf("round %d: silent %t, %v", round, silent, stalled)
+			continue
+		}
+		if first.Err == nil || first.Key != keyOf(key+1) || again.Err == nil || !errors.Is(again.Err, backend.ErrUnsent) {
+			t.Errorf("one that is not patient: %v, a new one: %v; want errors", first.Err, again.Err)
+		}
+		if second.Err != nil || second.Decision.Left != 1e6 {
+			t.Errorf("one that was sent and is patient: %+v, %v", second.Decision, second.Err)
+		}
+		if now := ask(b, key, true); now.Err != nil || now.Decision.Left != 1e6-1 {
+			t.Errorf("after that %d are left, %v; want that one was counted once", now.Decision.Left, now.Err)
+		}
+		return
+	}
+	t.Error("no round was quick enough")
 }

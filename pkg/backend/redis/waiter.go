@@ -156,8 +156,7 @@ func (w *waiter) await(ctx context.Context, now time.Time) {
 // every call.
 const glance = 50 * time.Millisecond
 
-// wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or all nodes that have not
-// answered are silent.
+// wait waits until all items are answered, the time is over, the caller has been cancelled for some time, or there is nothing to wait for.
 func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 	defer w.alarm.off()
 	for {
@@ -177,7 +176,7 @@ func (w *waiter) wait(ctx context.Context, now time.Time) (answered bool) {
 			w.items[0].node.pool.lag.Note(late)
 		case ctx.Err() != nil:
 			return false
-		case !w.allSilent():
+		case !w.hopeless():
 			continue
 		}
 		w.left.Store(true)
@@ -193,10 +192,10 @@ func (w *waiter) poke() {
 	}
 }
 
-// allSilent reports whether all nodes that have not answered are silent.
-func (w *waiter) allSilent() bool {
+// hopeless reports whether all nodes that have not answered are silent, and something else decides in their place.
+func (w *waiter) hopeless() bool {
 	for i := range w.items {
-		if it := &w.items[i]; !it.done.Load() && !it.node.breaker.Silence.Silent() {
+		if it := &w.items[i]; !it.done.Load() && (it.op.Patient || !it.node.breaker.Silence.Silent()) {
 			return false
 		}
 	}

@@ -315,7 +315,7 @@ func (w *writer) batch(ctx context.Context) {
 		return
 	}
 	ops := w.merge()
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), now.Add(n.pool.opTimeout()))
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), now.Add(w.longest()))
 	worst := w.ask(ctx)
 	cancel()
 	w.heard = time.Now()
@@ -345,6 +345,18 @@ func (w *writer) batch(ctx context.Context) {
 	w.land()
 	w.answer()
 	n.pool.observer.Batch(report)
+}
+
+// patience is how long a batch may take if somebody in it has nothing but the answer, and there is no [Config.OpTimeout].
+const patience = time.Second
+
+// longest returns how long the batch may take.
+func (w *writer) longest() time.Duration {
+	p := w.node.pool
+	if p.config.OpTimeout == 0 && slices.ContainsFunc(w.items, func(it *item) bool { return it.op.Patient }) {
+		return patience
+	}
+	return p.opTimeout()
 }
 
 // slow reports whether more than half of a batch's callers had to give up on it.
