@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -115,6 +116,18 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		}, true
 	}
 	return v, nil
+}
+
+func examineRedis(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {
+	c, err := redisConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	b, err := redis.New(c)
+	if err != nil {
+		return nil, err
+	}
+	return b.Examine(ctx), b.Close()
 }
 
 func redisConfig(s *settings.Settings) (redis.Config, error) {

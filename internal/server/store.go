@@ -60,14 +60,16 @@ type backendType struct {
 	near func(*settings.Settings) (leases bool, timeout time.Duration)
 	// key returns the name of a counter.
 	key func(*settings.Settings, *backend.Op, engine.Micros) string
+	// examine is [Examine]. Nil if there is nothing to examine.
+	examine func(context.Context, *settings.Settings) ([]backend.Finding, error)
 }
 
 // backendTypes has a row for each value of BACKEND_TYPE. All else about a store is in the file of what its row names.
 func backendTypes() map[string]backendType {
 	return map[string]backendType{
 		"memory":   {open: openMemory, key: redisKey}, // there is no name in memory; that in Redis can be compared
-		"redis":    {open: openRedis, fixedWindows: redisFixedWindows, near: redisNear, key: redisKey},
-		"memcache": {open: openMemcached, fixedWindows: memcachedFixedWindows, near: memcachedNear, key: memcachedKey},
+		"redis":    {open: openRedis, fixedWindows: redisFixedWindows, near: redisNear, key: redisKey, examine: examineRedis},
+		"memcache": {open: openMemcached, fixedWindows: memcachedFixedWindows, near: memcachedNear, key: memcachedKey, examine: examineMemcached},
 	}
 }
 
@@ -95,6 +97,16 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		v.tenants = &sealedTenants{SharedStore: v.tenants, keys: keys}
 	}
 	return v, nil
+}
+
+// Examine looks at the store of these settings as a server would use it, and says of each thing that counters need what was
+// found and what to do.
+func Examine(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {
+	examine := backendTypes()[s.Backend.Type].examine
+	if examine == nil {
+		return []backend.Finding{{Check: "memory", Result: backend.Right, Text: "counters are in the memory of each server: there is no store"}}, nil
+	}
+	return examine(ctx, s)
 }
 
 // Unsupported returns a function that finds what the store of these settings does not support in rules; nil if it

@@ -1,0 +1,52 @@
+package memcached
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+)
+
+// Examine looks at all that counters need of memcached. It counts on counters of its own, which it removes. It must be called
+// instead of Run, and b closed after it.
+func (b *Backend) Examine(ctx context.Context) (all []backend.Finding) {
+	names := b.config.Servers
+	if b.config.SRV != "" {
+		var err error
+		if names, err = b.lookUp(ctx); err != nil {
+			return []backend.Finding{{Node: b.config.SRV, Check: "servers", Result: backend.Failure, Text: classify("", err).Text}}
+		}
+	}
+	fit := true
+	for _, name := range names {
+		f := backend.Finding{Node: name, Check: "version", Result: backend.Right}
+		var err error
+		if f.Text, err = b.version(ctx, name); err != nil {
+			fit, f.Result, f.Text = false, backend.Failure, classify(name, err).Text
+		}
+		all = append(all, f)
+	}
+	if fit {
+		all = append(all, backend.Try(ctx, b, b.Run))
+	}
+	return all
+}
+
+// version asks a server for its version.
+func (b *Backend) version(ctx context.Context, name string) (string, error) {
+	l, err := b.newServer(name).openLink(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = l.conn.Close() }() // nothing is outstanding
+	l.conn.until = time.Now().Add(b.config.DialTimeout)
+	_ = l.conn.SetDeadline(l.conn.until) // else reading fails
+	if _, err = io.WriteString(l.conn, "version\r\n"); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(io.LimitReader(l.conn, 512)).ReadString('\n')
+	return strings.TrimSpace(strings.Replace(line, "VERSION", "memcached", 1)), err
+}
