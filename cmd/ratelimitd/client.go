@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -139,7 +139,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.ca != "" {
-		pem, err := os.ReadFile(c.ca)
+		pem, err := smallfile.Read(c.ca, smallfile.PEM)
 		if err != nil {
 			return nil, fmt.Errorf("reading --ca: %w", err)
 		}
@@ -152,7 +152,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 		return nil, errors.New("loading --cert and --key: both are needed, and one of them is missing")
 	}
 	if c.cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+		pair, err := smallfile.KeyPair(c.cert, c.key)
 		if err != nil {
 			return nil, fmt.Errorf("loading --cert and --key, which take PEM files: %s", strings.TrimPrefix(err.Error(), "tls: "))
 		}

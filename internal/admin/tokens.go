@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/ratelimitd/ratelimitd/internal/secret"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // Bounds of a file of tokens, in bytes.
@@ -41,7 +41,7 @@ const byteOrderMark = "\uFEFF"
 // these domains alone. White space around them, empty lines, lines that begin
 // with # and a byte order mark are no part of them. A file without a token is an error.
 func ReadTokens(file string) ([]Token, error) {
-	b, err := secret.ReadFile(file, maxTokens)
+	b, err := smallfile.Read(file, maxTokens)
 	if err != nil {
 		return nil, err
 	}

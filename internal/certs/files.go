@@ -3,14 +3,11 @@ package certs
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-)
 
-// maxFile is the maximum size of a file in bytes. A bundle of all of a system's CAs has a quarter of it.
-const maxFile = 1 << 20
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+)
 
 // files is the contents of the files at some time.
 type files struct {
@@ -54,7 +51,7 @@ func (f files) digest() (d digest) {
 	return digest(h.Sum(nil))
 }
 
-// readFile reads a regular file, which cannot block and has an end.
+// readFile reads a regular file, the only kind that can be read again and again.
 func readFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -63,16 +60,5 @@ func readFile(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: is not a file: set it to a file in PEM form", path)
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	text, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, err
-	}
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s: is larger than %d bytes: set it to a file in PEM form", path, maxFile)
-	}
-	return text, nil
+	return smallfile.Read(path, smallfile.PEM)
 }

@@ -13,11 +13,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"regexp"
 	"strings"
 	"unicode"
+
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // Bounds of a secret, in bytes.
@@ -49,7 +49,7 @@ type seal struct {
 // Read reads a file that has a secret, or two, in lines of current: SECRET and previous: SECRET. White space around them, empty
 // lines, and lines that begin with # are no part of them. Errors do not repeat it.
 func Read(file string) (*Keys, error) {
-	text, err := ReadFile(file, maxFile)
+	text, err := smallfile.Read(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -58,23 +58,6 @@ func Read(file string) (*Keys, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return New(current, previous)
-}
-
-// ReadFile reads a file, which may be a pipe or a device, of at most so many bytes.
-func ReadFile(file string, most int) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // nothing was written
-	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > most {
-		return nil, fmt.Errorf("%s holds more than %d bytes", file, most)
-	}
-	return text, nil
 }
 
 // label begins a line of a file with two secrets.

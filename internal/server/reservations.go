@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // How often the key is asked for: until there is one, and after that, because the store may have lost it; and how often it
@@ -80,7 +80,7 @@ func newReservations(s *settings.Settings, st *store, log *slog.Logger) (*reserv
 
 // readKeys returns the lines of a file.
 func readKeys(name string) (keys [][]byte, err error) {
-	text, err := secret.ReadFile(name, mostInKeys)
+	text, err := smallfile.Read(name, mostInKeys)
 	if err != nil {
 		return nil, err
 	}

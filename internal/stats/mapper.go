@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/statsd_exporter/pkg/mapper"
+
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // Mapper names series for Prometheus according to a mapping file of statsd_exporter, instead of the built-in mapping.
@@ -45,12 +47,19 @@ type change struct {
 	at    time.Time
 }
 
+// maxMappings is the most bytes of a mapping file.
+const maxMappings = 10 << 20
+
 // LoadMapper reads a mapping file. Old ones, with timer_type and the like, are accepted. The error names the file, and
 // is fs.ErrNotExist if it does not exist.
 func LoadMapper(file string) (*Mapper, error) {
 	m := &Mapper{known: make(map[string]mapped), changed: make(map[identity]change), windows: make(map[*calls]*window)}
 	m.mapper.Logger = slog.New(slog.DiscardHandler) // all it would log is that timer_type is deprecated
-	if err := m.mapper.InitFromFile(file); err != nil {
+	text, err := smallfile.Read(file, maxMappings)
+	if err == nil {
+		err = m.mapper.InitFromYAMLString(string(text))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the mapping file %s: %w", file, err)
 	}
 	return m, nil

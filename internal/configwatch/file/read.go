@@ -5,14 +5,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -122,7 +121,7 @@ type File struct {
 
 // Open opens the file. Opening never blocks.
 func (f *File) Open() (*os.File, error) {
-	return os.OpenFile(f.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	return smallfile.Open(f.Path)
 }
 
 // Path returns the layout of one file, or of a directory and what is below it.
@@ -295,7 +294,7 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := smallfile.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -306,24 +305,14 @@ func read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(impatient{f}, MaxFileSize+1))
+	data, err := smallfile.ReadAll(f, MaxFileSize, waitForContent)
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, smallfile.ErrSlow):
 		err = errors.New("its content comes bit by bit: not a file of rules")
-	case err == nil && len(data) > MaxFileSize:
+	case errors.Is(err, smallfile.ErrTooLarge):
 		err = tooLarge(int64(len(data)))
 	}
 	return data, err
-}
-
-// impatient gives each Read as long as waitForContent, where the system has a say in that; elsewhere reading never waits.
-type impatient struct{ *os.File }
-
-func (f impatient) Read(p []byte) (int, error) {
-	if err := f.SetReadDeadline(time.Now().Add(waitForContent)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
-		return 0, err
-	}
-	return f.File.Read(p)
 }
 
 func tooLarge(size int64) error {

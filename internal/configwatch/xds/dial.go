@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // How long connecting may take, and how dead connections are found. grpc-go servers close connections on which pings
@@ -64,14 +65,14 @@ func (t TLS) credentials() (credentials.TransportCredentials, error) { //nolint:
 	}
 	c := &tls.Config{ServerName: t.ServerName, MinVersion: tls.VersionTLS12}
 	if t.Cert != "" || t.Key != "" {
-		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		pair, err := smallfile.KeyPair(t.Cert, t.Key)
 		if err != nil {
 			return nil, fmt.Errorf("loading the certificate %q and key %q for the control plane: %w", t.Cert, t.Key, err)
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
 	if t.CA != "" {
-		pem, err := os.ReadFile(t.CA)
+		pem, err := smallfile.Read(t.CA, smallfile.PEM)
 		if err != nil {
 			return nil, fmt.Errorf("loading the CA of the control plane: %w", err)
 		}

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
@@ -16,6 +16,9 @@ const (
 	lifetime   = 10 * time.Minute
 	lifeJitter = 2 * time.Minute
 )
+
+// mostAuth is the most bytes of a file with a password. A token of a cloud has about 2 KiB.
+const mostAuth = 64 << 10
 
 // minAuthAge is the least of [Config.AuthMaxAge].
 const minAuthAge = time.Second
@@ -47,7 +50,7 @@ func splitAuth(auth string) (user, password string) {
 
 // readAuth reads user:password, or a password alone, from a file.
 func readAuth(file string) (user, password string, err error) {
-	text, err := os.ReadFile(file)
+	text, err := smallfile.Read(file, mostAuth)
 	if err != nil {
 		return "", "", fmt.Errorf("reading the password: %w", err)
 	}

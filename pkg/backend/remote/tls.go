@@ -5,8 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
+
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 )
 
 // TLSFiles names the files of a client's TLS configuration. The zero value trusts the system's roots and presents no
@@ -22,7 +23,7 @@ type TLSFiles struct {
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
-		pem, err := os.ReadFile(f.CA)
+		pem, err := smallfile.Read(f.CA, smallfile.PEM)
 		if err != nil {
 			return nil, fmt.Errorf("reading the CA of the store: %w", err)
 		}
@@ -39,7 +40,7 @@ func (f TLSFiles) Load() (*tls.Config, error) {
 		return nil, errors.New("the client certificate for the store and its key are both needed; one of them is missing")
 	}
 	if f.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+		pair, err := smallfile.KeyPair(f.Cert, f.Key)
 		if err != nil {
 			return nil, fmt.Errorf("reading the client certificate for the store: %s", strings.TrimPrefix(err.Error(), "tls: "))
 		}
