@@ -17,3 +17,6 @@ func OwnKeywords() (out []string) {
 	}
 	return out
 }
+
+// MaskBreaks returns text with underscores in place of what ends a line beside LF.
+func MaskBreaks(text []byte) []byte { return maskBreaks(text) }

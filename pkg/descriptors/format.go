@@ -22,7 +22,11 @@ const maxFlow = 120
 // holds, is a problem.
 func Format(s Source) ([]byte, Problems) {
 	r := &reader{report: report{file: s.Name}, grammar: newGrammar()}
-	if !r.readable(s.Data) || !r.surveyed(s.Data) {
+	if !r.sound(s.Data) {
+		return nil, r.problems
+	}
+	if _, _, name := findBreak(s.Data); name != "" { // in quotes, where lines are not counted as here
+		r.fail(mark{}, "", "left as it is: "+noBreak, name)
 		return nil, r.problems
 	}
 	head, body := cutHead(s.Data)

@@ -84,7 +84,7 @@ func (r *reader) read(data []byte) rawFile {
 
 // document parses a source and returns the map that is its first document, or nil if it is empty or cannot be read.
 func (r *reader) document(data []byte) *yaml.Node {
-	if !r.readable(data) || !r.surveyed(data) {
+	if !r.sound(data) {
 		r.unread = true
 		return nil
 	}
@@ -113,6 +113,18 @@ func (r *reader) document(data []byte) *yaml.Node {
 		return nil
 	}
 	return root
+}
+
+// sound rejects what cannot be parsed in bounded memory, or would not mean what people see.
+func (r *reader) sound(data []byte) bool {
+	if !r.readable(data) || !r.surveyed(maskBreaks(data)) {
+		return false
+	}
+	at, name := strayBreak(data)
+	if name != "" {
+		r.fail(at, "", "error loading config file: "+noBreak, name)
+	}
+	return name == ""
 }
 
 // readable rejects what is not YAML text of a size fit for memory.

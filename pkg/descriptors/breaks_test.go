@@ -1,0 +1,84 @@
+package descriptors_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+const hidden = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: day, requests_per_unit: 1}\n"
+
+// What ends a line for a parser, and not for people, is refused wherever it may begin a line of YAML; in quotes it is text.
+func TestStrayBreaks(t *testing.T) {
+	t.Parallel()
+	for name, char := range map[string]string{"CR (U+000D) without a LF": "\r", "NEL (U+0085)": "\u0085", "line separator (U+2028)": "\u2028", "paragraph separator (U+2029)": "\u2029"} {
+		for _, tt := range []struct{ file, place string }{
+			{hidden + "# keep%  - key: admin%    rate_limit: {unlimited: true}\n", "5:7"},
+			{hidden + "  - key: a\n    metadata: {t: b}   # x%y\n", "6:27"},
+			{hidden + "  - key: a\n    metadata:\n      t: |\n        b%c\n", "8:10"},
+			{hidden + "  - key: a%b\n", "5:11"},
+			{hidden + "  - key: a\n    value: b\n     \"x\n#%  - key: c\n     \"\n", "8:2"}, // quotes within a text without quotes
+			{hidden + "  - key: a # it's\n    # x%y\n    value: b # it's\n", "6:8"},
+			{hidden + "  - {key: a, value: 'it''s%'} # ü \"%\"y\n", "5:36"},
+			{hidden + "---\n# \"%\"\n", "6:4"},
+			{"\ufeff# %y\n" + hidden, "1:3"},
+			{"domain: a # %%%%\ndescriptors: []\n", "1:13"},
+			{hidden + "%", "5:1"},
+		} {
+			source := descriptors.Source{Name: "a.yaml", Data: []byte(strings.ReplaceAll(tt.file, "%", char))}
+			want := "a.yaml:" + tt.place + ": error loading config file: a " + name
+			if _, _, err := load(source.Data); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("loading %q: %v, want %q", source.Data, err, want)
+			}
+			if _, problems := descriptors.Format(source); !strings.Contains(fmt.Sprint(problems), want) {
+				t.Errorf("formatting %q: %v, want %q", source.Data, problems, want)
+			}
+		}
+		quoted := strings.ReplaceAll(hidden+"  - {key: &a \"a\\\"%b\", value: !!str 'it''s%'}\n  - key: \"x # %\"\n", "%", char)
+		set, problems, err := load([]byte(quoted))
+		if err != nil {
+			t.Errorf("loading %q: %v", quoted, problems)
+		} else if d := set.Domain([]byte("shop")); d == nil {
+			t.Errorf("loading %q: no domain", quoted)
+		}
+		if _, problems := descriptors.Format(descriptors.Source{Name: "a.yaml", Data: []byte(quoted)}); !strings.Contains(fmt.Sprint(problems), "left as it is: a "+name) {
+			t.Errorf("formatting %q: %v, want it left", quoted, problems)
+		}
+		for _, head := range []string{"a: [\n", "metadata: {z: [\n"} {
+			refuses(t, []byte("domain: a\n"+head+strings.Repeat("#"+char+strings.Repeat("a,", 1000)+"\n", 5000)), name)
+		}
+	}
+}
+
+// FuzzStrayBreak: where a text is not refused, a parser finds what it finds with other characters in place of these.
+func FuzzStrayBreak(f *testing.F) {
+	for _, text := range []string{"a: \"b%c\"\n", "a: 'b''%'\n", "? \"a%b\"\n: c\n", "[\"a%b\": c]\n", "\"a%b\": c\n", "{a: \"%---\n\"}\n", "- !!str &x \"%\"\n- '%'\n", "a: b\n \"%c\"\n", "a: !t\n  \"%\"\n"} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, char := range []string{"\r", "\u0085", "\u2028", "\u2029"} {
+			data := bytes.ReplaceAll(text, []byte("%"), []byte(char))
+			if descriptors.StrayBreak(data) != nil {
+				continue
+			}
+			var as, masked yaml.Node
+			if yaml.Unmarshal(data, &as) == nil && yaml.Unmarshal(descriptors.MaskBreaks(data), &masked) == nil && shape(&as) != shape(&masked) {
+				t.Errorf("%q is %s, and without breaks %s", data, shape(&as), shape(&masked))
+			}
+		}
+	})
+}
+
+// shape tells maps, lists and texts of a document apart.
+func shape(n *yaml.Node) string {
+	text := fmt.Sprint(n.Kind)
+	for _, c := range n.Content {
+		text += shape(c)
+	}
+	return "(" + text + ")"
+}
