@@ -66,10 +66,11 @@ func TagName(name string, tags []Label) string {
 // TagValue turns s into the value of a statsd tag: dots, colons and bars become underscores, as in the reference.
 func TagValue(s string) string { return Underscores(strings.ToValidUTF8(s, "\uFFFD"), ".:|") }
 
-// OneLine replaces the control characters and line separators of s by underscores, so that s fits into a line.
+// OneLine replaces by underscores what ends a line or what a terminal obeys: control characters, line separators and those that turn
+// the direction of text.
 func OneLine(s string) string {
 	return strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) || c == '\u2028' || c == '\u2029' {
+		if unicode.IsControl(c) || c == '\u2028' || c == '\u2029' || unicode.Is(unicode.Bidi_Control, c) {
 			return '_'
 		}
 		return c

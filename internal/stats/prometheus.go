@@ -109,7 +109,7 @@ func identify(name string, labels ...Label) identity {
 		}
 		b.WriteString(metricName(l.Name))
 		b.WriteByte(0)
-		b.WriteString(strings.ToValidUTF8(strings.ReplaceAll(l.Value, "\x00", "\uFFFD"), "\uFFFD"))
+		b.WriteString(OneLine(strings.ToValidUTF8(l.Value, "\uFFFD")))
 		b.WriteByte(0)
 	}
 	return identity{name, b.String()}
@@ -194,7 +194,7 @@ func withLabels(pairs []*dto.LabelPair, labels []Label) []*dto.LabelPair {
 		for taken(name) {
 			name = "exported_" + name
 		}
-		pairs = append(pairs, &dto.LabelPair{Name: &name, Value: new(strings.ToValidUTF8(l.Value, "\uFFFD"))})
+		pairs = append(pairs, &dto.LabelPair{Name: &name, Value: new(OneLine(strings.ToValidUTF8(l.Value, "\uFFFD")))})
 	}
 	slices.SortFunc(pairs, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return pairs

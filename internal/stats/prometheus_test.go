@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,7 +52,7 @@ func TestPrometheus(t *testing.T) {
 		`ratelimit_service_rate_limit_total_hits{domain="shop",key1="a",key2="b_1"} 11`,
 		`ratelimit_service_rate_limit_total_hits{domain="shop",key1="bad_` + "\uFFFD" + `"} 2`,
 		`ratelimit_service_rate_limit_total_hits{domain="shop",key1="user"} 5`,
-		`ratelimit_service_rate_limit_total_negative_hits{domain="my.domain",key1="host_a.b",key2="x\n\"y"} 4`,
+		`ratelimit_service_rate_limit_total_negative_hits{domain="my.domain",key1="host_a.b",key2="x_\"y"} 4`,
 		`ratelimit_service_rate_limit_within_limit{domain="shop",key1="user"} 3`,
 		`ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="+Inf"} 2`,
 		`ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="0.005"} 1`,
@@ -171,5 +172,30 @@ func TestH8ScrapeOfAThousandKeys(t *testing.T) {
 	}
 	if len(all) > 1<<20 {
 		t.Errorf("the scrape has %d bytes, want at most 1 MB", len(all))
+	}
+}
+
+// What end users put into names and labels is no order to the terminal of whoever reads them, here and on /stats alike.
+func TestNoOrdersToTerminals(t *testing.T) {
+	r := New()
+	const hostile = "a\x1b]0;x\a\u009b31m\u202e\u2066\r\nb: 9\x7f\xff"
+	r.Rule(NewKey("d"+hostile, "k_"+hostile, hostile)).TotalHits.Add(2)
+	r.Counter(XDSEventsTotal, hostile).Add(3)
+	_, metrics := scrapeWith(t, r, PrometheusConfig{Labels: []Label{{"extra", hostile}}})
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	clean := "a_]0;x__31m____b"
+	for page, want := range map[string]string{
+		metrics:       `ratelimit_service_rate_limit_total_hits{domain="d` + clean + `_ 9_` + "\uFFFD" + `",extra="` + clean + `: 9_` + "\uFFFD" + `",key1="k_`,
+		text.String(): "ratelimit.service.rate_limit.d" + clean + "_ 9_\uFFFD.k_" + clean,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("want %q in\n%s", want, page)
+		}
+		if i := strings.IndexFunc(page, func(c rune) bool { return c != '\n' && unicode.IsControl(c) || unicode.Is(unicode.Bidi_Control, c) }); i >= 0 {
+			t.Errorf("%q is in the page", page[i:min(i+20, len(page))])
+		}
 	}
 }

@@ -399,23 +399,23 @@ func TestG8NoInjection(t *testing.T) {
 	for _, dog := range []bool{false, true} {
 		l := listenTCP(t)
 		r := stats.New()
-		for _, v := range []string{"a\nb:1|c", "\r\nx:9|g", "\u2028y:1|c", "a|@0.1|#t:v,u", "\x00\x1b[31m", "a:b|c", "\xff\n\xfe"} {
+		for _, v := range []string{"a\nb:1|c", "\r\nx:9|g", "\u2028y:1|c", "a|@0.1|#t:v,u", "\x00\x1b[31m", "a:b|c", "\xff\n\xfe", "\u202e\u009b\u2066"} {
 			r.Rule(stats.NewKey("evil", "k_"+v)).TotalHits.Add(1)
 			r.Counter(stats.XDSEventsTotal, v).Add(1)
 		}
 		stop := run(t, r, t.Output(), Config{Network: "tcp", Address: l.address, Interval: time.Hour, Dog: dog})
-		testkit.Eventually(t, "the lines", func() bool { return len(l.lines()) >= 14 })
+		testkit.Eventually(t, "the lines", func() bool { return len(l.lines()) >= 16 })
 		stop()
 		for _, line := range l.lines() {
 			name, value, _ := strings.Cut(line, ":")
 			value, tags, _ := strings.Cut(value, "|#")
 			prefix := strings.HasPrefix(name, "ratelimit.service.rate_limit.evil.k_") && strings.HasSuffix(name, ".total_hits") || strings.HasPrefix(name, "ratelimitd.xds_events_total")
-			if !prefix || value != "1|c" || strings.ContainsAny(line, "\x00\x1b\r\u2028") || strings.Count(tags, ",") > 0 {
+			if !prefix || value != "1|c" || strings.ContainsAny(line, "\x00\x1b\r\u2028\u202e\u009b\u2066") || strings.Count(tags, ",") > 0 {
 				t.Errorf("bad line %q", line)
 			}
 		}
-		if n := len(l.lines()); n != 14 {
-			t.Errorf("%d lines, want 14: %q", n, l.lines())
+		if n := len(l.lines()); n != 16 {
+			t.Errorf("%d lines, want 16: %q", n, l.lines())
 		}
 	}
 }
