@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				return err
 			}
 			return p.asked(cmd.Context(), &c, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.GetTenant(ctx, &adminv1.GetTenantRequest{Tenant: args[0]})
+				answer, err := a.GetTenant(ctx, &adminv1.GetTenantRequest{RawTenant: []byte(args[0])})
 				switch {
 				case err != nil:
 					return err
@@ -67,13 +68,13 @@ func (p *program) tenantGetCommand() *cobra.Command {
 				if m := answer.GetTenant(); m != nil {
 					p.printf("%s: %s\n", tenantName(m), planText(m))
 				} else {
-					p.printf("%s: plan default, because what is said of it has ended\n", plain(args[0]))
+					p.printf("%s: plan default, because what is said of it has ended\n", args[0])
 				}
 				for _, m := range answer.GetSaid() {
 					p.printf("  %s says: %s%s\n", tenantSourceText(m.GetSource()), planText(m), endedText(m))
 				}
 				for _, path := range answer.GetRulesWithout() {
-					p.printf("  note: %s has no such plan, so that it gets the default there\n", plain(path))
+					p.printf("  note: %s has no such plan, so that it gets the default there\n", path)
 				}
 				return nil
 			})
@@ -102,7 +103,7 @@ is given, and until a time if --until or --for is. What is counted stays counted
   ratelimitd tenant set acme gold --requests-per-unit 7500 --for 720h --reason 'trial'`,
 		Args: cobra.MatchAll(needs("TENANT", "PLAN"), cobra.MaximumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m := &adminv1.Tenant{Tenant: args[0], Plan: args[1]}
+			m := &adminv1.Tenant{RawTenant: []byte(args[0]), Plan: args[1]}
 			switch {
 			case until != "" && span != 0:
 				return errors.New("--until and --for say the same: give one of them")
@@ -164,7 +165,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 				return err
 			}
 			return p.asked(cmd.Context(), &c.client, func(ctx context.Context, a adminv1.AdminServiceClient) error {
-				answer, err := a.UnsetTenant(ctx, &adminv1.UnsetTenantRequest{Tenant: args[0], Reason: c.reason, DryRun: c.dry})
+				answer, err := a.UnsetTenant(ctx, &adminv1.UnsetTenantRequest{RawTenant: []byte(args[0]), Reason: c.reason, DryRun: c.dry})
 				switch {
 				case err != nil:
 					return err
@@ -175,7 +176,7 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 				if m := answer.GetNow(); m != nil {
 					now = planText(m) + ", as " + tenantSourceText(m.GetSource()) + " says"
 				}
-				p.printf("%s%s: %s\n  before: %s\n", dryText(c.dry), plain(args[0]), now, planText(answer.GetBefore()))
+				p.printf("%s%s: %s\n  before: %s\n", dryText(c.dry), args[0], now, planText(answer.GetBefore()))
 				return nil
 			})
 		},
@@ -184,17 +185,12 @@ func (p *program) tenantUnsetCommand() *cobra.Command {
 	return cmd
 }
 
-// tenantName returns the name of a tenant as people may see it.
-func tenantName(m *adminv1.Tenant) string {
-	if raw := m.GetRawTenant(); len(raw) > 0 {
-		return fmt.Sprintf("%q", raw)
-	}
-	return plain(m.GetTenant())
-}
+// tenantName returns the name of a tenant.
+func tenantName(m *adminv1.Tenant) string { return cmp.Or(string(m.GetRawTenant()), m.GetTenant()) }
 
 // planText says what is said of a tenant.
 func planText(m *adminv1.Tenant) string {
-	text := "plan " + plain(m.GetPlan())
+	text := "plan " + m.GetPlan()
 	if m.RequestsPerUnit != nil {
 		text += fmt.Sprintf(", %d requests_per_unit", m.GetRequestsPerUnit())
 	}

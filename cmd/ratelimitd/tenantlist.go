@@ -1,13 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
-	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -132,7 +135,7 @@ func (p *program) tenantListCommand() *cobra.Command {
 }
 
 func compareTenants(a, b *adminv1.Tenant) int {
-	return cmp.Or(cmp.Compare(a.GetTenant(), b.GetTenant()), cmp.Compare(b.GetSource(), a.GetSource()))
+	return cmp.Or(cmp.Compare(tenantName(a), tenantName(b)), cmp.Compare(b.GetSource(), a.GetSource()))
 }
 
 func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
@@ -146,7 +149,7 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 			if m.GetUntil() != nil {
 				until = timeText(m.GetUntil())
 			}
-			rows = append(rows, []string{tenantName(m), plain(m.GetPlan()), requests, until, tenantSourceText(m.GetSource())})
+			rows = append(rows, []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())})
 		}
 		p.table(rows)
 	}
@@ -155,17 +158,11 @@ func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
 	}
 	p.printf("%d tenants in Redis, %d in TENANTS_FILE\n", all.GetInStore(), all.GetInFile())
 	if all.GetRefused() != "" {
-		p.printf("TENANTS_FILE was refused when it was read last, and the last good one is in use:\n%s\n", indented(all.GetRefused()))
+		p.printf("TENANTS_FILE was refused when it was read last, and the last good one is in use:\n")
+		for line := range strings.SplitSeq(all.GetRefused(), "\n") {
+			p.printf("  %s\n", line)
+		}
 	}
-}
-
-// indented returns lines as a terminal shows them, each indented.
-func indented(text string) string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		lines = append(lines, "  "+plain(strings.TrimSuffix(line, "\n")))
-	}
-	return strings.Join(lines, "\n")
 }
 
 func (p *program) tenantExportCommand() *cobra.Command {
@@ -174,7 +171,8 @@ func (p *program) tenantExportCommand() *cobra.Command {
 		Use:   "export [flags]",
 		Short: "Write tenants with their plans as TENANTS_FILE and import take them",
 		Long: `Export writes what Redis says of tenants, or with --source file what TENANTS_FILE says, sorted by
-name: as CSV, or with --output json as lines of JSON. Names that are not UTF-8 are left out.
+name: as CSV, or with --output json as lines of JSON. What import makes of it is what was there, byte by
+byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF in it, but JSON can.
 
 ` + tenantHelp,
 		Example: `  ratelimitd tenant export > tenants.csv`,
@@ -192,23 +190,32 @@ name: as CSV, or with --output json as lines of JSON. Names that are not UTF-8 a
 			}); err != nil {
 				return err
 			}
-			all = slices.DeleteFunc(all, func(m *adminv1.Tenant) bool { return len(m.GetRawTenant()) > 0 })
+			if len(all) > 0 && !slices.ContainsFunc(all, func(m *adminv1.Tenant) bool { return !masked.MatchString(m.GetTenant()) }) {
+				return errors.New("the server hides the names of tenants from this token, which is for looking alone: set --token-file to one of its ADMIN_TOKEN_FILE")
+			}
 			slices.SortFunc(all, compareTenants)
-			return writeTenants(p.stdout, all, asJSON)
+			return writeTenants(p.stdout.Raw, all, asJSON)
 		},
 	}
 	l.add(p, cmd)
 	return cmd
 }
 
-// writeTenants writes tenants as CSV, or as lines of JSON.
+// masked matches a name that the server hides.
+var masked = regexp.MustCompile(`^#[0-9a-f]{12}$`)
+
+// writeTenants writes tenants as CSV, or as lines of JSON, in a form that [tenants.ReadRows] makes the same of.
 func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
-	lines, w := json.NewEncoder(to), csv.NewWriter(to)
+	w := bufio.NewWriter(to) // Flush tells of errors
+	lines := json.NewEncoder(w)
 	if !asJSON {
-		_ = w.Write([]string{"tenant", "plan", "requests_per_unit", "until"}) // Flush tells of errors
+		_, _ = w.WriteString("tenant,plan,requests_per_unit,until\n")
 	}
 	for _, m := range all {
-		row := tenants.Row{Tenant: m.GetTenant(), Plan: m.GetPlan(), Requests: m.RequestsPerUnit}
+		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan(), Requests: m.RequestsPerUnit}
+		if row.Raw != nil {
+			row.Tenant = ""
+		}
 		if m.GetUntil() != nil {
 			row.Until = timeText(m.GetUntil())
 		}
@@ -222,12 +229,23 @@ func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
 		if row.Requests != nil {
 			requests = strconv.FormatUint(uint64(*row.Requests), 10)
 		}
-		_ = w.Write([]string{row.Tenant, row.Plan, requests, row.Until}) // likewise
+		if strings.Contains(row.Name(), "\r\n") {
+			return fmt.Errorf("CSV cannot hold the name %q, which has a CRLF in it: use --output json", row.Name())
+		}
+		_, _ = fmt.Fprintf(w, "%s,%s,%s,%s\n", csvField(row.Name()), csvField(row.Plan), requests, row.Until)
 	}
-	if w.Flush(); w.Error() != nil {
-		return fmt.Errorf("writing the tenants: %w", w.Error())
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("writing the tenants: %w", err)
 	}
 	return nil
+}
+
+// csvField returns text as a field of CSV, in quotes unless it is sure to need none.
+func csvField(text string) string {
+	if plain.IsWord(text) && !strings.Contains(text, ",") {
+		return text
+	}
+	return `"` + strings.ReplaceAll(text, `"`, `""`) + `"`
 }
 
 func (p *program) tenantImportCommand() *cobra.Command {
@@ -309,7 +327,7 @@ func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
 			wrong(line, err.Error())
 			return true
 		}
-		m := &adminv1.Tenant{Tenant: r.Tenant, Plan: r.Plan, RequestsPerUnit: r.Requests}
+		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan, RequestsPerUnit: r.Requests}
 		if !e.Until.IsZero() {
 			m.Until = timestamppb.New(e.Until.Truncate(time.Second))
 		}

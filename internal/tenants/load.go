@@ -2,6 +2,7 @@ package tenants
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -30,12 +31,9 @@ type Problem struct {
 	Text string
 }
 
-// String returns the problem as file:line: text.
+// String returns the problem on one line, file:line: text, of characters that a terminal shows.
 func (p Problem) String() string {
-	if p.Line == 0 {
-		return p.File + ": " + p.Text
-	}
-	return fmt.Sprintf("%s:%d: %s", p.File, p.Line, p.Text)
+	return descriptors.Problem{File: p.File, Line: p.Line, Text: p.Text}.String()
 }
 
 // ProblemsError is why files are refused: the first ones, and how many more there are. They tell no names of tenants.
@@ -74,11 +72,15 @@ type Input struct {
 
 // Row is a line of a file.
 type Row struct {
-	Tenant   string  `json:"tenant"`
+	Tenant   string  `json:"tenant,omitempty"`
+	Raw      []byte  `json:"raw_tenant,omitempty"` // the name, in base64, where it is not UTF-8, instead of tenant
 	Plan     string  `json:"plan"`
 	Requests *uint32 `json:"requests_per_unit,omitempty"`
 	Until    string  `json:"until,omitempty"` // as RFC 3339 has it
 }
+
+// Name returns the name of the tenant.
+func (r *Row) Name() string { return cmp.Or(string(r.Raw), r.Tenant) }
 
 // Entry returns what a row says, which may not be valid.
 func (r *Row) Entry() (e Entry, err error) {
@@ -313,7 +315,7 @@ func (l *loader) read(f Input) {
 	ReadRows(f, func(line int, r *Row) bool {
 		e, err := r.Entry()
 		if err == nil {
-			err = errors.Join(ValidateName(r.Tenant), e.Validate())
+			err = errors.Join(ValidateName(r.Name()), e.Validate())
 		}
 		switch {
 		case err != nil:
@@ -327,7 +329,7 @@ func (l *loader) read(f Input) {
 			return true
 		}
 		l.loaded++
-		l.name, l.plan = append(l.name[:0], r.Tenant...), append(l.plan[:0], r.Plan...)
+		l.name, l.plan = append(l.name[:0], r.Name()...), append(l.plan[:0], r.Plan...)
 		if l.table.set(l.name, e.raw(l.plan)) {
 			wrong(line, "this tenant is listed above, or in a file before: want each once")
 		}
