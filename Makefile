@@ -69,6 +69,7 @@ needs: ## install the programs that make test needs, where that is possible with
 	@tools/need openssl openssl
 	@tools/need npm npm
 	@tools/need chromium chromium
+	@tools/need zsh zsh fish bash-completion || echo 'going on without zsh, fish or bash-completion: their completion is not tried' >&2
 	@tools/need envoy >/dev/null || echo 'going on without Envoy: its cases are skipped' >&2
 
 .PHONY: test

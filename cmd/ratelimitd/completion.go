@@ -23,11 +23,11 @@ that ratelimitd takes. Domains and keys are those of the running server that a c
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch root, shell := cmd.Root(), strings.Join(args, " "); shell {
 			case "bash":
-				return root.GenBashCompletionV2(p.stdout, true)
+				return root.GenBashCompletionV2(p.stdout.Raw, true)
 			case "zsh":
-				return root.GenZshCompletion(p.stdout)
+				return root.GenZshCompletion(p.stdout.Raw)
 			case "fish":
-				return root.GenFishCompletion(p.stdout, true)
+				return root.GenFishCompletion(p.stdout.Raw, true)
 			default:
 				return fmt.Errorf("completion %s: must be bash, zsh or fish", shell)
 			}

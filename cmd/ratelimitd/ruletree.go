@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -185,7 +186,7 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 	var above []string // the path of the row before, beginning with the domain
 	for i, r := range now.since(before) {
 		state := now.states[i]
-		path := append([]string{plain(state.GetDomain())}, levelTexts(state)...)
+		path := append([]string{state.GetDomain()}, levelTexts(state)...)
 		same := 0
 		for same < min(len(above), len(path)-1) && above[same] == path[same] {
 			same++
@@ -195,7 +196,7 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 		}
 		rows = append(rows, []string{
 			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Refused),
-			limitsText(now.rules[i]), plain(rulePlace(now.rules[i])),
+			limitsText(now.rules[i]), rulePlace(now.rules[i]),
 		})
 		var about []string
 		for _, id := range state.GetControls() {
@@ -207,7 +208,7 @@ func (p *program) ruleTree(before, now *rulesSeen) {
 		notes, above = append(notes, about), path
 	}
 	for i, line := range tableLines(rows) {
-		p.printf("%s\n", line)
+		p.print(line + "\n")
 		for _, note := range notes[i] {
 			p.printf("%s\n", note)
 		}
@@ -228,9 +229,9 @@ func levelTexts(state *adminv1.RuleState) []string {
 	for _, l := range state.GetLevels() {
 		text := escape(l.GetKey())
 		if l.Value != nil {
-			text += "=" + escape(l.GetValue())
+			text = pairText(l.GetKey(), l.GetValue())
 		}
-		texts = append(texts, plain(text))
+		texts = append(texts, text)
 	}
 	return texts
 }
@@ -239,14 +240,14 @@ func levelTexts(state *adminv1.RuleState) []string {
 func limitsText(r *adminv1.Rule) string {
 	var texts []string
 	for _, l := range r.GetLimits() {
-		texts = append(texts, plain(l.GetText()))
+		texts = append(texts, l.GetText())
 	}
 	if r.GetIsUnlimited() {
 		texts = []string{"unlimited"}
 	}
 	text := strings.Join(texts, " and ")
 	if r.GetPlan() != "" {
-		text += ", plan " + plain(r.GetPlan())
+		text += ", plan " + r.GetPlan()
 	}
 	if q := r.GetReserve(); q != nil {
 		text += fmt.Sprintf(", reserves %d for %s", q.GetEstimate(), descriptors.SpanText(q.GetTtl().AsDuration()))
@@ -282,8 +283,8 @@ func (c *client) complete(p *program) func(*cobra.Command, []string, string) ([]
 			if len(args) > 0 {
 				text, directive = nextEntry(state, typed), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace
 			}
-			if text != "" && strings.HasPrefix(text, typed) {
-				found = append(found, plain(text))
+			if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts have the shell read others as code
+				found = append(found, text)
 			}
 		}
 		slices.Sort(found)
@@ -299,16 +300,16 @@ func nextEntry(state *adminv1.RuleState, typed string) string {
 		return ""
 	}
 	for i, entry := range done {
-		key, value, _ := strings.Cut(entry, "=")
+		key, value, _ := cutPair(entry)
 		l := state.GetLevels()[i]
-		if unescape(key) != l.GetKey() || l.Value != nil && !strings.Contains(l.GetValue(), "*") && unescape(value) != l.GetValue() {
+		if key != l.GetKey() || l.Value != nil && !strings.Contains(l.GetValue(), "*") && value != l.GetValue() {
 			return ""
 		}
 	}
 	l := state.GetLevels()[len(done)]
-	last := escape(l.GetKey()) + "="
-	if !strings.Contains(l.GetValue(), "*") {
-		last += escape(l.GetValue())
+	value := l.GetValue()
+	if strings.Contains(value, "*") {
+		value = ""
 	}
-	return strings.Join(append(slices.Clone(done), last), ",")
+	return strings.Join(append(slices.Clone(done), pairText(l.GetKey(), value)), ",")
 }
