@@ -107,7 +107,7 @@ func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
 			continue
 		}
 		a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
-		p.printf("%s", a.text())
+		p.print(a.text())
 	}
 	if f.repeat > 1 && !asJSON {
 		p.printf("%d passed, %d refused\n", f.repeat-refused, refused)
@@ -238,26 +238,26 @@ type callOutput struct {
 // text returns it for people: a line for the whole, one for each descriptor, one for each header, and the
 // body.
 func (o *callOutput) text() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", o.answer.GetOverallCode())
+	var b page
+	b.printf("%s\n", o.answer.GetOverallCode())
 	for i, s := range o.answer.GetStatuses() {
 		if i >= len(o.request.GetDescriptors()) {
 			break
 		}
-		fmt.Fprintf(&b, "  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
+		b.printf("  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
 		if o.rules[i] != "" {
-			fmt.Fprintf(&b, " (%s)", o.rules[i])
+			b.printf(" (%s)", o.rules[i])
 		}
 		b.WriteByte('\n')
 	}
 	for _, h := range o.answer.GetResponseHeadersToAdd() {
-		fmt.Fprintf(&b, "  header %s: %s\n", h.GetKey(), h.GetValue())
+		b.printf("  header %s: %s\n", h.GetKey(), h.GetValue())
 	}
 	for _, h := range o.answer.GetRequestHeadersToAdd() {
-		fmt.Fprintf(&b, "  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
+		b.printf("  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
 	}
 	if body := o.answer.GetRawBody(); len(body) > 0 {
-		fmt.Fprintf(&b, "  body %s\n", body)
+		b.printf("  body %s\n", body)
 	}
 	return b.String()
 }

@@ -3,10 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -76,6 +76,10 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 	if len(dirs) == 0 {
 		dirs = []string{""} // of the overlay alone
 	}
+	out := p.stdout
+	if form == "github" { // whose lines are commands
+		out = &plain.Writer{Raw: p.stdout.Raw}
+	}
 	for _, dir := range dirs {
 		set, files, problems := flags.load(dir)
 		summary, err := summarize(dir, set, files, problems)
@@ -101,13 +105,13 @@ func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
 			fmt.Fprint(p.stderr, summary)
 			continue
 		}
-		if err := write(p.stdout, problems); err != nil {
+		if err := write(out, problems); err != nil {
 			return err
 		}
-		p.printf("%s", summary)
+		p.print(summary)
 	}
 	if form != "text" {
-		if err := write(p.stdout, all); err != nil {
+		if err := write(out, all); err != nil {
 			return err
 		}
 	}
@@ -124,14 +128,14 @@ func summarize(dir string, set *descriptors.Set, files []descriptors.Source, pro
 	for range set.Rules() {
 		rules++
 	}
-	return fmt.Sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
+	return sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
 }
 
 // overlaid returns a line for each rule and each domain that an overlay changes.
 func overlaid(set *descriptors.Set) string {
-	var b strings.Builder
+	var b page
 	for _, o := range set.Overlaid() {
-		fmt.Fprintf(&b, "%s: changes %s: %s\n", o.Place, o.Path, o.Keys)
+		b.printf("%s: changes %s: %s\n", o.Place, o.Path, o.Keys)
 	}
 	return b.String()
 }
@@ -142,7 +146,7 @@ func overlayAlone(path string, problems descriptors.Problems) (string, error) {
 	if problems.Failed() {
 		return "", fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-warnings, "error"))
 	}
-	return fmt.Sprintf("%s: ok, an overlay, %s\n", path, descriptors.CountText(warnings, "warning")), nil
+	return sprintf("%s: ok, an overlay, %s\n", path, descriptors.CountText(warnings, "warning")), nil
 }
 
 func countWarnings(problems descriptors.Problems) (n int) {

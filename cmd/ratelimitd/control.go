@@ -194,7 +194,7 @@ func (p *program) put(c *control, a putAnswer) {
 		p.printf("  instead of the one until %s\n", old.GetUntil().AsTime().Format(time.RFC3339))
 	}
 	for _, note := range a.GetNotes() {
-		p.printf("  note: %s\n", plain(note))
+		p.printf("  note: %s\n", note)
 	}
 	p.printf("  %s\n", reachText(a.GetReach()))
 }
@@ -221,13 +221,9 @@ func kindText(c *adminv1.Control) string {
 
 // aboutText says what a control is about, as a command takes it.
 func aboutText(c *adminv1.Control) string {
-	words := []string{plain(c.GetDomain())}
-	var pairs []string
-	for _, e := range c.GetEntries() {
-		pairs = append(pairs, escape(e.GetKey())+"="+escape(e.GetValue()))
-	}
-	if pairs != nil {
-		words = append(words, strings.Join(pairs, ","))
+	words := []string{shellWord(c.GetDomain())}
+	if len(c.GetEntries()) > 0 {
+		words = append(words, entriesArgument(c.GetEntries(), false))
 	}
 	if c.GetBelow() {
 		words = append(words, "--below")
@@ -239,7 +235,7 @@ func aboutText(c *adminv1.Control) string {
 func toText(c *adminv1.Control) string {
 	text := " to " + numberText(c.GetTo())
 	if c.GetLimitName() != "" {
-		text += " (" + plain(c.GetLimitName()) + ")"
+		text += " (" + c.GetLimitName() + ")"
 	}
 	return text
 }

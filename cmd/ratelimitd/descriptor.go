@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -23,7 +25,7 @@ type entry struct{ key, value string }
 
 // descriptorHelp says how descriptors are written.
 const descriptorHelp = `A descriptor is key=value,key=value,... with a backslash before a comma, a semicolon or a
-backslash in a value.`
+backslash in a value. \n, \u001b and \xff stand for what cannot be seen, as ratelimitd prints it.`
 
 // optionHelp says which options may follow a descriptor.
 const optionHelp = `After a semicolon, and for this descriptor alone: hits=N (0 looks and takes nothing),
@@ -47,11 +49,11 @@ func parseDescriptor(arg string) (descriptor, error) {
 	parts := split(arg, ';')
 	d := descriptor{text: parts[0], options: len(parts) > 1}
 	for _, pair := range split(parts[0], ',') {
-		key, value, ok := strings.Cut(pair, "=")
+		key, value, ok := cutPair(pair)
 		if !ok || key == "" {
 			return d, fmt.Errorf("%q is not of the form key=value", pair)
 		}
-		d.entries = append(d.entries, entry{unescape(key), unescape(value)})
+		d.entries = append(d.entries, entry{key, value})
 	}
 	given := make(map[string]bool)
 	for _, option := range parts[1:] {
@@ -130,16 +132,45 @@ func split(text string, separator byte) []string {
 	return append(parts, text[start:])
 }
 
-// unescape removes backslashes that escape something.
+// cutPair returns the key and the value of an entry; found is false if there is a key alone.
+func cutPair(pair string) (key, value string, found bool) {
+	key = split(pair, '=')[0]
+	if len(key) == len(pair) {
+		return unescape(key), "", false
+	}
+	return unescape(key), unescape(pair[len(key)+1:]), true
+}
+
+// pairText is what cutPair takes, on one line that a terminal may be shown.
+func pairText(key, value string) string {
+	return strings.ReplaceAll(escape(key), "=", `\=`) + "=" + escape(value)
+}
+
+// escape writes text so that unescape returns it, whatever is in it.
+func escape(text string) string {
+	return plain.Text(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
+}
+
+// unescape returns what escape was given. Before other characters a backslash has no meaning.
 func unescape(text string) string {
-	var b strings.Builder
+	var b []byte
 	for i := 0; i < len(text); i++ {
 		if text[i] == '\\' && i+1 < len(text) {
+			if strings.IndexByte("nrtux", text[i+1]) >= 0 { // as plain.Text writes them
+				if r, wide, rest, err := strconv.UnquoteChar(text[i:], 0); err == nil {
+					if i = len(text) - len(rest) - 1; wide {
+						b = utf8.AppendRune(b, r)
+					} else {
+						b = append(b, byte(r))
+					}
+					continue
+				}
+			}
 			i++
 		}
-		b.WriteByte(text[i])
+		b = append(b, text[i])
 	}
-	return b.String()
+	return string(b)
 }
 
 // keys returns the entries in the form that rules are matched against.

@@ -81,7 +81,7 @@ errors; 2, with --exit-code, there are changes.`,
 		if err != nil {
 			return err
 		}
-		p.printf("%s", text)
+		p.print(text)
 		if exitCode && len(changes) > 0 {
 			return errRefused
 		}
@@ -145,13 +145,13 @@ func changesText(all []descriptors.Change) (string, error) {
 	if len(all) == 0 {
 		return "no changes\n", nil
 	}
-	var b strings.Builder
+	var b page
 	for i := range all {
 		line := all[i].Path + ": " + all[i].InFull()
 		if all[i].Effect == descriptors.Opens || all[i].Effect == descriptors.Raises {
 			line += " (" + all[i].Effect.Text() + ")"
 		}
-		fmt.Fprintf(&b, "%s\n", plain(line))
+		b.printf("%s\n", line)
 	}
 	return b.String() + summaryOfChanges(all) + "\n", nil
 }
@@ -183,15 +183,15 @@ func changesMarkdown(all []descriptors.Change) (string, error) {
 		return "The rules do not change.\n", nil
 	}
 	cell := strings.NewReplacer("\\", "\\\\", "|", "\\|", "*", "\\*", "_", "\\_", "`", "\\`", "<", "&lt;", ">", "&gt;", "&", "&amp;", "[", "\\[", "@", "&#64;")
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s.\n\n| | rule | change | where |\n| --- | --- | --- | --- |\n", summaryOfChanges(all))
+	var b page
+	b.printf("%s.\n\n| | rule | change | where |\n| --- | --- | --- | --- |\n", summaryOfChanges(all))
 	for i := range all {
 		c := &all[i]
 		effect := c.Effect.Text()
 		if c.Effect == descriptors.Opens {
 			effect = "**" + effect + "**"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", effect, cell.Replace(plain(c.Path)), cell.Replace(plain(c.InFull())), cell.Replace(plain(c.Place)))
+		b.printf("| %s | %s | %s | %s |\n", effect, cell.Replace(c.Path), cell.Replace(c.InFull()), cell.Replace(c.Place))
 	}
 	return b.String(), nil
 }

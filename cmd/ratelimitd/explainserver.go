@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -32,7 +30,7 @@ func (p *program) explainThere(ctx context.Context, c *client, output string, ar
 		}
 		for i, x := range answer.GetDescriptors() {
 			if i < len(wanted) {
-				p.printf("%s %s\n%s", args[0], wanted[i].text, explanationText(x))
+				p.print(sprintf("%s %s\n", args[0], wanted[i].text) + explanationText(x))
 			}
 		}
 		switch {
@@ -57,8 +55,8 @@ func (d *descriptor) message() *adminv1.Descriptor {
 
 // explanationText says how a descriptor would be decided, and by what.
 func explanationText(x *adminv1.Explanation) string {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, "  %s\n", plain(fmt.Sprintf(format, args...))) }
+	var b page
+	line := func(format string, args ...any) { b.printf("  %s\n", sprintf(format, args...)) }
 	for _, step := range x.GetSteps() {
 		if step.GetEntry() == "" {
 			line("%s", step.GetText())

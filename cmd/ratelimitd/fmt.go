@@ -88,7 +88,7 @@ func (f *formatting) stdin() {
 	case len(problems) > 0:
 		f.fail(problems...)
 	case !f.check:
-		f.printf("%s", out)
+		_, _ = f.stdout.Raw.Write(out)
 	case !bytes.Equal(out, data):
 		f.ugly++
 		f.printf("-\n")

@@ -48,7 +48,7 @@ concurrency, whose slots are given back by those who hold them, and while a pena
 				} else {
 					p.printf("%s %s: %d left, %d before\n", at.domain, at.descriptor.text, after, before)
 				}
-				p.printf("%s  %s\n", counterText(answer.GetCounter(), ""), countingText(answer.GetReach()))
+				p.print(counterText(answer.GetCounter(), "") + sprintf("  %s\n", countingText(answer.GetReach())))
 				return nil
 			})
 		},

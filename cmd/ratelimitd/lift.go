@@ -179,7 +179,7 @@ func (p *program) controlTable(all []*adminv1.Control, reach *adminv1.Reach) {
 			does += toText(c)
 		}
 		rows = append(rows, []string{
-			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(plain(c.GetReason()), "-"),
+			c.GetId(), does, aboutText(c), c.GetUntil().AsTime().Format(time.RFC3339), c.GetBy(), cmp.Or(c.GetReason(), "-"),
 		})
 	}
 	p.table(rows)

@@ -16,6 +16,8 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // Exit codes.
@@ -39,7 +41,7 @@ func main() {
 	case errors.Is(err, errPrinted):
 		os.Exit(exitFailed)
 	default:
-		fmt.Fprintf(os.Stderr, "ratelimitd: %v\n", err)
+		fmt.Fprintf((&program{environ: os.Environ()}).screen(os.Stderr), "ratelimitd: %s\n", errorText(err))
 		if _, ok := errors.AsType[usageError](err); ok {
 			os.Exit(exitUsage)
 		}
@@ -49,7 +51,8 @@ func main() {
 
 // run is the whole program. args[0] is the name under which it was started.
 func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
-	p := &program{name: args[0], environ: environ, stdout: stdout, stderr: stderr}
+	p := &program{name: args[0], environ: environ}
+	p.stdout, p.stderr = p.screen(stdout), p.screen(stderr)
 	root := p.root() //nolint:contextcheck // the commands get the context of ExecuteContext
 	root.SetArgs(commandLine(args))
 	return root.ExecuteContext(ctx)
@@ -59,7 +62,12 @@ func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) 
 type program struct {
 	name           string
 	environ        []string
-	stdout, stderr io.Writer
+	stdout, stderr *plain.Writer
+}
+
+// screen returns what shows text to people, or in the log of a workflow of GitHub.
+func (p *program) screen(w io.Writer) *plain.Writer {
+	return &plain.Writer{Raw: w, Actions: p.env("GITHUB_ACTIONS") == "true"}
 }
 
 // env returns the value of a variable that Go itself reads, or commands alone, or "" if it is not set. Those of the server are
@@ -73,7 +81,16 @@ func (p *program) env(name string) string {
 	return ""
 }
 
-func (p *program) printf(format string, args ...any) { fmt.Fprintf(p.stdout, format, args...) }
+// printf prints lines; see [sprintf].
+func (p *program) printf(format string, args ...any) { p.print(sprintf(format, args...)) }
+
+// print prints lines that are complete.
+func (p *program) print(text string) { _, _ = io.WriteString(p.stdout, text) }
+
+// warnf is printf for stderr.
+func (p *program) warnf(format string, args ...any) {
+	_, _ = io.WriteString(p.stderr, sprintf(format, args...))
+}
 
 func (p *program) root() *cobra.Command {
 	root := &cobra.Command{

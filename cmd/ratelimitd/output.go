@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -41,7 +42,7 @@ func jsonWanted(output string) (bool, error) {
 func (p *program) printJSON(m proto.Message) error {
 	text, err := messageJSON(m)
 	if err == nil {
-		p.printf("%s\n", text)
+		p.print(string(text) + "\n")
 	}
 	return err
 }
@@ -54,7 +55,7 @@ func (p *program) printObject(object any) error {
 	if err := e.Encode(object); err != nil {
 		return fmt.Errorf("writing JSON: %w", err)
 	}
-	p.printf("%s", b.String())
+	p.print(b.String())
 	return nil
 }
 
@@ -73,12 +74,10 @@ func messageJSON(m proto.Message) (json.RawMessage, error) {
 
 // table prints rows with their columns below each other, the first of them being the heading.
 func (p *program) table(rows [][]string) {
-	for _, line := range tableLines(rows) {
-		p.printf("%s\n", line)
-	}
+	p.print(strings.Join(tableLines(rows), "\n") + "\n")
 }
 
-// tableLines returns the lines of a table. Columns of numbers are aligned to the right.
+// tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right.
 func tableLines(rows [][]string) []string {
 	widths, numbers := make([]int, len(rows[0])), make([]bool, len(rows[0]))
 	for i := range numbers {
@@ -86,6 +85,8 @@ func tableLines(rows [][]string) []string {
 	}
 	for n, row := range rows {
 		for i, cell := range row {
+			cell = plain.Text(cell)
+			row[i] = cell
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 			numbers[i] = numbers[i] && (n == 0 || cell == "" || isNumber(cell))
 		}
@@ -111,14 +112,46 @@ func isNumber(cell string) bool {
 	return cell == "-" || len(cell)-len(digits) <= 1 && digits != "" && strings.Trim(digits, "0123456789.") == "" && digits != "."
 }
 
-// plain replaces what a terminal would not show but obey.
-func plain(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
+// sprintf is [fmt.Sprintf] of texts as [plain.Text] shows them: no line breaks but those of format.
+func sprintf(format string, args ...any) string {
+	shown := make([]any, len(args))
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case string:
+			shown[i] = plain.Text(arg)
+		case []byte:
+			shown[i] = plain.Text(string(arg))
+		case error:
+			shown[i] = plain.Text(arg.Error())
+		case fmt.Stringer:
+			shown[i] = plain.Text(arg.String())
+		default:
+			shown[i] = arg
 		}
-		return unicode.ReplacementChar
-	}, text)
+	}
+	return fmt.Sprintf(format, shown...)
+}
+
+// page is lines for people.
+type page struct{ strings.Builder }
+
+// printf adds lines; see [sprintf].
+func (b *page) printf(format string, args ...any) { b.WriteString(sprintf(format, args...)) }
+
+// errorText returns an error as [plain.Text] shows it, and each of several in a line of its own.
+func errorText(err error) string {
+	var lines []string
+	switch err := err.(type) { //nolint:errorlint // what is wrapped is part of a line
+	case descriptors.Problems, *tenants.ProblemsError:
+		return err.Error() // lines, as plain.Text shows them
+	case interface{ Unwrap() []error }:
+		for _, one := range err.Unwrap() {
+			lines = append(lines, errorText(one))
+		}
+	default:
+		lines = append(lines, plain.Text(err.Error()))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // timeText returns a time as all commands print it.

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // TestOutputEverywhere: each command that prints an answer can print it as JSON; rules and their schema are none. A command that has others below it prints its help alone.
@@ -23,5 +25,6 @@ func TestOutputEverywhere(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit((&program{stdout: io.Discard, stderr: io.Discard}).root())
+	nowhere := &plain.Writer{Raw: io.Discard}
+	visit((&program{stdout: nowhere, stderr: nowhere}).root())
 }

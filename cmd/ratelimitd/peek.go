@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -54,7 +53,7 @@ func (p *program) peek(ctx context.Context, a adminv1.AdminServiceClient, at cou
 	if r := answer.GetRule(); r != nil {
 		p.printf("  rule %s at %s\n", r.GetPath(), rulePlace(r))
 	}
-	p.printf("%s", counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
+	p.print(counterText(answer.GetCounter(), at.descriptor.holder(answer.GetRule())))
 	return nil
 }
 
@@ -70,7 +69,7 @@ func (d *descriptor) holder(r *adminv1.Rule) (holder string) {
 
 // counterText returns the state of a counter in words, as it is for a holder of slots, if there is one.
 func counterText(c *adminv1.Counter, holder string) string {
-	var b strings.Builder
+	var b page
 	for i, l := range c.GetLimits() {
 		left := ""
 		if i == int(c.GetStrictest()) {
@@ -82,7 +81,7 @@ func counterText(c *adminv1.Counter, holder string) string {
 		if reserved := c.GetReserved(); reserved > 0 && left != "" {
 			left += fmt.Sprintf(", %d reserved", reserved)
 		}
-		fmt.Fprintf(&b, "  limit %s%s\n", l.GetText(), left)
+		b.printf("  limit %s%s\n", l.GetText(), left)
 	}
 	for _, t := range []struct {
 		name string
@@ -94,9 +93,9 @@ func counterText(c *adminv1.Counter, holder string) string {
 		{"turn in", c.GetWait()},
 	} {
 		if t.d != nil {
-			fmt.Fprintf(&b, "  %s %s\n", t.name, descriptors.WaitText(t.d.AsDuration()))
+			b.printf("  %s %s\n", t.name, descriptors.WaitText(t.d.AsDuration()))
 		}
 	}
-	fmt.Fprintf(&b, "  counter %s\n", c.GetKey())
+	b.printf("  counter %s\n", c.GetKey())
 	return b.String()
 }

@@ -76,11 +76,11 @@ func (p *program) reloaded(a *adminv1.ReloadRulesResponse, dry bool) {
 	}
 	p.more(int(a.GetTotalProblems()), len(a.GetProblems()))
 	for _, line := range a.GetChanges() {
-		p.printf("  %s\n", plain(line))
+		p.printf("  %s\n", line)
 	}
 	p.more(changes, len(a.GetChanges()))
 	if r := a.GetRules(); r.GetLoaded() != nil {
-		p.printf("  in use: %s\n", plain(rulesText(r)))
+		p.printf("  in use: %s\n", rulesText(r))
 	}
 	p.printf("  %s\n", aloneText)
 }

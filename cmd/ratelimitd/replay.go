@@ -19,6 +19,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/recorded"
 	"github.com/ratelimitd/ratelimitd/internal/replay"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // replayFlags are the flags of replay.
@@ -117,7 +119,7 @@ func (p *program) replay(ctx context.Context, f *replayFlags, args []string) err
 		return err
 	}
 	defer func() { _ = files.Close() }() // it was only read
-	progress := newProgress(p.stderr, files.Progress)
+	progress := newProgress(p.stderr.Raw, files.Progress)
 	source := recorded.New(files, c)
 	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress.show})
 	progress.end()
@@ -242,7 +244,7 @@ func (f *replayFlags) reading(c *recorded.Config) error {
 		}
 		return nil
 	}
-	text, err := os.ReadFile(f.mapping)
+	text, err := smallfile.Read(f.mapping, descriptors.MaxFileSize)
 	if err != nil {
 		return fmt.Errorf("--map: %w", err)
 	}

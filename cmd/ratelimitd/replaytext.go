@@ -14,22 +14,22 @@ import (
 // readProblems says what could not be read.
 func (p *program) readProblems(s *recorded.Summary) {
 	if s.Unread > 0 {
-		fmt.Fprintf(p.stderr, "warning: %d of %s could not be read:\n", s.Unread, descriptors.CountText(int(s.Lines), "line"))
+		p.warnf("warning: %d of %s could not be read:\n", s.Unread, descriptors.CountText(int(s.Lines), "line"))
 		for _, line := range s.First {
-			fmt.Fprintf(p.stderr, "  %s\n", plain(line))
+			p.warnf("  %s\n", line)
 		}
 		if more := s.Unread - uint64(len(s.First)); more > 0 {
-			fmt.Fprintf(p.stderr, "  and %d more\n", more)
+			p.warnf("  and %d more\n", more)
 		}
 	}
 	for _, name := range s.Short {
-		fmt.Fprintf(p.stderr, "warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", plain(name))
+		p.warnf("warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", name)
 	}
 	if s.Lost > 0 {
-		fmt.Fprintf(p.stderr, "warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost)
+		p.warnf("warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost)
 	}
 	if s.Cut > 0 {
-		fmt.Fprintf(p.stderr, "warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut)
+		p.warnf("warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut)
 	}
 }
 
@@ -45,7 +45,7 @@ func (p *program) replayText(r *replay.Report, top int) {
 	for i := range r.Sets {
 		s := &r.Sets[i]
 		rows = append(rows, []string{
-			plain(s.Rules), number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
+			s.Rules, number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
 		})
 	}
 	p.table(rows)
@@ -57,7 +57,7 @@ func (p *program) replayText(r *replay.Report, top int) {
 // replayChanges prints how what is refused differs from what the other set refuses, and from what was refused.
 func (p *program) replayChanges(r *replay.Report) {
 	if c := r.Changed; c != nil {
-		p.printf("\nrefused by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, plain(r.Sets[0].Rules), c.First, plain(r.Sets[1].Rules), c.Second)
+		p.printf("\nrefused by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
 	}
 	if r.Then == nil {
 		return
@@ -65,7 +65,7 @@ func (p *program) replayChanges(r *replay.Report) {
 	p.printf("\nwhen they were recorded, %d of %d were refused by a limit\n", r.Then.Refused, r.Then.Requests)
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		p.printf("%s refuses %d that passed, and lets pass %d that were refused\n", plain(s.Rules), s.RefusedAnew, s.PassedAnew)
+		p.printf("%s refuses %d that passed, and lets pass %d that were refused\n", s.Rules, s.RefusedAnew, s.PassedAnew)
 	}
 }
 
@@ -81,7 +81,7 @@ func (p *program) replayRules(r *replay.Report, top int) {
 		rows = append(rows, ruleRow(&rule))
 		for _, l := range rule.Limits {
 			row := make([]string, len(rows[0]))
-			row[0] = "  " + plain(l.Limit)
+			row[0] = "  " + l.Limit
 			for i, n := range l.Refused {
 				row[2+i] = number(n)
 			}
@@ -104,14 +104,14 @@ func refusedHeading(r *replay.Report) []string {
 	}
 	var all []string
 	for i := range r.Sets {
-		all = append(all, "BY "+plain(r.Sets[i].Rules))
+		all = append(all, "BY "+r.Sets[i].Rules)
 	}
 	return all
 }
 
 func ruleRow(rule *replay.Rule) []string {
 	asked := slices.Max(rule.Asked)
-	row := []string{plain(rule.Path), number(asked)}
+	row := []string{rule.Path, number(asked)}
 	for _, n := range rule.Refused {
 		row = append(row, number(n))
 	}
@@ -133,7 +133,7 @@ func ruleRow(rule *replay.Rule) []string {
 			place = rule.Places[i]
 		}
 	}
-	return append(row, first, last, plain(place))
+	return append(row, first, last, place)
 }
 
 func (p *program) replayValues(r *replay.Report, top int) {
@@ -143,11 +143,11 @@ func (p *program) replayValues(r *replay.Report, top int) {
 	heading := append([]string{"DESCRIPTOR", "ASKED"}, refusedHeading(r)...)
 	rows := [][]string{append(heading, "RULE")}
 	for _, v := range r.Values[:min(top, len(r.Values))] {
-		row := []string{plain(v.Text), number(v.Asked)}
+		row := []string{v.Text, number(v.Asked)}
 		for _, n := range v.Refused {
 			row = append(row, number(n))
 		}
-		rows = append(rows, append(row, plain(v.Rule)))
+		rows = append(rows, append(row, v.Rule))
 	}
 	p.printf("\n")
 	p.table(rows)
@@ -175,8 +175,8 @@ func notes(r *replay.Report) (all []string) {
 	add(r.Late, "too late to be put in order, and counted as if they came with those before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
 	for i := range r.Sets {
 		s := &r.Sets[i]
-		name := plain(s.Rules)
-		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), plain(s.UnknownDomain))
+		name := s.Rules
+		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), s.UnknownDomain)
 		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
 		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
 		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)

@@ -43,7 +43,7 @@ unless --force ends the penalty too.
 				case asJSON:
 					return p.printJSON(answer)
 				}
-				p.printf("%s%s %s: reset\n%s", dryText(c.dry), at.domain, at.descriptor.text, counterText(answer.GetCounter(), ""))
+				p.print(sprintf("%s%s %s: reset\n", dryText(c.dry), at.domain, at.descriptor.text) + counterText(answer.GetCounter(), ""))
 				p.printf("  %s\n", countingText(answer.GetReach()))
 				return nil
 			})

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -57,7 +58,7 @@ func TestReloadedText(t *testing.T) {
 		want   string
 	}{
 		{&adminv1.ReloadRulesResponse{Rules: rules}, false, "nothing changed\n"},
-		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false, "5 changes\n  shop: domain added\n  \uFFFD\n  and 3 more\n"},
+		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added", "\x1b"}, TotalChanges: 5}, false, "5 changes\n  shop: domain added\n  \\u001b\n  and 3 more\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Changes: []string{"shop: domain added"}, TotalChanges: 1}, true, "would be done, without --dry-run: 1 change\n  shop: domain added\n"},
 		{&adminv1.ReloadRulesResponse{Rules: rules, Refused: true, Problems: []*adminv1.RulesProblem{problem}, TotalProblems: 2}, false, "refused, and the last good rules stay in use\n  rules/a.yaml:3:7: shop.user: no unit\n  and 1 more\n"},
 		{
@@ -66,7 +67,7 @@ func TestReloadedText(t *testing.T) {
 		},
 	} {
 		var out bytes.Buffer
-		(&program{stdout: &out}).reloaded(tt.answer, tt.dry)
+		(&program{stdout: &plain.Writer{Raw: &out}}).reloaded(tt.answer, tt.dry)
 		want := tt.want + "  in use: 4 rules in 2 domains, from 2 files in rules, version 8b46ac87e51b, loaded 2001-09-09T01:46:40Z (1m30s ago)\n  " + aloneText + "\n"
 		if d := cmp.Diff(want, out.String()); d != "" {
 			t.Errorf("(-want +got):\n%s", d)

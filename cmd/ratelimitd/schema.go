@@ -21,7 +21,7 @@ rest. Keep it out of the directory of the rules, of which the server reads every
 		Example: `  ratelimitd schema > rules.schema.json`,
 		Args:    needsNone,
 		RunE: func(*cobra.Command, []string) error {
-			p.printf("%s", descriptors.Schema())
+			p.print(string(descriptors.Schema()))
 			return nil
 		},
 	}

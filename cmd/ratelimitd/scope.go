@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -53,13 +55,13 @@ func (s *scope) parse(args []string) (err error) {
 		return nil
 	}
 	for _, pair := range split(args[1], ',') {
-		key, value, valued := strings.Cut(pair, "=")
+		key, value, valued := cutPair(pair)
 		if key == "" {
 			return fmt.Errorf("descriptor %q: %q is neither a key nor of the form key=value", args[1], pair)
 		}
-		e := &adminv1.EntryFilter{Key: unescape(key)}
+		e := &adminv1.EntryFilter{Key: key}
 		if valued {
-			e.Value = new(unescape(value))
+			e.Value = new(value)
 		}
 		s.entries = append(s.entries, e)
 	}
@@ -96,20 +98,23 @@ func begin[S grpc.ClientStream](ctx context.Context, s *scope, open func(context
 	return stream, err
 }
 
-// entriesArgument returns entries as they are written in an argument, on one line that a terminal may be shown.
+// entriesArgument returns entries as an argument, as a shell takes it.
 func entriesArgument(es []*adminv1.Entry, cut bool) string {
 	var pairs []string
 	for _, e := range es {
-		pairs = append(pairs, escape(e.GetKey())+"="+escape(e.GetValue()))
+		pairs = append(pairs, pairText(e.GetKey(), cmp.Or(string(e.GetRawValue()), e.GetValue())))
 	}
-	text := strings.Join(pairs, ",")
+	text := shellWord(strings.Join(pairs, ","))
 	if cut {
 		text += "…"
 	}
 	return text
 }
 
-// escape puts a backslash before what would end a value in an argument.
-func escape(text string) string {
-	return plain(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
+// shellWord returns text as an argument, unless it is empty.
+func shellWord(text string) string {
+	if text == "" {
+		return ""
+	}
+	return plain.Word(plain.Text(text))
 }

@@ -43,7 +43,7 @@ A server that is not healthy, or not ready, is a no; a degraded one is not.`,
 				case asJSON:
 					err = p.printJSON(s)
 				default:
-					p.printf("%s", statusReport(s))
+					p.print(statusReport(s))
 				}
 				if err == nil && !serving(s) {
 					return errRefused
@@ -62,11 +62,11 @@ func serving(s *adminv1.StatusResponse) bool { return s.GetHealthy() && len(s.Ge
 
 // statusReport returns how a server is, for people.
 func statusReport(s *adminv1.StatusResponse) string {
-	var b strings.Builder
+	var b page
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(&b, "  %-10s  %s\n", name, plain(fmt.Sprintf(format, args...)))
+		b.printf("  %-10s  %s\n", name, sprintf(format, args...))
 	}
-	fmt.Fprintf(&b, "ratelimitd %s %s, up %s: %s\n", plain(s.GetVersion()), plain(s.GetGoVersion()), spanText(s.GetUptime()), healthWord(s))
+	b.printf("ratelimitd %s %s, up %s: %s\n", s.GetVersion(), s.GetGoVersion(), spanText(s.GetUptime()), healthWord(s))
 	for _, why := range s.GetNotReady() {
 		line("not ready", "%s", why)
 	}
@@ -180,7 +180,7 @@ func rulesText(r *adminv1.RulesStatus) string {
 // problemText says what is wrong with rules as check does.
 func problemText(m *adminv1.RulesProblem) string {
 	p := descriptors.Problem{File: m.GetFile(), Line: int(m.GetLine()), Column: int(m.GetColumn()), Path: m.GetPath(), Text: m.GetText(), Warning: m.GetIsWarning()}
-	return plain(strings.TrimPrefix(p.String(), ": "))
+	return strings.TrimPrefix(p.String(), ": ")
 }
 
 func storeLines(s *adminv1.StoreStatus, line func(name, format string, args ...any)) {

@@ -51,7 +51,7 @@ func (f *ruleFlags) checkTenants(set *descriptors.Set) (summary string, problems
 		return "", problems
 	}
 	s := t.Status()
-	return fmt.Sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), nil
+	return sprintf("%s: ok, %s in %s\n", f.tenants, descriptors.CountText(s.Tenants, "tenant"), descriptors.CountText(s.Files, "file")), nil
 }
 
 // planned has m, whose rule is one of plans, be on that of the tenant, and returns how d is matched, step by step, as a server with the

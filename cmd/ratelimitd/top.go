@@ -97,8 +97,8 @@ func (p *program) top(ctx context.Context, f *topFlags) error {
 		if f.asJSON {
 			return p.printJSON(answer)
 		}
-		if f.once || !isTerminal(p.stdout) {
-			p.printf("%s\n", strings.Join(topTable(q, answer, ""), "\n"))
+		if f.once || !isTerminal(p.stdout.Raw) {
+			p.print(strings.Join(topTable(q, answer, ""), "\n") + "\n")
 			return nil
 		}
 		screen, err := tcell.NewScreen()
@@ -136,9 +136,9 @@ func topTable(q *adminv1.TopRequest, a *adminv1.TopResponse, search string) []st
 	}
 	rows := [][]string{heading}
 	for _, e := range a.GetEntries() {
-		rule, descriptor := plain(e.GetRule()), entriesArgument(e.GetEntries(), e.GetIsCut())
+		rule, descriptor := e.GetRule(), entriesArgument(e.GetEntries(), e.GetIsCut())
 		if rule == "" {
-			rule = plain(e.GetDomain()) + ": no rule"
+			rule = e.GetDomain() + ": no rule"
 		}
 		if !strings.Contains(strings.ToLower(rule+" "+descriptor), strings.ToLower(search)) {
 			continue
@@ -176,7 +176,7 @@ func topHead(q *adminv1.TopRequest, a *adminv1.TopResponse) []string {
 		counted = fmt.Sprintf("1 in %d counted", n)
 	}
 	span := a.GetTo().AsTime().Sub(a.GetFrom().AsTime()).Round(time.Second)
-	lines := []string{fmt.Sprintf("%s, %s, last %s: %d hits, %d refused; %s", about, ranking, descriptors.SpanText(span), a.GetHits(), a.GetRefused(), counted)}
+	lines := []string{sprintf("%s, %s, last %s: %d hits, %d refused; %s", about, ranking, descriptors.SpanText(span), a.GetHits(), a.GetRefused(), counted)}
 	if a.GetUnknownHits()+a.GetUnknownRefused() > 0 {
 		lines = append(lines, fmt.Sprintf("a descriptor that is not in the list may have up to %d hits, %d of them refused", a.GetUnknownHits(), a.GetUnknownRefused()))
 	}

@@ -151,38 +151,38 @@ func (p *program) decision(f *watchFlags, d *adminv1.Decision) error {
 
 // decisionText returns d on one line.
 func decisionText(d *adminv1.Decision) string {
-	var b strings.Builder
+	var b page
 	outcome := strings.ReplaceAll(strings.TrimPrefix(d.GetOutcome().String(), "OUTCOME_"), "_", " ")
-	fmt.Fprintf(&b, "%s %-11s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, plain(d.GetDomain()), entriesArgument(d.GetEntries(), d.GetIsCut()))
+	b.printf("%s %-11s %s %s", d.GetTime().AsTime().Local().Format("15:04:05.000"), outcome, d.GetDomain(), entriesArgument(d.GetEntries(), d.GetIsCut()))
 	verb := "asked for"
 	if d.GetIsNegativeHits() {
 		verb = "gave back"
 	}
 	if d.GetHits() != 1 || d.GetIsNegativeHits() {
-		fmt.Fprintf(&b, ", %s %d", verb, d.GetHits())
+		b.printf(", %s %d", verb, d.GetHits())
 	}
 	if d.GetRule() != "" {
-		fmt.Fprintf(&b, ", rule %s", plain(d.GetRule()))
+		b.printf(", rule %s", d.GetRule())
 	}
 	if d.GetLimit() != "" {
-		fmt.Fprintf(&b, ", limit %s", plain(d.GetLimit()))
+		b.printf(", limit %s", d.GetLimit())
 		if d.GetIsOverride() {
 			b.WriteString(" of the request")
 		}
 	}
 	if d.GetSource() != adminv1.Source_SOURCE_UNSPECIFIED {
-		fmt.Fprintf(&b, ", %d left, by %s", d.GetLeft(), sourceText(d))
+		b.printf(", %d left, by %s", d.GetLeft(), sourceText(d))
 	}
 	if d.GetRetryAfter() != nil {
-		fmt.Fprintf(&b, ", retry in %s", descriptors.WaitText(d.GetRetryAfter().AsDuration()))
+		b.printf(", retry in %s", descriptors.WaitText(d.GetRetryAfter().AsDuration()))
 	}
 	if d.GetError() != "" {
-		fmt.Fprintf(&b, ", error: %s", plain(d.GetError()))
+		b.printf(", error: %s", d.GetError())
 	}
 	if d.GetTook() != nil {
-		fmt.Fprintf(&b, ", took %s", d.GetTook().AsDuration().Round(time.Microsecond))
+		b.printf(", took %s", d.GetTook().AsDuration().Round(time.Microsecond))
 	}
-	fmt.Fprintf(&b, ", from %s\n", plain(d.GetCaller()))
+	b.printf(", from %s\n", d.GetCaller())
 	return b.String()
 }
 
@@ -198,7 +198,7 @@ func sourceText(d *adminv1.Decision) string {
 	case adminv1.Source_SOURCE_POLICY:
 		return "on_failure: " + strings.ToLower(strings.TrimPrefix(d.GetPolicy().String(), "ON_FAILURE_"))
 	case adminv1.Source_SOURCE_CONTROL:
-		return "the control " + plain(d.GetControl())
+		return "the control " + d.GetControl()
 	case adminv1.Source_SOURCE_UNSPECIFIED:
 	}
 	return "something that this command does not know"

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -36,7 +37,7 @@ func WriteRules(w io.Writer, s *descriptors.Set) error {
 // no place for: where the rule is defined, and whether it is unlimited.
 func WriteRulesVerbose(w io.Writer, s *descriptors.Set) error {
 	return writeRules(w, s, func(lines []byte, r *descriptors.Rule) []byte {
-		lines = append(append(lines, "# "...), r.Origin()...)
+		lines = append(append(lines, "# "...), plain.Text(r.Origin())...)
 		if r.Unlimited {
 			lines = append(lines, ", unlimited"...)
 		}

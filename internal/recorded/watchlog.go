@@ -1,6 +1,7 @@
 package recorded
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -63,7 +64,7 @@ func (p *watchParser) continues(d *adminv1.Decision) bool {
 func (p *watchParser) add(d *adminv1.Decision) {
 	out := limiter.Descriptor{Hits: d.GetHits(), HasHits: true, Negative: d.GetIsNegativeHits()}
 	for _, e := range d.GetEntries() {
-		out.Entries = append(out.Entries, descriptors.Entry{Key: []byte(e.GetKey()), Value: []byte(e.GetValue())})
+		out.Entries = append(out.Entries, descriptors.Entry{Key: []byte(e.GetKey()), Value: []byte(cmp.Or(string(e.GetRawValue()), e.GetValue()))})
 	}
 	if d.GetIsOverride() {
 		out.Override, out.HasOverride = overrideOf(d.GetLimit())

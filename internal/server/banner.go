@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -114,9 +115,10 @@ func (v *Server) paste(set *descriptors.Set) string {
 		pairs = append(pairs, fmt.Sprintf("%s=%s", e.Key, e.Value))
 		objects = append(objects, fmt.Sprintf(`{"key":%q,"value":%q}`, e.Key, e.Value))
 	}
+	body := fmt.Sprintf(`{"domain":%q,"descriptors":[{"entries":[%s]}]}`, domain, strings.Join(objects, ","))
 	addr := ""
 	if at := v.listeners.grpc.Addr(); at.Network() == "unix" {
-		addr = "--addr unix:" + at.String() + " "
+		addr = "--addr " + plain.Word("unix:"+at.String()) + " "
 	} else if host := reachable(at); host != "127.0.0.1:8081" {
 		addr = "--addr " + host + " "
 	}
@@ -127,9 +129,9 @@ func (v *Server) paste(set *descriptors.Set) string {
 		addr = "--tls " + addr
 	}
 	return fmt.Sprintf("\nTry, as often as you like:\n"+
-		`  curl -s http://%s/json -d '{"domain":%q,"descriptors":[{"entries":[%s]}]}'`+"\n"+
+		"  curl -s http://%s/json -d %s\n"+
 		"  %s call %s%s %s\n",
-		reachable(v.listeners.http.Addr()), domain, strings.Join(objects, ","), v.config.Command, addr, domain, strings.Join(pairs, ","))
+		reachable(v.listeners.http.Addr()), plain.Word(body), plain.Word(v.config.Command), addr, plain.Word(domain), plain.Word(strings.Join(pairs, ",")))
 }
 
 // reachable returns an address at which this machine can reach a listener on at.
@@ -145,12 +147,14 @@ func reachable(at net.Addr) string {
 	return net.JoinHostPort(host, fmt.Sprint(tcp.Port))
 }
 
-// example returns a descriptor that matches a rule of the set: the first one that can be pasted into a shell.
+// example returns a descriptor that matches a rule of the set: the first one without a character that means something in JSON or in the
+// syntax of descriptors.
 func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) {
 	for d := range set.Domains() {
 		for r := range set.Rules() {
 			path, ok := strings.CutPrefix(r.Path, d.Name+".")
-			if !ok || r.Unlimited || plainWord(path) != path {
+			said := plain.Text(d.Name) == d.Name && !strings.ContainsAny(d.Name, `"\`) && plain.IsWord(strings.ReplaceAll(path, "*", "")) && !strings.ContainsAny(path, ",=")
+			if !ok || r.Unlimited || !said {
 				continue
 			}
 			if entries := r.Example("ann"); d.Match(entries).Rule == r {
@@ -159,14 +163,4 @@ func example(set *descriptors.Set) (domain string, entries []descriptors.Entry) 
 		}
 	}
 	return "", nil
-}
-
-// plainWord returns s without the characters that have a meaning in a shell, in JSON or in the syntax of descriptors.
-func plainWord(s string) string {
-	return strings.Map(func(r rune) rune {
-		if strings.ContainsRune("*._-/:", r) || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return -1
-	}, s)
 }

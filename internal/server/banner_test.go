@@ -25,7 +25,10 @@ func TestExample(t *testing.T) {
 			[]descriptors.Entry{entry("a", "x")},
 		},
 		{"domain: d\ndescriptors:\n- {key: \"a'b\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
+		{"domain: d\ndescriptors:\n- {key: a, value: \"b,c\", rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 		{"domain: d\ndescriptors:\n- {key: a, rate_limit: {unlimited: true}}", "", nil},
+		{"domain: it's\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "it's", []descriptors.Entry{entry("a", "ann")}}, // which is quoted
+		{"domain: \"a\\nb\"\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}", "", nil},
 	} {
 		set, _, err := descriptors.Load([]descriptors.Source{{Name: "a.yaml", Data: []byte(tt.rules)}}, descriptors.Options{})
 		if err != nil {

@@ -84,17 +84,17 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := target(r)
 		switch h, ok := pages[t]; {
-		case admin != nil && strings.HasPrefix(t, adminRoot) && plain(t):
+		case admin != nil && strings.HasPrefix(t, adminRoot) && literal(t):
 			admin(w, r)
 		case console != nil && t+"/" == consoleRoot:
 			http.Redirect(w, r, consoleRoot, http.StatusSeeOther)
-		case console != nil && strings.HasPrefix(t, consoleRoot) && plain(t):
+		case console != nil && strings.HasPrefix(t, consoleRoot) && literal(t):
 			console(w, r)
 		case ok:
 			h(w, r)
 		case strings.HasPrefix(t, pprofRoot):
 			profiles(w, r)
-		case plain(t):
+		case literal(t):
 			text(w, http.StatusOK, list)
 		default:
 			http.NotFound(w, r)
@@ -102,8 +102,8 @@ func debugHandler(d Debug, longest time.Duration) http.Handler {
 	})
 }
 
-// plain reports whether target is a literal path: absolute, with nothing escaped and nothing to clean.
-func plain(target string) bool {
+// literal reports whether target is a literal path: absolute, with nothing escaped and nothing to clean.
+func literal(target string) bool {
 	clean := path.Clean(target)
 	return strings.HasPrefix(target, "/") && !strings.ContainsAny(target, `%\`) && (target == clean || target == clean+"/")
 }

@@ -23,6 +23,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
@@ -242,11 +244,11 @@ func verboseText(w http.ResponseWriter, status int, ok bool, cs []Component) {
 		if c.Degraded {
 			state = "degraded"
 		}
-		fmt.Fprintf(&b, "%s: %s since %s", c.Name, state, c.Since.UTC().Format(time.RFC3339))
+		line := fmt.Sprintf("%s: %s since %s", c.Name, state, c.Since.UTC().Format(time.RFC3339))
 		if c.LastError != "" {
-			fmt.Fprintf(&b, ", last error: %s", c.LastError)
+			line += ", last error: " + c.LastError
 		}
-		b.WriteByte('\n')
+		b.WriteString(plain.Text(line) + "\n")
 	}
 	text(w, status, b.String())
 }
@@ -290,6 +292,9 @@ func (m Main) ready(w http.ResponseWriter, _ *http.Request) {
 	if status == http.StatusOK && len(lines) == 1 {
 		text(w, status, lines[0])
 		return
+	}
+	for i := range lines {
+		lines[i] = plain.Text(lines[i])
 	}
 	text(w, status, strings.Join(lines, "\n")+"\n")
 }

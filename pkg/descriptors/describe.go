@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
@@ -191,6 +192,7 @@ func penaltyText(p *engine.Penalty) string {
 // not have follow at the end of the line.
 func (r *Rule) AppendConfig(dst []byte) []byte {
 	for _, item := range r.RateLimits.All() {
+		begin := len(dst)
 		dst = fmt.Appendf(dst, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t",
 			r.Path, item.Unit, item.RequestsPerUnit, r.Shadow, r.Quota)
 		if item.Multiplier != 1 {
@@ -210,7 +212,7 @@ func (r *Rule) AppendConfig(dst []byte) []byte {
 		if r.Overlay != "" {
 			dst = fmt.Appendf(dst, ", overlay: %s", r.Overlay)
 		}
-		dst = append(dst, '\n')
+		dst = append(append(dst[:begin], plain.Text(string(dst[begin:]))...), '\n')
 	}
 	return dst
 }

@@ -6,7 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // Problem is an error or a warning about a source.
@@ -19,7 +20,7 @@ type Problem struct {
 	Warning      bool
 }
 
-// String returns the problem on one line: file:line:column: path: text.
+// String returns the problem on one line, file:line:column: path: text, of characters that a terminal shows.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -33,15 +34,11 @@ func (p Problem) String() string {
 	if p.Warning {
 		b.WriteString("warning: ")
 	}
-	switch {
-	case p.Path == "":
-	case strings.ContainsFunc(p.Path, unicode.IsControl):
-		b.WriteString(strconv.Quote(p.Path) + ": ")
-	default:
+	if p.Path != "" {
 		b.WriteString(p.Path + ": ")
 	}
 	b.WriteString(p.Text)
-	return b.String()
+	return plain.Text(b.String())
 }
 
 // Problems is a list of problems; it is the error that Load returns.
