@@ -139,7 +139,7 @@ func (c *client) credentials() (credentials.TransportCredentials, error) { //nol
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.ca != "" {
-		pem, err := smallfile.Read(c.ca, smallfile.PEM)
+		pem, err := smallfile.Read(c.ca, smallfile.Most)
 		if err != nil {
 			return nil, fmt.Errorf("reading --ca: %w", err)
 		}

@@ -3,9 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -151,26 +151,17 @@ func escape(text string) string {
 	return plain.Text(strings.NewReplacer(`\`, `\\`, ",", `\,`, ";", `\;`).Replace(text))
 }
 
+// escaped matches a backslash and what it stands before, or what stands for a character that cannot be seen.
+var escaped = regexp.MustCompile(`(?s)\\(?:u[0-9a-f]{4}|x[0-9a-f]{2}|.)`)
+
 // unescape returns what escape was given. Before other characters a backslash has no meaning.
 func unescape(text string) string {
-	var b []byte
-	for i := 0; i < len(text); i++ {
-		if text[i] == '\\' && i+1 < len(text) {
-			if strings.IndexByte("nrtux", text[i+1]) >= 0 { // as plain.Text writes them
-				if r, wide, rest, err := strconv.UnquoteChar(text[i:], 0); err == nil {
-					if i = len(text) - len(rest) - 1; wide {
-						b = utf8.AppendRune(b, r)
-					} else {
-						b = append(b, byte(r))
-					}
-					continue
-				}
-			}
-			i++
+	return escaped.ReplaceAllStringFunc(text, func(e string) string {
+		if char, err := strconv.Unquote(`"` + e + `"`); err == nil && strings.Contains("nrtux", e[1:2]) {
+			return char
 		}
-		b = append(b, text[i])
-	}
-	return string(b)
+		return e[1:]
+	})
 }
 
 // keys returns the entries in the form that rules are matched against.

@@ -87,11 +87,6 @@ func (p *program) printf(format string, args ...any) { p.print(sprintf(format, a
 // print prints lines that are complete.
 func (p *program) print(text string) { _, _ = io.WriteString(p.stdout, text) }
 
-// warnf is printf for stderr.
-func (p *program) warnf(format string, args ...any) {
-	_, _ = io.WriteString(p.stderr, sprintf(format, args...))
-}
-
 func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "ratelimitd",

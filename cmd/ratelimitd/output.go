@@ -116,17 +116,10 @@ func isNumber(cell string) bool {
 func sprintf(format string, args ...any) string {
 	shown := make([]any, len(args))
 	for i, arg := range args {
-		switch arg := arg.(type) {
-		case string:
-			shown[i] = plain.Text(arg)
-		case []byte:
-			shown[i] = plain.Text(string(arg))
-		case error:
-			shown[i] = plain.Text(arg.Error())
-		case fmt.Stringer:
-			shown[i] = plain.Text(arg.String())
-		default:
-			shown[i] = arg
+		shown[i] = arg
+		switch arg.(type) {
+		case string, []byte, error, fmt.Stringer:
+			shown[i] = plain.Text(fmt.Sprintf("%s", arg))
 		}
 	}
 	return fmt.Sprintf(format, shown...)
@@ -140,18 +133,17 @@ func (b *page) printf(format string, args ...any) { b.WriteString(sprintf(format
 
 // errorText returns an error as [plain.Text] shows it, and each of several in a line of its own.
 func errorText(err error) string {
-	var lines []string
 	switch err := err.(type) { //nolint:errorlint // what is wrapped is part of a line
 	case descriptors.Problems, *tenants.ProblemsError:
 		return err.Error() // lines, as plain.Text shows them
 	case interface{ Unwrap() []error }:
+		lines := make([]string, 0, len(err.Unwrap()))
 		for _, one := range err.Unwrap() {
 			lines = append(lines, errorText(one))
 		}
-	default:
-		lines = append(lines, plain.Text(err.Error()))
+		return strings.Join(lines, "\n")
 	}
-	return strings.Join(lines, "\n")
+	return plain.Text(err.Error())
 }
 
 // timeText returns a time as all commands print it.

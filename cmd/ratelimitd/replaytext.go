@@ -14,22 +14,22 @@ import (
 // readProblems says what could not be read.
 func (p *program) readProblems(s *recorded.Summary) {
 	if s.Unread > 0 {
-		p.warnf("warning: %d of %s could not be read:\n", s.Unread, descriptors.CountText(int(s.Lines), "line"))
+		fmt.Fprint(p.stderr, sprintf("warning: %d of %s could not be read:\n", s.Unread, descriptors.CountText(int(s.Lines), "line")))
 		for _, line := range s.First {
-			p.warnf("  %s\n", line)
+			fmt.Fprint(p.stderr, sprintf("  %s\n", line))
 		}
 		if more := s.Unread - uint64(len(s.First)); more > 0 {
-			p.warnf("  and %d more\n", more)
+			fmt.Fprint(p.stderr, sprintf("  and %d more\n", more))
 		}
 	}
 	for _, name := range s.Short {
-		p.warnf("warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", name)
+		fmt.Fprint(p.stderr, sprintf("warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", name))
 	}
 	if s.Lost > 0 {
-		p.warnf("warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost)
+		fmt.Fprint(p.stderr, sprintf("warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost))
 	}
 	if s.Cut > 0 {
-		p.warnf("warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut)
+		fmt.Fprint(p.stderr, sprintf("warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut))
 	}
 }
 

@@ -43,7 +43,7 @@ var allowed = map[string]row{
 	"pkg/backend/backendtest":             {ours: []string{"pkg/backend", "pkg/engine", "pkg/engine/enginetest"}, third: []string{"github.com/google/go-cmp", "pgregory.net/rapid"}},
 	"pkg/backend/memory":                  {ours: []string{"pkg/backend", "pkg/engine"}},
 	"pkg/backend/nearcache":               {ours: []string{"pkg/backend", "pkg/engine"}, third: []string{"github.com/hashicorp/golang-lru/v2"}},
-	"pkg/backend/remote":                  {ours: []string{"internal/smallfile", "pkg/backend"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
+	"pkg/backend/remote":                  {ours: []string{"internal/plain", "internal/smallfile", "pkg/backend"}, third: []string{"github.com/sony/gobreaker/v2", "golang.org/x/sys/unix"}},
 	"pkg/backend/redis":                   {ours: []string{"internal/smallfile", "pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/redis/go-redis/v9"}},
 	"pkg/backend/memcached":               {ours: []string{"pkg/backend", "pkg/backend/remote", "pkg/engine"}, third: []string{"github.com/bradfitz/gomemcache/memcache"}},
 	"pkg/backend/memcached/memcachedtest": {ours: []string{"internal/testkit"}, third: []string{"golang.org/x/net/dns/dnsmessage"}},

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// PEM is the most bytes of a file in PEM form. A bundle of all of a system's CAs has a quarter of it.
-const PEM = 1 << 20
+// Most is the most bytes of a file with certificates or a password. A bundle of all of a system's CAs has a quarter of it.
+const Most = 1 << 20
 
 // patience is how long all of the content of a pipe or a device may take to come, such as that of a command which asks a vault.
 const patience = 10 * time.Second
@@ -64,11 +64,11 @@ func ReadAll(f *os.File, most int, patience time.Duration) ([]byte, error) {
 
 // KeyPair reads a certificate and its key, each from a file in PEM form.
 func KeyPair(cert, key string) (tls.Certificate, error) {
-	c, err := Read(cert, PEM)
+	c, err := Read(cert, Most)
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	k, err := Read(key, PEM)
+	k, err := Read(key, Most)
 	if err != nil {
 		return tls.Certificate{}, err
 	}

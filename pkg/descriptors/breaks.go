@@ -2,7 +2,6 @@ package descriptors
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"unicode/utf8"
 
@@ -12,96 +11,83 @@ import (
 // More ends a line for a parser of YAML 1.1 than for people, editors and the survey: what they see as part of a comment may be a
 // rule. So a file with such a character is refused, unless it is in quotes, where it is text and nothing else.
 
-// findBreak returns where text has the first character that ends a line where people see none end, its length, and what it is called;
-// -1 if there is none.
-func findBreak(text []byte) (at, size int, name string) {
-	for i := 0; i < len(text); i += size {
-		var c rune
-		switch c, size = utf8.DecodeRune(text[i:]); c {
-		case '\r':
-			if !bytes.HasPrefix(text[i:], []byte("\r\n")) {
-				return i, size, "a CR (U+000D) without a LF"
-			}
-		case '\u0085':
-			return i, size, "a NEL (U+0085)"
-		case '\u2028':
-			return i, size, "a line separator (U+2028)"
-		case '\u2029':
-			return i, size, "a paragraph separator (U+2029)"
+// breaks are these characters, but for a CR before a LF, and what they are called.
+func breaks() [][2]string {
+	return [][2]string{
+		{"\r", "a CR (U+000D) without a LF"}, {"\u0085", "a NEL (U+0085)"},
+		{"\u2028", "a line separator (U+2028)"}, {"\u2029", "a paragraph separator (U+2029)"},
+	}
+}
+
+// findBreak returns where text, in which no CR is before a LF, has the first of the breaks, and what it is called; or -1.
+func findBreak(text []byte) (at int, name string) {
+	at = -1
+	for _, b := range breaks() {
+		if i := bytes.Index(text, []byte(b[0])); i >= 0 && (at < 0 || i < at) {
+			at, name = i, b[1]
 		}
 	}
-	return -1, 0, ""
+	return at, name
 }
 
-// maskBreaks returns text with as many underscores in place of such characters; text itself if it has none.
-func maskBreaks(text []byte) []byte {
-	at, size, _ := findBreak(text)
-	if at < 0 {
-		return text
+// withLF returns text of the same length with a blank in place of each CR before a LF, and with underscores in place of breaks.
+func withLF(text []byte) (unix, masked []byte) {
+	if unix = text; bytes.IndexByte(text, '\r') >= 0 {
+		unix = bytes.ReplaceAll(text, []byte("\r\n"), []byte(" \n"))
 	}
-	masked := bytes.Clone(text)
-	for from := 0; at >= 0; at, size, _ = findBreak(masked[from:]) {
-		mask(masked[from+at : from+at+size])
-		from += at + size
+	masked = unix
+	for _, b := range breaks() {
+		if bytes.Contains(masked, []byte(b[0])) {
+			masked = bytes.ReplaceAll(masked, []byte(b[0]), bytes.Repeat([]byte("_"), len(b[0])))
+		}
 	}
-	return masked
+	return unix, masked
 }
 
-func mask(text []byte) { copy(text, bytes.Repeat([]byte("_"), len(text))) }
-
-// strayBreak returns where text has the first such character outside of quotes, and what it is called; the zero mark if there is none.
-// A parser says where quotes are once there are other characters in place of these.
+// strayBreak returns where text has the first break outside of quotes, and what it is called; the zero mark if there is none. A parser
+// says where quotes begin once there is something else in place of breaks.
 func strayBreak(text []byte) (where mark, name string) {
-	text = bytes.TrimPrefix(text, []byte("\ufeff"))
-	at, _, name := findBreak(text)
+	unix, masked := withLF(bytes.TrimPrefix(text, []byte("\ufeff")))
+	at, name := findBreak(unix)
 	if at < 0 {
 		return mark{}, ""
 	}
 	var doc yaml.Node
-	if masked := maskBreaks(text); yaml.Unmarshal(masked, &doc) == nil {
-		lines, rest := bytes.SplitAfter(masked, []byte("\n")), bytes.Clone(text)
-		begins := make([]int, len(lines)) // of the lines
-		for i := range lines[1:] {
-			begins[i+1] = begins[i] + len(lines[i])
+	if yaml.Unmarshal(masked, &doc) == nil {
+		begins, rest := []int{0}, bytes.Clone(unix)
+		for line := range bytes.Lines(masked) {
+			begins = append(begins, begins[len(begins)-1]+len(line))
 		}
 		for _, n := range scalars(&doc) {
 			if n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0 {
-				begin := begins[n.Line-1] + quoteIn(lines[n.Line-1], n.Column)
-				mask(rest[begin : begin+quotedLen(masked[begin:])])
+				begin := begins[n.Line-1]
+				for range n.Column - 1 {
+					_, size := utf8.DecodeRune(masked[begin:])
+					begin += size
+				}
+				end := quotesEnd(masked, begin)
+				copy(rest[begin:end], masked[begin:end])
 			}
 		}
-		if at, _, name = findBreak(rest); at < 0 {
+		if at, name = findBreak(rest); at < 0 {
 			return mark{}, ""
 		}
 	}
-	before := text[:at]
+	before := unix[:at]
 	column := utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:]) + 1
 	return mark{int32(bytes.Count(before, []byte("\n")) + 1), int32(column)}, name //nolint:gosec // MaxFileSize is less
 }
 
-// quoteIn returns where the quotes of a scalar begin that is in a column of a line, behind its anchor and its tag.
-func quoteIn(line []byte, column int) (at int) {
-	for ; column > 1; column-- {
-		_, size := utf8.DecodeRune(line[at:])
-		at += size
-	}
-	for at < len(line) && (line[at] == '&' || line[at] == '!') {
-		for at < len(line) && !blank(line[at]) {
-			at++
+// quotesEnd returns where quotes end that begin somewhere; begin itself where an anchor or a tag is before them.
+func quotesEnd(text []byte, begin int) int {
+	s, quote := survey{text: text, i: begin}, text[begin]
+	switch quote {
+	case '"':
+		s.quoted(quote)
+	case '\'':
+		for s.i < len(text) && text[s.i] == quote { // two behind each other stand for one
+			s.quoted(quote)
 		}
-		at += len(line[at:]) - len(bytes.TrimLeft(line[at:], " \t"))
-	}
-	return at
-}
-
-// quotedLen returns the length of what is in quotes at the beginning of text, with them; 0 if none are there.
-func quotedLen(text []byte) int {
-	if len(text) == 0 || text[0] != '"' && text[0] != '\'' {
-		return 0
-	}
-	s := survey{text: text}
-	for s.quoted(text[0]); text[0] == '\'' && s.i < len(text) && text[s.i] == '\''; { // which stand for one, and end nothing
-		s.quoted('\'')
 	}
 	return s.i
 }
@@ -116,5 +102,5 @@ func StrayBreak(text []byte) error {
 	if name == "" {
 		return nil
 	}
-	return errors.New(fmt.Sprintf("line %d: ", at.number()) + fmt.Sprintf(noBreak, name))
+	return fmt.Errorf("line %d: "+noBreak, at.number(), name)
 }

@@ -19,4 +19,7 @@ func OwnKeywords() (out []string) {
 }
 
 // MaskBreaks returns text with underscores in place of what ends a line beside LF.
-func MaskBreaks(text []byte) []byte { return maskBreaks(text) }
+func MaskBreaks(text []byte) []byte {
+	_, masked := withLF(text)
+	return masked
+}

@@ -25,7 +25,8 @@ func Format(s Source) ([]byte, Problems) {
 	if !r.sound(s.Data) {
 		return nil, r.problems
 	}
-	if _, _, name := findBreak(s.Data); name != "" { // in quotes, where lines are not counted as here
+	unix, _ := withLF(s.Data)
+	if _, name := findBreak(unix); name != "" { // in quotes, where lines are not counted as here
 		r.fail(mark{}, "", "left as it is: "+noBreak, name)
 		return nil, r.problems
 	}

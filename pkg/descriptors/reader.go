@@ -117,7 +117,10 @@ func (r *reader) document(data []byte) *yaml.Node {
 
 // sound rejects what cannot be parsed in bounded memory, or would not mean what people see.
 func (r *reader) sound(data []byte) bool {
-	if !r.readable(data) || !r.surveyed(maskBreaks(data)) {
+	if !r.readable(data) {
+		return false
+	}
+	if _, masked := withLF(data); !r.surveyed(masked) {
 		return false
 	}
 	at, name := strayBreak(data)

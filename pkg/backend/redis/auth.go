@@ -17,9 +17,6 @@ const (
 	lifeJitter = 2 * time.Minute
 )
 
-// mostAuth is the most bytes of a file with a password. A token of a cloud has about 2 KiB.
-const mostAuth = 64 << 10
-
 // minAuthAge is the least of [Config.AuthMaxAge].
 const minAuthAge = time.Second
 
@@ -50,7 +47,7 @@ func splitAuth(auth string) (user, password string) {
 
 // readAuth reads user:password, or a password alone, from a file.
 func readAuth(file string) (user, password string, err error) {
-	text, err := smallfile.Read(file, mostAuth)
+	text, err := smallfile.Read(file, smallfile.Most)
 	if err != nil {
 		return "", "", fmt.Errorf("reading the password: %w", err)
 	}

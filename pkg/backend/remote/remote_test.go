@@ -38,7 +38,7 @@ func TestClean(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		`unexpected line: "shop_user_ann"`: "unexpected line: …",
-		"line\nbreak":                      "line break",
+		"line\nbreak":                      `line\nbreak`,
 		strings.Repeat("é", 150):           strings.Repeat("é", 100) + "…",
 		"dial tcp 10.0.0.1:1: no route":    "dial tcp 10.0.0.1:1: no route",
 	} {

@@ -23,7 +23,7 @@ type TLSFiles struct {
 func (f TLSFiles) Load() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
-		pem, err := smallfile.Read(f.CA, smallfile.PEM)
+		pem, err := smallfile.Read(f.CA, smallfile.Most)
 		if err != nil {
 			return nil, fmt.Errorf("reading the CA of the store: %w", err)
 		}

@@ -9,7 +9,8 @@ import (
 	"net"
 	"strings"
 	"time"
-	"unicode"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
 )
 
 // Reworded returns an error that is err for [errors.Is] and [errors.As], and has a text of its own, which contains
@@ -31,7 +32,7 @@ func (r *reworded) Unwrap() error { return r.err }
 // have come from a client.
 func Text(err error) string {
 	if _, ok := errors.AsType[*reworded](err); ok {
-		return oneLine(err.Error())
+		return plain.Text(err.Error())
 	}
 	if ClassOf(err) == Timeout {
 		return "no answer in time"
@@ -99,24 +100,14 @@ func handshakeError(err error) error {
 }
 
 // Clean removes from the text of an error what may have come from a client: everything after a quotation mark. It also
-// removes control characters, and bounds the length.
+// shows control characters as [plain.Text] does, and bounds the length.
 func Clean(text string) string {
 	if i := strings.IndexAny(text, "'\"`"); i >= 0 {
 		text = text[:i] + "…"
 	}
-	text = oneLine(text)
+	text = plain.Text(text)
 	if len(text) > 200 {
 		text = strings.ToValidUTF8(text[:200], "") + "…"
 	}
 	return text
-}
-
-// oneLine returns text with blanks for control characters.
-func oneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }
