@@ -90,7 +90,7 @@ func TestLiveTop(t *testing.T) {
 	go func() { s.run(t.Context()); close(ended) }()
 	x.shows(t, "1 in 4 counted")
 	x.shows(t, "1000  7        0  0  shop.user  user=ann")
-	x.shows(t, "user=cleo\uFFFD[2J") // and does nothing to the terminal
+	x.shows(t, `'user=cleo\u001b[2J'`) // and does nothing to the terminal
 	if strings.Contains(x.text(), "user=hal") {
 		t.Errorf("more rows than fit:\n%s", x.text())
 	}
