@@ -14,8 +14,10 @@ import (
 // breaks are these characters, but for a CR before a LF, and what they are called.
 func breaks() [][2]string {
 	return [][2]string{
-		{"\r", "a CR (U+000D) without a LF"}, {"\u0085", "a NEL (U+0085)"},
-		{"\u2028", "a line separator (U+2028)"}, {"\u2029", "a paragraph separator (U+2029)"},
+		{"\r", "a CR (U+000D) without a LF"},
+		{"\u0085", "a NEL (U+0085)"},
+		{"\u2028", "a line separator (U+2028)"},
+		{"\u2029", "a paragraph separator (U+2029)"},
 	}
 }
 

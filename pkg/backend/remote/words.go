@@ -83,11 +83,11 @@ func Alert(err error) string {
 
 // handshakeError says what a TLS handshake met.
 func handshakeError(err error) error {
-	var plain tls.RecordHeaderError
+	var clear tls.RecordHeaderError
 	switch text := Unproven(err); {
 	case text != "":
 		return Reworded(err, text)
-	case errors.As(err, &plain):
+	case errors.As(err, &clear):
 		return Reworded(err, "TLS is turned on, but the server there does not speak it")
 	case Alert(err) != "":
 		return Reworded(err, "the server ended the TLS handshake: "+strings.TrimPrefix(Alert(err), "tls: "))
