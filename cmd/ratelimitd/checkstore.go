@@ -61,7 +61,7 @@ func (p *program) checkStore(ctx context.Context, output string) error {
 	} else {
 		for i := range found {
 			f := &found[i]
-			p.printf("%-7s  %-*s  %-17s  %s\n", f.Result, node, plain(f.Node), f.Check, plain(f.Text))
+			p.printf("%-7s  %-*s  %-17s  %s\n", f.Result, node, f.Node, f.Check, f.Text)
 		}
 	}
 	if errs > 0 && err == nil {
