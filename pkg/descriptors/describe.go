@@ -2,6 +2,8 @@ package descriptors
 
 import (
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -91,6 +93,25 @@ func CountText(n int, thing string) string {
 		return "1 " + thing
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+var daysAndWeeks = regexp.MustCompile(`[0-9.]+[dw]`)
+
+// ParseSpan reads a span of time as Go spells it, and with days of 24 hours and weeks too: 90s, 2h30m, 1.5d, 1w.
+func ParseSpan(s string) (time.Duration, error) {
+	hours := map[byte]float64{'d': 24, 'w': 7 * 24}
+	d, err := time.ParseDuration(daysAndWeeks.ReplaceAllStringFunc(s, func(part string) string {
+		last := len(part) - 1
+		n, err := strconv.ParseFloat(part[:last], 64)
+		if err != nil {
+			return part
+		}
+		return strconv.FormatFloat(n*hours[part[last]], 'f', -1, 64) + "h"
+	}))
+	if err != nil {
+		return 0, fmt.Errorf("%q is no time: want one such as 90s, 30m, 2h or 1d", s)
+	}
+	return d, nil
 }
 
 // SpanText returns a span of time as rules spell it, and as everything that people read does: 1m30s, 500ms, and 1h, for

@@ -23,6 +23,8 @@ type Source struct {
 	Name string // a path, or the name of a resource, as used in messages
 	Data []byte // YAML; ignored if Tree is set
 	Tree *Tree
+
+	indent int // of the text in its file, for the columns of messages
 }
 
 // Options say how sources are read. The zero value reads them as envoyproxy/ratelimit does.
@@ -91,6 +93,7 @@ type Rule struct {
 	PlanOf     string         // key of the entry whose value names the tenant, if the rule is one of several plans; or empty
 	Plan       string         // name of the plan that the rule is; empty if it is none
 
+	domain    string // its name
 	node      *node
 	holderAt  int     // index of the entry of Holder; −1 if there is none
 	rewritten bool    // the counter's name is not just the request's entries

@@ -1,6 +1,7 @@
 package descriptors
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 
@@ -39,10 +40,23 @@ func (c *compiler) unknownReplaced() {
 	}
 }
 
-// blanks reports white space at an end of a text that requests have to match: it is part of the text.
-func (c *compiler) blanks(t text, k, path string) {
-	if strings.TrimSpace(t.s) != t.s {
+// What a text looks like that was not meant to be compared as it is.
+var (
+	expression = regexp.MustCompile(`^\^|.\$$|\\[dwsDWS.]|/\.[*+]|\)[*+?]|\][+?]|\(\?`)
+	template   = regexp.MustCompile(`\{\{.*\}\}|\$\{.*\}`)
+)
+
+// odd reports what is hardly meant in a text that requests have to match: white space at an end, a template that is not
+// filled in, and a regular expression.
+func (c *compiler) odd(t text, k, path string) {
+	written := t.at.number() > 0 // by hand, and not by a control plane
+	switch {
+	case strings.TrimSpace(t.s) != t.s:
 		c.warn(t.at, path, "%s %q begins or ends with white space, so it matches only requests that have the same", k, Shorten(t.s))
+	case written && template.MatchString(t.s):
+		c.warn(t.at, path, "%s '%s' looks like a template that was not filled in: it is compared as it is", k, Shorten(t.s))
+	case written && k == kwValue && expression.MatchString(t.s):
+		c.warn(t.at, path, "value '%s' looks like a regular expression: only a * has a meaning, any text, and the rest is compared as it is", Shorten(t.s))
 	}
 }
 

@@ -66,6 +66,9 @@ func (n *node) placed() string {
 	return fmt.Sprintf("%s (line %d)", n.label(), n.at.line)
 }
 
+// Below reports whether there are descriptors below what matched.
+func (m Match) Below() bool { return m.node != nil && m.node.children != nil }
+
 // Outcome says what the limit is, or why there is none, as the last step of [Domain.Explain] does for a descriptor all of
 // whose entries matched.
 func (m Match) Outcome(entries []Entry) string {

@@ -1,7 +1,5 @@
 package descriptors
 
-import "strings"
-
 // Levels returns the keys and the values, as written, on the way to the rule. An empty value matches any.
 func (r *Rule) Levels() []Entry {
 	path := r.node.path()
@@ -13,13 +11,4 @@ func (r *Rule) Levels() []Entry {
 }
 
 // DomainName returns the name of the rule's domain.
-func (r *Rule) DomainName() string {
-	name := r.Path
-	if r.Plan != "" {
-		name = strings.TrimSuffix(name, "@"+r.Plan)
-	}
-	for n := r.node; n != nil; n = n.parent {
-		name = strings.TrimSuffix(name, "."+n.label())
-	}
-	return name
-}
+func (r *Rule) DomainName() string { return r.domain }

@@ -18,7 +18,7 @@ func Load(sources []Source, o Options) (*Set, Problems, error) {
 	reports := make([]*report, len(sources), len(sources)+len(o.Overlay))
 	for i, s := range sources {
 		c.set.files = append(c.set.files, s.Name)
-		r := reader{report: report{file: s.Name, strict: o.Strict, overlays: over.files}, grammar: g}
+		r := reader{report: report{file: s.Name, indent: s.indent, strict: o.Strict, overlays: over.files}, grammar: g}
 		raw := r.source(&s)
 		r.domain = raw.domain.s
 		over.lay(&raw, &r)
@@ -80,7 +80,7 @@ func (c *compiler) file(f *rawFile) {
 	if f.overlay != nil {
 		c.set.overlaid = append(c.set.overlaid, Overlaid{c.domain.Name, f.overlay.place, f.overlay.text})
 	}
-	c.blanks(f.domain, kwDomain, f.domain.s)
+	c.odd(f.domain, kwDomain, f.domain.s)
 	limited := c.limited
 	c.descriptors(f.descriptors, scope{level: &c.domain.root, path: step{key: f.domain.s}.String()})
 	if c.limited == limited && c.failures == 0 && (len(f.descriptors) == 0 || !c.options.MergeDomains) {
@@ -206,8 +206,8 @@ func (c *compiler) descriptor(d *rawDescriptor, s scope) {
 			c.fail(d.at, path, "duplicate descriptor composite key '%s': %s has it already", path, earlier.at.in(c.set.files[earlier.file]))
 		}
 	}
-	c.blanks(d.key, kwKey, path)
-	c.blanks(d.value, kwValue, path)
+	c.odd(d.key, kwKey, path)
+	c.odd(d.value, kwValue, path)
 	c.metadata(d.metadata, d.metadataAt, path)
 	c.rule(d, n, path)
 	if d.share.on && !n.isWildcard() && !d.key.broken && !d.value.broken {
@@ -289,7 +289,7 @@ func (c *compiler) overlaid(d *rawDescriptor, path string) {
 // newRule returns the rule of a descriptor, as yet without limits.
 func (c *compiler) newRule(d *rawDescriptor, path string) *Rule {
 	r := &Rule{
-		Path: path, File: c.report.file, Line: d.at.number(), planAt: -1,
+		domain: c.domain.Name, Path: path, File: c.report.file, Line: d.at.number(), planAt: -1,
 		Shadow: d.shadow.on, Quota: d.quota.on, Metadata: d.metadata,
 	}
 	if d.overlay != nil {

@@ -237,13 +237,13 @@ func (r *Rule) unleased() string {
 	}
 }
 
-// duration reads a positive time in whole microseconds, as Go spells it. It returns 0 if there is none, or after an
+// duration reads a positive time in whole microseconds, as [ParseSpan] reads it. It returns 0 if there is none, or after an
 // error.
 func (c *compiler) duration(k string, t text, path string) engine.Micros {
 	if !t.at.present() || t.broken {
 		return 0
 	}
-	d, err := time.ParseDuration(t.s)
+	d, err := ParseSpan(t.s)
 	if err != nil || d <= 0 || d%time.Microsecond != 0 || d.Microseconds() > int64(maxWindow) {
 		c.fail(t.at, path, "%s '%s': want a time of 1us to %s, such as 500ms, 30s, 5m or 24h", k, Shorten(t.s), longestTime)
 		return 0

@@ -95,6 +95,7 @@ type report struct {
 	domain   string // that it is about; empty until it is read
 	strict   bool
 	overlays []string // the files of the overlay
+	indent   int      // of the source's text in its file
 	problems Problems
 	failures int // how many of them are errors whatever strict is
 }
@@ -109,8 +110,12 @@ func (r *report) warn(at mark, path, format string, args ...any) {
 }
 
 func (r *report) add(at mark, path, text string, warning bool) {
+	column := at.col()
+	if column > 0 && !at.overlaid() {
+		column += r.indent
+	}
 	r.problems = append(r.problems, Problem{
-		File: r.fileOf(at), Line: at.number(), Column: at.col(),
+		File: r.fileOf(at), Line: at.number(), Column: column,
 		Path: path, Text: text, Warning: warning,
 	})
 }

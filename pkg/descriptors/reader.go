@@ -112,6 +112,15 @@ func (r *reader) document(data []byte) *yaml.Node {
 		r.unread = true
 		return nil
 	}
+	if kind := kubernetes(root); kind != "" {
+		text := "error loading config file: this is a Kubernetes %s, not a file of rules"
+		if kind == configMap {
+			text += ": those are in its data, which a server reads where it is mounted, and ratelimitd check --configmap as it is"
+		}
+		r.fail(at(root), "", text, Shorten(kind))
+		r.unread = true
+		return nil
+	}
 	return root
 }
 
@@ -311,7 +320,12 @@ func (r *reader) merged(n *yaml.Node, visit func(part *yaml.Node)) {
 func (r *reader) key(p pair, where place) (k keyword, ok bool) {
 	n := target(p.key)
 	k, known := r.grammar[n.Value]
-	isText := resolve(n).kind == kindString || k.name == kwOn && where == inPenalty // on is a boolean in YAML 1.1
+	s := resolve(n)
+	isText := s.kind == kindString
+	if where == inPenalty && s.kind == kindBool && s.truth { // on, as YAML 1.1 has it, whose tools write true
+		k, known = r.grammar[kwOn]
+		isText = true
+	}
 	switch {
 	case n.Kind != yaml.ScalarNode || !isText || !r.plainTag(n):
 		r.fail(at(n), r.path(), "config error, key is not of type string: %s", brief(n))
@@ -367,7 +381,11 @@ func (r *reader) list(k string, n *yaml.Node) (items []*yaml.Node, leave func(),
 		return nil, func() {}, true
 	}
 	if target(n).Kind != yaml.SequenceNode {
-		r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want a list of maps", describe(n), k)
+		want := "a list of maps"
+		if k == kwRateLimits && target(n).Kind == yaml.MappingNode {
+			want += ", or rate_limit for a single limit"
+		}
+		r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want %s", describe(n), k, want)
 		return nil, nil, false
 	}
 	m, ok := r.enter(n)
@@ -390,7 +408,11 @@ func (r *reader) isMapping(k string, n *yaml.Node) bool {
 	if t := target(n); t.Kind == yaml.MappingNode {
 		return r.plainTag(t)
 	}
-	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want a map", describe(n), k)
+	want := "a map"
+	if k == kwRateLimit && target(n).Kind == yaml.SequenceNode {
+		want += ", or rate_limits for a list"
+	}
+	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: want %s", describe(n), k, want)
 	return false
 }
 

@@ -229,13 +229,13 @@ func (p place) under(a engine.Algorithm) schema {
 		keys[kwHolder] = false
 	}
 	if (&engine.Limit{Algorithm: a}).Unleased() != "" {
-		keys[kwLease] = schema{"const": "off"}
+		keys[kwLease] = schema{"enum": []any{"off", false}}
 	}
 	if why := (&engine.Limit{Algorithm: a}).Unreserved(); why == a.String() {
 		keys[kwReserve] = false
 	}
 	if a.Queues() {
-		keys[kwHeaders] = schema{"const": headersOn}
+		keys[kwHeaders] = schema{"enum": []any{headersOn, true}}
 	}
 	return keys
 }
@@ -266,9 +266,12 @@ func words(all ...string) shape {
 	return func(place) schema { return schema{"enum": all} }
 }
 
-// someTime is a time above 0 as Go spells it.
+// onOff is what YAML 1.1 has as a boolean, and so do some tools.
+func onOff(place) schema { return schema{"enum": []any{headersOn, headersOff, true, false}} }
+
+// someTime is a time above 0 as [ParseSpan] reads it.
 func someTime(place) schema {
-	return schema{"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`, "examples": []string{"500ms", "30s", "5m", "24h"}}
+	return schema{"type": "string", "pattern": `^\+?(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d|w))+$`, "examples": []string{"500ms", "30s", "5m", "24h"}}
 }
 
 func anyMap(place) schema { return schema{"type": []string{"object", "null"}} }
@@ -299,7 +302,7 @@ func quotaKeys(where place) schema {
 
 func leaseShape(place) schema {
 	return schema{"anyOf": []schema{
-		{"enum": []string{"off", "auto"}}, {"type": "integer", "minimum": minLease, "maximum": maxLease}, {"type": "string", "pattern": "^[0-9]+$"},
+		{"enum": []any{"off", "auto", false}}, {"type": "integer", "minimum": minLease, "maximum": maxLease}, {"type": "string", "pattern": "^[0-9]+$"},
 	}}
 }
 

@@ -2,6 +2,8 @@ package descriptors
 
 import (
 	"math"
+	"strconv"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 )
@@ -59,7 +61,11 @@ func (r *reader) text(k string, n *yaml.Node) text {
 	if !ok {
 		return out
 	}
-	if s.kind != kindNull {
+	switch {
+	case s.kind == kindNull:
+	case s.kind == kindBool && (k == kwHeaders || k == kwLease): // which tools of YAML 1.1 write as true and false
+		out.s = map[bool]string{true: headersOn, false: headersOff}[s.truth]
+	default:
 		out.s = t.Value
 	}
 	out.broken = false
@@ -112,6 +118,7 @@ func (r *reader) number(k string, n *yaml.Node) number {
 		case !ok || s.kind == kindNull:
 			return number{}
 		case s.kind == kindInt && s.int >= 0 && s.int <= math.MaxUint32:
+			r.octal(k, n, s.int)
 			return number{n: uint64(s.int), at: at(n)}
 		case s.kind == kindString && resolvePlain(target(n).Value).kind == kindInt:
 			want += ", without quotes"
@@ -119,6 +126,15 @@ func (r *reader) number(k string, n *yaml.Node) number {
 	}
 	r.fail(at(n), r.path(), "error loading config file: cannot unmarshal %s into %s: %s", describe(n), k, want)
 	return number{}
+}
+
+// octal reports a number such as 010, which is 8 by YAML 1.1 and 10 to most people.
+func (r *reader) octal(k string, n *yaml.Node, means int64) {
+	text := target(n).Value
+	decimal, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 64)
+	if err == nil && decimal != means {
+		r.warn(at(n), r.path(), "%s %s is %d: a number that begins with 0 is octal, want %d or %d", k, Shorten(text), means, decimal, means)
+	}
 }
 
 // metadata reads a map of arbitrary values into the form that structpb.NewStruct takes: numbers become float64.

@@ -40,7 +40,7 @@ func wordings() map[string]wording {
 		kwPenalty:            {mapOf(inPenalty), "Refuses everything for a while once the limit is exceeded or reached.", 0},
 		kwHolder:             {nonEmpty, "The key, of this descriptor or of one above it, whose value identifies the holder of a slot.", 0},
 		kwLease:              {leaseShape, "How many hits a server fetches in advance for a hot counter in Redis: off, auto or a number.", 0},
-		kwHeaders:            {words(headersOn, headersOff), "With off, callers are not told the numbers of this rule.", 0},
+		kwHeaders:            {onOff, "With off, callers are not told the numbers of this rule.", 0},
 		kwFor:                {someTime, "How long the penalty lasts.", 0},
 		kwOn:                 {words(engine.OnExceeded.String(), engine.OnReached.String()), "What starts the penalty: a hit that is refused (exceeded), or the one that uses up the limit (reached).", 0},
 		kwEscalate:           {numberFrom(1, math.MaxUint32), "The factor by which each penalty is longer than the previous one.", 0},

@@ -1,0 +1,90 @@
+package descriptors
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// configMap is the kind of the Kubernetes objects that hold files.
+const configMap = "ConfigMap"
+
+// kubernetes returns the kind of the Kubernetes object that a map is, or "".
+func kubernetes(n *yaml.Node) string {
+	if peek(n, "apiVersion") == "" {
+		return ""
+	}
+	return peek(n, "kind")
+}
+
+// FromConfigMaps returns the files that the ConfigMaps in a file of Kubernetes manifests hold. A file that is none is returned as
+// it is.
+func FromConfigMaps(s Source) ([]Source, Problems) {
+	r := &reader{report: report{file: s.Name}, grammar: newGrammar()}
+	if !r.readable(s.Data) || !r.surveyed(s.Data) {
+		return nil, r.problems
+	}
+	m := manifests{name: s.Name, lines: bytes.Split(s.Data, []byte("\n"))}
+	found := false
+	for dec := yaml.NewDecoder(bytes.NewReader(s.Data)); ; {
+		var doc yaml.Node
+		err := dec.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			r.syntax(s.Data, err)
+			return nil, r.problems
+		}
+		if len(doc.Content) > 0 && kubernetes(doc.Content[0]) != "" {
+			found = true
+			m.object(doc.Content[0])
+		}
+	}
+	if !found {
+		return []Source{s}, nil
+	}
+	return m.held, nil
+}
+
+// manifests is a file of Kubernetes objects, and what their ConfigMaps hold.
+type manifests struct {
+	name  string
+	lines [][]byte
+	held  []Source
+}
+
+// object adds the files of an object, or of those in it if it is a list. It follows no aliases.
+func (m *manifests) object(n *yaml.Node) {
+	kind := kubernetes(n)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		switch key, v := n.Content[i].Value, n.Content[i+1]; {
+		case kind == "List" && key == "items":
+			for _, item := range v.Content {
+				m.object(item)
+			}
+		case kind == configMap && key == "data":
+			for j := 0; j+1 < len(v.Content); j += 2 {
+				m.held = append(m.held, m.entry(v.Content[j].Value, v.Content[j+1]))
+			}
+		}
+	}
+}
+
+// entry returns the file that an entry of the data of a ConfigMap is. Where the text stands there as it is, lines and columns of
+// messages are those of the manifests.
+func (m *manifests) entry(key string, v *yaml.Node) Source {
+	if v.Style&yaml.LiteralStyle == 0 || v.Line >= len(m.lines) {
+		return Source{Name: m.name + ": data." + key, Data: []byte(v.Value)}
+	}
+	first := max(0, slices.IndexFunc(m.lines[v.Line:], func(line []byte) bool { return len(bytes.TrimSpace(line)) > 0 }))
+	blanks := func(text string) int { return len(text) - len(strings.TrimLeft(text, " ")) }
+	return Source{
+		Name: m.name, Data: append(bytes.Repeat([]byte("\n"), v.Line), v.Value...),
+		indent: blanks(string(m.lines[v.Line+first])) - blanks(strings.TrimLeft(v.Value, "\n")),
+	}
+}
