@@ -19,7 +19,7 @@ func (p *program) rulesCommand() *cobra.Command {
 	var (
 		c      client
 		output string
-		over   time.Duration
+		over   = time.Second
 	)
 	cmd := &cobra.Command{
 		Use:   "rules [flags] [DOMAIN]",
@@ -63,7 +63,7 @@ The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine
 	}
 	c.add(p, cmd)
 	addOutput(cmd, &output)
-	cmd.Flags().DurationVar(&over, "over", time.Second, "how long to count for the rates")
+	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to count for the rates")
 	return cmd
 }
 
@@ -126,16 +126,16 @@ type rates struct {
 
 // since returns the rates of the rules, as long as they were there before and nothing began anew.
 func (s *rulesSeen) since(before *rulesSeen) []rates {
-	id := func(state *adminv1.RuleState) string {
-		return fmt.Sprintf("%q %q", state.GetDomain(), levelTexts(state))
+	id := func(seen *rulesSeen, i int) string { // the rules of plans differ in nothing but the plan
+		return fmt.Sprintf("%q %q %q", seen.states[i].GetDomain(), levelTexts(seen.states[i]), seen.rules[i].GetPlan())
 	}
 	earlier := make(map[string]*adminv1.RuleState, len(before.states))
-	for _, state := range before.states {
-		earlier[id(state)] = state
+	for i, state := range before.states {
+		earlier[id(before, i)] = state
 	}
 	all, seconds := make([]rates, len(s.states)), s.at.Sub(before.at).Seconds()
 	for i, state := range s.states {
-		was := earlier[id(state)]
+		was := earlier[id(s, i)]
 		if was == nil || seconds <= 0 || state.GetAllowed() < was.GetAllowed() || state.GetRefused() < was.GetRefused() {
 			continue
 		}

@@ -69,7 +69,7 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 	}
 	var rule *adminv1.Rule
 	if q.GetBelow() && !s.limiter.HasDomain(q.GetDomain()) && q.GetDomain() != "" {
-		why, _ := s.limiter.Outcome(q.GetDomain(), nil)
+		why, _, _ := s.limiter.Outcome(q.GetDomain(), nil)
 		return nil, fmt.Errorf("%w: %s", limiter.ErrNoLimit, why)
 	}
 	if !q.GetBelow() && len(q.GetEntries()) > 0 && q.GetDomain() != "" {
@@ -119,7 +119,7 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 
 // notes says what may not be as it was meant.
 func (s *Service) notes(ctx context.Context, c *controls.Control, entries []descriptors.Entry) (notes []string) {
-	text, limited := s.limiter.Outcome(c.Domain, entries)
+	text, limited, below := s.limiter.Outcome(c.Domain, entries)
 	if whoOf(ctx).Limited() && !s.limiter.HasDomain(c.Domain) {
 		text = noRulesOf(c.Domain)
 	}
@@ -127,6 +127,8 @@ func (s *Service) notes(ctx context.Context, c *controls.Control, entries []desc
 	case limited || c.Below && s.limiter.HasDomain(c.Domain):
 	case c.Kind == controls.Block:
 		notes = append(notes, valid(text)+": it is refused all the same, where somebody asks about it")
+	case below && !c.Below:
+		notes = append(notes, valid(text)+": so this has no effect now; with --below it is about those below it too")
 	default:
 		notes = append(notes, valid(text)+": so this has no effect now")
 	}

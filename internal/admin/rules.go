@@ -122,7 +122,7 @@ func (s *Service) listRules(ctx context.Context, q *adminv1.ListRulesRequest) (*
 		return nil, err
 	}
 	answer.Time = timestamppb.Now()
-	controls := above(set, s.controls.Known())
+	controls := s.above(s.controls.Known())
 	for _, r := range rules {
 		answer.States = append(answer.States, stateMessage(r, tally(r), controls[r]))
 	}

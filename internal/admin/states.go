@@ -26,15 +26,14 @@ func stateMessage(r *descriptors.Rule, t limiter.Tally, above []*controls.Contro
 	return m
 }
 
-// above returns the controls about descriptors that meet a rule of set, by rule.
-func above(set *descriptors.Set, all []*controls.Control) map[*descriptors.Rule][]*controls.Control {
+// above returns the controls about descriptors that meet a rule, by rule.
+func (s *Service) above(all []*controls.Control) map[*descriptors.Rule][]*controls.Control {
 	by := make(map[*descriptors.Rule][]*controls.Control)
 	for _, c := range all {
-		d := set.Domain([]byte(c.Domain))
-		if d == nil || len(c.Entries) == 0 {
+		if len(c.Entries) == 0 {
 			continue
 		}
-		if r := d.Match(c.Match()).Rule; r != nil {
+		if r := s.limiter.Matched([]byte(c.Domain), c.Match()); r != nil {
 			by[r] = append(by[r], c)
 		}
 	}

@@ -37,8 +37,8 @@ func (l *Limiter) table() *controls.Table {
 	return l.config.Controls.Table()
 }
 
-// steer finds the controls of r's descriptors. t may be nil, and d too where the domain of r has no rules.
-func (p *Scratch) steer(t *controls.Table, d *descriptors.Domain, r *Request) {
+// steer finds the controls of r's descriptors. t may be nil.
+func (p *Scratch) steer(t *controls.Table, set *snapshot, r *Request) {
 	s := &p.steered
 	s.found, s.blocked, s.only, s.look = s.found[:0], false, false, false
 	if t == nil {
@@ -48,7 +48,7 @@ func (p *Scratch) steer(t *controls.Table, d *descriptors.Domain, r *Request) {
 		desc := &r.Descriptors[i]
 		found := t.Find(r.Domain, desc.Entries)
 		if len(found) > 0 && found[0].Kind == controls.Limit {
-			found = p.passOver(t, d, r, desc, found)
+			found = p.passOver(t, set, r, desc, found)
 		}
 		s.found = append(s.found, found)
 		s.blocked = s.blocked || blocks(found, desc)
@@ -57,24 +57,26 @@ func (p *Scratch) steer(t *controls.Table, d *descriptors.Domain, r *Request) {
 
 // passOver returns the controls that decide on desc where found, which are limits, would: those with fewer entries if found has no
 // effect on desc and they have, so that a limit which nothing can obey hides neither a block nor an allow.
-func (p *Scratch) passOver(t *controls.Table, d *descriptors.Domain, r *Request, desc *Descriptor, found []*controls.Control) []*controls.Control {
+func (p *Scratch) passOver(t *controls.Table, set *snapshot, r *Request, desc *Descriptor, found []*controls.Control) []*controls.Control {
 	if len(t.FindShorter(r.Domain, desc.Entries, len(found[0].Entries))) == 0 {
 		return found
 	}
+	d := set.set.Domain(r.Domain)
 	for next := found; len(next) > 0; next = t.FindShorter(r.Domain, desc.Entries, len(next[0].Entries)) {
-		if p.effective(d, desc, next) {
+		if p.effective(set, d, desc, next) {
 			return next
 		}
 	}
 	return found
 }
 
-// effective reports whether found decides on desc, or changes its limit.
-func (p *Scratch) effective(d *descriptors.Domain, desc *Descriptor, found []*controls.Control) bool {
+// effective reports whether found decides on desc, or changes its limit. d is nil where the domain has no rules.
+func (p *Scratch) effective(set *snapshot, d *descriptors.Domain, desc *Descriptor, found []*controls.Control) bool {
 	if found[0].Kind != controls.Limit || d == nil {
 		return found[0].Kind != controls.Limit
 	}
-	t := part{match: d.Match(desc.Entries)}
+	var t part
+	t.match, _ = set.match(d, desc.Entries)
 	if m := t.match.Rule; m != nil {
 		t.limits, t.unlimited = m.RateLimits, m.Unlimited
 	}
@@ -271,7 +273,11 @@ func (l *Limiter) Gauges(v *stats.Values) {
 	for _, c := range table.Numbers() {
 		if d := s.set.Domain([]byte(c.Domain)); d != nil { // else no rules bound the label
 			item := descriptors.RateLimit{Unit: c.To.Unit, Multiplier: max(1, c.To.Multiplier)}
-			v.Gauge(stats.ControlLimit, float64(c.To.RequestsPerUnit), c.ID, c.Domain, c.LimitName, ruleOf(d, c), item.WindowText())
+			rule := ""
+			if m, _ := s.match(d, c.Match()); m.Rule != nil {
+				rule = m.Rule.Path
+			}
+			v.Gauge(stats.ControlLimit, float64(c.To.RequestsPerUnit), c.ID, c.Domain, c.LimitName, rule, item.WindowText())
 		}
 	}
 	shown := 0
@@ -288,14 +294,6 @@ func (l *Limiter) Gauges(v *stats.Values) {
 			}
 		}
 	}
-}
-
-// ruleOf returns the path of the rule that the entries of c meet, or "" if they meet none.
-func ruleOf(d *descriptors.Domain, c *controls.Control) string {
-	if r := d.Match(c.Match()).Rule; r != nil {
-		return r.Path
-	}
-	return ""
 }
 
 var (

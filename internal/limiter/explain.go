@@ -51,7 +51,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 	if d != nil && d.ReserveEntries != nil {
 		p.findReservations(d, r)
 	}
-	p.steer(table, d, r)
+	p.steer(table, s, r)
 	p.steered.look = true
 	if d == nil {
 		l.strangers(p, r)
@@ -138,13 +138,12 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
 	p := new(Scratch)
-	p.steer(l.table(), d, r)
+	p.steer(l.table(), s, r)
 	p.steered.only, p.steered.blocked = true, false
 	p.plan(s, d, r)
 	t := &p.parts[0]
 	if t.op < 0 {
-		steps := d.Explain(entries)
-		return nil, fmt.Errorf("%w: %s", ErrNoLimit, steps[len(steps)-1].Text)
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(d, t.match, entries))
 	}
 	p.ops[0].Take.Cost = 1
 	return p, nil

@@ -141,7 +141,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	if d != nil && d.ReserveEntries != nil {
 		p.findReservations(d, r)
 	}
-	p.steer(l.table(), d, r)
+	p.steer(l.table(), s, r)
 	if d == nil {
 		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
 		l.strangers(p, r)

@@ -70,7 +70,7 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 	d := watch.Decision{Domain: r.Domain, Entries: desc.Entries[:min(len(desc.Entries), MaxEntries)]}
 	d.Hits, d.Back = r.hits(desc), desc.Negative
 	if len(p.parts) == 0 { // it did not come so far
-		if rule := l.matched(r.Domain, d.Entries); rule != nil {
+		if rule := l.Matched(r.Domain, d.Entries); rule != nil {
 			d.Rule = rule.Path
 		}
 	} else if t := &p.parts[i]; t.match.Rule != nil {
@@ -118,23 +118,6 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		d.Source = watch.Store
 	}
 	return d
-}
-
-// matched returns the rule that entries meet, or nil.
-func (l *Limiter) matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
-	s := l.rules.Load()
-	if s == nil {
-		return nil
-	}
-	d := s.set.Domain(domain)
-	if d == nil {
-		return nil
-	}
-	m := d.Match(entries)
-	if m.Rule != nil && m.Rule.Plan != "" {
-		s.onPlan(&m, entries)
-	}
-	return m.Rule
 }
 
 // outcome returns what s comes to.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/top"
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -108,13 +107,9 @@ func (p *Scratch) plan(s *snapshot, d *descriptors.Domain, r *Request) {
 // find fills in the i-th part: what its descriptor matches, and the limits that apply.
 func (p *Scratch) find(s *snapshot, d *descriptors.Domain, r *Request, i int) {
 	desc, t := &r.Descriptors[i], &p.parts[i]
-	*t = part{match: d.Match(desc.Entries), hits: r.hits(desc), negative: desc.Negative, op: -1}
-	if m := t.match.Rule; m != nil {
-		var own tenants.Entry
-		if m.Plan != "" {
-			own = s.onPlan(&t.match, desc.Entries)
-			m = t.match.Rule
-		}
+	found, own := s.match(d, desc.Entries)
+	*t = part{match: found, hits: r.hits(desc), negative: desc.Negative, op: -1}
+	if m := found.Rule; m != nil {
 		t.rule = &s.rules[m.Index]
 		t.limits, t.unlimited = m.RateLimits, m.Unlimited
 		if own.Numbered {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -32,10 +31,9 @@ func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descr
 	if d == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
-	m := d.Match(entries)
+	m, _ := s.match(d, entries)
 	if m.Rule == nil || m.Rule.Unlimited {
-		steps := d.Explain(entries)
-		return nil, fmt.Errorf("%w: %s", ErrNoLimit, steps[len(steps)-1].Text)
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(d, m, entries))
 	}
 	i := m.Named(name)
 	if i < 0 {
@@ -67,14 +65,14 @@ func (l *Limiter) HasDomain(name string) bool {
 	return s != nil && s.set.Domain([]byte(name)) != nil
 }
 
-// HasLimit reports whether a rule of a domain, or of one whose name begins with it and a dot, has a limit of that name.
+// HasLimit reports whether a rule of a domain has a limit of that name.
 func (l *Limiter) HasLimit(domain, name string) bool {
 	s := l.rules.Load()
 	if s == nil {
 		return false
 	}
 	for r := range s.set.Rules() {
-		if !strings.HasPrefix(r.Path, domain+".") {
+		if r.DomainName() != domain {
 			continue
 		}
 		for _, item := range r.RateLimits.All() {
@@ -86,18 +84,27 @@ func (l *Limiter) HasLimit(domain, name string) bool {
 	return false
 }
 
-// Outcome says what the rules make of a descriptor, in words, and whether they limit it.
-func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text string, limited bool) {
+// Outcome says what the rules make of a descriptor, in words, whether they limit it, and whether there are descriptors below it.
+func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text string, limited, below bool) {
 	s := l.rules.Load()
 	if s == nil {
-		return ErrNoRules.Error(), false
+		return ErrNoRules.Error(), false, false
 	}
 	d := s.set.Domain([]byte(domain))
 	if d == nil {
-		return s.set.Unknown(domain), false
+		return s.set.Unknown(domain), false, false
 	}
-	steps, m := d.Explain(entries), d.Match(entries)
-	return steps[len(steps)-1].Text, m.Rule != nil && !m.Rule.Unlimited
+	m, _ := s.match(d, entries)
+	return outcome(d, m, entries), m.Rule != nil && !m.Rule.Unlimited, m.Below()
+}
+
+// outcome says what m, to which entries lead in d, comes to.
+func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.Entry) string {
+	if m.Rule != nil {
+		return m.Outcome(entries)
+	}
+	steps := d.Explain(entries)
+	return steps[len(steps)-1].Text
 }
 
 // Grant gives hits back to the counter of a descriptor, at most those that are spent, and returns its state before and after.

@@ -8,18 +8,33 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
-// onPlan has m, whose rule is one of plans, be on that of the tenant, and returns what is said of the tenant. A tenant of
-// whom nothing is said, or whose plan the descriptor does not have, is on the default.
-func (s *snapshot) onPlan(m *descriptors.Match, entries []descriptors.Entry) tenants.Entry {
+// match returns what entries lead to, which is the plan of the tenant where the rule has plans, and what is said of the tenant. A
+// tenant of whom nothing is said, or whose plan the descriptor does not have, is on the default.
+func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m descriptors.Match, own tenants.Entry) {
+	m = d.Match(entries)
 	name, ok := m.Tenant(entries)
 	if !ok {
-		return tenants.Entry{}
+		return m, tenants.Entry{}
 	}
 	e, from := s.tenants.Find(name)
 	if from == tenants.Nowhere || !m.OnPlan(e.Plan) {
-		return tenants.Entry{}
+		return m, tenants.Entry{}
 	}
-	return e
+	return m, e
+}
+
+// Matched returns the rule that entries meet, which is the plan of the tenant where it has plans, or nil.
+func (l *Limiter) Matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
+	s := l.rules.Load()
+	if s == nil {
+		return nil
+	}
+	d := s.set.Domain(domain)
+	if d == nil {
+		return nil
+	}
+	m, _ := s.match(d, entries)
+	return m.Rule
 }
 
 // number puts a tenant's own number in force, in place of that of the first limit of its plan.
