@@ -22,7 +22,8 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
 and every warning with file, line and column. Each DIR is a set of rules of its own; it may
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. With --overlay it also prints what the overlay changes. With --tenants it
+cannot serve is an error. With --configmap files may be Kubernetes manifests, and what the data of
+their ConfigMaps has is checked, as it would be once they are mounted. With --overlay it also prints what the overlay changes. With --tenants it
 also checks the table of tenants, whose plans have to be those of the rules. Without a DIR, it checks
 the overlay or the tenants alone. The exit code is 1 where there is an error, and 0 with warnings alone.
 
@@ -35,12 +36,14 @@ or started under that name, it prints what that program prints.`,
 		Example: `  ratelimitd check config/example
   ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
   ratelimitd check --overlay overlay.yaml config/example
+  ratelimitd check --configmap examples/kubernetes/ratelimitd.yaml
   ratelimitd check --tenants tenants.csv config/example
   ratelimitd check --output sarif config/example > ratelimitd.sarif`,
 		Args: unless(append(checkFlags(), "overlay", "tenants"), needs("DIR")),
 	}
 	flagsErr := flags.add(p, cmd)
 	flags.addTenants(cmd)
+	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
 	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
 	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // the flag was added in the line above

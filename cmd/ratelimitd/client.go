@@ -51,7 +51,8 @@ func (c *client) add(p *program, cmd *cobra.Command) {
 		cmd.ValidArgsFunction = c.complete(p)
 	}
 	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else $GRPC_PORT, $GRPC_UDS)")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
+	c.timeout = 5 * time.Second
+	cmd.Flags().Var((*spanFlag)(&c.timeout), "timeout", "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
 	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to present, if the server has GRPC_CLIENT_TLS_CACERT; implies --tls")

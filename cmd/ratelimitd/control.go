@@ -19,7 +19,7 @@ const changeHelp = `The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it 
 127.0.0.1 or a unix socket alone.`
 
 // controlHelp says what a control is about.
-const controlHelp = `It holds for --for, at most 30 days (720h), and then ends by itself; lift ends it before. Replicas
+const controlHelp = `It holds for --for, at most 30d, and then ends by itself; lift ends it before. Replicas
 that share a Redis obey within a second; without one the server that is asked obeys alone, and the
 answer says so. A descriptor is met by the control with the most entries, then by block before
 allow before limit. Keys and values are compared as they are: a * stands for itself. With --below it
@@ -91,7 +91,7 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 	}
 	c.add(p, cmd)
 	cmd.Flags().BoolVar(&c.below, "below", false, "also for all descriptors that begin with these entries")
-	cmd.Flags().Var(&c.span, "for", "for how long, such as 30m, 2h or 720h (required)")
+	cmd.Flags().Var(&c.span, "for", "for how long, such as 30m, 2h or 7d (required)")
 	if kind == "limit" {
 		cmd.Flags().StringVar(&c.to, "to", "", "the number in force, N/UNIT or N/MxUNIT, such as 500/minute (required)")
 		cmd.Flags().StringVar(&c.name, "limit", "", "the name of the rule's limit, instead of its first one")
@@ -99,32 +99,10 @@ func (p *program) controlCommand(kind, short, long, example string, put func(con
 	return cmd
 }
 
-// spanFlag is how long a control holds. The server says what is too short or too long.
-type spanFlag struct{ time.Duration }
-
-// String implements [pflag.Value].
-func (f *spanFlag) String() string {
-	if f.Duration == 0 {
-		return ""
-	}
-	return f.Duration.String()
-}
-
-// Set implements [pflag.Value].
-func (f *spanFlag) Set(text string) (err error) {
-	if f.Duration, err = time.ParseDuration(text); err != nil {
-		return errors.New("must be from 1s to 30 days (720h), such as 30m or 2h30m")
-	}
-	return nil
-}
-
-// Type implements [pflag.Value].
-func (*spanFlag) Type() string { return "time" }
-
 func (c *control) check(args []string) error {
 	switch {
-	case c.span.Duration == 0:
-		return errors.New("--for is missing: say for how long, such as --for 2h; 30 days (720h) is the most")
+	case c.span == 0:
+		return errors.New("--for is missing: say for how long, such as --for 2h; 30d is the most")
 	case len(args) == 1 && !c.below:
 		return errors.New("DESCRIPTOR is missing: give one, or --below for the whole domain")
 	}
@@ -139,7 +117,7 @@ it. A blocked request spends nothing, and its callers are told to come back when
   ratelimitd block --below --dry-run --for 10m example ip=203.0.113.7`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
 			return a.Block(ctx, &adminv1.BlockRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(c.span.Duration), Reason: c.reason, DryRun: c.dry,
+				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
 			})
 		})
 }
@@ -151,7 +129,7 @@ still be refused.`,
 		`  ratelimitd allow example fixed=ann --for 30m --reason 'ticket 4711'`,
 		func(ctx context.Context, a adminv1.AdminServiceClient, c *control, at counterAt) (putAnswer, error) {
 			return a.Allow(ctx, &adminv1.AllowRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(c.span.Duration), Reason: c.reason, DryRun: c.dry,
+				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
 			})
 		})
 }
@@ -171,7 +149,7 @@ algorithm; a bucket's burst changes in proportion. What is counted stays counted
 				return nil, fmt.Errorf("--to %s: %w", c.to, err)
 			}
 			return a.Limit(ctx, &adminv1.LimitRequest{
-				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(c.span.Duration), Reason: c.reason, DryRun: c.dry,
+				Domain: at.domain, Entries: at.descriptor.messages(), Below: c.below, For: durationpb.New(time.Duration(c.span)), Reason: c.reason, DryRun: c.dry,
 				To:        &adminv1.Override{RequestsPerUnit: o.RequestsPerUnit, Unit: adminv1.Unit(o.Unit), UnitMultiplier: o.Multiplier},
 				LimitName: c.name,
 			})

@@ -16,6 +16,8 @@ import (
 type ruleFlags struct {
 	merge, strict, ignoreDotFiles, months bool
 
+	configMaps bool // files are Kubernetes manifests, and rules are in the data of their ConfigMaps
+
 	overlay string // file or directory; none if empty
 	tenants string // the same
 
@@ -55,6 +57,9 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 	if path != "" { // or else there is only an overlay
 		sources, unreadable = read()
 	}
+	if f.configMaps {
+		sources, unreadable = fromConfigMaps(path, sources, unreadable)
+	}
 	o := descriptors.Options{MergeDomains: f.merge, Strict: f.strict, CalendarMonths: f.months, QuotaGroupBy: f.store.Rules.QuotaGroupBy}
 	if f.overlay != "" {
 		var unread descriptors.Problems
@@ -70,6 +75,19 @@ func (f *ruleFlags) load(path string) (*descriptors.Set, []descriptors.Source, d
 		set = nil
 	}
 	return set, sources, problems
+}
+
+// fromConfigMaps returns the files in the ConfigMaps of sources, which were read from path with the given problems.
+func fromConfigMaps(path string, sources []descriptors.Source, problems descriptors.Problems) ([]descriptors.Source, descriptors.Problems) {
+	var held []descriptors.Source
+	for _, s := range sources {
+		files, wrong := descriptors.FromConfigMaps(s)
+		held, problems = append(held, files...), append(problems, wrong...)
+	}
+	if len(held)+len(problems) == 0 {
+		problems = descriptors.Problems{{File: path, Text: "no ConfigMap here has data"}}
+	}
+	return held, problems
 }
 
 // domain returns the rules in a directory, and a domain of them. Warnings go to stderr.

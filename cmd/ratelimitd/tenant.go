@@ -100,7 +100,7 @@ is given, and until a time if --until or --for is. What is counted stays counted
 
 ` + tenantHelp + "\n\n" + changeHelp,
 		Example: `  ratelimitd tenant set acme gold
-  ratelimitd tenant set acme gold --requests-per-unit 7500 --for 720h --reason 'trial'`,
+  ratelimitd tenant set acme gold --requests-per-unit 7500 --for 30d --reason 'trial'`,
 		Args: cobra.MatchAll(needs("TENANT", "PLAN"), cobra.MaximumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m := &adminv1.Tenant{RawTenant: []byte(args[0]), Plan: args[1]}
@@ -147,7 +147,7 @@ is given, and until a time if --until or --for is. What is counted stays counted
 	c.add(p, cmd)
 	cmd.Flags().Int64Var(&requests, "requests-per-unit", 0, "a number of its own, in place of the plan's")
 	cmd.Flags().StringVar(&until, "until", "", "from when on nothing is said of it any more, such as 2030-01-31T00:00:00Z")
-	cmd.Flags().DurationVar(&span, "for", 0, "for how long, such as 720h, instead of --until")
+	cmd.Flags().Var((*spanFlag)(&span), "for", "for how long, such as 30d, instead of --until")
 	return cmd
 }
 

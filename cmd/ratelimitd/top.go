@@ -59,7 +59,8 @@ Where the output is no terminal, and with --once or --output json, the table is 
 	cmd.Flags().BoolVar(&f.hour, "hour", false, "show the last hour, not the last minute")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once, and end")
 	cmd.Flags().Int32Var(&f.rows, "rows", 20, "rows to print, at most 1000; a live table has as many as fit")
-	cmd.Flags().DurationVar(&f.every, "every", 2*time.Second, "how often a live table asks the server")
+	f.every = 2 * time.Second
+	cmd.Flags().Var((*spanFlag)(&f.every), "every", "how often a live table asks the server")
 	return cmd
 }
 

@@ -86,7 +86,7 @@ func flagTakes(err *pflag.InvalidValueError) string {
 	case "uint32":
 		return "must be a whole number from 0 to 4294967295"
 	case "duration":
-		return "must be a duration with its unit, such as 500ms or 5s"
+		return "must be a duration with its unit, such as 500ms, 5s, 2h or 1d, of at most 290 years"
 	}
 	return errors.Unwrap(err).Error() // of a flag of our own
 }

@@ -11,6 +11,9 @@ import (
 	"net/textproto"
 	"net/url"
 	"path"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,6 +28,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -117,8 +121,23 @@ func readBody(w http.ResponseWriter, r *http.Request) error {
 	case len(body) > 0 && errors.As(json.Unmarshal(body, new(json.RawMessage)), &wrong):
 		return status.Errorf(codes.InvalidArgument, "the body must be one object of JSON, but after %d bytes there is an %v", wrong.Offset, wrong)
 	}
-	r.Body = io.NopCloser(bytes.NewReader(body))
+	r.Body = io.NopCloser(bytes.NewReader(inSeconds(body)))
 	return nil
+}
+
+var spanField = regexp.MustCompile(`"for"\s*:\s*("[^"\\]+")`)
+
+// inSeconds writes the time in body that a control is to hold for, such as "1d", as protobuf has it: "86400s".
+func inSeconds(body []byte) []byte {
+	at := spanField.FindSubmatchIndex(body)
+	if at == nil {
+		return body
+	}
+	d, err := descriptors.ParseSpan(string(body[at[2]+1 : at[3]-1]))
+	if err != nil {
+		return body // the gateway says what is wrong
+	}
+	return slices.Concat(body[:at[2]], strconv.AppendQuote(nil, strconv.FormatFloat(d.Seconds(), 'f', -1, 64)+"s"), body[at[3]:])
 }
 
 // watched has mux answer r with a stream.
@@ -178,7 +197,7 @@ func failed(ctx context.Context, mux *runtime.ServeMux, m runtime.Marshaler, w h
 func unreadable(text string) string {
 	text = "the body is not what it should be: " + strings.TrimLeft(strings.TrimPrefix(text, "proto:"), " \u00a0")
 	if strings.Contains(text, "google.protobuf.Duration") {
-		text += `: a time is a number of seconds, such as "7200s"`
+		text += `: a time is one such as "90s", "2h" or "1d"`
 	}
 	return text
 }

@@ -8,13 +8,13 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -72,9 +72,9 @@ type made interface {
 }
 
 func (u *console) control(ctx context.Context, d *deed, p *descriptorPage) error {
-	span, err := time.ParseDuration(strings.TrimSpace(d.Form.Get("for")))
+	span, err := descriptors.ParseSpan(strings.TrimSpace(d.Form.Get("for")))
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "for %q: write a time such as 90s, 15m, 2h or 72h", d.Form.Get("for"))
+		return status.Errorf(codes.InvalidArgument, "for %v", err)
 	}
 	var (
 		m     made

@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
 // playPage is the playground: a descriptor, what it matches, and what would become of many requests.
@@ -66,9 +68,9 @@ func (u *console) playground(ctx context.Context, r *http.Request) (*playPage, e
 		p.AsIs = ruleYAML(rule)
 	}
 	p.Other = strings.ReplaceAll(cmp.Or(p.Other, p.AsIs), "\r\n", "\n")
-	over, wrong := time.ParseDuration(p.Over)
+	over, wrong := descriptors.ParseSpan(p.Over)
 	if wrong != nil || over < 0 || over > 400*24*time.Hour {
-		p.Wrong = "write a time such as 10s, 1m or 24h, in which the requests come"
+		p.Wrong = "write a time such as 10s, 1m or 1d, in which the requests come"
 		return &p, nil //nolint:nilerr // the page says it
 	}
 	for _, t := range []struct{ title, yaml string }{{"As it is", p.AsIs}, {"As you would change it", p.Other}} {
