@@ -108,7 +108,8 @@ func (p place) together() schema {
 	case inReplaces:
 		return schema{"required": []string{kwName}}
 	case inPenalty:
-		return schema{"required": []string{kwFor}}
+		yes := `^([yY]|[yY]es|YES|[tT]rue|TRUE|On|ON)$` // what is on by YAML 1.1, and so the key of that name
+		return schema{"required": []string{kwFor}, "patternProperties": schema{yes: wordings()[kwOn].takes(p)}}
 	case inReserve:
 		return schema{"required": []string{kwEstimate}}
 	case inIgnored:
@@ -152,7 +153,7 @@ func descriptorTogether() schema {
 		}}},
 	}
 	if slices.Contains(policy, kwLease) {
-		rules = append(rules, schema{"properties": schema{kwLease: schema{"const": "off"}}})
+		rules = append(rules, schema{"properties": schema{kwLease: offAlone()}})
 	}
 	return schema{"required": []string{kwKey}, "dependentSchemas": depends, "allOf": rules}
 }
@@ -183,7 +184,7 @@ func (p place) limitTogether() schema {
 	}
 	maps.Copy(beyond["properties"].(schema), without(kwReserve)["properties"].(schema)) //nolint:forcetypeassert // without made them
 	unit := schema{"properties": schema{kwUnit: schema{"not": knownUnit()}}}
-	unleased := schema{"properties": schema{kwLease: schema{"const": "off"}}}
+	unleased := schema{"properties": schema{kwLease: offAlone()}}
 	return schema{
 		"if": oneOf(kwUnlimited, true), "then": schema{"allOf": []schema{beyond, unit}}, "else": schema{"allOf": counts},
 		"dependentSchemas": schema{
@@ -229,7 +230,7 @@ func (p place) under(a engine.Algorithm) schema {
 		keys[kwHolder] = false
 	}
 	if (&engine.Limit{Algorithm: a}).Unleased() != "" {
-		keys[kwLease] = schema{"enum": []any{"off", false}}
+		keys[kwLease] = offAlone()
 	}
 	if why := (&engine.Limit{Algorithm: a}).Unreserved(); why == a.String() {
 		keys[kwReserve] = false
@@ -268,6 +269,8 @@ func words(all ...string) shape {
 
 // onOff is what YAML 1.1 has as a boolean, and so do some tools.
 func onOff(place) schema { return schema{"enum": []any{headersOn, headersOff, true, false}} }
+
+func offAlone() schema { return schema{"enum": []any{headersOff, false}} }
 
 // someTime is a time above 0 as [ParseSpan] reads it.
 func someTime(place) schema {
