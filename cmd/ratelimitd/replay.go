@@ -54,8 +54,9 @@ A FILE, which may be compressed by gzip, or be - for standard input, is one of t
   CSV whose first line names the columns: time, domain, one or more called descriptor, and maybe hits and
       duration. With a template as --map, time, and others as the template names them
 
---format is the format of the log, where it is neither in --map nor Envoy's default: as text, or for JSON
-as an object such as {user: "%REQ(X-USER)%"}. docs/replay.md has the whole story, and what a log cannot say.
+--format is the format of the log, where it is neither in --map nor Envoy's default: as text with Envoy's
+operators; nginx, apache, combined or common, by name; or for JSON as an object such as
+{user: "%REQ(X-USER)%"}. docs/replay.md has the whole story, and what a log cannot say.
 
 ` + descriptorHelp + `
 ` + optionHelp + `
@@ -65,6 +66,7 @@ would be refused, or, with --compare, some requests are refused by one of the se
 		Example: `  ratelimitd replay --config rules --map envoy.yaml access.log
   ratelimitd replay --config main/rules --compare rules --map envoy.yaml --plot replay.html access.log.gz
   ratelimitd replay --config rules --map 'edge user=%REQ(X-USER)%' --format '%START_TIME% %REQ(X-USER)%' access.log
+  ratelimitd replay --config rules --map 'edge ip=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%' --format nginx access.log
   ratelimitd watch --output json | tee seen.json; ratelimitd replay --config rules seen.json`,
 		Args: needs("FILE"),
 	}
@@ -87,7 +89,7 @@ func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
 	flags.StringVar(&f.config, "config", "", "directory, or file, of the rules (required)")
 	flags.StringVar(&f.compare, "compare", "", "directory, or file, of rules to compare them with")
 	flags.StringVar(&f.mapping, "map", "", "how a line of a log becomes a request: a file with Envoy's configuration, or a template")
-	flags.StringVar(&f.format, "format", "", "the format of the log, with Envoy's operators")
+	flags.StringVar(&f.format, "format", "", "the format of the log, with Envoy's operators, or nginx, apache, combined or common")
 	flags.StringVar(&f.plot, "plot", "", "file to write a plot to, .svg or .html")
 	f.rules.addTenants(cmd)
 	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")

@@ -17,7 +17,7 @@ var errNoMapping = errors.New("how a line becomes a request is not said: give --
 	"such as 'edge remote_address=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%REQ(X-USER)%'")
 
 // errStranger is that a line does not tell what a file is, such as those that a server has printed before its access log.
-var errStranger = errors.New("the line is neither JSON nor of the default format of Envoy or Istio, and there is no --format")
+var errStranger = errors.New("the line is neither JSON nor of the default format of Envoy or Istio, and there is no --format, such as " + formatNames)
 
 // parser returns what reads the lines of a file that this one tells, and whether that is only a head. With a format any line
 // does; else it fails with errStranger if this one does not.
@@ -27,6 +27,11 @@ func (c *Config) parser(first []byte, s *Summary) (p parser, head bool, err erro
 		format, text = m.json, m.text
 	}
 	switch object := bytes.TrimSpace(first)[0] == '{'; {
+	case namedFormats(text) != nil:
+		if p, err = c.firstParser(first, namedFormats(text)...); errors.Is(err, errStranger) {
+			err = errNotFormat
+		}
+		return p, false, err
 	case text != "":
 		p, err = c.textParser(text)
 		return p, false, err
@@ -36,7 +41,7 @@ func (c *Config) parser(first []byte, s *Summary) (p parser, head bool, err erro
 		p, err = c.csvParser(first)
 		return p, true, err
 	case format == nil && !object:
-		p, err = c.defaultParser(first)
+		p, err = c.firstParser(first, DefaultFormat, istioFormat)
 		return p, false, err
 	}
 	l, err := newJSONLayout(format, first)
@@ -58,12 +63,12 @@ func (c *Config) textParser(format string) (*logParser, error) {
 	return c.logParser(textLayout{f})
 }
 
-// defaultParser returns what reads text of which no format is known, if this line is of one of the defaults.
-func (c *Config) defaultParser(line []byte) (*logParser, error) {
+// firstParser returns what reads text in the first of the formats that this line is of.
+func (c *Config) firstParser(line []byte, formats ...string) (*logParser, error) {
 	if c.Mapping == nil {
 		return nil, errNoMapping
 	}
-	for _, text := range []string{DefaultFormat, istioFormat} {
+	for _, text := range formats {
 		f, err := newTextFormat(text)
 		if err != nil {
 			return nil, err

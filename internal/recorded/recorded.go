@@ -17,7 +17,7 @@ import (
 
 // Config says how to read. The zero value reads what needs no mapping.
 type Config struct {
-	Format  string         // the format of text logs; empty means that of Mapping, or else DefaultFormat
+	Format  string         // the format of text logs, or its name; empty means that of Mapping, or else DefaultFormat
 	JSON    map[string]any // the json_format of logs; nil means that of Mapping, or else the usual names
 	Mapping *Mapping       // nil if lines say themselves what is asked
 	// Parse parses a descriptor of a CSV, and of a template, as commands write it.
@@ -150,7 +150,7 @@ func (r *Reader) advance(f *file) (more bool, err error) {
 func (r *Reader) event(f *file, line []byte) (e *replay.Event, err error) {
 	if f.parser == nil {
 		p, head, err := r.config.parser(line, &r.summary)
-		if errors.Is(err, errStranger) {
+		if errors.Is(err, errStranger) || errors.Is(err, errNotFormat) {
 			r.wrong(f, err)
 			return nil, nil
 		}

@@ -199,6 +199,53 @@ func TestLogs(t *testing.T) {
 	}
 }
 
+// TestNamedFormats: lines as nginx 1.22 and Apache 2.4 have written them. One that is no request of HTTP is not read, even if it is the
+// first one, and hides none behind it.
+func TestNamedFormats(t *testing.T) {
+	t.Parallel()
+	const (
+		map1     = "edge ip=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% user=%USER% path=%REQ(:PATH)%,agent=%REQ(USER-AGENT)%"
+		map2     = "edge user=%USER%,path=%REQ(:PATH)%"
+		map3     = map1 + " for=%REQ(X-FORWARDED-FOR)%"
+		noise    = "127.0.0.1 - - [27/Nov/2026:12:10:44 +0000] \"\\x16\\x03\\x01\\x02\\x00\\x01\\x00\" 400 157 \"-\" \"-\""
+		combined = `127.0.0.1 - ann [27/Nov/2026:12:10:45 +0000] "GET /v1/items?q=a%20b&z=1 HTTP/1.1" 200 1 "http://shop.example/" "curl/7.88.1"
+::1 - - [27/Nov/2026:13:10:45 +0100] "GET / HTTP/1.1" 429 169 "-" "Mozilla/5.0 (X11; \x22Linux\x22 x86_64)"
+`
+		escaped = `127.0.0.1 - - [27/Nov/2026:12:10:46 +0000] "GET /a HTTP/1.1" 404 397 "-" "Mozilla/5.0 (X11; \"Linux\" x86_64)"
+`
+		common = `127.0.0.1 - frank [10/Oct/2026:13:55:36 -0700] "GET /apache_pb.gif HTTP/1.0" 200 2326
+127.0.0.1 - - [27/Nov/2026:12:10:46 +0000] "GET /lim HTTP/1.1" 304 -
+`
+		forwarded = `127.0.0.1 - ann [27/Nov/2026:12:10:45 +0000] "GET / HTTP/1.1" 200 1 "-" "curl/7.88.1" "203.0.113.7, 10.0.0.1"
+`
+		ofCombined = `27 12:10:45.000000 passed edge ip=127.0.0.1 user=ann path=/v1/items?q=a%20b&z=1,agent=curl/7.88.1
+27 12:10:45.000000 refused edge ip=::1 path=/,agent=Mozilla/5.0 (X11; \x22Linux\x22 x86_64)
+`
+	)
+	for _, tt := range []struct{ format, template, text, want string }{
+		{"nginx", map1, combined, ofCombined},
+		{"combined", map1, combined, ofCombined},
+		{"apache", map1, combined, ofCombined},
+		{"apache", "edge agent=%REQ(USER-AGENT)%", escaped, `27 12:10:46.000000 passed edge agent=Mozilla/5.0 (X11; \"Linux\" x86_64)` + "\n"},
+		{"nginx", map3, forwarded, "27 12:10:45.000000 passed edge ip=127.0.0.1 user=ann path=/,agent=curl/7.88.1 for=203.0.113.7, 10.0.0.1\n"},
+		{"apache", map2, common, "10 20:55:36.000000 passed edge user=frank,path=/apache_pb.gif\n27 12:10:46.000000 passed -\n"},
+		{"common", map2, common, "10 20:55:36.000000 passed edge user=frank,path=/apache_pb.gif\n27 12:10:46.000000 passed -\n"},
+	} {
+		got, s, err := read(t, recorded.Config{Format: tt.format, Mapping: template(t, tt.template)}, noise+"\n"+tt.text+noise)
+		if d := cmp.Diff(tt.want, got); d != "" || err != nil || s.Unread != 2 {
+			t.Errorf("%s: %v, %+v (-want +got):\n%s", tt.format, err, s, d)
+		}
+	}
+	_, _, err := read(t, recorded.Config{Format: "ngnix", Mapping: template(t, map1)}, combined)
+	if err == nil || !strings.Contains(err.Error(), "or is nginx, apache, combined or common") {
+		t.Errorf("ngnix: %v", err)
+	}
+	_, _, err = read(t, recorded.Config{Format: "common", Mapping: template(t, map3)}, common)
+	if err == nil || !strings.Contains(err.Error(), "%REQ(USER-AGENT)%, which is not in the format of the log") {
+		t.Errorf("a value that the format does not have: %v", err)
+	}
+}
+
 // TestNoSuchTime: a line whose time is none is not read as if it were another time.
 func TestNoSuchTime(t *testing.T) {
 	t.Parallel()

@@ -19,6 +19,26 @@ const istioFormat = `[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:
 	`"%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%" %UPSTREAM_CLUSTER% %UPSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_LOCAL_ADDRESS% ` +
 	`%DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%`
 
+// common and combined are formats of Apache's logs, of which nginx has the second one too; forwarded is what nginx.org's packages
+// of nginx write.
+const (
+	common    = `%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% %IDENT% %USER% [%START_TIME(%d/%b/%Y:%H:%M:%S %z)%] "%REQ(:METHOD)% %REQ(:PATH)% %PROTOCOL%" %RESPONSE_CODE% %BYTES_SENT%`
+	combined  = common + ` "%REQ(REFERER)%" "%REQ(USER-AGENT)%"`
+	forwarded = combined + ` "%REQ(X-FORWARDED-FOR)%"`
+)
+
+// namedFormats returns the formats that have a name; the first line of a log tells which of several it is.
+func namedFormats(name string) []string {
+	return map[string][]string{
+		"nginx":    {forwarded, combined},
+		"apache":   {combined, common},
+		"combined": {combined},
+		"common":   {common},
+	}[name]
+}
+
+const formatNames = "nginx, apache, combined or common"
+
 var errNotFormat = errors.New("the line is not of the log's format")
 
 // textFormat reads values from a text that was written in a format.
@@ -45,7 +65,7 @@ func newTextFormat(text string) (*textFormat, error) {
 		f.literals = append(f.literals, nil)
 	}
 	if len(f.ops) == 0 {
-		return nil, fmt.Errorf("%q: a format has operators, such as %%START_TIME%%", text)
+		return nil, fmt.Errorf("%q: a format has operators, such as %%START_TIME%%, or is "+formatNames, text)
 	}
 	return f, nil
 }
