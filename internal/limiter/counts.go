@@ -41,6 +41,7 @@ type counts struct {
 	stop      bool // see Config.StopWhenOver
 
 	localCache bool // see Config.LocalCache
+	undotted   bool // see Config.SanitizeDots
 	sealer     *Sealer
 
 	serviceErrors, backendErrors, giveBackErrors, globalShadow *stats.Counter
@@ -77,6 +78,7 @@ func newCounts(r *stats.Registry, c Config) *counts {
 		maxSeries:      c.MetricMaxSeries,
 		stop:           c.StopWhenOver,
 		localCache:     c.LocalCache,
+		undotted:       c.SanitizeDots,
 		sealer:         c.Reservations,
 		onFailure:      c.OnFailure,
 		unknown:        c.Unknown,

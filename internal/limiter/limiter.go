@@ -28,6 +28,7 @@ type Config struct {
 	LocalCache      bool    // LOCAL_CACHE_SIZE_IN_BYTES is set: changes what StopWhenOver spends, and counts over_limit_with_local_cache
 	NearLimitRatio  float32 // NEAR_LIMIT_RATIO; 0 means 0.8
 	MetricMaxSeries int     // METRIC_MAX_SERIES; 0 means 1,000
+	SanitizeDots    bool    // SANITIZE_DESCRIPTOR_METRIC_DOTS: levels of metric keys have underscores for dots
 	ReferenceNames  bool    // REDIS_KEY_FORMAT=reference: pass the backend the name that envoyproxy/ratelimit gives each counter
 
 	Secret *descriptors.Secret // makes the keys of counters, and of holders of slots; nil makes plain hashes

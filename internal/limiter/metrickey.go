@@ -26,10 +26,20 @@ func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.En
 	}
 	n := t.rule.fixed.Load()
 	if n == nil {
-		n = c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(entries)...))
+		n = c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
 		t.rule.fixed.Store(n)
 	}
 	return n
+}
+
+// key returns the key of the levels below d, which may be changed.
+func (c *counts) key(d *descriptors.Domain, levels []string) stats.Key {
+	for i := range levels {
+		if c.undotted {
+			levels[i] = stats.Underscores(levels[i], ".")
+		}
+	}
+	return stats.NewKey(d.Name, levels...)
 }
 
 // addOverride returns the counters for a key not seen before, as long as the domain does not have too many.
@@ -43,7 +53,7 @@ func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descript
 				levels[i] += "_" + string(e.Value)
 			}
 		}
-		return c.registry.Rule(stats.NewKey(d.Name, levels...))
+		return c.registry.Rule(c.key(d, levels))
 	}, other)
 }
 
@@ -55,9 +65,9 @@ func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descrip
 		for i := range nameless {
 			nameless[i].Value = []byte(stats.Other)
 		}
-		return c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(nameless)...))
+		return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless)))
 	}
 	return t.rule.dynamic.add(key, func() *stats.Rule {
-		return c.registry.Rule(stats.NewKey(d.Name, t.match.MetricLevels(entries)...))
+		return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
 	}, other)
 }

@@ -175,6 +175,7 @@ func (v *Server) deciding() limiter.Config {
 		LocalCache:      s.Backend.LocalCache > 0,
 		NearLimitRatio:  max(s.Decide.NearLimitRatio, math.SmallestNonzeroFloat32), // 0 would mean the default
 		MetricMaxSeries: s.Stats.MaxSeries,
+		SanitizeDots:    s.Stats.SanitizeDots,
 		ReferenceNames:  v.store.referenceNames,
 		Top:             v.top,
 		Watch:           v.watched,

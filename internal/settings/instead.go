@@ -38,6 +38,10 @@ func (v *variable) instead(value string) (used, notice string) {
 		}
 	case "CONFIG_GRPC_XDS_NODE_METADATA":
 		return assigned(value, says)
+	case "HOST", "GRPC_HOST", "DEBUG_HOST", "STATSD_HOST":
+		if inner, ok := strings.CutPrefix(value, "["); ok && strings.HasSuffix(inner, "]") { // as an IPv6 address stands before a port
+			return strings.TrimSuffix(inner, "]"), ""
+		}
 	}
 	return value, ""
 }
@@ -113,6 +117,26 @@ func (s *Settings) withoutTLS() (notices []string) {
 		unread("REDIS_TLS", r.CA, r.Cert, r.Key)
 	case s.Backend.Type == memcache && !m.TLS:
 		unread("MEMCACHE_TLS", m.CA, m.Cert, m.Key)
+	}
+	return notices
+}
+
+// several returns a notice of each URL that names several servers, where REDIS_TYPE says that there is one.
+func (s *Settings) several() (notices []string) {
+	if s.Backend.Type != redis {
+		return nil
+	}
+	look := func(prefix string, r *RedisServer) {
+		scheme, _, _ := strings.Cut(r.URL, "://")
+		hosts := r.URL[strings.LastIndexByte(r.URL, '@')+1:] // a comma before it may be of a password
+		if strings.EqualFold(r.Type, "single") && !strings.HasPrefix(r.URL, "/") && strings.Contains(hosts+scheme, ",") {
+			notices = append(notices, fmt.Sprintf("%s_URL has a comma, as if it named several servers, and %[1]s_TYPE is single: "+
+				"set that to sentinel if the master's name comes first, or to cluster", prefix))
+		}
+	}
+	look("REDIS", &s.Redis.RedisServer)
+	if s.RedisPerSecond.On {
+		look("REDIS_PERSECOND", &s.RedisPerSecond.RedisServer)
 	}
 	return notices
 }

@@ -142,6 +142,7 @@ type Settings struct {
 		PrometheusPath   string
 		PrometheusMapper string
 		Milliseconds     bool
+		SanitizeDots     bool // in keys and values of descriptors
 
 		ExtraTags map[string]string
 		Datadog   Datadog
@@ -249,7 +250,7 @@ func Parse(environ []string) (s Settings, notices []string, err error) {
 	s.Backend.Assumed = given["BACKEND_TYPE"] == "" && given["REDIS_URL"] == ""
 	s.Stats.StatsdProtocol = strings.ToLower(s.Stats.StatsdProtocol)
 	s.Stats.Mogrifiers = mogrifiers(given, s.Stats.MogrifierNames)
-	return s, slices.Concat(notices, s.withoutTLS(), s.renamed(given)), nil
+	return s, slices.Concat(notices, s.withoutTLS(), s.several(), s.renamed(given), unknown(given)), nil
 }
 
 // Only reads the named variables as [Parse] does, for a command that needs no others; those have their defaults. Each is

@@ -196,6 +196,7 @@ func metrics(s *Settings) []variable {
 	return []variable{
 		{"DISABLE_STATS", "false", boolean, &s.Stats.Disable, "", "serve no metrics, whatever the other variables say"},
 		{"METRIC_MAX_SERIES", "1000", positive, &s.Stats.MaxSeries, "", "maximum number of metric keys that values of requests may create, per rule, of 128 bytes each on average; the rest is counted as `__other__` (ours)"},
+		{"SANITIZE_DESCRIPTOR_METRIC_DOTS", "false", boolean, &s.Stats.SanitizeDots, "", "dots in keys and values of descriptors become underscores in names of metrics, so that a name has as many parts as the rule has levels"},
 		{"USE_PROMETHEUS", "false", boolean, &s.Stats.Prometheus, "", "serve metrics for Prometheus on a separate listener; the debug listener has them in any case"},
 		{"PROMETHEUS_ADDR", ":9090", address, &s.Stats.PrometheusAddr, "", "address of that listener"},
 		{"PROMETHEUS_PATH", "/metrics", path, &s.Stats.PrometheusPath, "", "path of the metrics there"},

@@ -168,6 +168,10 @@ func (l Layout) hint() string {
 }
 
 func (l Layout) expects() string {
+	if l.WatchRoot && strings.HasPrefix(l.AppDirectory, "/") {
+		return fmt.Sprintf("with RUNTIME_WATCH_ROOT=true RUNTIME_APPDIRECTORY is a name in this directory, and %s begins with a slash: write %s",
+			l.AppDirectory, strings.TrimLeft(l.AppDirectory, "/"))
+	}
 	if l.WatchRoot {
 		return fmt.Sprintf("files are looked for below %s, and next to it as %s*", filepath.Join(l.Dir(), l.AppDirectory), l.prefix())
 	}

@@ -119,6 +119,7 @@ func TestNothingToReadIsAProblem(t *testing.T) {
 	}{
 		{file.Layout{Root: dir}, "no rules here: the directory has no files"},
 		{file.Layout{Root: dir, AppDirectory: "config", WatchRoot: true}, "next to it as config.*"},
+		{file.Layout{Root: dir, AppDirectory: "/config", WatchRoot: true}, "and /config begins with a slash: write config"},
 		{file.Layout{Root: dir, AppDirectory: "config"}, "no such file or directory: rules are read from RUNTIME_ROOT/"},
 	} {
 		sources, problems := file.Read(tt.layout)
