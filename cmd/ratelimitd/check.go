@@ -22,10 +22,11 @@ func (p *program) checkCommand() *cobra.Command {
 		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
 and every warning with file, line and column. Each DIR is a set of rules of its own; it may
 be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
-cannot serve is an error. With --configmap files may be Kubernetes manifests, and what the data of
-their ConfigMaps has is checked, as it would be once they are mounted. With --overlay it also prints what the overlay changes. With --tenants it
-also checks the table of tenants, whose plans have to be those of the rules. Without a DIR, it checks
-the overlay or the tenants alone. The exit code is 1 where there is an error, and 0 with warnings alone.
+cannot serve is an error. With --configmap files may be Kubernetes manifests: what the data of their
+ConfigMaps has is checked, as it will be read once they are mounted. With --overlay it also prints
+what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
+those of the rules. Without a DIR, it checks the overlay or the tenants alone. The exit code is 1
+where there is an error, and 0 with warnings alone.
 
 With --output the problems are printed for machines, and the summaries go to stderr: json is an
 array of objects with file, line, column, path, severity and message; github is workflow commands,

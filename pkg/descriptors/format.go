@@ -95,6 +95,9 @@ func formatBody(r *reader, whole, body []byte) ([]byte, error) {
 	if len(doc.Content) == 0 || target(doc.Content[0]).Kind != yaml.MappingNode {
 		return nil, errors.New("it is not a map with domain and descriptors")
 	}
+	if r.isManifest(doc.Content[0]) {
+		return nil, nil
+	}
 	f := formatter{rows: r.grammar, said: wordings(), blank: blank}
 	f.tidy(doc.Content[0])
 	untag(doc)

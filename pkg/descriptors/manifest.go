@@ -21,6 +21,20 @@ func kubernetes(n *yaml.Node) string {
 	return peek(n, "kind")
 }
 
+// isManifest reports whether the root of a file is a Kubernetes object, and reports an error if it is.
+func (r *reader) isManifest(root *yaml.Node) bool {
+	kind := kubernetes(root)
+	if kind == "" {
+		return false
+	}
+	text := "error loading config file: this is a Kubernetes %s, not a file of rules"
+	if kind == configMap {
+		text += ": those are in its data, which a server reads where it is mounted, and ratelimitd check --configmap as it is"
+	}
+	r.fail(at(root), "", text, Shorten(kind))
+	return true
+}
+
 // FromConfigMaps returns the files that the ConfigMaps in a file of Kubernetes manifests hold. A file that is none is returned as
 // it is.
 func FromConfigMaps(s Source) ([]Source, Problems) {

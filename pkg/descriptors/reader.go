@@ -112,12 +112,7 @@ func (r *reader) document(data []byte) *yaml.Node {
 		r.unread = true
 		return nil
 	}
-	if kind := kubernetes(root); kind != "" {
-		text := "error loading config file: this is a Kubernetes %s, not a file of rules"
-		if kind == configMap {
-			text += ": those are in its data, which a server reads where it is mounted, and ratelimitd check --configmap as it is"
-		}
-		r.fail(at(root), "", text, Shorten(kind))
+	if r.isManifest(root) {
 		r.unread = true
 		return nil
 	}
