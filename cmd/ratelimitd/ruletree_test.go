@@ -19,16 +19,25 @@ func ruleState(key string, allowed, refused uint64) *adminv1.RuleState {
 	return &adminv1.RuleState{Domain: "shop", Levels: []*adminv1.EntryFilter{{Key: key}}, Allowed: allowed, Refused: refused}
 }
 
-// Rates are of rules that were there before, whatever their place was; those of a server that has begun anew are not known.
+// Rates are of rules that were there before, whatever their place was, each plan apart; those of a server that has begun anew are not
+// known.
 func TestRates(t *testing.T) {
 	t.Parallel()
-	begin := time.Unix(1e9, 0)
-	before := &rulesSeen{at: begin, states: []*adminv1.RuleState{ruleState("gone", 5, 5), ruleState("user", 10, 1), ruleState("reset", 10, 1)}}
-	now := &rulesSeen{at: begin.Add(2 * time.Second), states: []*adminv1.RuleState{ruleState("user", 25, 2), ruleState("new", 9, 9), ruleState("reset", 20, 0)}}
-	if d := cmp.Diff([]rates{{7.5, 0.5}, {}, {}}, now.since(before)); d != "" {
+	seen := func(at int64, states ...*adminv1.RuleState) *rulesSeen {
+		s := &rulesSeen{at: time.Unix(at, 0), states: states}
+		for i := range states {
+			s.rules = append(s.rules, &adminv1.Rule{Line: int32(i)})
+		}
+		last := len(states) - 1
+		s.rules[last-1].Plan, s.rules[last].Plan = "default", "gold"
+		return s
+	}
+	before := seen(1e9, ruleState("gone", 5, 5), ruleState("user", 10, 1), ruleState("reset", 10, 1), ruleState("tenant", 100, 0), ruleState("tenant", 9, 0))
+	now := seen(1e9+2, ruleState("user", 25, 2), ruleState("new", 9, 9), ruleState("reset", 20, 0), ruleState("tenant", 102, 4), ruleState("tenant", 9, 0))
+	if d := cmp.Diff([]rates{{7.5, 0.5}, {}, {}, {1, 2}, {}}, now.since(before)); d != "" {
 		t.Errorf("rates (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]rates{{}, {}, {}}, now.since(now)); d != "" {
+	if d := cmp.Diff(make([]rates, 5), now.since(now)); d != "" {
 		t.Errorf("rates of no time (-want +got):\n%s", d)
 	}
 }

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -75,9 +74,6 @@ func (s *Service) limit(ctx context.Context, q *adminv1.LimitRequest) (*adminv1.
 	}
 	if !q.GetBelow() && len(q.GetEntries()) > 0 && q.GetDomain() != "" {
 		r, err := s.limiter.Limitable(q.GetDomain(), entriesOf(q.GetEntries()), c.To, c.LimitName)
-		if _, _, below := s.limiter.Outcome(q.GetDomain(), entriesOf(q.GetEntries())); below && errors.Is(err, limiter.ErrNoLimit) {
-			return nil, fmt.Errorf("%w; with --below it is about those below it", err)
-		}
 		if err != nil {
 			return nil, err
 		}

@@ -33,7 +33,11 @@ func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descr
 	}
 	m, _ := s.match(d, entries)
 	if m.Rule == nil || m.Rule.Unlimited {
-		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(d, m, entries))
+		text := outcome(d, m, entries)
+		if m.Below() {
+			text += "; with --below it is about those below it"
+		}
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, text)
 	}
 	i := m.Named(name)
 	if i < 0 {

@@ -123,20 +123,17 @@ func (s *Settings) withoutTLS() (notices []string) {
 
 // several returns a notice of each URL that names several servers, where REDIS_TYPE says that there is one.
 func (s *Settings) several() (notices []string) {
-	if s.Backend.Type != redis {
-		return nil
-	}
-	look := func(prefix string, r *RedisServer) {
+	for _, r := range []struct {
+		prefix string
+		on     bool
+		*RedisServer
+	}{{"REDIS", true, &s.Redis.RedisServer}, {"REDIS_PERSECOND", s.RedisPerSecond.On, &s.RedisPerSecond.RedisServer}} {
 		scheme, _, _ := strings.Cut(r.URL, "://")
 		hosts := r.URL[strings.LastIndexByte(r.URL, '@')+1:] // a comma before it may be of a password
-		if strings.EqualFold(r.Type, "single") && !strings.HasPrefix(r.URL, "/") && strings.Contains(hosts+scheme, ",") {
+		if s.Backend.Type == redis && r.on && strings.EqualFold(r.Type, "single") && !strings.HasPrefix(r.URL, "/") && strings.Contains(hosts+scheme, ",") {
 			notices = append(notices, fmt.Sprintf("%s_URL has a comma, as if it named several servers, and %[1]s_TYPE is single: "+
-				"set that to sentinel if the master's name comes first, or to cluster", prefix))
+				"set that to sentinel if the master's name comes first, or to cluster", r.prefix))
 		}
-	}
-	look("REDIS", &s.Redis.RedisServer)
-	if s.RedisPerSecond.On {
-		look("REDIS_PERSECOND", &s.RedisPerSecond.RedisServer)
 	}
 	return notices
 }

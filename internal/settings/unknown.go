@@ -18,8 +18,6 @@ var injected = regexp.MustCompile(`^\w+(_SERVICE_(HOST|PORT(_\w+)?)=|_PORT=\w+:/
 var otherwise = strings.NewReplacer("_PASSWORD", "_AUTH", "_PASS", "_AUTH", "_USERNAME", "_AUTH", "_USER", "_AUTH",
 	"_ADDRESS", "_URL", "_ADDR", "_URL", "_HOST", "_URL", "_ENDPOINT", "_URL")
 
-const mostUnknown = 10 // that are named
-
 // unknown returns a notice of variables that have no effect, and were probably meant for this server, with the names that may have
 // been meant. It has none of their values.
 func unknown(given map[string]string) (notices []string) {
@@ -43,18 +41,12 @@ func unknown(given map[string]string) (notices []string) {
 		return nil
 	}
 	slices.Sort(found)
-	if more := len(found) - mostUnknown; more > 0 {
-		found = append(found[:mostUnknown], fmt.Sprintf("and %d more", more))
-	}
 	return []string{"no such variable, so without effect: " + strings.Join(found, ", ") + "; docs/settings.md has all that there are"}
 }
 
 // nearest returns the one of the known names that another one was probably meant to be, or "".
 func nearest(name string, known []string, family bool) (best string) {
-	least := 3
-	if len(name) < 8 {
-		least = 2
-	}
+	least := min(3, 1+len(name)/4) // short names are easily alike
 	for _, k := range known {
 		d := misfit(name, k)
 		if family {

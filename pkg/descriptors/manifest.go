@@ -54,9 +54,13 @@ func FromConfigMaps(s Source) ([]Source, Problems) {
 			r.syntax(s.Data, err)
 			return nil, r.problems
 		}
-		if len(doc.Content) > 0 && kubernetes(doc.Content[0]) != "" {
-			found = true
-			m.object(doc.Content[0])
+		if len(doc.Content) == 0 {
+			continue
+		}
+		kind := kubernetes(doc.Content[0])
+		found = found || kind != ""
+		if kind == configMap {
+			m.add(doc.Content[0])
 		}
 	}
 	if !found {
@@ -72,19 +76,11 @@ type manifests struct {
 	held  []Source
 }
 
-// object adds the files of an object, or of those in it if it is a list. It follows no aliases.
-func (m *manifests) object(n *yaml.Node) {
-	kind := kubernetes(n)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		switch key, v := n.Content[i].Value, n.Content[i+1]; {
-		case kind == "List" && key == "items":
-			for _, item := range v.Content {
-				m.object(item)
-			}
-		case kind == configMap && key == "data":
-			for j := 0; j+1 < len(v.Content); j += 2 {
-				m.held = append(m.held, m.entry(v.Content[j].Value, v.Content[j+1]))
-			}
+// add adds the files of a ConfigMap. It follows no aliases.
+func (m *manifests) add(object *yaml.Node) {
+	for i := 0; i+1 < len(object.Content); i += 2 {
+		for j, data := 0, object.Content[i+1]; object.Content[i].Value == "data" && j+1 < len(data.Content); j += 2 {
+			m.held = append(m.held, m.entry(data.Content[j].Value, data.Content[j+1]))
 		}
 	}
 }
