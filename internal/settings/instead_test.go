@@ -10,6 +10,7 @@ import (
 func TestInstead(t *testing.T) {
 	t.Parallel()
 	const cache, plane = "BACKEND_TYPE=memcache MEMCACHE_HOST_PORT=a:1", "CONFIG_TYPE=GRPC_XDS_SOTW"
+	whatever := func(*Settings) bool { return true }
 	for _, tt := range []struct {
 		environ string
 		notice  string // the one; none where the value means what it says
@@ -42,15 +43,15 @@ func TestInstead(t *testing.T) {
 		{"HOST=[::] GRPC_HOST=[::1] DEBUG_HOST=::1 STATSD_HOST=[2001:db8::1]", "", func(s *Settings) bool {
 			return s.HTTP.Host == "::" && s.GRPC.Host == "::1" && s.Debug.Host == "::1" && s.Stats.StatsdHost == "2001:db8::1"
 		}},
-		{"REDIS_URL=mymaster,a:1", "REDIS_URL has a comma, as if it named several servers, and REDIS_TYPE is single", func(s *Settings) bool { return true }},
-		{"REDIS_URL=mymaster,redis://:a@b:1", "REDIS_URL has a comma", func(s *Settings) bool { return true }},
-		{"REDIS_URL=redis://a:1,redis://b:1", "REDIS_URL has a comma", func(s *Settings) bool { return true }},
-		{"REDIS_URL=a:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=a:1,b:1", "REDIS_PERSECOND_URL has a comma", func(s *Settings) bool { return true }},
-		{"REDIS_URL=a:1 REDIS_PERSECOND_URL=a:1,b:1", "", func(s *Settings) bool { return true }},
-		{"REDIS_URL=mymaster,a:1 REDIS_TYPE=Sentinel", "", func(s *Settings) bool { return true }},
-		{"REDIS_URL=a:1,b:1 REDIS_TYPE=cluster", "", func(s *Settings) bool { return true }},
-		{"REDIS_URL=redis://user:a,b@c:1", "", func(s *Settings) bool { return true }},
-		{"REDIS_URL=/run/a,b.sock", "", func(s *Settings) bool { return true }},
+		{"REDIS_URL=mymaster,a:1", "REDIS_URL has a comma, as if it named several servers, and REDIS_TYPE is single", whatever},
+		{"REDIS_URL=mymaster,redis://:a@b:1", "REDIS_URL has a comma", whatever},
+		{"REDIS_URL=redis://a:1,redis://b:1", "REDIS_URL has a comma", whatever},
+		{"REDIS_URL=a:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=a:1,b:1", "REDIS_PERSECOND_URL has a comma", whatever},
+		{"REDIS_URL=a:1 REDIS_PERSECOND_URL=a:1,b:1", "", whatever},
+		{"REDIS_URL=mymaster,a:1 REDIS_TYPE=Sentinel", "", whatever},
+		{"REDIS_URL=a:1,b:1 REDIS_TYPE=cluster", "", whatever},
+		{"REDIS_URL=redis://user:a,b@c:1", "", whatever},
+		{"REDIS_URL=/run/a,b.sock", "", whatever},
 		{"CONFIG_TYPE=file", "", func(s *Settings) bool { return s.Rules.Source == "FILE" }},
 		{"CONFIG_TYPE=grpc_xds_Sotw", "", func(s *Settings) bool { return s.Rules.Source == "GRPC_XDS_SOTW" }},
 	} {

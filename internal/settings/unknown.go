@@ -14,10 +14,6 @@ var families = regexp.MustCompile(`^(REDIS|MEMCACHE|RUNTIME|LIMIT|XDS|CONFIG_GRP
 // injected matches what Kubernetes sets for each Service of a namespace, such as one called redis.
 var injected = regexp.MustCompile(`^\w+(_SERVICE_(HOST|PORT(_\w+)?)=|_PORT=\w+://|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=)`)
 
-// otherwise is what words of names are called here, where others have other words.
-var otherwise = strings.NewReplacer("_PASSWORD", "_AUTH", "_PASS", "_AUTH", "_USERNAME", "_AUTH", "_USER", "_AUTH",
-	"_ADDRESS", "_URL", "_ADDR", "_URL", "_HOST", "_URL", "_ENDPOINT", "_URL")
-
 // unknown returns a notice of variables that have no effect, and were probably meant for this server, with the names that may have
 // been meant. It has none of their values.
 func unknown(given map[string]string) (notices []string) {
@@ -46,11 +42,13 @@ func unknown(given map[string]string) (notices []string) {
 
 // nearest returns the one of the known names that another one was probably meant to be, or "".
 func nearest(name string, known []string, family bool) (best string) {
+	ours := strings.NewReplacer("_PASSWORD", "_AUTH", "_PASS", "_AUTH", "_USERNAME", "_AUTH", "_USER", "_AUTH",
+		"_ADDRESS", "_URL", "_ADDR", "_URL", "_HOST", "_URL", "_ENDPOINT", "_URL").Replace(name)
 	least := min(3, 1+len(name)/4) // short names are easily alike
 	for _, k := range known {
 		d := misfit(name, k)
 		if family {
-			d = min(d, misfit(otherwise.Replace(name), k))
+			d = min(d, misfit(ours, k))
 			if strings.HasPrefix(k, name) {
 				d = min(d, 1)
 			}
