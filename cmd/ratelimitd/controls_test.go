@@ -52,6 +52,29 @@ func (c controlled) over(key, value string) bool {
 	return answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT
 }
 
+// TestControlsOfAnother: servers without ADMIN obey what is put in force on one with it that shares their Redis.
+func TestControlsOfAnother(t *testing.T) {
+	t.Parallel()
+	db := redistest.Start(t)
+	start := func(more ...string) controlled {
+		d := startDaemon(t, db, controlRules, append(more, "REDIS_OP_TIMEOUT=10s")...)
+		d.ready()
+		return controlled{d, d.client()}
+	}
+	serving := start()
+	for range 4 {
+		serving.over("user", "ann")
+	}
+	another := start("ADMIN=true")
+	if said := another.command("explain", "shop", "user=ann"); !strings.Contains(said, "would be answered OVER_LIMIT") {
+		t.Errorf("explain says\n%s", said)
+	}
+	if said := another.command("allow", "shop", "user=ann", "--for", "1d"); !strings.Contains(said, "\n  2 replicas obey, within a second\n") {
+		t.Errorf("allow says\n%s", said)
+	}
+	testkit.Eventually(t, "a server without ADMIN obeys", func() bool { return !serving.over("user", "ann") }, serving.Log.String)
+}
+
 // TestControls is the story of an operator with two servers on one Redis.
 func TestControls(t *testing.T) {
 	t.Parallel()
