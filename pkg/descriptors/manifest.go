@@ -63,24 +63,41 @@ func FromConfigMaps(s Source) ([]Source, Problems) {
 			m.add(doc.Content[0])
 		}
 	}
-	if !found {
+	switch {
+	case !found:
 		return []Source{s}, nil
+	case m.tooMany:
+		r.fail(mark{}, "", "error loading config file: its ConfigMaps have too many entries for as many lines: split it")
+		return nil, r.problems
 	}
 	return m.held, nil
 }
+
+// maxHeld bounds the lines of a file times the entries of its ConfigMaps, since each entry is kept behind as many empty lines as it
+// stands behind others.
+const maxHeld = 64 << 20
 
 // manifests is a file of Kubernetes objects, and what their ConfigMaps hold.
 type manifests struct {
 	name  string
 	lines [][]byte
 	held  []Source
+
+	tooMany bool // entries
 }
 
 // add adds the files of a ConfigMap. It follows no aliases.
 func (m *manifests) add(object *yaml.Node) {
 	for i := 0; i+1 < len(object.Content); i += 2 {
-		for j, data := 0, object.Content[i+1]; object.Content[i].Value == "data" && j+1 < len(data.Content); j += 2 {
-			m.held = append(m.held, m.entry(data.Content[j].Value, data.Content[j+1]))
+		data := object.Content[i+1].Content
+		if object.Content[i].Value != "data" {
+			continue
+		}
+		if m.tooMany = m.tooMany || (len(m.held)+len(data)/2)*len(m.lines) > maxHeld; m.tooMany {
+			return
+		}
+		for j := 0; j+1 < len(data); j += 2 {
+			m.held = append(m.held, m.entry(data[j].Value, data[j+1]))
 		}
 	}
 }
