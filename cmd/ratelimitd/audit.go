@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,9 +25,10 @@ func (p *program) auditCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit [flags] [DOMAIN]",
 		Short: "List what operators changed in running servers",
-		Long: `Audit lists who changed what with block, allow, limit, lift, grant and reset, from where and why, and
-what was refused, the latest first. The last 1,000 are kept where controls are: in Redis, for all
-replicas that share it, or in the server that is asked.
+		Long: `Audit lists who changed what with block, allow, limit, lift, grant, reset, reload, drain and tenant,
+from where and why, the latest first. The last 1,000 changes are kept where controls are: in Redis,
+for all replicas that share it, or in the server that is asked. Calls that were refused changed
+nothing; the server that is asked counts those that it refused, by caller.
 The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
@@ -68,6 +70,9 @@ func listAudit(ctx context.Context, a adminv1.AdminServiceClient, domain string,
 			return nil, err
 		}
 		answer.Entries = append(all.GetEntries(), answer.GetEntries()...)
+		if q.GetPageToken() != "" {
+			answer.Refused = all.GetRefused()
+		}
 		all = answer
 		if q.PageToken = answer.GetNextPageToken(); q.GetPageToken() == "" || len(all.GetEntries()) >= last {
 			all.NextPageToken = ""
@@ -81,13 +86,13 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 	rows := [][]string{{"WHEN", "WHO", "FROM", "WHAT", "ABOUT", "BEFORE", "AFTER", "REASON"}}
 	for _, e := range a.GetEntries() {
 		after := e.GetAfter()
-		if e.GetRefused() != "" {
-			after = "refused: " + e.GetRefused()
+		if e.GetFailed() != "" {
+			after = "failed, and may have been done: " + e.GetFailed()
 		}
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
 		rows = append(rows, []string{
 			e.GetTime().AsTime().Format(time.RFC3339), cmp.Or(e.GetBy(), "?"), e.GetFrom(), e.GetWhat(), cmp.Or(about, "-"),
-			cmp.Or(e.GetBefore(), "-"), cmp.Or(after, "-"), cmp.Or(e.GetReason(), "-"),
+			cmp.Or(e.GetBefore(), "-"), cmp.Or(after, "-"), cmp.Or(plain(e.GetReason()), "-"),
 		})
 	}
 	if len(rows) == 1 {
@@ -95,10 +100,27 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 	} else {
 		p.table(rows)
 	}
+	p.refusedTable(a.GetRefused())
 	switch {
 	case a.GetIsPartial():
 		p.printf("only what this server was asked: the store of the controls does not answer\n")
 	case a.GetAlone() != "":
 		p.printf("only what this server was asked: %s\n", a.GetAlone())
 	}
+}
+
+// refusedTable prints whose calls were refused, one caller a line.
+func (p *program) refusedTable(all []*adminv1.RefusedCalls) {
+	if len(all) == 0 {
+		return
+	}
+	rows := [][]string{{"LAST", "SINCE", "WHO", "FROM", "LAST CALL", "REFUSED"}}
+	for _, r := range all {
+		rows = append(rows, []string{
+			r.GetLast().AsTime().Format(time.RFC3339), r.GetFirst().AsTime().Format(time.RFC3339), cmp.Or(plain(r.GetBy()), "?"), plain(r.GetFrom()),
+			r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
+		})
+	}
+	p.printf("\ncalls that this server refused:\n")
+	p.table(rows)
 }

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/tenants"
@@ -26,6 +27,8 @@ type Config struct {
 	Access Access
 	// Controls are what Block, Allow, Limit and Lift change; nil stands for controls that nothing obeys.
 	Controls *controls.Controls
+	// Acts are what Audit lists; nil stands for a list of this service alone.
+	Acts *audit.Log
 	// Tenants are what SetTenant and the like change; nil stands for a table that nobody can change.
 	Tenants *tenants.Tenants
 	// Alone is why the counters are those of this process alone; empty if replicas share them.
@@ -58,6 +61,9 @@ type Service struct {
 func New(l *limiter.Limiter, c Config) *Service {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Acts == nil {
+		c.Acts = audit.New(nil, c.Log)
 	}
 	if c.Audit == nil {
 		c.Audit = slog.New(slog.DiscardHandler)

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -19,7 +20,7 @@ import (
 )
 
 // describe fills in what q asks for, also if it makes no sense.
-func describe(a *controls.Act, q request) {
+func describe(a *audit.Act, q request) {
 	if d, ok := q.(interface{ GetDomain() string }); ok {
 		a.Domain = cut(d.GetDomain())
 	}
@@ -86,15 +87,15 @@ func spanText(d *durationpb.Duration) string {
 }
 
 // describeControl fills in what a control is about.
-func describeControl(a *controls.Act, c *controls.Control) {
+func describeControl(a *audit.Act, c *controls.Control) {
 	a.Domain = []byte(c.Domain)
 	for _, e := range c.Entries {
 		a.Entries = append(a.Entries, [2][]byte{[]byte(e.Key), []byte(e.Value)})
 	}
 }
 
-// maxTold is how many bytes of a text of a request are told.
-const maxTold = 2048
+// maxTold is how many bytes of a text of a request are described. What is kept of them is less.
+const maxTold = 256
 
 // cut returns the first bytes of a text.
 func cut(text string) []byte { return []byte(text[:min(len(text), maxTold)]) }
@@ -128,21 +129,24 @@ func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1
 		size = usualControls
 	}
 	size = min(size, mostControls)
-	all, complete := s.controls.Told(ctx)
+	all, complete := s.config.Acts.Acts(ctx)
 	if who := whoOf(ctx); who.Limited() {
-		all = slices.DeleteFunc(all, func(a controls.Act) bool { return !who.Sees(string(a.Domain)) })
+		all = slices.DeleteFunc(all, func(a audit.Act) bool { return !who.Sees(string(a.Domain)) })
 	}
 	if d := q.GetDomain(); d != "" {
-		all = slices.DeleteFunc(all, func(a controls.Act) bool { return string(a.Domain) != d })
+		all = slices.DeleteFunc(all, func(a audit.Act) bool { return string(a.Domain) != d })
 	}
 	if after := q.GetPageToken(); after != "" {
-		i := slices.IndexFunc(all, func(a controls.Act) bool { return a.ID == after })
+		i := slices.IndexFunc(all, func(a audit.Act) bool { return a.ID == after })
 		if i < 0 {
 			return nil, invalidf("page_token is not one, or what it stands for is no longer kept: start again without it")
 		}
 		all = all[i+1:]
 	}
 	m := &adminv1.AuditResponse{IsPartial: !complete, Alone: s.controls.Alone()}
+	if who := whoOf(ctx); q.GetPageToken() == "" && !who.Limited() {
+		m.Refused = refusedCalls(s.config.Acts.Refusals())
+	}
 	for i := range all[:min(size, len(all))] {
 		m.Entries = append(m.Entries, s.auditEntry(&all[i], s.masks(ctx)))
 	}
@@ -152,16 +156,25 @@ func (s *Service) audits(ctx context.Context, q *adminv1.AuditRequest) (*adminv1
 	return m, nil
 }
 
-func (s *Service) auditEntry(a *controls.Act, masks *mask) *adminv1.AuditEntry {
+func (s *Service) auditEntry(a *audit.Act, masks *mask) *adminv1.AuditEntry {
 	m := &adminv1.AuditEntry{
 		Time: timestamppb.New(a.Time), Method: a.Method, RequestId: a.RequestID, By: a.By, From: a.From, Domain: valid(string(a.Domain)),
-		What: a.What, Reason: a.Reason, Before: a.Before, After: a.After, Refused: a.Refused,
+		What: a.What, Reason: a.Reason, Before: a.Before, After: a.After, Failed: a.Failed,
 	}
 	for _, e := range a.Entries {
 		m.Entries = append(m.Entries, masks.entry(string(e[0]), string(e[1])))
 	}
 	if masks == nil {
-		m.Refusal = valid(a.Why)
+		m.Failure = valid(a.Why)
 	}
 	return m
+}
+
+func refusedCalls(all []audit.Refused) (calls []*adminv1.RefusedCalls) {
+	for _, r := range all {
+		calls = append(calls, &adminv1.RefusedCalls{
+			By: r.By, From: r.From, Method: r.Method, Code: r.Code, Count: r.Count, First: timestamppb.New(r.First), Last: timestamppb.New(r.Last),
+		})
+	}
+	return calls
 }

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 )
 
 // requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
@@ -28,13 +28,7 @@ const (
 	maxRequestID   = 128 // bytes
 )
 
-// Bounds of what is told of calls that were refused for who made them, so that these do not push out everything else.
-const (
-	strangersEach = time.Minute
-	mostStrangers = 10
-)
-
-// whoKey is the key of a context for [Who], and actKey for *[controls.Act].
+// whoKey is the key of a context for [Who], and actKey for *[audit.Act].
 type (
 	whoKey struct{}
 	actKey struct{}
@@ -47,20 +41,18 @@ func whoOf(ctx context.Context) *Who {
 }
 
 // actOf returns what is to be told of the call of ctx, which changes something; methods fill it in.
-func actOf(ctx context.Context) *controls.Act {
-	if a, ok := ctx.Value(actKey{}).(*controls.Act); ok {
+func actOf(ctx context.Context) *audit.Act {
+	if a, ok := ctx.Value(actKey{}).(*audit.Act); ok {
 		return a
 	}
-	return new(controls.Act)
+	return new(audit.Act)
 }
 
 // changes is what the calls that change something share, over all listeners.
 type changes struct {
-	mu        sync.Mutex
-	calls     map[callKey]*call
-	order     []callKey // as they came
-	strangers int       // calls refused for who made them, since
-	since     time.Time
+	mu    sync.Mutex
+	calls map[callKey]*call
+	order []callKey // as they came
 }
 
 // callKey names a call. Two callers may choose the same ID.
@@ -115,17 +107,6 @@ func (c *changes) finish(key callKey, of *call, answer any, err error) {
 	close(of.done)
 }
 
-// stranger reports whether to tell of a call that was refused for who made it.
-func (c *changes) stranger() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.since) >= strangersEach {
-		c.since, c.strangers = now, 0
-	}
-	c.strangers++
-	return c.strangers <= mostStrangers
-}
-
 // request is what a method takes.
 type request interface {
 	proto.Message
@@ -145,17 +126,15 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 		denied = s.within(&who, q)
 	}
 	id, given, invalid := idOf(ctx)
-	a := &controls.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
-	describe(a, q)
+	if denied == nil && invalid != nil {
+		denied = statusOf(ctx, invalid)
+	}
 	if denied != nil {
-		if who.Name != "" || s.changes.stranger() {
-			s.tell(ctx, a, denied)
-		}
+		s.refused(ctx, &who, methodOf(q), denied)
 		return none, denied
 	}
-	if invalid != nil {
-		return none, statusOf(ctx, invalid)
-	}
+	a := &audit.Act{Method: methodOf(q), RequestID: id, By: who.Name, From: who.From}
+	describe(a, q)
 	_ = grpc.SetHeader(ctx, metadata.Pairs(requestID, id)) // which fails only where there is no call, in tests
 	ctx = context.WithValue(context.WithValue(ctx, whoKey{}, who), actKey{}, a)
 	if dry(q) {
@@ -170,7 +149,7 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 		}
 		answer, err := f(ctx, q)
 		answer, err = answered(ctx, answer, err)
-		s.tell(ctx, a, err)
+		s.tell(ctx, &who, a, err)
 		return answer, err
 	}
 	if !given {
@@ -180,10 +159,10 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 }
 
 // doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
-func (s *Service) doneElsewhere(ctx context.Context, a *controls.Act) error {
-	all, _ := s.controls.Told(ctx)
+func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
+	all, _ := s.config.Acts.Acts(ctx)
 	for i := range all {
-		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && o.Refused == "" && time.Since(o.Time) < rememberFor {
+		if o := &all[i]; o.RequestID == a.RequestID && o.By == a.By && o.Failed == "" && time.Since(o.Time) < rememberFor {
 			return status.Errorf(codes.AlreadyExists, "a call with this x-request-id was carried out at %s, by a server that knows its answer: "+
 				"see the audit, and give a call that is not a repetition another ID", o.Time.Format(time.RFC3339))
 		}
@@ -248,12 +227,30 @@ func methodOf(q request) string {
 	return strings.TrimSuffix(string(q.ProtoReflect().Descriptor().Name()), "Request")
 }
 
-// tell has what was done, or refused, kept and logged.
-func (s *Service) tell(ctx context.Context, a *controls.Act, err error) {
-	if err != nil {
-		a.Refused, a.Why, a.Before, a.After = status.Code(err).String(), status.Convert(err).Message(), "", ""
+// refused counts a call that changed nothing, and logs it, once a minute for each caller.
+func (s *Service) refused(ctx context.Context, who *Who, method string, err error) {
+	code := status.Code(err).String()
+	if s.config.Changed != nil {
+		s.config.Changed(method, false)
 	}
-	s.controls.Tell(ctx, a, err == nil)
+	if s.config.Acts.Refuse(who.Name, who.From, method, code) {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused; further ones of this caller are counted, and logged once a minute",
+			slog.String("method", method), slog.String("by", who.Name), slog.String("from", who.From), slog.String("refused", code))
+	}
+}
+
+// tell has a change kept and logged. One that failed was refused, unless it may have been done all the same.
+func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
+	if err != nil {
+		switch code := status.Code(err); code { //nolint:exhaustive // all others say that nothing was changed
+		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown:
+			a.Failed, a.Why, a.Before, a.After = code.String(), status.Convert(err).Message(), "", ""
+		default:
+			s.refused(ctx, who, a.Method, err)
+			return
+		}
+	}
+	s.config.Acts.Add(ctx, a)
 	if s.config.Changed != nil {
 		s.config.Changed(a.Method, err == nil)
 	}
@@ -266,7 +263,7 @@ func (s *Service) tell(ctx context.Context, a *controls.Act, err error) {
 		slog.String("domain", valid(string(a.Domain))), slog.Any("keys", keys), slog.String("what", a.What), slog.String("reason", a.Reason),
 	}
 	if err != nil {
-		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused", append(attrs, slog.String("refused", a.Refused))...)
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed, and may have been made", append(attrs, slog.String("failed", a.Failed))...)
 		return
 	}
 	s.audit.LogAttrs(ctx, slog.LevelWarn, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)

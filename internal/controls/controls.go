@@ -29,7 +29,6 @@ const (
 // Store keeps the controls of all replicas that share it. Its methods are not called concurrently.
 type Store interface {
 	noteStore
-	toldStore
 
 	// Replicas returns the names of the processes that poll, those that polled last behind the others. What a process says of itself
 	// follows its name, after a blank.
@@ -50,14 +49,6 @@ type noteStore interface {
 	// PutBack stores notes again that the store has lost, unless it has later ones or they were taken away and forgotten. From then
 	// on what is not later than horizon, and not there, was taken away.
 	PutBack(ctx context.Context, notes []backend.Note, horizon int64) error
-}
-
-// toldStore keeps what operators did.
-type toldStore interface {
-	// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
-	Tell(ctx context.Context, told []backend.Told, most int) error
-	// Told returns the texts that are kept of what was done since a time, in µs since the epoch, the earliest first.
-	Told(ctx context.Context, since int64) ([][]byte, error)
 }
 
 // Errors of [Controls].
@@ -92,15 +83,10 @@ type Controls struct {
 	beaten  time.Time
 	unheard error           // why the store was not told last that this process is there, though it can be read
 	outage  throttle.Outage // of the store
-	heard   time.Time       // when the store was last asked for what operators did elsewhere
-	latest  int64           // when the latest of that was done
 
 	mu    sync.Mutex
 	known map[string]known // by ID; with those of the store that were lifted and would not have ended yet
 	stale bool             // the table is older than what is known
-
-	told   []told // what operators did, here or elsewhere, in no particular order
-	untold int    // how many of them, the last ones, the store has not got yet
 }
 
 // known is a note, and the control that it is: nil if it was lifted or cannot be read.
@@ -337,6 +323,14 @@ func (c *Controls) ask(ctx context.Context, f func(context.Context) error) error
 	}
 	defer func() { c.asking <- struct{}{} }()
 	return f(ctx)
+}
+
+// hurry has Run look after everything now.
+func (c *Controls) hurry() {
+	select {
+	case c.early <- struct{}{}:
+	default:
+	}
 }
 
 // learn takes n over unless something later is known. c.mu is held.

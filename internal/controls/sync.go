@@ -28,12 +28,6 @@ func (c *Controls) poll(ctx context.Context) time.Duration {
 		if err := c.sync(ctx); err != nil {
 			return err
 		}
-		if err := c.tell(ctx); err != nil {
-			return err
-		}
-		if err := c.hear(ctx); err != nil {
-			return err
-		}
 		return c.unheard
 	})
 	if errors.Is(err, errUnfinished) {
@@ -75,7 +69,6 @@ func (c *Controls) sync(ctx context.Context) error {
 		case err != nil:
 			return err
 		case c.lost(&n):
-			c.retell()
 			c.version, c.reading = backend.Version{}, &reading{has: make(map[string]int64)}
 			continue
 		}

@@ -26,6 +26,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	a := admin.New(v.limiter, admin.Config{
 		Access:   v.access(v.listeners.grpc.Addr(), "GRPC_HOST"),
 		Controls: v.controls,
+		Acts:     v.audit,
 		Tenants:  v.tenants,
 		Alone:    countersAlone(&v.settings),
 		Log:      v.log,

@@ -89,6 +89,9 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		if v.notes, err = b.Notes(); err != nil {
 			return nil, err
 		}
+		if v.audit, err = b.Audit(); err != nil {
+			return nil, err
+		}
 		secrets, err := b.Notes() // over a connection of their own
 		if err != nil {
 			return nil, err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
@@ -109,33 +110,6 @@ func (s *sealedStore) PutBack(ctx context.Context, notes []backend.Note, horizon
 	return s.markedStore.PutBack(ctx, s.seal(notes), horizon)
 }
 
-// Tell implements [controls.Store].
-func (s *sealedStore) Tell(ctx context.Context, told []backend.Told, most int) error {
-	if s.keys == nil {
-		return s.markedStore.Tell(ctx, told, most)
-	}
-	sealed := make([]backend.Told, len(told))
-	for i, t := range told {
-		sealed[i] = backend.Told{At: t.At, Text: s.keys.Seal(t.Text, "told")}
-	}
-	return s.markedStore.Tell(ctx, sealed, most)
-}
-
-// Told implements [controls.Store].
-func (s *sealedStore) Told(ctx context.Context, since int64) ([][]byte, error) {
-	texts, err := s.markedStore.Told(ctx, since)
-	read := texts[:0]
-	for _, text := range texts {
-		text, err := s.text(text, "told")
-		if err != nil {
-			s.unreadable("what an operator did", err)
-			continue
-		}
-		read = append(read, text)
-	}
-	return read, err
-}
-
 // Replicas implements [controls.Store].
 func (s *sealedStore) Replicas(ctx context.Context) ([]string, error) {
 	names, err := s.markedStore.Replicas(ctx)
@@ -148,6 +122,37 @@ func (s *sealedStore) Replicas(ctx context.Context) ([]string, error) {
 // about is what a note says in clear, and nobody may change.
 func about(n *backend.Note) string {
 	return "note " + n.ID + " " + strconv.FormatInt(n.Ends.UnixMilli(), 10) + " " + strconv.FormatBool(n.Gone)
+}
+
+// sealedAudit keeps acts so that only processes with the secret can read them.
+type sealedAudit struct {
+	audit.Store
+
+	by *sealedStore
+}
+
+// Append implements [audit.Store].
+func (s sealedAudit) Append(ctx context.Context, acts [][]byte, most int) error {
+	if s.by.keys == nil {
+		return s.Store.Append(ctx, acts, most)
+	}
+	sealed := make([][]byte, len(acts))
+	for i, act := range acts {
+		sealed[i] = s.by.keys.Seal(act, "act")
+	}
+	return s.Store.Append(ctx, sealed, most)
+}
+
+// Page implements [audit.Store]. An act that cannot be read stands as an empty object, so that a page is as long as it is.
+func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
+	acts, err := s.Store.Page(ctx, skip, n)
+	for i, act := range acts {
+		if acts[i], err = s.by.text(act, "act"); err != nil {
+			s.by.unreadable("an act of an operator", err)
+			acts[i], err = []byte("{}"), nil
+		}
+	}
+	return acts, err
 }
 
 // seal returns notes as the store gets them. The ID of a control is a hash of what it is about, so that goes into the text, and

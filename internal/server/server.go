@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
@@ -65,6 +66,7 @@ type Server struct {
 	tracing      *tracing.Tracer // nil if tracing is off
 	store        *store
 	controls     *controls.Controls
+	audit        *audit.Log
 	tenants      *tenants.Tenants
 	listed       *file.Watcher // of TENANTS_FILE; nil without it
 	limiter      *limiter.Limiter
@@ -119,6 +121,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 		v.store.notes.Says(v.says)
 	}
 	v.controls = controls.New(v.store.controls(&s, log))
+	v.audit = audit.New(v.store.audit, log)
 	if v.reservations, err = newReservations(&s, v.store, log); err != nil {
 		return nil, err
 	}
@@ -279,6 +282,7 @@ func (v *Server) group() *task.Group {
 		g.Add(v.store.task)
 	}
 	g.Add(v.controls)
+	g.Add(v.audit)
 	g.Add(v.reservations)
 	if v.store.tenants != nil {
 		g.Add(v.tenants)

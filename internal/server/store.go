@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -26,6 +27,7 @@ type store struct {
 	task  task.Task       // keeps the store going; nil if it needs none
 	near  task.Task       // of the near cache; nil if there is none
 	notes markedStore     // where replicas share controls; nil if there is no such place
+	audit audit.Store     // where replicas share the audit; nil likewise
 
 	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
 
@@ -91,7 +93,8 @@ func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task
 		v.reservationKeys = keys.Reservations
 	}
 	if v.notes != nil {
-		v.notes = newSealedStore(v.notes, keys, log, h)
+		sealed := newSealedStore(v.notes, keys, log, h)
+		v.notes, v.audit = sealed, sealedAudit{v.audit, sealed}
 	}
 	if v.tenants != nil && keys != nil {
 		v.tenants = &sealedTenants{SharedStore: v.tenants, keys: keys}

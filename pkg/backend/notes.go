@@ -37,9 +37,3 @@ type Notes struct {
 
 // ErrNotesFull is returned where there are as many notes as there may be.
 var ErrNotesFull = errors.New("backend: too many notes")
-
-// Told is a text of what an operator did, which replicas share as they do notes. The latest ones are kept.
-type Told struct {
-	At   int64 // in µs since the epoch
-	Text []byte
-}

@@ -34,7 +34,7 @@ type Notes struct {
 
 // Notes returns the notes of b. There are none without scripts, with [ReferenceKeys].
 func (b *Backend) Notes() (*Notes, error) {
-	a, err := b.aside("notes", "notes", "", ":id", ":text", ":end", ":gone", ":here", ":told", ":secret")
+	a, err := b.aside("notes", "notes", "", ":id", ":text", ":end", ":gone", ":here", ":secret")
 	if err != nil {
 		return nil, err
 	}
@@ -204,37 +204,6 @@ func (n *Notes) put(ctx context.Context, notes []backend.Note, args []any) (at [
 		at = append(at, made)
 	}
 	return at, nil
-}
-
-// Tell keeps texts of what operators did, of which the latest ones stay. One that is kept already changes nothing.
-func (n *Notes) Tell(ctx context.Context, told []backend.Told, most int) error {
-	args := []any{"tell", strconv.Itoa(most)}
-	for i := range told {
-		args = append(args, strconv.FormatInt(told[i].At, 10), told[i].Text)
-	}
-	_, err := n.call(ctx, args...)
-	return err
-}
-
-// Told returns the texts of what operators did since a time, in µs since the epoch, the earliest first.
-func (n *Notes) Told(ctx context.Context, since int64) (all [][]byte, err error) {
-	for {
-		reply, err := n.call(ctx, "told", strconv.FormatInt(since, 10), strconv.Itoa(len(all)), strconv.Itoa(notesAtOnce))
-		if err != nil {
-			return nil, err
-		}
-		texts, ok := reply.Val().([]any)
-		if !ok {
-			return nil, errNotesReply
-		}
-		for _, t := range texts {
-			text, _ := t.(string)
-			all = append(all, []byte(text))
-		}
-		if len(texts) < notesAtOnce {
-			return all, nil
-		}
-	}
 }
 
 // Secret returns the secret that all replicas share. If there is none yet it is the one that is offered.

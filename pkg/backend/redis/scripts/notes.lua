@@ -11,8 +11,7 @@
 -- KEYS[4]  ID → end, of those that were not taken away
 -- KEYS[5]  ID → revision, of those that were taken away
 -- KEYS[6]  name of a replica, with what it says of itself → when it was last here (ms)
--- KEYS[7]  what operators did, as text → when (µs); the last ones
--- KEYS[8]  a secret that replicas share
+-- KEYS[7]  a secret that replicas share
 --
 -- ARGV[1]  what to do
 --   poll   ARGV[2..6]: epoch and revision that are known, the most texts to return, name of a replica that is here or '', the
@@ -25,12 +24,10 @@
 --          there is a later one, and is kept even if there are too many.
 --   here   result: names of the replicas that were here in the last 5 s
 --   leave  ARGV[2]: name of a replica
---   tell   ARGV[2]: how many texts are kept; then for each: when, what operators did. One that is there already changes nothing.
---   told   ARGV[2..4]: since when, how many texts to leave out, from the first, and how many to return; result: these
 --   secret ARGV[2]: the secret, if there is none yet; result: the secret
 if ARGV[1] == 'secret' then
-  redis.call('SET', KEYS[8], ARGV[2], 'NX')
-  return redis.call('GET', KEYS[8])
+  redis.call('SET', KEYS[7], ARGV[2], 'NX')
+  return redis.call('GET', KEYS[7])
 end
 
 local time = redis.call('TIME')
@@ -66,21 +63,6 @@ end
 
 if ARGV[1] == 'leave' then
   return redis.call('ZREM', KEYS[6], ARGV[2])
-end
-
-if ARGV[1] == 'told' then
-  return redis.call('ZRANGEBYSCORE', KEYS[7], ARGV[2], '+inf', 'LIMIT', ARGV[3], ARGV[4])
-end
-
-if ARGV[1] == 'tell' then
-  for i = 3, #ARGV, 2 do redis.call('ZADD', KEYS[7], ARGV[i], ARGV[i + 1]) end
-  local over = redis.call('ZCARD', KEYS[7]) - ARGV[2]
-  if over > 0 then
-    for _, first in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', '+inf', 'LIMIT', '0', text(over))) do
-      redis.call('ZREM', KEYS[7], first)
-    end
-  end
-  return over
 end
 
 -- forget removes a note and everything about it.

@@ -2769,14 +2769,17 @@ func (x *AuditRequest) GetPageToken() string {
 // AuditResponse is one page of what was changed.
 type AuditResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was changed, or refused.
+	// What was changed.
 	Entries []*AuditEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	// What to ask for the next page with; empty on the last one.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// Whether these are only what the server that answers was asked, because the store does not answer.
 	IsPartial bool `protobuf:"varint,3,opt,name=is_partial,json=isPartial,proto3" json:"is_partial,omitempty"`
 	// Why they are only what the server that answers was asked, always; empty where replicas share their controls.
-	Alone         string `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
+	Alone string `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
+	// The calls that the server that answers has refused, by caller, the latest first: at most 64 callers, and one `others` that stands for
+	// the rest. Only on the first page, and not for callers whose token is for some domains only.
+	Refused       []*RefusedCalls `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2839,7 +2842,114 @@ func (x *AuditResponse) GetAlone() string {
 	return ""
 }
 
-// AuditEntry is a call that changed something, or was refused.
+func (x *AuditResponse) GetRefused() []*RefusedCalls {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// RefusedCalls counts calls of one caller that would have changed something and were refused.
+type RefusedCalls struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who called: as of AuditEntry; `others` for callers that are counted together.
+	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	// The address that the last of them came from, without its port.
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// The method of the last of them.
+	Method string `protobuf:"bytes,3,opt,name=method,proto3" json:"method,omitempty"`
+	// The status of the last of them, such as PermissionDenied.
+	Code string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
+	// How many they are.
+	Count uint64 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
+	// When the first of them was made.
+	First *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=first,proto3" json:"first,omitempty"`
+	// When the last of them was made.
+	Last          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedCalls) Reset() {
+	*x = RefusedCalls{}
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedCalls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedCalls) ProtoMessage() {}
+
+func (x *RefusedCalls) ProtoReflect() protoreflect.Message {
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedCalls.ProtoReflect.Descriptor instead.
+func (*RefusedCalls) Descriptor() ([]byte, []int) {
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *RefusedCalls) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *RefusedCalls) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *RefusedCalls) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *RefusedCalls) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *RefusedCalls) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RefusedCalls) GetFirst() *timestamppb.Timestamp {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *RefusedCalls) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+// AuditEntry is a call that changed something, or may have.
 type AuditEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When.
@@ -2863,19 +2973,19 @@ type AuditEntry struct {
 	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	// What there was before, in words; empty where there was nothing.
 	Before string `protobuf:"bytes,10,opt,name=before,proto3" json:"before,omitempty"`
-	// What there is now, in words; empty where it was refused.
+	// What there is now, in words; empty where it failed.
 	After string `protobuf:"bytes,11,opt,name=after,proto3" json:"after,omitempty"`
-	// The status with which it was refused, such as PermissionDenied; empty where it was done.
-	Refused string `protobuf:"bytes,12,opt,name=refused,proto3" json:"refused,omitempty"`
-	// Why it was refused, in words.
-	Refusal       string `protobuf:"bytes,13,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	// The status of the error with which it ended, such as Unavailable, where it may have been done all the same; otherwise empty.
+	Failed string `protobuf:"bytes,12,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Why it failed, in words.
+	Failure       string `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +2997,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3010,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -2980,16 +3090,16 @@ func (x *AuditEntry) GetAfter() string {
 	return ""
 }
 
-func (x *AuditEntry) GetRefused() string {
+func (x *AuditEntry) GetFailed() string {
 	if x != nil {
-		return x.Refused
+		return x.Failed
 	}
 	return ""
 }
 
-func (x *AuditEntry) GetRefusal() string {
+func (x *AuditEntry) GetFailure() string {
 	if x != nil {
-		return x.Refusal
+		return x.Failure
 	}
 	return ""
 }
@@ -3015,7 +3125,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3137,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3150,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TopRequest) GetRule() string {
@@ -3114,7 +3224,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3126,7 +3236,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3139,7 +3249,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TopResponse) GetEntries() []*TopEntry {
@@ -3234,7 +3344,7 @@ type TopEntry struct {
 
 func (x *TopEntry) Reset() {
 	*x = TopEntry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3356,7 @@ func (x *TopEntry) String() string {
 func (*TopEntry) ProtoMessage() {}
 
 func (x *TopEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3369,7 @@ func (x *TopEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopEntry.ProtoReflect.Descriptor instead.
 func (*TopEntry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TopEntry) GetDomain() string {
@@ -3338,7 +3448,7 @@ type EntryFilter struct {
 
 func (x *EntryFilter) Reset() {
 	*x = EntryFilter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3460,7 @@ func (x *EntryFilter) String() string {
 func (*EntryFilter) ProtoMessage() {}
 
 func (x *EntryFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3473,7 @@ func (x *EntryFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EntryFilter.ProtoReflect.Descriptor instead.
 func (*EntryFilter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EntryFilter) GetKey() string {
@@ -3401,7 +3511,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3413,7 +3523,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3426,7 +3536,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchRequest) GetDomain() string {
@@ -3486,7 +3596,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3608,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3621,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchResponse) GetDecisions() []*Decision {
@@ -3582,7 +3692,7 @@ type Decision struct {
 
 func (x *Decision) Reset() {
 	*x = Decision{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3704,7 @@ func (x *Decision) String() string {
 func (*Decision) ProtoMessage() {}
 
 func (x *Decision) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3717,7 @@ func (x *Decision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decision.ProtoReflect.Descriptor instead.
 func (*Decision) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Decision) GetTime() *timestamppb.Timestamp {
@@ -3760,7 +3870,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3772,7 +3882,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3785,7 +3895,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Descriptor) GetEntries() []*Entry {
@@ -3831,7 +3941,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +3953,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +3966,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Entry) GetKey() string {
@@ -3895,7 +4005,7 @@ type Override struct {
 
 func (x *Override) Reset() {
 	*x = Override{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +4017,7 @@ func (x *Override) String() string {
 func (*Override) ProtoMessage() {}
 
 func (x *Override) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +4030,7 @@ func (x *Override) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Override.ProtoReflect.Descriptor instead.
 func (*Override) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Override) GetRequestsPerUnit() uint32 {
@@ -3977,7 +4087,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4099,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4112,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Counter) GetKey() string {
@@ -4118,7 +4228,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4240,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4253,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Rule) GetPath() string {
@@ -4310,7 +4420,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +4432,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +4445,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Limit) GetAlgorithm() Algorithm {
@@ -4481,7 +4591,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +4603,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +4616,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Reserve) GetTtl() *durationpb.Duration {
@@ -4554,7 +4664,7 @@ type Penalty struct {
 
 func (x *Penalty) Reset() {
 	*x = Penalty{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4566,7 +4676,7 @@ func (x *Penalty) String() string {
 func (*Penalty) ProtoMessage() {}
 
 func (x *Penalty) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4579,7 +4689,7 @@ func (x *Penalty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Penalty.ProtoReflect.Descriptor instead.
 func (*Penalty) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Penalty) GetFor() *durationpb.Duration {
@@ -4630,7 +4740,7 @@ type RuleState struct {
 
 func (x *RuleState) Reset() {
 	*x = RuleState{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4642,7 +4752,7 @@ func (x *RuleState) String() string {
 func (*RuleState) ProtoMessage() {}
 
 func (x *RuleState) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4655,7 +4765,7 @@ func (x *RuleState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleState.ProtoReflect.Descriptor instead.
 func (*RuleState) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RuleState) GetDomain() string {
@@ -4702,7 +4812,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4824,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4837,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 // StatusResponse says how the server is.
@@ -4778,7 +4888,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4900,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[44]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +4913,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -4958,7 +5068,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5080,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[45]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5093,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Replica) GetName() string {
@@ -5038,7 +5148,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5160,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[46]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5173,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Component) GetName() string {
@@ -5122,7 +5232,7 @@ type RulesStatus struct {
 
 func (x *RulesStatus) Reset() {
 	*x = RulesStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5134,7 +5244,7 @@ func (x *RulesStatus) String() string {
 func (*RulesStatus) ProtoMessage() {}
 
 func (x *RulesStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[47]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5147,7 +5257,7 @@ func (x *RulesStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesStatus.ProtoReflect.Descriptor instead.
 func (*RulesStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RulesStatus) GetSource() string {
@@ -5230,7 +5340,7 @@ type RulesChange struct {
 
 func (x *RulesChange) Reset() {
 	*x = RulesChange{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5242,7 +5352,7 @@ func (x *RulesChange) String() string {
 func (*RulesChange) ProtoMessage() {}
 
 func (x *RulesChange) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[48]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5255,7 +5365,7 @@ func (x *RulesChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesChange.ProtoReflect.Descriptor instead.
 func (*RulesChange) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RulesChange) GetTime() *timestamppb.Timestamp {
@@ -5303,7 +5413,7 @@ type RulesDifference struct {
 
 func (x *RulesDifference) Reset() {
 	*x = RulesDifference{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5315,7 +5425,7 @@ func (x *RulesDifference) String() string {
 func (*RulesDifference) ProtoMessage() {}
 
 func (x *RulesDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[49]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5328,7 +5438,7 @@ func (x *RulesDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesDifference.ProtoReflect.Descriptor instead.
 func (*RulesDifference) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RulesDifference) GetPath() string {
@@ -5378,7 +5488,7 @@ type RefusedRules struct {
 
 func (x *RefusedRules) Reset() {
 	*x = RefusedRules{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5390,7 +5500,7 @@ func (x *RefusedRules) String() string {
 func (*RefusedRules) ProtoMessage() {}
 
 func (x *RefusedRules) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[50]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5403,7 +5513,7 @@ func (x *RefusedRules) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedRules.ProtoReflect.Descriptor instead.
 func (*RefusedRules) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RefusedRules) GetTime() *timestamppb.Timestamp {
@@ -5462,7 +5572,7 @@ type RulesProblem struct {
 
 func (x *RulesProblem) Reset() {
 	*x = RulesProblem{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5474,7 +5584,7 @@ func (x *RulesProblem) String() string {
 func (*RulesProblem) ProtoMessage() {}
 
 func (x *RulesProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[51]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5487,7 +5597,7 @@ func (x *RulesProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RulesProblem.ProtoReflect.Descriptor instead.
 func (*RulesProblem) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RulesProblem) GetFile() string {
@@ -5549,7 +5659,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5561,7 +5671,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[52]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5574,7 +5684,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StoreStatus) GetText() string {
@@ -5622,7 +5732,7 @@ type StoreNode struct {
 
 func (x *StoreNode) Reset() {
 	*x = StoreNode{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5634,7 +5744,7 @@ func (x *StoreNode) String() string {
 func (*StoreNode) ProtoMessage() {}
 
 func (x *StoreNode) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[53]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5647,7 +5757,7 @@ func (x *StoreNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreNode.ProtoReflect.Descriptor instead.
 func (*StoreNode) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StoreNode) GetName() string {
@@ -5697,7 +5807,7 @@ type NearCacheStatus struct {
 
 func (x *NearCacheStatus) Reset() {
 	*x = NearCacheStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5709,7 +5819,7 @@ func (x *NearCacheStatus) String() string {
 func (*NearCacheStatus) ProtoMessage() {}
 
 func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[54]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5722,7 +5832,7 @@ func (x *NearCacheStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearCacheStatus.ProtoReflect.Descriptor instead.
 func (*NearCacheStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NearCacheStatus) GetEntries() uint64 {
@@ -5777,7 +5887,7 @@ type LeaseStatus struct {
 
 func (x *LeaseStatus) Reset() {
 	*x = LeaseStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +5899,7 @@ func (x *LeaseStatus) String() string {
 func (*LeaseStatus) ProtoMessage() {}
 
 func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[55]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +5912,7 @@ func (x *LeaseStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseStatus.ProtoReflect.Descriptor instead.
 func (*LeaseStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LeaseStatus) GetHeld() uint64 {
@@ -5854,7 +5964,7 @@ type LoadStatus struct {
 
 func (x *LoadStatus) Reset() {
 	*x = LoadStatus{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +5976,7 @@ func (x *LoadStatus) String() string {
 func (*LoadStatus) ProtoMessage() {}
 
 func (x *LoadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[56]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +5989,7 @@ func (x *LoadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadStatus.ProtoReflect.Descriptor instead.
 func (*LoadStatus) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LoadStatus) GetCalls() uint64 {
@@ -5937,7 +6047,7 @@ type ReloadRulesRequest struct {
 
 func (x *ReloadRulesRequest) Reset() {
 	*x = ReloadRulesRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5949,7 +6059,7 @@ func (x *ReloadRulesRequest) String() string {
 func (*ReloadRulesRequest) ProtoMessage() {}
 
 func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[57]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5962,7 +6072,7 @@ func (x *ReloadRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRulesRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReloadRulesRequest) GetReason() string {
@@ -6000,7 +6110,7 @@ type ReloadRulesResponse struct {
 
 func (x *ReloadRulesResponse) Reset() {
 	*x = ReloadRulesResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6012,7 +6122,7 @@ func (x *ReloadRulesResponse) String() string {
 func (*ReloadRulesResponse) ProtoMessage() {}
 
 func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[58]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6025,7 +6135,7 @@ func (x *ReloadRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRulesResponse.ProtoReflect.Descriptor instead.
 func (*ReloadRulesResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReloadRulesResponse) GetRefused() bool {
@@ -6085,7 +6195,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6207,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[59]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6220,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DrainRequest) GetUndo() bool {
@@ -6149,7 +6259,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6161,7 +6271,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[60]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6174,7 +6284,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DrainResponse) GetDrained() *timestamppb.Timestamp {
@@ -6219,7 +6329,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6231,7 +6341,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[61]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6244,7 +6354,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Tenant) GetTenant() string {
@@ -6302,7 +6412,7 @@ type GetTenantRequest struct {
 
 func (x *GetTenantRequest) Reset() {
 	*x = GetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6314,7 +6424,7 @@ func (x *GetTenantRequest) String() string {
 func (*GetTenantRequest) ProtoMessage() {}
 
 func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[62]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6327,7 +6437,7 @@ func (x *GetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetTenantRequest) GetTenant() string {
@@ -6359,7 +6469,7 @@ type GetTenantResponse struct {
 
 func (x *GetTenantResponse) Reset() {
 	*x = GetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6371,7 +6481,7 @@ func (x *GetTenantResponse) String() string {
 func (*GetTenantResponse) ProtoMessage() {}
 
 func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[63]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6384,7 +6494,7 @@ func (x *GetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetTenantResponse) GetTenant() *Tenant {
@@ -6423,7 +6533,7 @@ type SetTenantRequest struct {
 
 func (x *SetTenantRequest) Reset() {
 	*x = SetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6435,7 +6545,7 @@ func (x *SetTenantRequest) String() string {
 func (*SetTenantRequest) ProtoMessage() {}
 
 func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[64]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6448,7 +6558,7 @@ func (x *SetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantRequest.ProtoReflect.Descriptor instead.
 func (*SetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetTenantRequest) GetTenant() *Tenant {
@@ -6485,7 +6595,7 @@ type SetTenantResponse struct {
 
 func (x *SetTenantResponse) Reset() {
 	*x = SetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6497,7 +6607,7 @@ func (x *SetTenantResponse) String() string {
 func (*SetTenantResponse) ProtoMessage() {}
 
 func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[65]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6510,7 +6620,7 @@ func (x *SetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTenantResponse.ProtoReflect.Descriptor instead.
 func (*SetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetTenantResponse) GetTenant() *Tenant {
@@ -6544,7 +6654,7 @@ type UnsetTenantRequest struct {
 
 func (x *UnsetTenantRequest) Reset() {
 	*x = UnsetTenantRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6556,7 +6666,7 @@ func (x *UnsetTenantRequest) String() string {
 func (*UnsetTenantRequest) ProtoMessage() {}
 
 func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[66]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6569,7 +6679,7 @@ func (x *UnsetTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantRequest.ProtoReflect.Descriptor instead.
 func (*UnsetTenantRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UnsetTenantRequest) GetTenant() string {
@@ -6613,7 +6723,7 @@ type UnsetTenantResponse struct {
 
 func (x *UnsetTenantResponse) Reset() {
 	*x = UnsetTenantResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6625,7 +6735,7 @@ func (x *UnsetTenantResponse) String() string {
 func (*UnsetTenantResponse) ProtoMessage() {}
 
 func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[67]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6638,7 +6748,7 @@ func (x *UnsetTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnsetTenantResponse.ProtoReflect.Descriptor instead.
 func (*UnsetTenantResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *UnsetTenantResponse) GetBefore() *Tenant {
@@ -6672,7 +6782,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6684,7 +6794,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[68]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6697,7 +6807,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListTenantsRequest) GetPlan() string {
@@ -6747,7 +6857,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6759,7 +6869,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[69]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6772,7 +6882,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -6825,7 +6935,7 @@ type ImportTenantsRequest struct {
 
 func (x *ImportTenantsRequest) Reset() {
 	*x = ImportTenantsRequest{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6837,7 +6947,7 @@ func (x *ImportTenantsRequest) String() string {
 func (*ImportTenantsRequest) ProtoMessage() {}
 
 func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[70]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6850,7 +6960,7 @@ func (x *ImportTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ImportTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ImportTenantsRequest) GetTenants() []*Tenant {
@@ -6889,7 +6999,7 @@ type ImportTenantsResponse struct {
 
 func (x *ImportTenantsResponse) Reset() {
 	*x = ImportTenantsResponse{}
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6901,7 +7011,7 @@ func (x *ImportTenantsResponse) String() string {
 func (*ImportTenantsResponse) ProtoMessage() {}
 
 func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[71]
+	mi := &file_ratelimitd_admin_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6914,7 +7024,7 @@ func (x *ImportTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ImportTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_ratelimitd_admin_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ImportTenantsResponse) GetAdded() int32 {
@@ -7085,13 +7195,22 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\xa7\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xe4\x01\n" +
 	"\rAuditResponse\x129\n" +
 	"\aentries\x18\x01 \x03(\v2\x1f.ratelimitd.admin.v1.AuditEntryR\aentries\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1d\n" +
 	"\n" +
 	"is_partial\x18\x03 \x01(\bR\tisPartial\x12\x14\n" +
-	"\x05alone\x18\x04 \x01(\tR\x05alone\"\xf3\x02\n" +
+	"\x05alone\x18\x04 \x01(\tR\x05alone\x12;\n" +
+	"\arefused\x18\x05 \x03(\v2!.ratelimitd.admin.v1.RefusedCallsR\arefused\"\xd6\x01\n" +
+	"\fRefusedCalls\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x16\n" +
+	"\x06method\x18\x03 \x01(\tR\x06method\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\tR\x04code\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\x04R\x05count\x120\n" +
+	"\x05first\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05first\x12.\n" +
+	"\x04last\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\xf1\x02\n" +
 	"\n" +
 	"AuditEntry\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
@@ -7106,9 +7225,9 @@ const file_ratelimitd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\x16\n" +
 	"\x06before\x18\n" +
 	" \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\v \x01(\tR\x05after\x12\x18\n" +
-	"\arefused\x18\f \x01(\tR\arefused\x12\x18\n" +
-	"\arefusal\x18\r \x01(\tR\arefusal\"\xfe\x01\n" +
+	"\x05after\x18\v \x01(\tR\x05after\x12\x16\n" +
+	"\x06failed\x18\f \x01(\tR\x06failed\x12\x18\n" +
+	"\afailure\x18\r \x01(\tR\afailure\"\xfe\x01\n" +
 	"\n" +
 	"TopRequest\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x16\n" +
@@ -7566,7 +7685,7 @@ func file_ratelimitd_admin_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_ratelimitd_admin_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_ratelimitd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: ratelimitd.admin.v1.Outcome
 	(ControlKind)(0),              // 1: ratelimitd.admin.v1.ControlKind
@@ -7608,238 +7727,242 @@ var file_ratelimitd_admin_v1_admin_proto_goTypes = []any{
 	(*GrantResponse)(nil),         // 37: ratelimitd.admin.v1.GrantResponse
 	(*AuditRequest)(nil),          // 38: ratelimitd.admin.v1.AuditRequest
 	(*AuditResponse)(nil),         // 39: ratelimitd.admin.v1.AuditResponse
-	(*AuditEntry)(nil),            // 40: ratelimitd.admin.v1.AuditEntry
-	(*TopRequest)(nil),            // 41: ratelimitd.admin.v1.TopRequest
-	(*TopResponse)(nil),           // 42: ratelimitd.admin.v1.TopResponse
-	(*TopEntry)(nil),              // 43: ratelimitd.admin.v1.TopEntry
-	(*EntryFilter)(nil),           // 44: ratelimitd.admin.v1.EntryFilter
-	(*WatchRequest)(nil),          // 45: ratelimitd.admin.v1.WatchRequest
-	(*WatchResponse)(nil),         // 46: ratelimitd.admin.v1.WatchResponse
-	(*Decision)(nil),              // 47: ratelimitd.admin.v1.Decision
-	(*Descriptor)(nil),            // 48: ratelimitd.admin.v1.Descriptor
-	(*Entry)(nil),                 // 49: ratelimitd.admin.v1.Entry
-	(*Override)(nil),              // 50: ratelimitd.admin.v1.Override
-	(*Counter)(nil),               // 51: ratelimitd.admin.v1.Counter
-	(*Rule)(nil),                  // 52: ratelimitd.admin.v1.Rule
-	(*Limit)(nil),                 // 53: ratelimitd.admin.v1.Limit
-	(*Reserve)(nil),               // 54: ratelimitd.admin.v1.Reserve
-	(*Penalty)(nil),               // 55: ratelimitd.admin.v1.Penalty
-	(*RuleState)(nil),             // 56: ratelimitd.admin.v1.RuleState
-	(*StatusRequest)(nil),         // 57: ratelimitd.admin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 58: ratelimitd.admin.v1.StatusResponse
-	(*Replica)(nil),               // 59: ratelimitd.admin.v1.Replica
-	(*Component)(nil),             // 60: ratelimitd.admin.v1.Component
-	(*RulesStatus)(nil),           // 61: ratelimitd.admin.v1.RulesStatus
-	(*RulesChange)(nil),           // 62: ratelimitd.admin.v1.RulesChange
-	(*RulesDifference)(nil),       // 63: ratelimitd.admin.v1.RulesDifference
-	(*RefusedRules)(nil),          // 64: ratelimitd.admin.v1.RefusedRules
-	(*RulesProblem)(nil),          // 65: ratelimitd.admin.v1.RulesProblem
-	(*StoreStatus)(nil),           // 66: ratelimitd.admin.v1.StoreStatus
-	(*StoreNode)(nil),             // 67: ratelimitd.admin.v1.StoreNode
-	(*NearCacheStatus)(nil),       // 68: ratelimitd.admin.v1.NearCacheStatus
-	(*LeaseStatus)(nil),           // 69: ratelimitd.admin.v1.LeaseStatus
-	(*LoadStatus)(nil),            // 70: ratelimitd.admin.v1.LoadStatus
-	(*ReloadRulesRequest)(nil),    // 71: ratelimitd.admin.v1.ReloadRulesRequest
-	(*ReloadRulesResponse)(nil),   // 72: ratelimitd.admin.v1.ReloadRulesResponse
-	(*DrainRequest)(nil),          // 73: ratelimitd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),         // 74: ratelimitd.admin.v1.DrainResponse
-	(*Tenant)(nil),                // 75: ratelimitd.admin.v1.Tenant
-	(*GetTenantRequest)(nil),      // 76: ratelimitd.admin.v1.GetTenantRequest
-	(*GetTenantResponse)(nil),     // 77: ratelimitd.admin.v1.GetTenantResponse
-	(*SetTenantRequest)(nil),      // 78: ratelimitd.admin.v1.SetTenantRequest
-	(*SetTenantResponse)(nil),     // 79: ratelimitd.admin.v1.SetTenantResponse
-	(*UnsetTenantRequest)(nil),    // 80: ratelimitd.admin.v1.UnsetTenantRequest
-	(*UnsetTenantResponse)(nil),   // 81: ratelimitd.admin.v1.UnsetTenantResponse
-	(*ListTenantsRequest)(nil),    // 82: ratelimitd.admin.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 83: ratelimitd.admin.v1.ListTenantsResponse
-	(*ImportTenantsRequest)(nil),  // 84: ratelimitd.admin.v1.ImportTenantsRequest
-	(*ImportTenantsResponse)(nil), // 85: ratelimitd.admin.v1.ImportTenantsResponse
-	(*timestamppb.Timestamp)(nil), // 86: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 87: google.protobuf.Duration
-	(*structpb.Struct)(nil),       // 88: google.protobuf.Struct
+	(*RefusedCalls)(nil),          // 40: ratelimitd.admin.v1.RefusedCalls
+	(*AuditEntry)(nil),            // 41: ratelimitd.admin.v1.AuditEntry
+	(*TopRequest)(nil),            // 42: ratelimitd.admin.v1.TopRequest
+	(*TopResponse)(nil),           // 43: ratelimitd.admin.v1.TopResponse
+	(*TopEntry)(nil),              // 44: ratelimitd.admin.v1.TopEntry
+	(*EntryFilter)(nil),           // 45: ratelimitd.admin.v1.EntryFilter
+	(*WatchRequest)(nil),          // 46: ratelimitd.admin.v1.WatchRequest
+	(*WatchResponse)(nil),         // 47: ratelimitd.admin.v1.WatchResponse
+	(*Decision)(nil),              // 48: ratelimitd.admin.v1.Decision
+	(*Descriptor)(nil),            // 49: ratelimitd.admin.v1.Descriptor
+	(*Entry)(nil),                 // 50: ratelimitd.admin.v1.Entry
+	(*Override)(nil),              // 51: ratelimitd.admin.v1.Override
+	(*Counter)(nil),               // 52: ratelimitd.admin.v1.Counter
+	(*Rule)(nil),                  // 53: ratelimitd.admin.v1.Rule
+	(*Limit)(nil),                 // 54: ratelimitd.admin.v1.Limit
+	(*Reserve)(nil),               // 55: ratelimitd.admin.v1.Reserve
+	(*Penalty)(nil),               // 56: ratelimitd.admin.v1.Penalty
+	(*RuleState)(nil),             // 57: ratelimitd.admin.v1.RuleState
+	(*StatusRequest)(nil),         // 58: ratelimitd.admin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 59: ratelimitd.admin.v1.StatusResponse
+	(*Replica)(nil),               // 60: ratelimitd.admin.v1.Replica
+	(*Component)(nil),             // 61: ratelimitd.admin.v1.Component
+	(*RulesStatus)(nil),           // 62: ratelimitd.admin.v1.RulesStatus
+	(*RulesChange)(nil),           // 63: ratelimitd.admin.v1.RulesChange
+	(*RulesDifference)(nil),       // 64: ratelimitd.admin.v1.RulesDifference
+	(*RefusedRules)(nil),          // 65: ratelimitd.admin.v1.RefusedRules
+	(*RulesProblem)(nil),          // 66: ratelimitd.admin.v1.RulesProblem
+	(*StoreStatus)(nil),           // 67: ratelimitd.admin.v1.StoreStatus
+	(*StoreNode)(nil),             // 68: ratelimitd.admin.v1.StoreNode
+	(*NearCacheStatus)(nil),       // 69: ratelimitd.admin.v1.NearCacheStatus
+	(*LeaseStatus)(nil),           // 70: ratelimitd.admin.v1.LeaseStatus
+	(*LoadStatus)(nil),            // 71: ratelimitd.admin.v1.LoadStatus
+	(*ReloadRulesRequest)(nil),    // 72: ratelimitd.admin.v1.ReloadRulesRequest
+	(*ReloadRulesResponse)(nil),   // 73: ratelimitd.admin.v1.ReloadRulesResponse
+	(*DrainRequest)(nil),          // 74: ratelimitd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),         // 75: ratelimitd.admin.v1.DrainResponse
+	(*Tenant)(nil),                // 76: ratelimitd.admin.v1.Tenant
+	(*GetTenantRequest)(nil),      // 77: ratelimitd.admin.v1.GetTenantRequest
+	(*GetTenantResponse)(nil),     // 78: ratelimitd.admin.v1.GetTenantResponse
+	(*SetTenantRequest)(nil),      // 79: ratelimitd.admin.v1.SetTenantRequest
+	(*SetTenantResponse)(nil),     // 80: ratelimitd.admin.v1.SetTenantResponse
+	(*UnsetTenantRequest)(nil),    // 81: ratelimitd.admin.v1.UnsetTenantRequest
+	(*UnsetTenantResponse)(nil),   // 82: ratelimitd.admin.v1.UnsetTenantResponse
+	(*ListTenantsRequest)(nil),    // 83: ratelimitd.admin.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),   // 84: ratelimitd.admin.v1.ListTenantsResponse
+	(*ImportTenantsRequest)(nil),  // 85: ratelimitd.admin.v1.ImportTenantsRequest
+	(*ImportTenantsResponse)(nil), // 86: ratelimitd.admin.v1.ImportTenantsResponse
+	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 88: google.protobuf.Duration
+	(*structpb.Struct)(nil),       // 89: google.protobuf.Struct
 }
 var file_ratelimitd_admin_v1_admin_proto_depIdxs = []int32{
-	52,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
-	56,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
-	86,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
-	48,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
+	53,  // 0: ratelimitd.admin.v1.ListRulesResponse.rules:type_name -> ratelimitd.admin.v1.Rule
+	57,  // 1: ratelimitd.admin.v1.ListRulesResponse.states:type_name -> ratelimitd.admin.v1.RuleState
+	87,  // 2: ratelimitd.admin.v1.ListRulesResponse.time:type_name -> google.protobuf.Timestamp
+	49,  // 3: ratelimitd.admin.v1.ExplainRequest.descriptors:type_name -> ratelimitd.admin.v1.Descriptor
 	18,  // 4: ratelimitd.admin.v1.ExplainResponse.descriptors:type_name -> ratelimitd.admin.v1.Explanation
 	19,  // 5: ratelimitd.admin.v1.Explanation.steps:type_name -> ratelimitd.admin.v1.Step
-	52,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 6: ratelimitd.admin.v1.Explanation.rule:type_name -> ratelimitd.admin.v1.Rule
 	0,   // 7: ratelimitd.admin.v1.Explanation.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	51,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
+	52,  // 8: ratelimitd.admin.v1.Explanation.counter:type_name -> ratelimitd.admin.v1.Counter
 	24,  // 9: ratelimitd.admin.v1.Explanation.controls:type_name -> ratelimitd.admin.v1.Control
-	49,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	52,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	51,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
-	49,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	52,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	51,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	50,  // 10: ratelimitd.admin.v1.PeekRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 11: ratelimitd.admin.v1.PeekResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 12: ratelimitd.admin.v1.PeekResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	50,  // 13: ratelimitd.admin.v1.ResetRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 14: ratelimitd.admin.v1.ResetResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 15: ratelimitd.admin.v1.ResetResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	25,  // 16: ratelimitd.admin.v1.ResetResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	1,   // 17: ratelimitd.admin.v1.Control.kind:type_name -> ratelimitd.admin.v1.ControlKind
-	49,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
-	86,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
-	86,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
-	49,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	87,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
+	50,  // 18: ratelimitd.admin.v1.Control.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 19: ratelimitd.admin.v1.Control.to:type_name -> ratelimitd.admin.v1.Override
+	87,  // 20: ratelimitd.admin.v1.Control.since:type_name -> google.protobuf.Timestamp
+	87,  // 21: ratelimitd.admin.v1.Control.until:type_name -> google.protobuf.Timestamp
+	50,  // 22: ratelimitd.admin.v1.BlockRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	88,  // 23: ratelimitd.admin.v1.BlockRequest.for:type_name -> google.protobuf.Duration
 	24,  // 24: ratelimitd.admin.v1.BlockResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 25: ratelimitd.admin.v1.BlockResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 26: ratelimitd.admin.v1.BlockResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	49,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	87,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
+	50,  // 27: ratelimitd.admin.v1.AllowRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	88,  // 28: ratelimitd.admin.v1.AllowRequest.for:type_name -> google.protobuf.Duration
 	24,  // 29: ratelimitd.admin.v1.AllowResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 30: ratelimitd.admin.v1.AllowResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 31: ratelimitd.admin.v1.AllowResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	49,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	87,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
-	50,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
+	50,  // 32: ratelimitd.admin.v1.LimitRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	88,  // 33: ratelimitd.admin.v1.LimitRequest.for:type_name -> google.protobuf.Duration
+	51,  // 34: ratelimitd.admin.v1.LimitRequest.to:type_name -> ratelimitd.admin.v1.Override
 	24,  // 35: ratelimitd.admin.v1.LimitResponse.control:type_name -> ratelimitd.admin.v1.Control
 	24,  // 36: ratelimitd.admin.v1.LimitResponse.replaced:type_name -> ratelimitd.admin.v1.Control
 	25,  // 37: ratelimitd.admin.v1.LimitResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	52,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	53,  // 38: ratelimitd.admin.v1.LimitResponse.rule:type_name -> ratelimitd.admin.v1.Rule
 	24,  // 39: ratelimitd.admin.v1.LiftResponse.lifted:type_name -> ratelimitd.admin.v1.Control
 	25,  // 40: ratelimitd.admin.v1.LiftResponse.reach:type_name -> ratelimitd.admin.v1.Reach
 	24,  // 41: ratelimitd.admin.v1.ListControlsResponse.controls:type_name -> ratelimitd.admin.v1.Control
 	25,  // 42: ratelimitd.admin.v1.ListControlsResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	49,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
-	52,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
-	51,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
-	51,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
+	50,  // 43: ratelimitd.admin.v1.GrantRequest.entries:type_name -> ratelimitd.admin.v1.Entry
+	53,  // 44: ratelimitd.admin.v1.GrantResponse.rule:type_name -> ratelimitd.admin.v1.Rule
+	52,  // 45: ratelimitd.admin.v1.GrantResponse.before:type_name -> ratelimitd.admin.v1.Counter
+	52,  // 46: ratelimitd.admin.v1.GrantResponse.counter:type_name -> ratelimitd.admin.v1.Counter
 	25,  // 47: ratelimitd.admin.v1.GrantResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	40,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
-	86,  // 49: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	49,  // 50: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	44,  // 51: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	2,   // 52: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
-	3,   // 53: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
-	43,  // 54: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
-	86,  // 55: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
-	86,  // 56: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
-	49,  // 57: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
-	44,  // 58: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
-	0,   // 59: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
-	47,  // 60: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
-	86,  // 61: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	49,  // 62: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
-	0,   // 63: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
-	4,   // 64: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
-	9,   // 65: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
-	87,  // 66: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
-	87,  // 67: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
-	49,  // 68: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
-	50,  // 69: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
-	7,   // 70: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
-	53,  // 71: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
-	87,  // 72: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
-	87,  // 73: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
-	87,  // 74: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
-	87,  // 75: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
-	53,  // 76: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
-	55,  // 77: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
-	9,   // 78: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
-	88,  // 79: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
-	54,  // 80: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
-	6,   // 81: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
-	7,   // 82: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
-	87,  // 83: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
-	87,  // 84: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
-	8,   // 85: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
-	87,  // 86: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
-	87,  // 87: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
-	5,   // 88: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
-	87,  // 89: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
-	44,  // 90: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
-	86,  // 91: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	87,  // 92: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	60,  // 93: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
-	86,  // 94: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
-	61,  // 95: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	64,  // 96: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
-	66,  // 97: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
-	68,  // 98: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
-	69,  // 99: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
-	70,  // 100: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
-	25,  // 101: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
-	59,  // 102: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
-	10,  // 103: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
-	10,  // 104: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
-	86,  // 105: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
-	86,  // 106: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
-	87,  // 107: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
-	86,  // 108: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
-	62,  // 109: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
-	86,  // 110: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
-	63,  // 111: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
-	11,  // 112: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
-	86,  // 113: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
-	65,  // 114: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	67,  // 115: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
-	12,  // 116: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
-	87,  // 117: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
-	87,  // 118: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
-	65,  // 119: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
-	61,  // 120: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
-	86,  // 121: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
-	86,  // 122: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
-	13,  // 123: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
-	75,  // 124: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 125: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 126: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 127: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 128: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 129: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 130: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
-	13,  // 131: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
-	75,  // 132: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	75,  // 133: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
-	14,  // 134: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
-	16,  // 135: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
-	20,  // 136: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
-	22,  // 137: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
-	26,  // 138: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
-	28,  // 139: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
-	30,  // 140: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
-	32,  // 141: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
-	34,  // 142: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
-	36,  // 143: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
-	38,  // 144: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
-	41,  // 145: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
-	45,  // 146: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
-	57,  // 147: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
-	71,  // 148: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
-	73,  // 149: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
-	76,  // 150: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
-	78,  // 151: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
-	80,  // 152: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
-	82,  // 153: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
-	84,  // 154: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
-	15,  // 155: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
-	17,  // 156: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
-	21,  // 157: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
-	23,  // 158: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
-	27,  // 159: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
-	29,  // 160: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
-	31,  // 161: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
-	33,  // 162: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
-	35,  // 163: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
-	37,  // 164: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
-	39,  // 165: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
-	42,  // 166: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
-	46,  // 167: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
-	58,  // 168: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
-	72,  // 169: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
-	74,  // 170: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
-	77,  // 171: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
-	79,  // 172: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
-	81,  // 173: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
-	83,  // 174: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
-	85,  // 175: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
-	155, // [155:176] is the sub-list for method output_type
-	134, // [134:155] is the sub-list for method input_type
-	134, // [134:134] is the sub-list for extension type_name
-	134, // [134:134] is the sub-list for extension extendee
-	0,   // [0:134] is the sub-list for field type_name
+	41,  // 48: ratelimitd.admin.v1.AuditResponse.entries:type_name -> ratelimitd.admin.v1.AuditEntry
+	40,  // 49: ratelimitd.admin.v1.AuditResponse.refused:type_name -> ratelimitd.admin.v1.RefusedCalls
+	87,  // 50: ratelimitd.admin.v1.RefusedCalls.first:type_name -> google.protobuf.Timestamp
+	87,  // 51: ratelimitd.admin.v1.RefusedCalls.last:type_name -> google.protobuf.Timestamp
+	87,  // 52: ratelimitd.admin.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	50,  // 53: ratelimitd.admin.v1.AuditEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	45,  // 54: ratelimitd.admin.v1.TopRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	2,   // 55: ratelimitd.admin.v1.TopRequest.ranking:type_name -> ratelimitd.admin.v1.Ranking
+	3,   // 56: ratelimitd.admin.v1.TopRequest.window:type_name -> ratelimitd.admin.v1.Window
+	44,  // 57: ratelimitd.admin.v1.TopResponse.entries:type_name -> ratelimitd.admin.v1.TopEntry
+	87,  // 58: ratelimitd.admin.v1.TopResponse.from:type_name -> google.protobuf.Timestamp
+	87,  // 59: ratelimitd.admin.v1.TopResponse.to:type_name -> google.protobuf.Timestamp
+	50,  // 60: ratelimitd.admin.v1.TopEntry.entries:type_name -> ratelimitd.admin.v1.Entry
+	45,  // 61: ratelimitd.admin.v1.WatchRequest.entries:type_name -> ratelimitd.admin.v1.EntryFilter
+	0,   // 62: ratelimitd.admin.v1.WatchRequest.outcomes:type_name -> ratelimitd.admin.v1.Outcome
+	48,  // 63: ratelimitd.admin.v1.WatchResponse.decisions:type_name -> ratelimitd.admin.v1.Decision
+	87,  // 64: ratelimitd.admin.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	50,  // 65: ratelimitd.admin.v1.Decision.entries:type_name -> ratelimitd.admin.v1.Entry
+	0,   // 66: ratelimitd.admin.v1.Decision.outcome:type_name -> ratelimitd.admin.v1.Outcome
+	4,   // 67: ratelimitd.admin.v1.Decision.source:type_name -> ratelimitd.admin.v1.Source
+	9,   // 68: ratelimitd.admin.v1.Decision.policy:type_name -> ratelimitd.admin.v1.OnFailure
+	88,  // 69: ratelimitd.admin.v1.Decision.retry_after:type_name -> google.protobuf.Duration
+	88,  // 70: ratelimitd.admin.v1.Decision.took:type_name -> google.protobuf.Duration
+	50,  // 71: ratelimitd.admin.v1.Descriptor.entries:type_name -> ratelimitd.admin.v1.Entry
+	51,  // 72: ratelimitd.admin.v1.Descriptor.limit:type_name -> ratelimitd.admin.v1.Override
+	7,   // 73: ratelimitd.admin.v1.Override.unit:type_name -> ratelimitd.admin.v1.Unit
+	54,  // 74: ratelimitd.admin.v1.Counter.limits:type_name -> ratelimitd.admin.v1.Limit
+	88,  // 75: ratelimitd.admin.v1.Counter.retry_after:type_name -> google.protobuf.Duration
+	88,  // 76: ratelimitd.admin.v1.Counter.reset_after:type_name -> google.protobuf.Duration
+	88,  // 77: ratelimitd.admin.v1.Counter.wait:type_name -> google.protobuf.Duration
+	88,  // 78: ratelimitd.admin.v1.Counter.penalty:type_name -> google.protobuf.Duration
+	54,  // 79: ratelimitd.admin.v1.Rule.limits:type_name -> ratelimitd.admin.v1.Limit
+	56,  // 80: ratelimitd.admin.v1.Rule.penalty:type_name -> ratelimitd.admin.v1.Penalty
+	9,   // 81: ratelimitd.admin.v1.Rule.on_failure:type_name -> ratelimitd.admin.v1.OnFailure
+	89,  // 82: ratelimitd.admin.v1.Rule.metadata:type_name -> google.protobuf.Struct
+	55,  // 83: ratelimitd.admin.v1.Rule.reserve:type_name -> ratelimitd.admin.v1.Reserve
+	6,   // 84: ratelimitd.admin.v1.Limit.algorithm:type_name -> ratelimitd.admin.v1.Algorithm
+	7,   // 85: ratelimitd.admin.v1.Limit.unit:type_name -> ratelimitd.admin.v1.Unit
+	88,  // 86: ratelimitd.admin.v1.Limit.window:type_name -> google.protobuf.Duration
+	88,  // 87: ratelimitd.admin.v1.Limit.fill_interval:type_name -> google.protobuf.Duration
+	8,   // 88: ratelimitd.admin.v1.Limit.align:type_name -> ratelimitd.admin.v1.Align
+	88,  // 89: ratelimitd.admin.v1.Reserve.ttl:type_name -> google.protobuf.Duration
+	88,  // 90: ratelimitd.admin.v1.Penalty.for:type_name -> google.protobuf.Duration
+	5,   // 91: ratelimitd.admin.v1.Penalty.on:type_name -> ratelimitd.admin.v1.Trigger
+	88,  // 92: ratelimitd.admin.v1.Penalty.max:type_name -> google.protobuf.Duration
+	45,  // 93: ratelimitd.admin.v1.RuleState.levels:type_name -> ratelimitd.admin.v1.EntryFilter
+	87,  // 94: ratelimitd.admin.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	88,  // 95: ratelimitd.admin.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	61,  // 96: ratelimitd.admin.v1.StatusResponse.components:type_name -> ratelimitd.admin.v1.Component
+	87,  // 97: ratelimitd.admin.v1.StatusResponse.drained:type_name -> google.protobuf.Timestamp
+	62,  // 98: ratelimitd.admin.v1.StatusResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	65,  // 99: ratelimitd.admin.v1.StatusResponse.refused_rules:type_name -> ratelimitd.admin.v1.RefusedRules
+	67,  // 100: ratelimitd.admin.v1.StatusResponse.store:type_name -> ratelimitd.admin.v1.StoreStatus
+	69,  // 101: ratelimitd.admin.v1.StatusResponse.near_cache:type_name -> ratelimitd.admin.v1.NearCacheStatus
+	70,  // 102: ratelimitd.admin.v1.StatusResponse.leases:type_name -> ratelimitd.admin.v1.LeaseStatus
+	71,  // 103: ratelimitd.admin.v1.StatusResponse.load:type_name -> ratelimitd.admin.v1.LoadStatus
+	25,  // 104: ratelimitd.admin.v1.StatusResponse.reach:type_name -> ratelimitd.admin.v1.Reach
+	60,  // 105: ratelimitd.admin.v1.StatusResponse.replicas:type_name -> ratelimitd.admin.v1.Replica
+	10,  // 106: ratelimitd.admin.v1.Replica.health:type_name -> ratelimitd.admin.v1.Health
+	10,  // 107: ratelimitd.admin.v1.Component.health:type_name -> ratelimitd.admin.v1.Health
+	87,  // 108: ratelimitd.admin.v1.Component.since:type_name -> google.protobuf.Timestamp
+	87,  // 109: ratelimitd.admin.v1.RulesStatus.loaded:type_name -> google.protobuf.Timestamp
+	88,  // 110: ratelimitd.admin.v1.RulesStatus.age:type_name -> google.protobuf.Duration
+	87,  // 111: ratelimitd.admin.v1.RulesStatus.behind:type_name -> google.protobuf.Timestamp
+	63,  // 112: ratelimitd.admin.v1.RulesStatus.last_change:type_name -> ratelimitd.admin.v1.RulesChange
+	87,  // 113: ratelimitd.admin.v1.RulesChange.time:type_name -> google.protobuf.Timestamp
+	64,  // 114: ratelimitd.admin.v1.RulesChange.differences:type_name -> ratelimitd.admin.v1.RulesDifference
+	11,  // 115: ratelimitd.admin.v1.RulesDifference.effect:type_name -> ratelimitd.admin.v1.ChangeEffect
+	87,  // 116: ratelimitd.admin.v1.RefusedRules.time:type_name -> google.protobuf.Timestamp
+	66,  // 117: ratelimitd.admin.v1.RefusedRules.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	68,  // 118: ratelimitd.admin.v1.StoreStatus.nodes:type_name -> ratelimitd.admin.v1.StoreNode
+	12,  // 119: ratelimitd.admin.v1.StoreNode.breaker:type_name -> ratelimitd.admin.v1.Breaker
+	88,  // 120: ratelimitd.admin.v1.StoreNode.wait:type_name -> google.protobuf.Duration
+	88,  // 121: ratelimitd.admin.v1.LoadStatus.wait:type_name -> google.protobuf.Duration
+	66,  // 122: ratelimitd.admin.v1.ReloadRulesResponse.problems:type_name -> ratelimitd.admin.v1.RulesProblem
+	62,  // 123: ratelimitd.admin.v1.ReloadRulesResponse.rules:type_name -> ratelimitd.admin.v1.RulesStatus
+	87,  // 124: ratelimitd.admin.v1.DrainResponse.drained:type_name -> google.protobuf.Timestamp
+	87,  // 125: ratelimitd.admin.v1.Tenant.until:type_name -> google.protobuf.Timestamp
+	13,  // 126: ratelimitd.admin.v1.Tenant.source:type_name -> ratelimitd.admin.v1.TenantSource
+	76,  // 127: ratelimitd.admin.v1.GetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 128: ratelimitd.admin.v1.GetTenantResponse.said:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 129: ratelimitd.admin.v1.SetTenantRequest.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 130: ratelimitd.admin.v1.SetTenantResponse.tenant:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 131: ratelimitd.admin.v1.SetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 132: ratelimitd.admin.v1.UnsetTenantResponse.before:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 133: ratelimitd.admin.v1.UnsetTenantResponse.now:type_name -> ratelimitd.admin.v1.Tenant
+	13,  // 134: ratelimitd.admin.v1.ListTenantsRequest.source:type_name -> ratelimitd.admin.v1.TenantSource
+	76,  // 135: ratelimitd.admin.v1.ListTenantsResponse.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	76,  // 136: ratelimitd.admin.v1.ImportTenantsRequest.tenants:type_name -> ratelimitd.admin.v1.Tenant
+	14,  // 137: ratelimitd.admin.v1.AdminService.ListRules:input_type -> ratelimitd.admin.v1.ListRulesRequest
+	16,  // 138: ratelimitd.admin.v1.AdminService.Explain:input_type -> ratelimitd.admin.v1.ExplainRequest
+	20,  // 139: ratelimitd.admin.v1.AdminService.Peek:input_type -> ratelimitd.admin.v1.PeekRequest
+	22,  // 140: ratelimitd.admin.v1.AdminService.Reset:input_type -> ratelimitd.admin.v1.ResetRequest
+	26,  // 141: ratelimitd.admin.v1.AdminService.Block:input_type -> ratelimitd.admin.v1.BlockRequest
+	28,  // 142: ratelimitd.admin.v1.AdminService.Allow:input_type -> ratelimitd.admin.v1.AllowRequest
+	30,  // 143: ratelimitd.admin.v1.AdminService.Limit:input_type -> ratelimitd.admin.v1.LimitRequest
+	32,  // 144: ratelimitd.admin.v1.AdminService.Lift:input_type -> ratelimitd.admin.v1.LiftRequest
+	34,  // 145: ratelimitd.admin.v1.AdminService.ListControls:input_type -> ratelimitd.admin.v1.ListControlsRequest
+	36,  // 146: ratelimitd.admin.v1.AdminService.Grant:input_type -> ratelimitd.admin.v1.GrantRequest
+	38,  // 147: ratelimitd.admin.v1.AdminService.Audit:input_type -> ratelimitd.admin.v1.AuditRequest
+	42,  // 148: ratelimitd.admin.v1.AdminService.Top:input_type -> ratelimitd.admin.v1.TopRequest
+	46,  // 149: ratelimitd.admin.v1.AdminService.Watch:input_type -> ratelimitd.admin.v1.WatchRequest
+	58,  // 150: ratelimitd.admin.v1.AdminService.Status:input_type -> ratelimitd.admin.v1.StatusRequest
+	72,  // 151: ratelimitd.admin.v1.AdminService.ReloadRules:input_type -> ratelimitd.admin.v1.ReloadRulesRequest
+	74,  // 152: ratelimitd.admin.v1.AdminService.Drain:input_type -> ratelimitd.admin.v1.DrainRequest
+	77,  // 153: ratelimitd.admin.v1.AdminService.GetTenant:input_type -> ratelimitd.admin.v1.GetTenantRequest
+	79,  // 154: ratelimitd.admin.v1.AdminService.SetTenant:input_type -> ratelimitd.admin.v1.SetTenantRequest
+	81,  // 155: ratelimitd.admin.v1.AdminService.UnsetTenant:input_type -> ratelimitd.admin.v1.UnsetTenantRequest
+	83,  // 156: ratelimitd.admin.v1.AdminService.ListTenants:input_type -> ratelimitd.admin.v1.ListTenantsRequest
+	85,  // 157: ratelimitd.admin.v1.AdminService.ImportTenants:input_type -> ratelimitd.admin.v1.ImportTenantsRequest
+	15,  // 158: ratelimitd.admin.v1.AdminService.ListRules:output_type -> ratelimitd.admin.v1.ListRulesResponse
+	17,  // 159: ratelimitd.admin.v1.AdminService.Explain:output_type -> ratelimitd.admin.v1.ExplainResponse
+	21,  // 160: ratelimitd.admin.v1.AdminService.Peek:output_type -> ratelimitd.admin.v1.PeekResponse
+	23,  // 161: ratelimitd.admin.v1.AdminService.Reset:output_type -> ratelimitd.admin.v1.ResetResponse
+	27,  // 162: ratelimitd.admin.v1.AdminService.Block:output_type -> ratelimitd.admin.v1.BlockResponse
+	29,  // 163: ratelimitd.admin.v1.AdminService.Allow:output_type -> ratelimitd.admin.v1.AllowResponse
+	31,  // 164: ratelimitd.admin.v1.AdminService.Limit:output_type -> ratelimitd.admin.v1.LimitResponse
+	33,  // 165: ratelimitd.admin.v1.AdminService.Lift:output_type -> ratelimitd.admin.v1.LiftResponse
+	35,  // 166: ratelimitd.admin.v1.AdminService.ListControls:output_type -> ratelimitd.admin.v1.ListControlsResponse
+	37,  // 167: ratelimitd.admin.v1.AdminService.Grant:output_type -> ratelimitd.admin.v1.GrantResponse
+	39,  // 168: ratelimitd.admin.v1.AdminService.Audit:output_type -> ratelimitd.admin.v1.AuditResponse
+	43,  // 169: ratelimitd.admin.v1.AdminService.Top:output_type -> ratelimitd.admin.v1.TopResponse
+	47,  // 170: ratelimitd.admin.v1.AdminService.Watch:output_type -> ratelimitd.admin.v1.WatchResponse
+	59,  // 171: ratelimitd.admin.v1.AdminService.Status:output_type -> ratelimitd.admin.v1.StatusResponse
+	73,  // 172: ratelimitd.admin.v1.AdminService.ReloadRules:output_type -> ratelimitd.admin.v1.ReloadRulesResponse
+	75,  // 173: ratelimitd.admin.v1.AdminService.Drain:output_type -> ratelimitd.admin.v1.DrainResponse
+	78,  // 174: ratelimitd.admin.v1.AdminService.GetTenant:output_type -> ratelimitd.admin.v1.GetTenantResponse
+	80,  // 175: ratelimitd.admin.v1.AdminService.SetTenant:output_type -> ratelimitd.admin.v1.SetTenantResponse
+	82,  // 176: ratelimitd.admin.v1.AdminService.UnsetTenant:output_type -> ratelimitd.admin.v1.UnsetTenantResponse
+	84,  // 177: ratelimitd.admin.v1.AdminService.ListTenants:output_type -> ratelimitd.admin.v1.ListTenantsResponse
+	86,  // 178: ratelimitd.admin.v1.AdminService.ImportTenants:output_type -> ratelimitd.admin.v1.ImportTenantsResponse
+	158, // [158:179] is the sub-list for method output_type
+	137, // [137:158] is the sub-list for method input_type
+	137, // [137:137] is the sub-list for extension type_name
+	137, // [137:137] is the sub-list for extension extendee
+	0,   // [0:137] is the sub-list for field type_name
 }
 
 func init() { file_ratelimitd_admin_v1_admin_proto_init() }
@@ -7847,18 +7970,18 @@ func file_ratelimitd_admin_v1_admin_proto_init() {
 	if File_ratelimitd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[29].OneofWrappers = []any{}
 	file_ratelimitd_admin_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[34].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[39].OneofWrappers = []any{}
-	file_ratelimitd_admin_v1_admin_proto_msgTypes[61].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
+	file_ratelimitd_admin_v1_admin_proto_msgTypes[62].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ratelimitd_admin_v1_admin_proto_rawDesc), len(file_ratelimitd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   72,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -96,8 +96,8 @@ type AdminServiceClient interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(ctx context.Context, in *GrantRequest, opts ...grpc.CallOption) (*GrantResponse, error)
-	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
-	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
+	// not among them. Texts of a call that has more than 1 KB are cut. Calls that were refused are counted by caller.
 	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers
@@ -413,8 +413,8 @@ type AdminServiceServer interface {
 	// is no counter, and FAILED_PRECONDITION where giving back means nothing: in a leaky bucket, whose turns are promised, for
 	// slots, which only their holders give back, and while a penalty runs.
 	Grant(context.Context, *GrantRequest) (*GrantResponse, error)
-	// Audit lists what was changed, or asked to be changed and refused, the latest first: the last 1,000 calls of Reset, Block, Allow,
-	// Limit, Lift and Grant, kept where controls are. What was only tried, with dry_run, is not among them.
+	// Audit lists what was changed, the latest first: the last 1,000 calls, kept where controls are. What was only tried, with dry_run, is
+	// not among them. Texts of a call that has more than 1 KB are cut. Calls that were refused are counted by caller.
 	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
 	// Top returns the busiest descriptors of the last minute or hour, or those that were refused the most, of one rule or of all
 	// rules together, as this server has seen them. The numbers are estimates, and say how far they may be off. It answers

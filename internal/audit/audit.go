@@ -1,0 +1,258 @@
+// Package audit keeps what operators changed: the last acts, in one list that replicas share, each of bounded size; and how
+// often calls were refused, by caller. A refused call is never an act, so no caller without permission pushes out what others
+// did. The audit log, to which each change is written as well, has all of it.
+package audit
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// MaxActs is how many acts are kept: the latest.
+const MaxActs = 1000
+
+const (
+	maxText   = 960             // bytes of an act as JSON; with a seal it has 1 KiB at most, and all acts 1 MB
+	pageSize  = 50              // acts written or read in one call: 50 KB
+	storeTime = time.Second     // for a call of the store
+	retryEach = 2 * time.Second // while the store has not got all acts
+	freshFor  = time.Second     // for so long what was read of the store is not read again
+)
+
+// Act is what an operator changed.
+type Act struct {
+	ID        string    `json:"id"`   // which no other act has
+	Time      time.Time `json:"time"` // to the microsecond
+	Method    string    `json:"method"`
+	RequestID string    `json:"request_id,omitempty"`
+	By        string    `json:"by"`
+	From      string    `json:"from"`
+	Domain    []byte    `json:"domain,omitempty"` // texts of requests are bytes, since they need not be UTF-8
+	// Entries are those of the descriptor that it is about.
+	Entries [][2][]byte `json:"entries,omitempty"`
+	What    string      `json:"what,omitempty"` // without values of end users, as are Before and After
+	Reason  string      `json:"reason,omitempty"`
+	Before  string      `json:"before,omitempty"`
+	After   string      `json:"after,omitempty"`
+	Failed  string      `json:"failed,omitempty"` // the code of the error, if it may have been done all the same; otherwise empty
+	Why     string      `json:"why,omitempty"`    // of that error; it may have values of end users
+}
+
+// Store keeps the acts of all replicas. Its methods are not called concurrently.
+type Store interface {
+	// Append adds acts, and keeps the last most.
+	Append(ctx context.Context, acts [][]byte, most int) error
+	// Page returns n acts at most, leaving out as many of the latest as skip says, in the order in which they were added.
+	Page(ctx context.Context, skip, n int) ([][]byte, error)
+}
+
+// Log keeps acts. Its methods are safe for concurrent use.
+type Log struct {
+	store Store // nil if this process keeps them by itself
+	log   *slog.Logger
+
+	asking chan struct{} // has an element while no call asks the store; who has taken it may use what follows
+	shared []Act         // as of read
+	read   time.Time
+
+	mu      sync.Mutex
+	own     []own // of this process, the latest last
+	unsent  int   // how many of these, the last ones, the store has not got
+	refused refusals
+}
+
+// own is an act of this process, and as the store has it.
+type own struct {
+	act  Act
+	text []byte
+}
+
+// New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
+func New(store Store, log *slog.Logger) *Log {
+	l := &Log{store: store, log: log, asking: make(chan struct{}, 1), refused: refusals{callers: map[string]*Refused{}}}
+	l.asking <- struct{}{}
+	return l
+}
+
+// String names the task.
+func (l *Log) String() string { return "audit" }
+
+// Run writes to the store what it has not got, until ctx ends.
+func (l *Log) Run(ctx context.Context) error {
+	ticker := time.NewTicker(retryEach)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+			_ = l.flush(ctx) // it is tried again
+		}
+	}
+}
+
+// Add keeps a, whose ID and Time it fills in, and whose texts it cuts where it is too large. It returns when the store has it, or
+// cannot be asked: then it gets it later.
+func (l *Log) Add(ctx context.Context, a *Act) {
+	a.ID, a.Time = rand.Text()[:16], time.Now().UTC().Truncate(time.Microsecond)
+	text, err := a.encode()
+	if err != nil { // a time after the year 9999
+		l.log.Error("a change cannot be kept in the audit", "error", err)
+		return
+	}
+	l.mu.Lock()
+	l.own = append(l.own, own{*a, text})
+	l.own = slices.Delete(l.own, 0, max(0, len(l.own)-MaxActs))
+	l.unsent = min(l.unsent+1, len(l.own))
+	l.mu.Unlock()
+	_ = l.flush(context.WithoutCancel(ctx)) // Run tries again
+}
+
+// flush writes to the store what it has not got.
+func (l *Log) flush(ctx context.Context) error {
+	if l.store == nil {
+		return nil
+	}
+	return l.ask(ctx, func(ctx context.Context) error {
+		for {
+			var page [][]byte
+			l.mu.Lock()
+			for _, o := range l.own[len(l.own)-l.unsent:][:min(l.unsent, pageSize)] {
+				page = append(page, o.text)
+			}
+			l.mu.Unlock()
+			if len(page) == 0 {
+				return nil
+			}
+			if err := l.store.Append(ctx, page, MaxActs); err != nil {
+				return err
+			}
+			l.read = time.Time{}
+			l.mu.Lock()
+			l.unsent -= min(l.unsent, len(page)) // those that were dropped since were the first
+			l.mu.Unlock()
+		}
+	})
+}
+
+// ask calls f, which may use the store, when no other call does.
+func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	select {
+	case <-l.asking:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { l.asking <- struct{}{} }()
+	return f(ctx)
+}
+
+// Acts returns the acts of all replicas, the latest first. If the store cannot be asked, which complete tells, it is what this
+// process knows of.
+func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
+	complete = l.store == nil || l.ask(ctx, func(ctx context.Context) error {
+		if time.Since(l.read) < freshFor {
+			all = slices.Clone(l.shared)
+			return nil
+		}
+		var err error
+		if all, err = l.load(ctx); err == nil {
+			l.shared, l.read = slices.Clone(all), time.Now()
+		}
+		return err
+	}) == nil
+	known := make(map[string]bool, len(all))
+	all = slices.DeleteFunc(all, func(a Act) bool { // what was sent twice
+		twice := known[a.ID]
+		known[a.ID] = true
+		return twice
+	})
+	l.mu.Lock()
+	for i := range l.own {
+		if a := &l.own[i].act; !known[a.ID] {
+			all = append(all, *a)
+		}
+	}
+	l.mu.Unlock()
+	slices.SortFunc(all, func(a, b Act) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(b.ID, a.ID)) })
+	return all[:min(len(all), MaxActs)], complete
+}
+
+// load reads all acts of the store.
+func (l *Log) load(ctx context.Context) (all []Act, err error) {
+	for skip := 0; skip < MaxActs; skip += pageSize {
+		page, err := l.store.Page(ctx, skip, pageSize)
+		if err != nil {
+			return all, err
+		}
+		for _, text := range page {
+			var a Act
+			if err := json.Unmarshal(text, &a); err != nil {
+				l.log.Warn("an act of the audit cannot be read, and is left out", "error", err)
+				continue
+			}
+			all = append(all, a)
+		}
+		if len(page) < pageSize {
+			break
+		}
+	}
+	return all, nil
+}
+
+// encode returns a as JSON, after cutting what makes it too long.
+func (a *Act) encode() ([]byte, error) {
+	a.Entries = slices.Clone(a.Entries)
+	for {
+		text, err := json.Marshal(a)
+		if err != nil || len(text) <= maxText {
+			return text, err
+		}
+		a.shorten()
+	}
+}
+
+// cutMark ends what was cut.
+const cutMark = "…"
+
+// shorten halves the longest text of a, or drops its last entry if those take most.
+func (a *Act) shorten() {
+	texts := []*string{&a.RequestID, &a.By, &a.From, &a.What, &a.Reason, &a.Before, &a.After, &a.Why}
+	longest := slices.MaxFunc(texts, func(a, b *string) int { return cmp.Compare(len(*a), len(*b)) })
+	entries := 0
+	for _, e := range a.Entries {
+		entries += len(e[0]) + len(e[1])
+	}
+	last := len(a.Entries) - 1
+	switch {
+	case len(a.Domain) > max(entries, len(*longest)):
+		a.Domain = append(slices.Clone(a.Domain[:len(a.Domain)/2]), cutMark...)
+	case entries < len(*longest):
+		*longest = cutText(*longest)
+	case last > 0:
+		a.Entries = a.Entries[:last]
+		a.Entries[last-1] = [2][]byte{[]byte(cutMark), nil}
+	default:
+		e := a.Entries[0]
+		for i := range e {
+			e[i] = e[i][:len(e[i])/2]
+		}
+		a.Entries = [][2][]byte{e}
+	}
+}
+
+// cutText returns the first half of a text, which is valid UTF-8.
+func cutText(text string) string {
+	n := len(text) / 2
+	for n > 0 && text[n]&0xC0 == 0x80 {
+		n--
+	}
+	return text[:n] + cutMark
+}

@@ -1,0 +1,95 @@
+package audit
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"time"
+)
+
+const (
+	maxCallers = 64             // whose refused calls are counted apart; those of others are counted together
+	forgetFor  = 24 * time.Hour // without a refused call, after which a caller makes room for another one
+	logEach    = time.Minute    // a caller's refused calls
+	maxMethod  = 64             // bytes of a method's name, and of a caller's
+)
+
+// others is the caller that stands for those beyond maxCallers.
+const others = "others"
+
+// Refused counts the calls of one caller that were refused.
+type Refused struct {
+	By     string // the name of its token or certificate; empty if it is not known
+	From   string // the address of the last call, without its port
+	Method string // of the last call
+	Code   string // of the last refusal
+	Count  uint64
+	First  time.Time
+	Last   time.Time
+
+	logged time.Time
+}
+
+// refusals are counts by caller.
+type refusals struct {
+	callers map[string]*Refused
+	others  Refused
+}
+
+// Refuse counts a call that was refused, and reports whether to log it.
+func (l *Log) Refuse(by, from, method, code string) (logs bool) {
+	if host, _, err := net.SplitHostPort(from); err == nil {
+		from = host
+	}
+	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
+	now := time.Now().UTC()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.refused.of(cmp.Or(by, from), now)
+	if r == &l.refused.others {
+		by = others
+	}
+	if r.Count == 0 {
+		r.First = now
+	}
+	r.By, r.From, r.Method, r.Code, r.Last = by, from, method, code, now
+	r.Count++
+	if now.Sub(r.logged) >= logEach {
+		r.logged = now
+		return true
+	}
+	return false
+}
+
+// of returns the counts of a caller.
+func (r *refusals) of(caller string, now time.Time) *Refused {
+	if known := r.callers[caller]; known != nil {
+		return known
+	}
+	if len(r.callers) >= maxCallers {
+		for name, c := range r.callers {
+			if now.Sub(c.Last) > forgetFor {
+				delete(r.callers, name)
+			}
+		}
+	}
+	if len(r.callers) >= maxCallers {
+		return &r.others
+	}
+	r.callers[caller] = new(Refused)
+	return r.callers[caller]
+}
+
+// Refusals returns how often calls were refused by this process, the latest first.
+func (l *Log) Refusals() (all []Refused) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.refused.callers {
+		all = append(all, *c)
+	}
+	if l.refused.others.Count > 0 {
+		all = append(all, l.refused.others)
+	}
+	slices.SortFunc(all, func(a, b Refused) int { return b.Last.Compare(a.Last) })
+	return all
+}
