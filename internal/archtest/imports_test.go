@@ -56,7 +56,8 @@ var allowed = map[string]row{
 	"internal/watch":                      {ours: []string{"pkg/descriptors"}},
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/http2/hpack"}},
-	"internal/admin":                      {ours: []string{"internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
+	"internal/audit":                      {},
+	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/controls":                   {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
 	"internal/tenants":                    {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
@@ -88,7 +89,7 @@ var allowed = map[string]row{
 	"internal/storehealth":                {ours: []string{"internal/task"}},
 	"internal/server": {
 		ours: []string{
-			"internal/admin", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
+			"internal/admin", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
 			"internal/console", "internal/controls", "internal/limiter", "internal/overload", "internal/plain", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},

@@ -222,7 +222,7 @@ func (a *Act) encode() ([]byte, error) {
 // cutMark ends what was cut.
 const cutMark = "…"
 
-// shorten halves the longest text of a, or drops its last entry if those take most.
+// shorten halves the longest text of a, or its entries if those take most.
 func (a *Act) shorten() {
 	texts := []*string{&a.RequestID, &a.By, &a.From, &a.What, &a.Reason, &a.Before, &a.After, &a.Why}
 	longest := slices.MaxFunc(texts, func(a, b *string) int { return cmp.Compare(len(*a), len(*b)) })
@@ -237,12 +237,13 @@ func (a *Act) shorten() {
 	case entries < len(*longest):
 		*longest = cutText(*longest)
 	case last > 0:
-		a.Entries = a.Entries[:last]
-		a.Entries[last-1] = [2][]byte{[]byte(cutMark), nil}
+		a.Entries = append(a.Entries[:(last+1)/2], [2][]byte{[]byte(cutMark), nil})
 	default:
 		e := a.Entries[0]
 		for i := range e {
-			e[i] = e[i][:len(e[i])/2]
+			if len(e[i]) > len(cutMark) {
+				e[i] = append(slices.Clone(e[i][:len(e[i])/2]), cutMark...)
+			}
 		}
 		a.Entries = [][2][]byte{e}
 	}

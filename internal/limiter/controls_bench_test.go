@@ -21,8 +21,6 @@ func (g given) Poll(context.Context, backend.Version, bool) (backend.Notes, erro
 }
 func (given) Put(context.Context, []backend.Note, int) ([]int64, error) { panic("nothing is set") }
 func (given) PutBack(context.Context, []backend.Note, int64) error      { panic("nothing is lost") }
-func (given) Tell(context.Context, []backend.Told, int) error           { panic("nothing is done") }
-func (given) Told(context.Context, int64) ([][]byte, error)             { return nil, nil }
 func (given) Replicas(context.Context) ([]string, error)                { return nil, nil }
 func (given) Name() string                                              { return "" }
 func (given) Leave(context.Context)                                     {}

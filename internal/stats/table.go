@@ -302,7 +302,7 @@ func certificateRows() []Row {
 func adminRows() []Row {
 	return []Row{
 		gauge(Watchers, "ratelimitd.watchers", "Callers that watch decisions, such as `ratelimitd watch`; while there are none, watching costs nothing."),
-		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that were to change something, as the audit has them, but for those by strangers that it leaves out.", "method", "result"),
+		counter(AdminChangesTotal, "ratelimitd.admin_changes_total", "Calls of the admin API that changed something (done), or were refused.", "method", "result"),
 		counter(AdminDeniedTotal, "ratelimitd.admin_denied_total", "Calls of the admin API, and for profiles, that were refused because of who made them: without a token, with a wrong one, or from elsewhere."),
 	}
 }

@@ -45,3 +45,6 @@ func (a *Audit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	}
 	return acts, nil
 }
+
+// Leave closes the connection.
+func (a *Audit) Leave() { a.hangUp() }

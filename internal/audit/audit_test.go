@@ -1,0 +1,184 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// methods are those of the acts that a process knows of, the latest first.
+func methods(t *testing.T, l *Log) (all []string) {
+	t.Helper()
+	acts, complete := l.Acts(t.Context())
+	for _, a := range acts {
+		all = append(all, a.Method)
+	}
+	if !complete {
+		all = append(all, "and what others know")
+	}
+	return all
+}
+
+// TestActs: the last 1,000 acts are kept, the latest first.
+func TestActs(t *testing.T) {
+	t.Parallel()
+	l := New(nil, quiet())
+	for i := range MaxActs + 100 {
+		l.Add(t.Context(), &Act{Method: fmt.Sprint(i)})
+	}
+	got := methods(t, l)
+	if len(got) != MaxActs || got[0] != fmt.Sprint(MaxActs+99) || got[MaxActs-1] != "100" {
+		t.Errorf("%d acts are kept, from %s to %s", len(got), got[0], got[len(got)-1])
+	}
+}
+
+// TestSizes: whatever a call says, an act is small, and says where it was cut.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("é\x01", 1500)
+	for name, a := range map[string]*Act{
+		"everything": {
+			Method: "Block", RequestID: long[:128], By: long, From: long, Domain: []byte(long), What: long, Reason: long, Before: long, After: long, Why: long,
+			Entries: slices.Repeat([][2][]byte{{[]byte(long), []byte(long)}}, 256),
+		},
+		"a domain":          {Domain: bytes.Repeat([]byte{0xff}, 5000)},
+		"an entry":          {Entries: [][2][]byte{{[]byte("key"), []byte(long)}}},
+		"many entries":      {Entries: slices.Repeat([][2][]byte{{[]byte("k"), []byte("v")}}, 256)},
+		"a reason":          {Reason: strings.Repeat("\u2028<", 2000)},
+		"one that is small": {Method: "Block", Reason: "INC-1"},
+	} {
+		l := New(nil, quiet())
+		l.Add(t.Context(), a)
+		text := string(l.own[0].text)
+		cut := strings.Contains(fmt.Sprintf("%s", *a), cutMark)
+		if len(text) > maxText || cut != (name != "one that is small") {
+			t.Errorf("%s: %d bytes, cut is %t: %s", name, len(text), cut, text)
+		}
+		if name == "one that is small" && (a.Reason != "INC-1" || a.Method != "Block") {
+			t.Errorf("a small act was cut: %s", text)
+		}
+	}
+}
+
+// TestRefusals: refused calls are counted by caller, of which there are 64 and the others; they are logged once a minute each.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(nil, quiet())
+		logs := 0
+		refuse := func(by, from string) {
+			if l.Refuse(by, from, "Reset", "PermissionDenied") {
+				logs++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		for range 800 {
+			refuse("sam", "10.0.0.1:1234")
+		}
+		for i := range 1000 {
+			refuse("", fmt.Sprintf("10.1.%d.%d:99", i/200, i%200))
+		}
+		all := l.Refusals()
+		if len(all) != maxCallers+1 || all[0].By != others || all[0].Count != 1000-maxCallers+1 {
+			t.Errorf("%d callers, the latest %+v; want 64, and the others", len(all), all[0])
+		}
+		if i := slices.IndexFunc(all, func(r Refused) bool { return r.By == "sam" }); i < 0 || all[i].Count != 800 || all[i].From != "10.0.0.1" || all[i].Last.Sub(all[i].First) < 700*time.Millisecond {
+			t.Errorf("calls of one caller: %+v", all)
+		}
+		if logs != maxCallers+1 {
+			t.Errorf("%d lines, want one for each caller", logs)
+		}
+		time.Sleep(time.Minute)
+		refuse("sam", "10.0.0.1:1234")
+		if logs != maxCallers+2 {
+			t.Error("a caller's calls are not logged again after a minute")
+		}
+		time.Sleep(25 * time.Hour)
+		refuse("ann", "10.0.0.2:1")
+		if all = l.Refusals(); all[0].By != "ann" || len(all) != 2 {
+			t.Errorf("a day later there are %d callers, the latest %+v", len(all), all[0])
+		}
+	})
+}
+
+// replica is a Log on a Redis.
+func replica(t *testing.T, db *redistest.Server) *Log {
+	t.Helper()
+	b, err := redis.New(redis.Config{URL: db.Addr(), KeyPrefix: "test:"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := b.Audit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	l := New(store, quiet())
+	testkit.Run(t, func(ctx context.Context) error {
+		defer store.Leave()
+		return l.Run(ctx)
+	})
+	return l
+}
+
+// TestRedis: all replicas know of the acts of each. There are no more than 1,000 in Redis, in a megabyte, and what it does not take comes
+// later.
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	const key = "test:rl:{audit}"
+	db := redistest.Start(t)
+	one, other := replica(t, db), replica(t, db)
+	know := func(l *Log, want ...string) {
+		t.Helper()
+		testkit.Eventually(t, fmt.Sprintf("a replica knows of %v", want), func() bool { return slices.Equal(methods(t, l), want) })
+	}
+	one.Add(t.Context(), &Act{Method: "first"})
+	if n := db.CLI("LLEN", key); n != "1" {
+		t.Errorf("Redis has %s acts once Add has returned, want 1", n)
+	}
+	other.Add(t.Context(), &Act{Method: "second", Domain: []byte("\xff")})
+	know(one, "second", "first")
+	know(other, "second", "first")
+
+	db.Kill()
+	other.Add(t.Context(), &Act{Method: "away"})
+	testkit.Eventually(t, "a replica says that it cannot ask Redis", func() bool {
+		got := methods(t, other)
+		return got[0] == "away" && got[len(got)-1] == "and what others know"
+	})
+	db.Restart()
+	know(one, "away", "first")
+	if diff := methods(t, other); diff[0] != "away" {
+		t.Errorf("the replica that did it knows of %v", diff)
+	}
+
+	large := strings.Repeat("x", 5000)
+	for i := range MaxActs + 20 {
+		one.Add(t.Context(), &Act{Method: fmt.Sprint(i), Reason: large, Entries: slices.Repeat([][2][]byte{{[]byte(large), []byte(large)}}, 8)})
+	}
+	testkit.Eventually(t, "Redis has the last 1,000", func() bool { return db.CLI("LLEN", key) == fmt.Sprint(MaxActs) })
+	testkit.Eventually(t, "another replica knows of them", func() bool {
+		got := methods(t, other)
+		return len(got) == MaxActs && got[0] == fmt.Sprint(MaxActs+19) && got[MaxActs-1] == "20"
+	})
+	var size int
+	if _, err := fmt.Sscan(db.CLI("MEMORY", "USAGE", key, "SAMPLES", "0"), &size); err != nil || size > 1_100_000 {
+		t.Errorf("they take %d bytes of Redis (%v), want a megabyte at most", size, err)
+	}
+}
