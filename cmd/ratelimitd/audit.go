@@ -92,7 +92,7 @@ func (p *program) auditTable(a *adminv1.AuditResponse) {
 		about := aboutText(&adminv1.Control{Domain: e.GetDomain(), Entries: e.GetEntries()})
 		rows = append(rows, []string{
 			e.GetTime().AsTime().Format(time.RFC3339), cmp.Or(e.GetBy(), "?"), e.GetFrom(), e.GetWhat(), cmp.Or(about, "-"),
-			cmp.Or(e.GetBefore(), "-"), cmp.Or(after, "-"), cmp.Or(plain(e.GetReason()), "-"),
+			cmp.Or(e.GetBefore(), "-"), cmp.Or(after, "-"), cmp.Or(e.GetReason(), "-"),
 		})
 	}
 	if len(rows) == 1 {
@@ -117,7 +117,7 @@ func (p *program) refusedTable(all []*adminv1.RefusedCalls) {
 	rows := [][]string{{"LAST", "SINCE", "WHO", "FROM", "LAST CALL", "REFUSED"}}
 	for _, r := range all {
 		rows = append(rows, []string{
-			r.GetLast().AsTime().Format(time.RFC3339), r.GetFirst().AsTime().Format(time.RFC3339), cmp.Or(plain(r.GetBy()), "?"), plain(r.GetFrom()),
+			r.GetLast().AsTime().Format(time.RFC3339), r.GetFirst().AsTime().Format(time.RFC3339), cmp.Or(r.GetBy(), "?"), r.GetFrom(),
 			r.GetMethod() + ": " + r.GetCode(), strconv.FormatUint(r.GetCount(), 10),
 		})
 	}
