@@ -173,10 +173,13 @@ func (a *Access) tokens(variable, file string) []Token {
 		return nil
 	}
 	all, err := regularTokens(file)
-	if err != nil {
-		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err))
+	if err == nil {
+		return all
 	}
-	return all
+	if omitted, ok := a.Guard.logs(variable); ok {
+		a.log().Warn("no admin token is accepted: its file cannot be used", "error", fmt.Errorf("reading %s: %w", variable, err), "omitted", omitted)
+	}
+	return nil
 }
 
 // regularTokens is ReadTokens for a file that is read again and again: opening a pipe would wait for somebody to write.

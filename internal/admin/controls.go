@@ -99,7 +99,8 @@ func (s *Service) put(ctx context.Context, q *wanted, c *controls.Control) (*put
 	if q.span.AsDuration() == math.MaxInt64 { // it has more seconds than that can tell
 		return nil, invalidf("for is %d seconds: it must be from 1s to 30 days (720h)", q.span.GetSeconds())
 	}
-	c.Domain, c.Below, c.By, c.Reason = q.domain, q.below, whoOf(ctx).Name, valid(q.reason)
+	who := whoOf(ctx)
+	c.Domain, c.Below, c.By, c.Reason, c.Scoped = q.domain, q.below, who.Name, valid(q.reason), who.Limited()
 	entries := entriesOf(q.entries)
 	for _, e := range entries {
 		c.Entries = append(c.Entries, controls.Entry{Key: string(e.Key), Value: string(e.Value)})

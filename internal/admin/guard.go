@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // Bounds of what is slowed down.
@@ -17,8 +19,9 @@ const (
 
 // Guard slows those down who guess tokens, and counts them. One guards all listeners of a process. A nil guard does nothing.
 type Guard struct {
-	failed func()
-	pause  time.Duration
+	failed   func()
+	pause    time.Duration
+	unusable *throttle.Log // of files of tokens, which any caller has read
 
 	mu      sync.Mutex
 	waiting map[netip.Addr]int // calls with wrong tokens that are waited out, by where they came from
@@ -27,7 +30,7 @@ type Guard struct {
 
 // NewGuard returns a guard that calls failed for each call that is refused for who makes it.
 func NewGuard(failed func()) *Guard {
-	return &Guard{failed: failed, pause: slowFor, waiting: make(map[netip.Addr]int)}
+	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int)}
 }
 
 // crowded reports whether so many wrong tokens came just now, from an address or from all, that no further short one is looked
@@ -39,6 +42,14 @@ func (g *Guard) crowded(from net.Addr) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.all >= slowAll || g.waiting[hostOf(from)] >= slowOneFrom
+}
+
+// logs reports whether to log that a file cannot be used, and how often that was left out.
+func (g *Guard) logs(file string) (omitted int, ok bool) {
+	if g == nil {
+		return 0, true
+	}
+	return g.unusable.Allow(file)
 }
 
 // refused counts a call that is refused.

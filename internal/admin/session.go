@@ -6,6 +6,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -63,25 +64,54 @@ func (a *Access) Resume(r *http.Request, text string) (ctx context.Context, chan
 	if !a.Guarded() {
 		return ctx, exactlyLocal(remote(r)) && private(a.Listener), true
 	}
-	if token, full, ok := a.resumed(text); ok {
-		return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), full, true
+	if text != "" {
+		token, full, err := a.session(Caller{From: remote(r), TLS: r.TLS}, text)
+		if err == nil {
+			return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), full, true
+		}
 	}
 	_, full, ok := a.certificate(r.TLS)
 	return ctx, full, ok
 }
 
-// resumed returns the token that the text of a cookie stands for, and whether it is good for everything.
-func (a *Access) resumed(text string) (token string, full, ok bool) {
+// errSession is why a session that has ended is not taken. It is no guess.
+var errSession = errors.New("the session has ended: log in again")
+
+// session returns the token that the text of a caller's cookie stands for, and whether it is good for everything. A text that no token
+// has signed is a guess as a wrong token is: it is counted, waited out, and not looked at where too many came.
+func (a *Access) session(c Caller, text string) (token string, full bool, err error) {
+	if !a.InClear && c.TLS == nil && !private(c.From) {
+		a.Guard.refused()
+		return "", false, a.inClear()
+	}
+	shortest := 0
+	if a.Guard.crowded(c.From) {
+		shortest = longToken
+	}
+	token, full, err = a.resumed(text, shortest)
+	if err == nil || errors.Is(err, errSession) {
+		return token, full, err
+	}
+	a.Guard.refused()
+	if shortest == 0 {
+		a.Guard.slow(c.From)
+	}
+	return "", false, err
+}
+
+// resumed returns the token that the text of a cookie stands for, of those that are not too short, and whether it is good for everything.
+func (a *Access) resumed(text string, shortest int) (token string, full bool, err error) {
+	wrong := status.Error(codes.Unauthenticated, refusedToken)
 	head, tail, _ := strings.Cut(text, ".")
 	says, err1 := base64.RawURLEncoding.Strict().DecodeString(head)
 	signature, err2 := base64.RawURLEncoding.Strict().DecodeString(tail)
 	words := strings.SplitN(string(says), " ", 3)
 	if err1 != nil || err2 != nil || len(words) != 3 {
-		return "", false, false
+		return "", false, wrong
 	}
 	ends, err := strconv.ParseInt(words[1], 10, 64)
-	if err != nil || !time.Now().Before(time.Unix(ends, 0)) {
-		return "", false, false
+	if err != nil {
+		return "", false, wrong
 	}
 	full = words[0] == role(true)
 	variable, file := "ADMIN_READ_TOKEN_FILE", a.ReadTokenFile
@@ -89,11 +119,15 @@ func (a *Access) resumed(text string) (token string, full, ok bool) {
 		variable, file = "ADMIN_TOKEN_FILE", a.TokenFile
 	}
 	for _, t := range a.tokens(variable, file) {
-		if callerName(t, full) == words[2] && hmac.Equal(signed(t.Text, string(says)), signature) {
-			return t.Text, full, true
+		if len(t.Text) < shortest || callerName(t, full) != words[2] || !hmac.Equal(signed(t.Text, string(says)), signature) {
+			continue
 		}
+		if !time.Now().Before(time.Unix(ends, 0)) {
+			return "", false, errSession
+		}
+		return t.Text, full, nil
 	}
-	return "", false, false
+	return "", false, wrong
 }
 
 func encoded(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

@@ -23,7 +23,9 @@ const (
 
 // resume returns what a cookie is good for: nothing, look or change.
 func resume(a *admin.Access, text string) string {
-	ctx, change, ok := a.Resume(httptest.NewRequest(http.MethodGet, "/ui/", nil), text)
+	r := httptest.NewRequest(http.MethodGet, "/ui/", nil)
+	r.RemoteAddr = "127.0.0.1:5"
+	ctx, change, ok := a.Resume(r, text)
 	switch md, _ := metadata.FromOutgoingContext(ctx); {
 	case !ok && len(md) == 0:
 		return "nothing"
@@ -82,6 +84,42 @@ func TestSession(t *testing.T) {
 				}
 			}
 		}
+
+		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
+		var refused int
+		guarded := admin.Access{TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused++ })}
+		tries := func(from, text string) (what string, took time.Duration, counted int) {
+			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), refused
+			r.RemoteAddr = from
+			if _, change, ok := guarded.Resume(r, text); ok && change {
+				return "change", time.Since(began), refused - before
+			}
+			return "nothing", time.Since(began), refused - before
+		}
+		forged := swapped(" 9", " 99")
+		for _, tt := range []struct {
+			from, text, want string
+			took             time.Duration
+			counted          int
+		}{
+			{"127.0.0.1:1", ann, "change", 0, 0}, {"127.0.0.1:1", "", "nothing", 0, 0}, {"127.0.0.1:1", forged, "nothing", time.Second, 1},
+			{"203.0.113.5:1", ann, "nothing", 0, 1}, {"203.0.113.5:1", forged, "nothing", 0, 1},
+		} {
+			if what, took, counted := tries(tt.from, tt.text); what != tt.want || took != tt.took || counted != tt.counted {
+				t.Errorf("from %s: good for %s after %v, counted %d times; want %s, %v, %d", tt.from, what, took, counted, tt.want, tt.took, tt.counted)
+			}
+		}
+		for range 4 {
+			go tries("127.0.0.1:1", forged)
+		}
+		synctest.Wait()
+		if what, took, _ := tries("127.0.0.1:1", forged); what != "nothing" || took != 0 {
+			t.Errorf("the fifth guess at a time: %s after %v, want it not looked at", what, took)
+		}
+		if what, _, _ := tries("127.0.0.1:1", ann); what != "change" {
+			t.Error("a session of a long token is not taken while others guess")
+		}
+		time.Sleep(time.Second)
 
 		if err := os.WriteFile(full, []byte("ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken), 0o600); err != nil {
 			t.Fatal(err)

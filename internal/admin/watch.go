@@ -48,7 +48,10 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 		return err
 	}
 	options, err := watchOptions(q)
-	options.Filter.Domains = whoOf(ctx).Domains
+	who := whoOf(ctx)
+	if options.Filter.Domains = who.Domains; who.Limited() {
+		options.Token = who.Name
+	}
 	if err != nil {
 		return err
 	}

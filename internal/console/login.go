@@ -27,8 +27,10 @@ func cookie(r *http.Request, value string, ends time.Time) *http.Cookie {
 	}
 }
 
-// toLogin leads to the login, the whole page also where a part of it was asked for.
+// toLogin leads to the login, the whole page also where a part of it was asked for. It takes a cookie away that stands for nothing, since it
+// looks like a guess each time that it comes.
 func toLogin(w http.ResponseWriter, r *http.Request) {
+	forget(w, r)
 	if r.Header.Get("HX-Request") != "" {
 		w.Header().Set("HX-Redirect", Root+"login")
 		w.WriteHeader(http.StatusNoContent)
@@ -42,6 +44,7 @@ func (u *console) showLogin(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, Root, http.StatusSeeOther)
 		return
 	}
+	forget(w, r)
 	u.loginPage(w, u.Sessions.Reachable(r))
 }
 
@@ -69,9 +72,17 @@ func (u *console) login(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, Root, http.StatusSeeOther)
 }
 
-func (u *console) logout(w http.ResponseWriter, r *http.Request) {
+// forget takes the cookie of a session away.
+func forget(w http.ResponseWriter, r *http.Request) {
+	if sessionOf(r) == "" {
+		return
+	}
 	gone := cookie(r, "", time.Unix(1, 0))
 	gone.MaxAge = -1
 	http.SetCookie(w, gone)
+}
+
+func (u *console) logout(w http.ResponseWriter, r *http.Request) {
+	forget(w, r)
 	http.Redirect(w, r, Root+"login", http.StatusSeeOther)
 }

@@ -7,10 +7,10 @@
 package controls
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
+	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +27,10 @@ const (
 	MaxReason  = 500  // bytes
 	MaxName    = 500  // bytes of the name of a limit
 	MaxNumbers = 1000 // controls whose numbers have gauges
+
+	// Bounds of controls by callers whose token is for some domains only, so that there is room for the others' in any case.
+	MaxScoped   = Max / 2  // in force at a time, whoever made them
+	MaxOfDomain = Max / 10 // the same, of one domain
 )
 
 // Kind is what a control does.
@@ -53,7 +57,7 @@ type Entry struct{ Key, Value string }
 
 // Control is a decision of an operator.
 type Control struct {
-	ID      string // made of what it is about, so that a later control of the same kind about the same takes its place
+	ID      string // random, and kept by a later control of the same kind about the same, which takes its place
 	Kind    Kind
 	Domain  string
 	Entries []Entry // none only with Below: then it is about every descriptor of the domain
@@ -64,6 +68,9 @@ type Control struct {
 
 	Since, Until time.Time
 	By, Reason   string
+
+	// Scoped says, of a control that is to be put in force, that its caller's token is for some domains only.
+	Scoped bool
 }
 
 // String names the control, as answers and metrics do: block:0123456789abcdef.
@@ -78,17 +85,17 @@ func (c *Control) Number() string {
 	return fmt.Sprintf("%d/%s", c.To.RequestsPerUnit, unit)
 }
 
-// identify returns the ID of c, which is a hash of its kind, of what it is about, and of the limit that it names.
-func (c *Control) identify() string {
-	name := []byte{byte(c.Kind), 0}
-	if c.Below {
-		name[1] = 1
-	}
-	for _, s := range append([]string{c.LimitName, c.Domain}, flat(c.Entries)...) {
-		name = append(binary.AppendUvarint(name, uint64(len(s))), s...)
-	}
-	sum := sha256.Sum256(name)
-	return hex.EncodeToString(sum[:8])
+// newID returns an ID that no other control has. It says nothing of what its control is about: an ID is shown, in metrics and headers, to
+// those who must not know that.
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // which never fails
+	return hex.EncodeToString(b[:])
+}
+
+// about reports whether c and o are of one kind about the same, so that the later one takes the place of the other.
+func (c *Control) about(o *Control) bool {
+	return c.Kind == o.Kind && c.Below == o.Below && c.LimitName == o.LimitName && c.Domain == o.Domain && slices.Equal(c.Entries, o.Entries)
 }
 
 func flat(entries []Entry) []string {

@@ -53,7 +53,10 @@ type noteStore interface {
 
 // Errors of [Controls].
 var (
-	ErrFull = fmt.Errorf("%d controls are in force, which is the most there may be: lift some first", Max)
+	ErrFull = fmt.Errorf("as many controls are in force as there may be, %d in all: lift some first", Max)
+	// errFullScoped and errFullDomain wrap ErrFull, for callers whose token is for some domains only.
+	errFullScoped = fmt.Errorf("%w (%d for tokens that are for some domains only: the rest is for others)", ErrFull, MaxScoped)
+	errFullDomain = fmt.Errorf("%w (%d in a domain for tokens that are for some domains only)", ErrFull, MaxOfDomain)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is in force")
 	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
@@ -224,26 +227,49 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 	if err := w.validate(span); err != nil {
 		return nil, err
 	}
-	w.ID, w.Since = w.identify(), time.Now().Truncate(time.Millisecond)
+	w.Since = time.Now().Truncate(time.Millisecond)
 	w.Until = w.Since.Add(span).Truncate(time.Millisecond)
-	note, err := w.note()
-	if err != nil {
-		return nil, err
-	}
 	err = c.ask(ctx, func(ctx context.Context) error {
 		if err := c.sync(ctx); err != nil {
 			return err
 		}
-		n, all := c.inForce(w.ID)
-		if before = n; n == nil && all >= Max {
-			return ErrFull
+		var err error
+		if before, err = c.place(w); err != nil || dry {
+			return err
 		}
-		if dry {
-			return nil
+		note, err := w.note()
+		if err != nil {
+			return err
 		}
 		return c.put(ctx, []backend.Note{note})
 	})
 	return before, err
+}
+
+// place gives w its ID, and returns the control whose place it takes, or nil, or why there is no room for it.
+func (c *Controls) place(w *Control) (before *Control, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, ofDomain := c.live(time.Now()), 0
+	for _, n := range all {
+		if n.about(w) {
+			w.ID = n.ID
+			return n, nil
+		}
+		if n.Domain == w.Domain {
+			ofDomain++
+		}
+	}
+	w.ID = newID()
+	switch {
+	case w.Scoped && ofDomain >= MaxOfDomain:
+		return nil, errFullDomain
+	case w.Scoped && len(all) >= MaxScoped:
+		return nil, errFullScoped
+	case len(all) >= Max:
+		return nil, ErrFull
+	}
+	return nil, nil //nolint:nilnil // there is room
 }
 
 // Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
@@ -255,7 +281,7 @@ func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*
 		}
 		var notes []backend.Note
 		for _, id := range ids {
-			n, _ := c.inForce(id)
+			n := c.inForce(id)
 			if n == nil {
 				return fmt.Errorf("%w: %q", ErrUnknown, id)
 			}
@@ -270,15 +296,15 @@ func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*
 	return lifted, err
 }
 
-// inForce returns the control with an ID, or nil, and how many controls are in force.
-func (c *Controls) inForce(id string) (*Control, int) {
+// inForce returns the control with an ID, or nil.
+func (c *Controls) inForce(id string) *Control {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := c.live(time.Now())
 	if i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id }); i >= 0 {
-		return all[i], len(all)
+		return all[i]
 	}
-	return nil, len(all)
+	return nil
 }
 
 // put stores notes, and puts them in force here.

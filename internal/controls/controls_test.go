@@ -88,7 +88,7 @@ func TestFull(t *testing.T) {
 	c := New(Config{})
 	for i := range Max { // as if each had been put in force, without 10,000 tables
 		w := parse(fmt.Sprintf("block shop a=%d", i))
-		w.ID, w.Until = w.identify(), time.Now().Add(time.Hour)
+		w.ID, w.Until = newID(), time.Now().Add(time.Hour)
 		note, err := w.note()
 		if err != nil {
 			t.Fatal(err)
@@ -97,12 +97,70 @@ func TestFull(t *testing.T) {
 	}
 	w := parse("block shop b=1")
 	_, err := c.Set(t.Context(), w, time.Hour, false)
-	if !errors.Is(err, ErrFull) || err.Error() != "10000 controls are in force, which is the most there may be: lift some first" {
+	if !errors.Is(err, ErrFull) || err.Error() != "as many controls are in force as there may be, 10000 in all: lift some first" {
 		t.Errorf("one more: %v", err)
 	}
 	set(t, c, "block shop a=1", 2*time.Hour)
 	if n := c.Table().Count(Block); n != Max {
 		t.Errorf("%d are in force, want %d", n, Max)
+	}
+}
+
+// TestScoped: controls of tokens that are for some domains only leave room for others, in all and in a domain.
+func TestScoped(t *testing.T) {
+	c := New(Config{})
+	add := func(domain string, from, n int) {
+		for i := range n {
+			w := parse(fmt.Sprintf("block %s a=%d", domain, from+i))
+			w.ID, w.Until = newID(), time.Now().Add(time.Hour)
+			note, err := w.note()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.learn(&note)
+		}
+	}
+	set := func(domain string, scoped bool) error {
+		w := parse("block " + domain + " b=1")
+		w.Scoped = scoped
+		_, err := c.Set(t.Context(), w, time.Hour, true)
+		return err
+	}
+	add("shop", 0, MaxOfDomain)
+	if err := set("shop", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "1000 in a domain for tokens") {
+		t.Errorf("one more of a domain: %v", err)
+	}
+	if err := errors.Join(set("other", true), set("shop", false)); err != nil {
+		t.Errorf("in another domain, and for other tokens: %v", err)
+	}
+	add("many", 0, MaxScoped)
+	if err := set("other", true); !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "5000 for tokens") {
+		t.Errorf("one more in all: %v", err)
+	}
+	if err := set("other", false); err != nil {
+		t.Errorf("for other tokens: %v", err)
+	}
+}
+
+// TestIDs: an ID tells nothing of what its control is about, and stays while another one takes the control's place.
+func TestIDs(t *testing.T) {
+	one, other := New(Config{}), New(Config{})
+	id := func(c *Controls, text string, span time.Duration) string {
+		w := parse(text)
+		if _, err := c.Set(t.Context(), w, span, false); err != nil {
+			t.Fatal(err)
+		}
+		return w.ID
+	}
+	first := id(one, "block shop ip=203.0.113.9", time.Hour)
+	if again := id(one, "block shop ip=203.0.113.9", 2*time.Hour); again != first || len(first) != 16 {
+		t.Errorf("the block has the ID %s, and then %s", first, again)
+	}
+	if there := id(other, "block shop ip=203.0.113.9", time.Hour); there == first {
+		t.Errorf("the same block has the same ID elsewhere, %s, so that it can be found by trying", first)
+	}
+	if n := one.Table().Count(Block); n != 1 {
+		t.Errorf("%d blocks are in force, want 1", n)
 	}
 }
 
@@ -148,7 +206,7 @@ func TestRecord(t *testing.T) {
 		To:    descriptors.Override{RequestsPerUnit: 7, Unit: descriptors.Week, Multiplier: 3},
 		Since: time.UnixMilli(1_700_000_000_000), Until: time.UnixMilli(1_700_000_360_000),
 	}
-	w.ID = w.identify()
+	w.ID = newID()
 	note, err := w.note()
 	if err != nil {
 		t.Fatal(err)

@@ -155,7 +155,7 @@ func (s sealedAudit) Page(ctx context.Context, skip, n int) ([][]byte, error) {
 	return acts, err
 }
 
-// seal returns notes as the store gets them. The ID of a control is a hash of what it is about, so that goes into the text, and
+// seal returns notes as the store gets them. The ID of a control goes into the text, and
 // another name takes its place.
 func (s *sealedStore) seal(notes []backend.Note) []backend.Note {
 	if s.keys == nil {

@@ -21,12 +21,16 @@ import (
 const (
 	MaxWatchers  = 8
 	MaxPerSecond = 10_000
-	buffered     = 512  // decisions that wait for a watcher
-	maxText      = 1024 // bytes of a decision's domain and entries
+
+	// Bounds of watchers with a token that is for some domains only, so that there is room for others in any case.
+	MaxScoped  = 6    // in all
+	MaxOfToken = 2    // of one token
+	buffered   = 512  // decisions that wait for a watcher
+	maxText    = 1024 // bytes of a decision's domain and entries
 )
 
 // ErrTooMany is the error for a watcher that is one too many.
-var ErrTooMany = errors.New("8 watchers are connected to this server, which is the most: end one of them")
+var ErrTooMany = errors.New("8 watchers are connected to this server, which is the most, or 2 with your token, or 6 with such tokens, if it is for some domains only: end one of them")
 
 // Outcome is what became of a descriptor.
 type Outcome uint8
@@ -118,6 +122,7 @@ type Options struct {
 	Filter    Filter
 	OneIn     uint32 // of so many decisions that meet the filter, one is wanted, chosen at random; 0 means each
 	PerSecond uint32 // the most lines in a second; 0 means MaxPerSecond
+	Token     string // the name of the watcher's token, if it is for some domains only; otherwise empty
 }
 
 // Hub passes decisions on. It is safe for concurrent use; a nil Hub has no watchers.
@@ -162,13 +167,27 @@ func (h *Hub) Watch(o Options) (*Watcher, error) {
 	if known := h.watchers.Load(); known != nil {
 		all = slices.Clone(*known)
 	}
-	if len(all) == MaxWatchers {
+	if len(all) == MaxWatchers || o.Token != "" && crowded(all, o.Token) {
 		return nil, ErrTooMany
 	}
 	w := &Watcher{hub: h, options: o, lines: make(chan *Line, buffered)}
 	all = append(all, w)
 	h.watchers.Store(&all)
 	return w, nil
+}
+
+// crowded reports whether tokens that are for some domains only, or this one of them, have as many watchers as they may.
+func crowded(all []*Watcher, token string) bool {
+	scoped, same := 0, 0
+	for _, w := range all {
+		if w.options.Token != "" {
+			scoped++
+		}
+		if w.options.Token == token {
+			same++
+		}
+	}
+	return scoped >= MaxScoped || same >= MaxOfToken
 }
 
 // Close ends w. It may be called again.
