@@ -233,9 +233,9 @@ func (s *Service) refused(ctx context.Context, who *Who, method string, err erro
 	if s.config.Changed != nil {
 		s.config.Changed(method, false)
 	}
-	if s.config.Acts.Refuse(who.Name, who.From, method, code) {
-		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused; further ones of this caller are counted, and logged once a minute",
-			slog.String("method", method), slog.String("by", who.Name), slog.String("from", who.From), slog.String("refused", code))
+	if omitted, logs := s.config.Acts.Refuse(who.Name, who.From, method, code); logs {
+		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change was refused", slog.String("method", method), slog.String("by", who.Name),
+			slog.String("from", who.From), slog.String("refused", code), slog.Uint64("omitted", omitted))
 	}
 }
 

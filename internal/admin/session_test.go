@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,21 +87,21 @@ func TestSession(t *testing.T) {
 		}
 
 		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
-		var refused int
-		guarded := admin.Access{TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused++ })}
-		tries := func(from, text string) (what string, took time.Duration, counted int) {
-			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), refused
+		var refused atomic.Int64
+		guarded := admin.Access{TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused.Add(1) })}
+		tries := func(from, text string) (what string, took time.Duration, counted int64) {
+			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), refused.Load()
 			r.RemoteAddr = from
 			if _, change, ok := guarded.Resume(r, text); ok && change {
-				return "change", time.Since(began), refused - before
+				return "change", time.Since(began), refused.Load() - before
 			}
-			return "nothing", time.Since(began), refused - before
+			return "nothing", time.Since(began), refused.Load() - before
 		}
 		forged := swapped(" 9", " 99")
 		for _, tt := range []struct {
 			from, text, want string
 			took             time.Duration
-			counted          int
+			counted          int64
 		}{
 			{"127.0.0.1:1", ann, "change", 0, 0}, {"127.0.0.1:1", "", "nothing", 0, 0}, {"127.0.0.1:1", forged, "nothing", time.Second, 1},
 			{"203.0.113.5:1", ann, "nothing", 0, 1}, {"203.0.113.5:1", forged, "nothing", 0, 1},

@@ -236,7 +236,7 @@ func (a *Act) shorten() {
 		a.Domain = append(slices.Clone(a.Domain[:len(a.Domain)/2]), cutMark...)
 	case entries < len(*longest):
 		*longest = cutText(*longest)
-	case last > 0:
+	case last > 1:
 		a.Entries = append(a.Entries[:(last+1)/2], [2][]byte{[]byte(cutMark), nil})
 	default:
 		e := a.Entries[0]

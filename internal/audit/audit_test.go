@@ -59,6 +59,7 @@ func TestSizes(t *testing.T) {
 		},
 		"a domain":          {Domain: bytes.Repeat([]byte{0xff}, 5000)},
 		"an entry":          {Entries: [][2][]byte{{[]byte("key"), []byte(long)}}},
+		"two entries":       {Entries: [][2][]byte{{[]byte("key"), []byte(long)}, {[]byte("k"), []byte(long)}}},
 		"many entries":      {Entries: slices.Repeat([][2][]byte{{[]byte("k"), []byte("v")}}, 256)},
 		"a reason":          {Reason: strings.Repeat("\u2028<", 2000)},
 		"one that is small": {Method: "Block", Reason: "INC-1"},
@@ -83,7 +84,7 @@ func TestRefusals(t *testing.T) {
 		l := New(nil, quiet())
 		logs := 0
 		refuse := func(by, from string) {
-			if l.Refuse(by, from, "Reset", "PermissionDenied") {
+			if _, ok := l.Refuse(by, from, "Reset", "PermissionDenied"); ok {
 				logs++
 			}
 			time.Sleep(time.Millisecond)

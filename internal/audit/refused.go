@@ -27,7 +27,8 @@ type Refused struct {
 	First  time.Time
 	Last   time.Time
 
-	logged time.Time
+	logged  time.Time
+	omitted uint64 // since then
 }
 
 // refusals are counts by caller.
@@ -36,8 +37,8 @@ type refusals struct {
 	others  Refused
 }
 
-// Refuse counts a call that was refused, and reports whether to log it.
-func (l *Log) Refuse(by, from, method, code string) (logs bool) {
+// Refuse counts a call that was refused, and reports whether to log it, and how many of its caller were not logged before.
+func (l *Log) Refuse(by, from, method, code string) (omitted uint64, logs bool) {
 	if host, _, err := net.SplitHostPort(from); err == nil {
 		from = host
 	}
@@ -54,11 +55,12 @@ func (l *Log) Refuse(by, from, method, code string) (logs bool) {
 	}
 	r.By, r.From, r.Method, r.Code, r.Last = by, from, method, code, now
 	r.Count++
-	if now.Sub(r.logged) >= logEach {
-		r.logged = now
-		return true
+	if now.Sub(r.logged) < logEach {
+		r.omitted++
+		return 0, false
 	}
-	return false
+	omitted, r.logged, r.omitted = r.omitted, now, 0
+	return omitted, true
 }
 
 // of returns the counts of a caller.
