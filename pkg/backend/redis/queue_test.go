@@ -379,7 +379,7 @@ func TestClasses(t *testing.T) {
 		{reply("ERR This instance has cluster support disabled"), "redis n: other: the server there is not part of a cluster: REDIS_TYPE, or REDIS_PERSECOND_TYPE if it is for limits per second, must be single"},
 		{reply("ERR unknown command `EVALSHA`, with args beginning with: `secret`"), "redis n: other: ERR unknown command …"},
 		{reply("ERR max number of clients reached"), "refused"},
-		{errors.New("line\nbreak"), "redis n: other: line break"},
+		{errors.New("line\nbreak"), `redis n: other: line\nbreak`},
 		{errors.New(strings.Repeat("é", 150)), "redis n: other: " + strings.Repeat("é", 100) + "…"},
 	} {
 		e := classify("n", c.err)
