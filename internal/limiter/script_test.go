@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,7 +52,7 @@ func playFile(t *testing.T, path string) {
 	for stanza := range strings.SplitSeq(strings.TrimSpace(string(raw)), "\n\n") {
 		out = append(out, s.play(strings.TrimSpace(stanza)))
 	}
-	got := controlID.ReplaceAllString(strings.Join(out, "\n\n"), "$1:ID") + "\n"
+	got := withoutIDs(strings.Join(out, "\n\n") + "\n")
 	if *rewrite {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
@@ -63,8 +64,21 @@ func playFile(t *testing.T, path string) {
 	}
 }
 
-// controlID is the name of a control, whose ID is random.
-var controlID = regexp.MustCompile(`\b(block|allow|limit):[0-9a-f]{16}\b`)
+// controlID is the ID of a control, which is random, where names and metrics have it.
+var controlID = regexp.MustCompile(`\b(block:|allow:|limit:|__control=)[0-9a-f]{16}\b`)
+
+// withoutIDs returns text without IDs of controls, whose metrics it sorts.
+func withoutIDs(text string) string {
+	lines := strings.Split(controlID.ReplaceAllString(text, "${1}ID"), "\n")
+	for i := range lines {
+		end := i
+		for end < len(lines) && strings.Contains(lines[end], "__control=ID") {
+			end++
+		}
+		slices.Sort(lines[i:end])
+	}
+	return strings.Join(lines, "\n")
+}
 
 // script is a limiter on a clock of its own.
 type script struct {
