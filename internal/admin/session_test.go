@@ -103,8 +103,11 @@ func TestSession(t *testing.T) {
 			took             time.Duration
 			counted          int64
 		}{
-			{"127.0.0.1:1", ann, "change", 0, 0}, {"127.0.0.1:1", "", "nothing", 0, 0}, {"127.0.0.1:1", forged, "nothing", time.Second, 1},
-			{"203.0.113.5:1", ann, "nothing", 0, 1}, {"203.0.113.5:1", forged, "nothing", 0, 1},
+			{"127.0.0.1:1", ann, "change", 0, 0},
+			{"127.0.0.1:1", "", "nothing", 0, 0},
+			{"127.0.0.1:1", forged, "nothing", time.Second, 1},
+			{"203.0.113.5:1", ann, "nothing", 0, 1},
+			{"203.0.113.5:1", forged, "nothing", 0, 1},
 		} {
 			if what, took, counted := tries(tt.from, tt.text); what != tt.want || took != tt.took || counted != tt.counted {
 				t.Errorf("from %s: good for %s after %v, counted %d times; want %s, %v, %d", tt.from, what, took, counted, tt.want, tt.took, tt.counted)

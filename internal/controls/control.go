@@ -27,9 +27,11 @@ const (
 	MaxReason  = 500  // bytes
 	MaxName    = 500  // bytes of the name of a limit
 	MaxNumbers = 1000 // controls whose numbers have gauges
+)
 
-	// Bounds of controls by callers whose token is for some domains only, so that there is room for the others' in any case.
-	MaxScoped   = Max / 2  // in force at a time, whoever made them
+// Bounds of what callers whose token is for some domains only may add to, so that there is room for others in any case.
+const (
+	MaxScoped   = Max / 2  // controls in force at a time, whoever made them
 	MaxOfDomain = Max / 10 // the same, of one domain
 )
 

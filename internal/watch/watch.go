@@ -21,12 +21,10 @@ import (
 const (
 	MaxWatchers  = 8
 	MaxPerSecond = 10_000
-
-	// Bounds of watchers with a token that is for some domains only, so that there is room for others in any case.
-	MaxScoped  = 6    // in all
-	MaxOfToken = 2    // of one token
-	buffered   = 512  // decisions that wait for a watcher
-	maxText    = 1024 // bytes of a decision's domain and entries
+	MaxScoped    = 6    // of these, with a token that is for some domains only, so that there is room for others in any case
+	MaxOfToken   = 2    // of these, with the same token
+	buffered     = 512  // decisions that wait for a watcher
+	maxText      = 1024 // bytes of a decision's domain and entries
 )
 
 // ErrTooMany is the error for a watcher that is one too many.
