@@ -12,17 +12,18 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // MaxActs is how many acts are kept: the latest.
 const MaxActs = 1000
 
 const (
-	maxText   = 960             // bytes of an act as JSON; with a seal it has 1 KiB at most, and all acts 1 MB
+	maxText   = 720             // bytes of an act as JSON; sealed, in base64, it has 1 KiB at most, and all acts 1 MiB
 	pageSize  = 50              // acts written or read in one call: 50 KB
 	storeTime = time.Second     // for a call of the store
 	retryEach = 2 * time.Second // while the store has not got all acts
-	freshFor  = time.Second     // for so long what was read of the store is not read again
+	freshFor  = time.Second     // for so long only the latest page of the store is read again
 )
 
 // Act is what an operator changed.
@@ -58,19 +59,13 @@ type Log struct {
 	log   *slog.Logger
 
 	asking chan struct{} // has an element while no call asks the store; who has taken it may use what follows
-	shared []Act         // as of read
+	shared []Act         // all acts of the store, as of read
 	read   time.Time
 
 	mu      sync.Mutex
-	own     []own // of this process, the latest last
+	own     []Act // of this process, the latest last
 	unsent  int   // how many of these, the last ones, the store has not got
 	refused refusals
-}
-
-// own is an act of this process, and as the store has it.
-type own struct {
-	act  Act
-	text []byte
 }
 
 // New returns a Log without acts. A nil store keeps them in this process; log may not be nil.
@@ -101,13 +96,12 @@ func (l *Log) Run(ctx context.Context) error {
 // cannot be asked: then it gets it later.
 func (l *Log) Add(ctx context.Context, a *Act) {
 	a.ID, a.Time = rand.Text()[:16], time.Now().UTC().Truncate(time.Microsecond)
-	text, err := a.encode()
-	if err != nil { // a time after the year 9999
+	if err := a.fit(); err != nil { // a time after the year 9999
 		l.log.Error("a change cannot be kept in the audit", "error", err)
 		return
 	}
 	l.mu.Lock()
-	l.own = append(l.own, own{*a, text})
+	l.own = append(l.own, *a)
 	l.own = slices.Delete(l.own, 0, max(0, len(l.own)-MaxActs))
 	l.unsent = min(l.unsent+1, len(l.own))
 	l.mu.Unlock()
@@ -123,8 +117,9 @@ func (l *Log) flush(ctx context.Context) error {
 		for {
 			var page [][]byte
 			l.mu.Lock()
-			for _, o := range l.own[len(l.own)-l.unsent:][:min(l.unsent, pageSize)] {
-				page = append(page, o.text)
+			for _, a := range l.own[len(l.own)-l.unsent:][:min(l.unsent, pageSize)] {
+				text, _ := json.Marshal(a) // which fit has tried
+				page = append(page, text)
 			}
 			l.mu.Unlock()
 			if len(page) == 0 {
@@ -133,7 +128,6 @@ func (l *Log) flush(ctx context.Context) error {
 			if err := l.store.Append(ctx, page, MaxActs); err != nil {
 				return err
 			}
-			l.read = time.Time{}
 			l.mu.Lock()
 			l.unsent -= min(l.unsent, len(page)) // those that were dropped since were the first
 			l.mu.Unlock()
@@ -158,26 +152,25 @@ func (l *Log) ask(ctx context.Context, f func(context.Context) error) error {
 // process knows of.
 func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 	complete = l.store == nil || l.ask(ctx, func(ctx context.Context) error {
-		if time.Since(l.read) < freshFor {
-			all = slices.Clone(l.shared)
-			return nil
-		}
 		var err error
-		if all, err = l.load(ctx); err == nil {
+		if time.Since(l.read) < freshFor {
+			all, err = l.load(ctx, pageSize)
+			all = append(all, l.shared...)
+		} else if all, err = l.load(ctx, MaxActs); err == nil {
 			l.shared, l.read = slices.Clone(all), time.Now()
 		}
 		return err
 	}) == nil
-	known := make(map[string]bool, len(all))
-	all = slices.DeleteFunc(all, func(a Act) bool { // what was sent twice
+	known := map[string]bool{"": true}              // what cannot be read has no ID
+	all = slices.DeleteFunc(all, func(a Act) bool { // also what was sent or read twice
 		twice := known[a.ID]
 		known[a.ID] = true
 		return twice
 	})
 	l.mu.Lock()
-	for i := range l.own {
-		if a := &l.own[i].act; !known[a.ID] {
-			all = append(all, *a)
+	for _, a := range l.own {
+		if !known[a.ID] {
+			all = append(all, a)
 		}
 	}
 	l.mu.Unlock()
@@ -185,9 +178,9 @@ func (l *Log) Acts(ctx context.Context) (all []Act, complete bool) {
 	return all[:min(len(all), MaxActs)], complete
 }
 
-// load reads all acts of the store.
-func (l *Log) load(ctx context.Context) (all []Act, err error) {
-	for skip := 0; skip < MaxActs; skip += pageSize {
+// load reads the latest n acts of the store.
+func (l *Log) load(ctx context.Context, n int) (all []Act, err error) {
+	for skip := 0; skip < n; skip += pageSize {
 		page, err := l.store.Page(ctx, skip, pageSize)
 		if err != nil {
 			return all, err
@@ -207,52 +200,45 @@ func (l *Log) load(ctx context.Context) (all []Act, err error) {
 	return all, nil
 }
 
-// encode returns a as JSON, after cutting what makes it too long.
-func (a *Act) encode() ([]byte, error) {
+// fit cuts what makes a too long as JSON.
+func (a *Act) fit() error {
 	a.Entries = slices.Clone(a.Entries)
-	for {
+	for most := maxText; ; most /= 2 {
 		text, err := json.Marshal(a)
-		if err != nil || len(text) <= maxText {
-			return text, err
+		if err != nil || len(text) <= maxText || most == 0 {
+			return err
 		}
-		a.shorten()
+		a.shorten(most)
 	}
 }
 
 // cutMark ends what was cut.
 const cutMark = "…"
 
-// shorten halves the longest text of a, or its entries if those take most.
-func (a *Act) shorten() {
-	texts := []*string{&a.RequestID, &a.By, &a.From, &a.What, &a.Reason, &a.Before, &a.After, &a.Why}
-	longest := slices.MaxFunc(texts, func(a, b *string) int { return cmp.Compare(len(*a), len(*b)) })
-	entries := 0
-	for _, e := range a.Entries {
-		entries += len(e[0]) + len(e[1])
+// shorten cuts each text of a to most bytes, and its entries to about as much together.
+func (a *Act) shorten(most int) {
+	for _, text := range []*string{&a.RequestID, &a.By, &a.From, &a.What, &a.Reason, &a.Before, &a.After, &a.Why} {
+		*text = cutText(*text, most)
 	}
-	last := len(a.Entries) - 1
-	switch {
-	case len(a.Domain) > max(entries, len(*longest)):
-		a.Domain = append(slices.Clone(a.Domain[:len(a.Domain)/2]), cutMark...)
-	case entries < len(*longest):
-		*longest = cutText(*longest)
-	case last > 1:
-		a.Entries = append(a.Entries[:(last+1)/2], [2][]byte{[]byte(cutMark), nil})
-	default:
-		e := a.Entries[0]
-		for i := range e {
-			if len(e[i]) > len(cutMark) {
-				e[i] = append(slices.Clone(e[i][:len(e[i])/2]), cutMark...)
-			}
+	a.Domain = []byte(cutText(string(a.Domain), most))
+	room := most
+	for i, e := range a.Entries {
+		key, value := cutText(string(e[0]), most/4), cutText(string(e[1]), most/4)
+		if room -= len(key) + len(value) + len(`["",""],`); room < 0 {
+			a.Entries = append(a.Entries[:i], [2][]byte{[]byte(cutMark), nil})
+			return
 		}
-		a.Entries = [][2][]byte{e}
+		a.Entries[i] = [2][]byte{[]byte(key), []byte(value)}
 	}
 }
 
-// cutText returns the first half of a text, which is valid UTF-8.
-func cutText(text string) string {
-	n := len(text) / 2
-	for n > 0 && text[n]&0xC0 == 0x80 {
+// cutText returns the first most bytes of a text, with a mark if there are more. It cuts between characters.
+func cutText(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	n := max(0, most-len(cutMark))
+	for n > 0 && !utf8.RuneStart(text[n]) {
 		n--
 	}
 	return text[:n] + cutMark
