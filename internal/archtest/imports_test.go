@@ -57,7 +57,7 @@ var allowed = map[string]row{
 	"internal/overload":                   {},
 	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/http2/hpack"}},
 	"internal/audit":                      {},
-	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
+	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/throttle", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
 	"internal/controls":                   {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
 	"internal/tenants":                    {ours: []string{"internal/throttle", "pkg/backend", "pkg/descriptors"}},
