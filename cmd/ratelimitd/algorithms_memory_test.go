@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/server"
@@ -153,7 +154,7 @@ func (o operators) command(ctx context.Context, args []string) error {
 // serveTraces serves what l decides, until stop is called.
 func serveTraces(t *testing.T, l *limiter.Limiter, c rls.Config) (client rlsv3.RateLimitServiceClient, stop func()) { //nolint:ireturn // what the generated code has
 	t.Helper()
-	s := rls.NewServer(rls.New(l, c), rls.ServerConfig{})
+	s := grpcserver.New(rls.New(l, c), grpcserver.Config{})
 	listener := bufconn.Listen(1 << 16)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(listener) }()

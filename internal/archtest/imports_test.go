@@ -54,8 +54,10 @@ var allowed = map[string]row{
 	"internal/recorded":                   {ours: []string{"internal/limiter", "internal/replay", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{protobuf, envoy, yaml}},
 	"internal/top":                        {ours: []string{"pkg/descriptors"}},
 	"internal/watch":                      {ours: []string{"pkg/descriptors"}},
-	"internal/overload":                   {},
-	"internal/rls":                        {ours: []string{"internal/limiter", "internal/overload", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy, "golang.org/x/net/http2/hpack"}},
+	"internal/admission":                  {},
+	"internal/netlimit":                   {ours: []string{"internal/admission"}},
+	"internal/grpcserver":                 {ours: []string{"internal/netlimit"}, third: []string{grpc, protobuf}},
+	"internal/rls":                        {ours: []string{"internal/admission", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
 	"internal/audit":                      {},
 	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/throttle", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
@@ -89,8 +91,8 @@ var allowed = map[string]row{
 	"internal/storehealth":                {ours: []string{"internal/task"}},
 	"internal/server": {
 		ours: []string{
-			"internal/admin", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
-			"internal/console", "internal/controls", "internal/limiter", "internal/overload", "internal/plain", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
+			"internal/admin", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
+			"internal/console", "internal/controls", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/plain", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},
 		third: []string{grpc, "go.opentelemetry.io/otel"},

@@ -151,7 +151,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	p.counts = s.domains[d]
 	if p.steered.blocked {
-		return l.refuse(hurry(ctx, r), s, d, r, p), nil
+		return l.refuse(ctx, s, d, r, p), nil
 	}
 	if p.late = r.Late; p.late {
 		l.counts.shed(p, shedByProcess)
@@ -162,7 +162,7 @@ func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict,
 	}
 	p.plan(s, d, r)
 	l.counts.before(s, d, r, p)
-	if err := l.charge(hurry(ctx, r), d, p); err != nil {
+	if err := l.charge(ctx, d, p); err != nil {
 		l.release(ctx, p)
 		l.counts.backendErrors.Add(1)
 		return nil, err

@@ -36,10 +36,9 @@ var (
 type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
-	Hits        uint32        // hits_addend of the request; 0 means 1
-	Late        bool          // there is no time for it: policies decide it
-	Answer      time.Duration // how long its answer will wait in this process
-	Read        time.Time     // when its message had been read; zero if that is not known
+	Hits        uint32    // hits_addend of the request; 0 means 1
+	Late        bool      // there is no time for it: policies decide it
+	Read        time.Time // when its message had been read; zero if that is not known
 }
 
 // Descriptor is one descriptor of a request.

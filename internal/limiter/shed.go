@@ -1,10 +1,8 @@
 package limiter
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -36,9 +34,6 @@ func shed(ops []backend.Op) {
 		ops[i].Err = backend.ErrShed
 	}
 }
-
-// Shed reports whether the request that p was last used for was shed.
-func (p *Scratch) Shed() bool { return p.shed }
 
 // Shed is how many requests have been shed.
 type Shed struct {
@@ -100,23 +95,3 @@ func storeError(err error) error {
 	}
 	return fmt.Errorf("%w: %w", ErrBackend, err)
 }
-
-// hurried is the context of a request whose answer will wait in this process.
-type hurried struct {
-	context.Context //nolint:containedctx // it is one
-
-	deadline time.Time
-}
-
-// hurry returns ctx with a deadline that leaves time for that. A third of its time is left to the store in any case: a request
-// that is let in must not fail for want of a deadline.
-func hurry(ctx context.Context, r *Request) context.Context {
-	deadline, ok := ctx.Deadline()
-	if !ok || r.Answer == 0 {
-		return ctx
-	}
-	return hurried{ctx, deadline.Add(-min(r.Answer, time.Until(deadline)*2/3))}
-}
-
-// Deadline implements context.Context.
-func (h hurried) Deadline() (time.Time, bool) { return h.deadline, true }

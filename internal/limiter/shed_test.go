@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -106,38 +105,6 @@ func TestShedOnce(t *testing.T) {
 	}
 	if got := l.Shed(); got != (limiter.Shed{Store: 3}) {
 		t.Errorf("shed so far: %+v, want 3 by the store", got)
-	}
-}
-
-// TestHurried: the store is given a deadline that leaves time for what a busy process makes an answer wait, but a third of
-// what is left in any case.
-func TestHurried(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ left, answer, want time.Duration }{
-		{time.Hour, 0, time.Hour},
-		{time.Hour, 10 * time.Minute, 50 * time.Minute},
-		{13 * time.Minute, 10 * time.Minute, 13 * time.Minute / 3},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var given time.Duration
-			seen := &calls{Backend: still(), saw: func(ctx context.Context) {
-				deadline, _ := ctx.Deadline()
-				given = time.Until(deadline)
-			}}
-			l := limiter.New(seen, stats.New(), limiter.Config{})
-			load(t, l, plainRules)
-			ctx, cancel := context.WithTimeout(t.Context(), c.left)
-			defer cancel()
-			q := request("shop", "user=a")
-			q.Answer = c.answer
-			var scratch limiter.Scratch
-			if _, err := l.Decide(ctx, q, &scratch); err != nil {
-				t.Fatal(err)
-			}
-			if given.Round(time.Second) != c.want.Round(time.Second) {
-				t.Errorf("where answers wait for %v, and %v are left, the store has %v, want %v", c.answer, c.left, given, c.want)
-			}
-		})
 	}
 }
 

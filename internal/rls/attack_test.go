@@ -14,6 +14,7 @@ import (
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -123,7 +124,7 @@ func TestIdleConnections(t *testing.T) {
 // A thousand handshakes that never end do not keep others from theirs.
 func TestSlowTLSHandshakes(t *testing.T) {
 	config, pool := serverTLS(t)
-	address := serve(t, NewServer(start(t, endless, Config{}).service, ServerConfig{TLS: config}))
+	address := serve(t, newServer(start(t, endless, Config{}).service, grpcserver.Config{TLS: config}))
 	creds := credentials.NewTLS(&tls.Config{RootCAs: pool}) //nolint:gosec // the server says which version
 	c := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(creds)))
 	survives(t, c, func(ctx context.Context) {

@@ -4,7 +4,6 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -19,7 +18,7 @@ const (
 type call struct {
 	buffer  mem.Buffer // the message; nil until it has been received
 	message []byte     // the contents of buffer
-	turn    overload.Turn
+	inFlight bool // as the gate counts it
 	request limiter.Request
 	scratch limiter.Scratch
 	entries []descriptors.Entry // backs the entries of all descriptors
@@ -34,7 +33,7 @@ func (c *call) reset() bool {
 	clear(c.request.Descriptors)
 	c.entries = c.entries[:0]
 	c.request = limiter.Request{Descriptors: c.request.Descriptors[:0]}
-	c.message, c.turn = nil, overload.Turn{}
+	c.message, c.inFlight = nil, false
 	if c.buffer != nil {
 		c.buffer.Free()
 		c.buffer = nil

@@ -292,25 +292,25 @@ func Short(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), longestLogged)], "\uFFFD")
 }
 
-// domainOf returns the domain of a message; nil if it has none, or so much that it will not be decided. It shares its memory.
-func domainOf(message []byte) (domain []byte) {
+// outline returns the domain of a message, which shares its memory, and how many descriptors it has. The domain is nil if
+// there is none, or if the message cannot be decided.
+func outline(message []byte) (domain []byte, descriptors int) {
 	r := reader{b: message}
-	for fields := 0; r.next(); fields++ {
+	for r.next() && descriptors <= limiter.MaxDescriptors {
 		switch {
 		case r.is(requestDomain, protowire.BytesType):
 			domain = r.bytes()
-		case fields > 2*limiter.MaxDescriptors:
-			return nil
-		case r.kind == protowire.BytesType:
+		case r.is(requestDescriptors, protowire.BytesType):
+			descriptors++
 			r.bytes()
 		default:
 			r.skip()
 		}
 	}
-	if r.err != nil {
-		return nil
+	if r.err != nil || descriptors > limiter.MaxDescriptors {
+		return nil, 0
 	}
-	return domain
+	return domain, descriptors
 }
 
 // hashOf returns a number by which domains are told apart, most of the time; 0 if there is none.

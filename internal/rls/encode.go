@@ -52,6 +52,9 @@ type answer struct {
 	room  [88]byte
 }
 
+// Send implements grpcserver.Sender.
+func (a *answer) Send() mem.BufferSlice { return a.slice[:] }
+
 // statusSize is how many bytes most statuses have at most whose limit has no name.
 const statusSize = 28
 

@@ -20,23 +20,6 @@ var errOverload = status.Error(codes.Unavailable, limiter.ErrOverload.Error())
 // errLate is the error for the caller of a request whose deadline has passed.
 var errLate = status.Error(codes.DeadlineExceeded, "the caller's deadline has passed")
 
-// errWaiting is the error for the caller of a request that is refused before its message has come.
-var errWaiting = status.Error(codes.Unavailable,
-	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
-
-// errOnWay is the error for the caller of a request that is ended because of all that has come of messages that are not whole.
-var errOnWay = status.Error(codes.Unavailable,
-	"too much memory is taken by calls whose messages have not come whole; most of it on this connection, whose calls are ended")
-
-// errStreams is the error for the caller of a stream that is one too many on its connection.
-var errStreams = status.Errorf(codes.ResourceExhausted, "a connection may have %d open streams at most, beside calls of %s", maxOpen, Method)
-
-// errLongName is the error for the caller who asks for the health of a service that cannot exist.
-var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)
-
-// errNoMessage is the error for the caller whose message does not come.
-var errNoMessage = status.Error(codes.DeadlineExceeded, "the request did not arrive within "+messageTime.String()+" of its headers")
-
 // status returns the error for the caller, with its code: mistakes of the caller are INVALID_ARGUMENT, a call that was
 // cancelled or whose deadline has passed is CANCELLED or DEADLINE_EXCEEDED, and whatever keeps the server from deciding
 // is UNAVAILABLE, including a store that did not answer in time although the caller had time left.

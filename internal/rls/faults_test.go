@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -288,8 +289,8 @@ func TestG13_ManyDescriptors(t *testing.T) {
 func TestG14_MessageSize(t *testing.T) {
 	w := start(t, threePerHour, Config{})
 	exact := marshal(t, request("shop", "user=a"))
-	exact = append(exact, field(15, make([]byte, MaxMessage-len(exact)-5)...)...) // 1 for the tag, 4 for the length
-	if len(exact) != MaxMessage {
+	exact = append(exact, field(15, make([]byte, grpcserver.MaxMessage-len(exact)-5)...)...) // 1 for the tag, 4 for the length
+	if len(exact) != grpcserver.MaxMessage {
 		t.Fatalf("made %d bytes", len(exact))
 	}
 	if answer, err := w.send(exact); err != nil || statuses(answer) != "OK 2" {
@@ -298,7 +299,7 @@ func TestG14_MessageSize(t *testing.T) {
 	if w.bad.Load() != 0 {
 		t.Errorf("%d bad requests before there was one", w.bad.Load())
 	}
-	_, err := w.send(make([]byte, MaxMessage+1))
+	_, err := w.send(make([]byte, grpcserver.MaxMessage+1))
 	wantCode(t, err, codes.ResourceExhausted)
 	// grpc answers before the handler knows.
 	testkit.Eventually(t, "one bad request is counted", func() bool { return w.bad.Load() == 1 })

@@ -18,11 +18,13 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -177,12 +179,21 @@ func TestG28_DeadlinePassed(t *testing.T) {
 		_, err := w.service.decide(ctx, c, time.Now())
 		wantCode(t, w.service.status(ctx, err), codes.DeadlineExceeded)
 		a := &arrival{Context: ctx, message: mem.SliceBuffer(marshal(t, request("shop", "user=a"))), at: time.Now().Add(-time.Second)}
-		wantCode(t, w.service.respond(endingStream{ctx: a}, a, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
+		wantCode(t, w.service.respond(contextStream{ctx: a}, a, time.Second, time.Now()), codes.DeadlineExceeded) // there was no time to read it sooner
 	}
 	if ops, _ := w.store.asked(); ops != 0 {
 		t.Errorf("the store was asked %d times", ops)
 	}
 }
+
+// contextStream is a stream of which there is only the context.
+type contextStream struct {
+	grpc.ServerStream
+
+	ctx context.Context //nolint:containedctx // the stream's
+}
+
+func (s contextStream) Context() context.Context { return s.ctx }
 
 func TestG29_NoDeadline(t *testing.T) {
 	w := start(t, threePerHour, Config{})
@@ -326,7 +337,7 @@ func TestG35_AnotherProtocol(t *testing.T) {
 		}
 	})
 	config, _ := serverTLS(t)
-	secure := serve(t, NewServer(w.service, ServerConfig{TLS: config}))
+	secure := serve(t, newServer(w.service, grpcserver.Config{TLS: config}))
 	t.Run("plain text to TLS", func(t *testing.T) { wantClosed(t, secure, []byte(http2.ClientPreface)) })
 	t.Run("HTTP/1 to TLS", func(t *testing.T) { wantClosed(t, secure, http1) })
 	w.want("OK 2", request("shop", "user=a"))

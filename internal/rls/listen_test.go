@@ -8,24 +8,27 @@ import (
 	"testing"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
 func TestListenUnix(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rl.sock")
-	l, err := ListenUnix(t.Context(), path)
+	l, err := netlimit.ListenUnix(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	serveOn(t, NewServer(New(decideFunc(allow), Config{}), ServerConfig{}), l)
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != socketMode {
-		t.Errorf("the socket's mode is %v, %v, want %v", info.Mode(), err, socketMode)
+	serveOn(t, newServer(New(decideFunc(allow), Config{}), grpcserver.Config{}), l)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("the socket's mode is %v, %v, want 0660", info.Mode(), err)
 	}
 	c := ratelimitv3.NewRateLimitServiceClient(dial(t, "unix://"+path))
 	if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("in use", func(t *testing.T) {
-		if l, err := ListenUnix(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another server answers") {
+		if l, err := netlimit.ListenUnix(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another server answers") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
 		if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
@@ -42,7 +45,7 @@ func TestListenUnix(t *testing.T) {
 		if err := dead.Close(); err != nil {
 			t.Fatal(err)
 		}
-		l, err := ListenUnix(t.Context(), stale)
+		l, err := netlimit.ListenUnix(t.Context(), stale)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +58,7 @@ func TestListenUnix(t *testing.T) {
 		if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if l, err := ListenUnix(t.Context(), file); err == nil || !strings.Contains(err.Error(), "something else") {
+		if l, err := netlimit.ListenUnix(t.Context(), file); err == nil || !strings.Contains(err.Error(), "something else") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
 		if _, err := os.Stat(file); err != nil {
@@ -65,7 +68,7 @@ func TestListenUnix(t *testing.T) {
 }
 
 func TestListenTCPIsAlone(t *testing.T) {
-	l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+	l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +77,7 @@ func TestListenTCPIsAlone(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if second, err := ListenTCP(t.Context(), l.Addr().String()); err == nil {
+	if second, err := netlimit.ListenTCP(t.Context(), l.Addr().String()); err == nil {
 		t.Errorf("a second server listens on %v too", second.Addr())
 	}
 }

@@ -12,24 +12,23 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 )
 
 // TestG50_RefusedCalls: calls that are refused unread leave nothing behind, however far away their deadlines are.
 func TestG50_RefusedCalls(t *testing.T) {
-	none := New(decideFunc(allow), Config{MaxWaiting: 1})
-	none.waiting.most, none.others.most = 0, 0
+	none := New(decideFunc(allow), Config{Waiting: fullWaiting(t, nil, netlimit.Hot, netlimit.Other)})
 	for name, c := range map[string]struct {
 		service *Service
 		health  bool
 		want    map[codes.Code]bool
 	}{
-		"overload":         {New(decideFunc(allow), Config{Gate: overload.New(overload.Config{})}), false, map[codes.Code]bool{codes.Unavailable: true}},
 		"waiting":          {none, false, map[codes.Code]bool{codes.Unavailable: true}},
 		"of other methods": {none, true, map[codes.Code]bool{codes.Unavailable: true, codes.Canceled: true, codes.OK: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn := dial(t, serve(t, NewServer(c.service, ServerConfig{})))
+			conn := dial(t, serve(t, newServer(c.service, grpcserver.Config{})))
 			call := func(timeout time.Duration) {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout)
 				defer cancel()
@@ -64,6 +63,18 @@ func TestG50_RefusedCalls(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fullWaiting returns a Waiting with room for no call of some kinds, which calls refused for each.
+func fullWaiting(t *testing.T, refused func(), kinds ...netlimit.Kind) *netlimit.Waiting {
+	t.Helper()
+	w := netlimit.NewWaiting(netlimit.Bounds{MaxWaiting: 1, Refused: refused})
+	for _, kind := range kinds {
+		if !w.Begin(t.Context(), nil, kind, new(netlimit.Call)) {
+			t.Fatal("there is no room for a call")
+		}
+	}
+	return w
 }
 
 // live returns how many bytes of the heap are alive.

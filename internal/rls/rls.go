@@ -12,12 +12,9 @@
 package rls
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
-	"math"
-	"net"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -26,8 +23,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/admission"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
@@ -35,11 +33,7 @@ import (
 const (
 	ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 	Method      = "ShouldRateLimit"
-	fullMethod  = "/" + ServiceName + "/" + Method
 )
-
-// MaxMessage is the size in bytes of the largest request that is accepted.
-const MaxMessage = 4 << 20
 
 // Decider decides requests; it is a limiter.Limiter except in tests.
 type Decider interface {
@@ -55,10 +49,10 @@ type Config struct {
 	DynamicMetadata  bool  // RESPONSE_DYNAMIC_METADATA
 	DecisionMetadata bool  // DECISION_METADATA; dynamic metadata is then sent too
 	Hooks            Hooks
-	Gate             *overload.Gate // knows of all calls; nil lets in as many as come
-	Foresee          Foresee        // nil knows all domains
-	MaxWaiting       int            // GRPC_MAX_WAITING_CALLS: calls that wait for their message, and as many of other methods; 0 means 4096
-	Log              *slog.Logger   // nil discards
+	Gate             *admission.Gate   // decides which calls are worked on; nil makes one
+	Waiting          *netlimit.Waiting // bounds the calls that wait for their message; nil makes one
+	Foresee          Foresee           // nil knows all domains
+	Log              *slog.Logger      // nil discards
 }
 
 // Foresee reports, before a request is decided, whether there are rules for its domain, and whether policies can but fail it.
@@ -95,21 +89,11 @@ type Hooks struct {
 	// BadRequest is called for each request rejected before the limiter saw it: too large, truncated, not a message,
 	// too many descriptors or entries.
 	BadRequest func()
-	// Handshake is called for each failed TLS handshake, with the client's address and the reason, which is [ErrNothingSent] where
-	// that is so.
-	Handshake func(peer net.Addr, err error)
-	// Began is called with what the first bytes of each connection are, inside TLS if there is some.
-	Began func(peer net.Addr, p Protocol)
 	// Refused is called for each request that is over a limit, late charges included. It must not retain its arguments, which point into the
 	// message.
 	Refused func(*limiter.Request, *limiter.Verdict)
 	// Shed is called for each call that is refused with an error because there is no time even for policies.
 	Shed func()
-	// TooManyWaiting is called for each call that is refused because too many others wait for their message.
-	TooManyWaiting func()
-	// Flood is called when such calls begin to be refused, and when half of those that waited have ended. Calls that are
-	// refused are nothing but garbage.
-	Flood func(on bool)
 	// NoRules returns why there are no rules, which is added to the answer unless it is empty.
 	NoRules func() string
 }
@@ -119,9 +103,6 @@ type Service struct {
 	decider Decider
 	config  Config
 	calls   sync.Pool // of *call
-	culling *culling
-	waiting waiting
-	others  others
 	large   *throttle.Log // of requests that have too much
 }
 
@@ -134,23 +115,20 @@ func New(d Decider, c Config) *Service {
 		c.Foresee = func([]byte) (known, fails bool) { return true, false }
 	}
 	if c.Gate == nil {
-		c.Gate = overload.New(overload.Config{MaxCalls: math.MaxInt, Patience: time.Hour})
+		c.Gate = admission.New(admission.Config{Patience: time.Hour})
+	}
+	if c.Waiting == nil {
+		c.Waiting = netlimit.NewWaiting(netlimit.Bounds{})
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	most := int64(cmp.Or(c.MaxWaiting, maxWaiting))
-	s := &Service{
+	return &Service{
 		decider: d,
 		config:  c,
 		calls:   sync.Pool{New: func() any { return new(call) }},
-		culling: newCulling(),
 		large:   throttle.Every(time.Minute),
-		waiting: waiting{most: most, flood: c.Hooks.Flood, refused: c.Hooks.TooManyWaiting},
-		others:  others{most: most, refused: c.Hooks.TooManyWaiting, open: map[*otherCall]int{}},
 	}
-	s.waiting.others, s.others.look = &s.others, s.waiting.run
-	return s
 }
 
 func (h Headers) withDefaults() Headers {
@@ -176,23 +154,11 @@ func (h Hooks) withDefaults() Hooks {
 	if h.BadRequest == nil {
 		h.BadRequest = func() {}
 	}
-	if h.Handshake == nil {
-		h.Handshake = func(net.Addr, error) {}
-	}
-	if h.Began == nil {
-		h.Began = func(net.Addr, Protocol) {}
-	}
 	if h.Refused == nil {
 		h.Refused = func(*limiter.Request, *limiter.Verdict) {}
 	}
 	if h.Shed == nil {
 		h.Shed = func() {}
-	}
-	if h.TooManyWaiting == nil {
-		h.TooManyWaiting = func() {}
-	}
-	if h.Flood == nil {
-		h.Flood = func(bool) {}
 	}
 	if h.NoRules == nil {
 		h.NoRules = func() string { return "" }
@@ -200,8 +166,14 @@ func (h Hooks) withDefaults() Hooks {
 	return h
 }
 
-// register registers ShouldRateLimit on a server, which must use [codec].
-func (s *Service) register(r grpc.ServiceRegistrar) {
+// Name implements grpcserver.Service.
+func (*Service) Name() string { return ServiceName }
+
+// Method implements grpcserver.Service.
+func (*Service) Method() string { return Method }
+
+// Register implements grpcserver.Service.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
 		Streams:     []grpc.StreamDesc{{StreamName: Method, Handler: s.shouldRateLimit}},
@@ -211,20 +183,16 @@ func (s *Service) register(r grpc.ServiceRegistrar) {
 
 // shouldRateLimit is the handler of one call.
 func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
-	a, ok := stream.Context().Value(arrivalKey{}).(*arrival)
-	if !ok {
-		return refused(stream.Context())
-	}
-	a.count()
 	defer func() {
-		a.leave()
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			err = s.recovered(stream.Context(), Method, p)
 		}
 	}()
-	if stream.Context().Err() != nil {
-		s.config.Gate.Missed(time.Since(a.at), a.patience())
+	a := stream.Context().Value(arrivalKey{}).(*arrival)
+	if a.refused != nil {
+		return a.refused
 	}
+	late := time.Since(a.at)
 	if err := a.await(stream); err != nil {
 		a.drop()
 		if code := status.Code(err); code != codes.Canceled && code != codes.DeadlineExceeded {
@@ -233,16 +201,16 @@ func (s *Service) shouldRateLimit(_ any, stream grpc.ServerStream) (err error) {
 		return err
 	}
 	start := time.Now()
-	err = s.respond(stream, a, start)
+	err = s.respond(stream, a, late, start)
 	s.config.Hooks.Call(Method, time.Since(start).Seconds())
 	return err
 }
 
-// respond answers the call of which a has the message.
-func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) error {
+// respond answers the call of which a has the message. Its handler began late after its headers were read.
+func (s *Service) respond(stream grpc.ServerStream, a *arrival, late time.Duration, now time.Time) error {
 	ctx := stream.Context()
-	turn := s.turn(ctx, a, now)
-	if turn.Verdict == overload.Lost {
+	verdict, inFlight := s.admit(ctx, a, late)
+	if verdict == admission.Reject {
 		a.drop()
 		s.config.Hooks.Shed()
 		if expired(ctx, time.Now()) {
@@ -250,18 +218,10 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 		}
 		return errOverload
 	}
-	if turn != (overload.Turn{}) {
-		now = time.Now()
-		if err := ctx.Err(); err != nil { // nobody waits for it any more
-			a.drop()
-			s.config.Gate.Done(turn, false)
-			return s.status(ctx, err)
-		}
-	}
 	c := s.calls.Get().(*call)
 	c.hold(a.message)
-	c.turn = turn
-	c.request.Late, c.request.Answer = turn.Verdict == overload.Late, turn.Answer
+	c.inFlight = inFlight
+	c.request.Late = verdict == admission.Fallback
 	err := s.answer(ctx, c, &a.answer, now)
 	if err == nil {
 		return stream.SendMsg(&a.answer)
@@ -272,61 +232,40 @@ func (s *Service) respond(stream grpc.ServerStream, a *arrival, now time.Time) e
 	return s.status(ctx, err)
 }
 
-// turn waits for the turn of the call of which a has the message.
-func (s *Service) turn(ctx context.Context, a *arrival, now time.Time) overload.Turn {
-	waited := now.Sub(a.at)
-	if s.config.Gate.Free(waited) {
-		return overload.Turn{}
+// admit returns what becomes of the call of which a has the message, once it is its turn, and whether it counts as in
+// flight. Calls for domains without rules never wait: to answer them costs next to nothing.
+func (s *Service) admit(ctx context.Context, a *arrival, late time.Duration) (v admission.Verdict, inFlight bool) {
+	gate := s.config.Gate
+	if gate.Enter(late) {
+		return admission.Proceed, true
 	}
-	message := a.message.ReadOnlyData()
-	c := overload.Call{Size: len(message), Waited: waited, Client: a.client}
-	if a.known {
-		c.Seen = &a.seen
-	}
-	c.Domain, c.Cheap = s.whose(message)
-	c.Cheap = c.Cheap || a.known && a.seen.Cheap
-	var found bool
-	if c.Deadline, found = ctx.Deadline(); !found {
-		c.Deadline = a.at.Add(s.config.Gate.Patience())
-	}
-	return s.config.Gate.Wait(c)
-}
-
-// whose returns a number by which the domain of a message is told apart, and whether policies can but fail it. All domains without
-// rules have the same: nobody gets more than a share by inventing some.
-func (s *Service) whose(message []byte) (domain uint32, fails bool) {
-	name := domainOf(message)
+	name, descriptors := outline(a.message.ReadOnlyData())
 	known, fails := s.config.Foresee(name)
 	if !known {
-		name = nil
+		return admission.Proceed, false
 	}
-	return hashOf(name), fails
-}
-
-// seen returns what a message says of its call. It is called by what reads a connection, where nothing else recovers.
-func (s *Service) seen(message []byte) (seen hint) {
-	defer func() {
-		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
-			_ = s.recovered(context.Background(), Method, p)
-		}
-	}()
-	seen.Size = len(message)
-	seen.Domain, seen.fails = s.whose(message)
-	return seen
+	c := admission.Call{Domain: hashOf(name), Cost: descriptors, Size: a.message.Len(), Late: late, NoFallback: fails}
+	c.Deadline, _ = ctx.Deadline()
+	if a.conn != nil {
+		c.Source = &a.conn.Source
+	}
+	v = gate.Wait(c)
+	return v, v == admission.Proceed
 }
 
 // answer decides the message that c holds and encodes the verdict in a. It releases c, except after a panic: c may then
 // still be in use, and is left to the garbage collector. The error must go through [Service.status].
 func (s *Service) answer(ctx context.Context, c *call, a *answer, now time.Time) (err error) {
-	turn, shed := c.turn, false
+	inFlight := c.inFlight
 	defer func() {
 		if p := recover(); p != nil { //nolint:forbidigo // a bug that one request hits must not end the process
 			err = s.recovered(ctx, Method, p)
 		}
-		s.config.Gate.Done(turn, shed)
+		if inFlight {
+			s.config.Gate.Done()
+		}
 	}()
 	v, err := s.decide(ctx, c, now)
-	shed = c.scratch.Shed()
 	if err == nil {
 		if v.Over {
 			s.config.Hooks.Refused(&c.request, v)

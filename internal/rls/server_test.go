@@ -24,8 +24,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 )
 
@@ -50,9 +51,9 @@ func allow(_ context.Context, r *limiter.Request, v *limiter.Verdict) error {
 }
 
 // serve runs server on a loopback port until the test ends.
-func serve(t *testing.T, server *Server) (address string) {
+func serve(t *testing.T, server *grpcserver.Server) (address string) {
 	t.Helper()
-	l, err := ListenTCP(t.Context(), "127.0.0.1:0")
+	l, err := netlimit.ListenTCP(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +61,19 @@ func serve(t *testing.T, server *Server) (address string) {
 	return l.Addr().String()
 }
 
-func serveOn(t *testing.T, server *Server, l net.Listener) {
+// newServer returns a server of s.
+func newServer(s *Service, c grpcserver.Config) *grpcserver.Server {
+	c.Waiting, c.Log = s.config.Waiting, s.config.Log
+	c.Hooks.Panic = s.config.Hooks.Panic
+	if c.Hooks.Call == nil {
+		c.Hooks.Call = s.config.Hooks.Call
+	}
+	return grpcserver.New(s, c)
+}
+
+func serveOn(t *testing.T, server *grpcserver.Server, l net.Listener) {
 	t.Helper()
+	l = netlimit.Listen(l, netlimit.Config{})
 	testkit.Run(t, func(context.Context) error { return server.Serve(l) })
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
@@ -90,7 +102,7 @@ type caller struct {
 	ratelimitv3.RateLimitServiceClient
 }
 
-func client(t *testing.T, s *Server) caller {
+func client(t *testing.T, s *grpcserver.Server) caller {
 	t.Helper()
 	return caller{ratelimitv3.NewRateLimitServiceClient(dial(t, serve(t, s)))}
 }
@@ -133,7 +145,7 @@ func TestAnswersOverTheWire(t *testing.T) {
 			calls.Add(1)
 		}
 	}}})
-	c := client(t, NewServer(s, ServerConfig{}))
+	c := client(t, newServer(s, grpcserver.Config{}))
 	for range 20 { // of many frames each, through pooled buffers
 		response, err := c.ShouldRateLimit(t.Context(), request("shop", "k="+strings.Repeat("v", 100_000)))
 		if err != nil {
@@ -167,7 +179,7 @@ func TestErrors(t *testing.T) {
 		t.Run(tt.text, func(t *testing.T) {
 			s := New(decideFunc(func(context.Context, *limiter.Request, *limiter.Verdict) error { return fmt.Errorf("%w", tt.err) }),
 				Config{Hooks: Hooks{NoRules: func() string { return "a.yaml:3: no such unit" }}})
-			_, err := client(t, NewServer(s, ServerConfig{})).ShouldRateLimit(t.Context(), request("d", "k=v"))
+			_, err := client(t, newServer(s, grpcserver.Config{})).ShouldRateLimit(t.Context(), request("d", "k=v"))
 			wantCode(t, err, tt.code)
 			if got := status.Convert(err).Message(); got != tt.text {
 				t.Errorf("text %q, want %q", got, tt.text)
@@ -186,7 +198,7 @@ func TestErrors(t *testing.T) {
 func TestPanicAroundDecisions(t *testing.T) {
 	injected := func() { panic("injected") }
 	for name, c := range map[string]Config{
-		"arrival": {Gate: overload.New(overload.Config{}), Hooks: Hooks{Shed: injected}}, // there is room for no call
+		"arrival": {Waiting: fullWaiting(t, injected, netlimit.Hot)},
 		"end": {Hooks: Hooks{Call: func(method string, _ float64) {
 			if method == Method {
 				injected()
@@ -197,7 +209,7 @@ func TestPanicAroundDecisions(t *testing.T) {
 			var log bytes.Buffer
 			var panics atomic.Int64
 			c.Log, c.Hooks.Panic = slog.New(slog.NewJSONHandler(&log, nil)), func() { panics.Add(1) }
-			conn := dial(t, serve(t, NewServer(New(decideFunc(allow), c), ServerConfig{})))
+			conn := dial(t, serve(t, newServer(New(decideFunc(allow), c), grpcserver.Config{})))
 			for range 2 {
 				_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("any", "k=v"))
 				wantCode(t, err, codes.Internal)
@@ -227,7 +239,7 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 			Call:  func(string, float64) { calls.Add(1) },
 		},
 	})
-	server := NewServer(s, ServerConfig{})
+	server := newServer(s, grpcserver.Config{})
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "test.Panicking",
 		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, dec func(any) error, chain grpc.UnaryServerInterceptor) (any, error) {
@@ -285,7 +297,7 @@ func TestPanicIsOneCallsTrouble(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
-	server := NewServer(New(decideFunc(allow), Config{}), ServerConfig{})
+	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
 	c := healthpb.NewHealthClient(dial(t, serve(t, server)))
 	for _, tt := range []struct {
 		serving bool
@@ -309,7 +321,7 @@ func TestHealth(t *testing.T) {
 
 // Watchers of health are told of each change, under both names.
 func TestHealthIsWatched(t *testing.T) {
-	server := NewServer(New(decideFunc(allow), Config{}), ServerConfig{})
+	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{})
 	c := healthpb.NewHealthClient(dial(t, serve(t, server)))
 	next := func(watch healthpb.Health_WatchClient, want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
@@ -343,11 +355,11 @@ func TestHealthIsWatched(t *testing.T) {
 // TestShutdownEndsWatches has a client watch health for ever, which by itself would block a graceful stop for ever.
 func TestShutdownEndsWatches(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
-	server := NewServer(New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
+	server := newServer(New(decideFunc(func(ctx context.Context, r *limiter.Request, v *limiter.Verdict) error {
 		close(entered)
 		<-release
 		return allow(ctx, r, v)
-	}), Config{}), ServerConfig{})
+	}), Config{}), grpcserver.Config{})
 	conn := dial(t, serve(t, server))
 	watch, err := healthpb.NewHealthClient(conn).Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -385,12 +397,12 @@ func TestShutdownEndsWatches(t *testing.T) {
 // TestShutdownIsBounded has a call that only ends with its context.
 func TestShutdownIsBounded(t *testing.T) {
 	entered, left := make(chan struct{}), atomic.Bool{}
-	server := NewServer(New(decideFunc(func(ctx context.Context, _ *limiter.Request, _ *limiter.Verdict) error {
+	server := newServer(New(decideFunc(func(ctx context.Context, _ *limiter.Request, _ *limiter.Verdict) error {
 		close(entered)
 		<-ctx.Done()
 		left.Store(true)
 		return ctx.Err()
-	}), Config{}), ServerConfig{})
+	}), Config{}), grpcserver.Config{})
 	c := client(t, server)
 	answered := make(chan error, 1)
 	go func() {
@@ -410,7 +422,7 @@ func TestShutdownIsBounded(t *testing.T) {
 func TestReflection(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		t.Run(fmt.Sprint(on), func(t *testing.T) {
-			conn := dial(t, serve(t, NewServer(New(decideFunc(allow), Config{}), ServerConfig{Reflection: on})))
+			conn := dial(t, serve(t, newServer(New(decideFunc(allow), Config{}), grpcserver.Config{Reflection: on})))
 			stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
 			if err != nil {
 				t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/ratelimitd/ratelimitd/internal/certs/certstest"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 )
 
 // serverTLS is a configuration for 127.0.0.1, and who trusts it.
@@ -26,7 +27,7 @@ func serverTLS(t *testing.T) (*tls.Config, *x509.CertPool) {
 
 // transport is a way to talk to a server.
 type transport struct {
-	server ServerConfig
+	server grpcserver.Config
 	dial   []grpc.DialOption
 }
 
@@ -35,7 +36,7 @@ func transports(t *testing.T) map[string]transport {
 	t.Helper()
 	config, pool := serverTLS(t)
 	secure := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})) //nolint:gosec // the server says which version
-	return map[string]transport{"plain": {}, "TLS": {ServerConfig{TLS: config}, []grpc.DialOption{secure}}}
+	return map[string]transport{"plain": {}, "TLS": {grpcserver.Config{TLS: config}, []grpc.DialOption{secure}}}
 }
 
 // A failed handshake is reported with the client's address, and does not affect others.
@@ -43,11 +44,11 @@ func TestHandshakesThatFail(t *testing.T) {
 	config, pool := serverTLS(t)
 	var mu sync.Mutex
 	var told []string
-	server := NewServer(New(decideFunc(allow), Config{Hooks: Hooks{Handshake: func(peer net.Addr, err error) {
+	server := newServer(New(decideFunc(allow), Config{}), grpcserver.Config{TLS: config, Hooks: grpcserver.Hooks{Handshake: func(peer net.Addr, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = append(told, peer.String()+": "+err.Error())
-	}}}), ServerConfig{TLS: config})
+	}}})
 	address := serve(t, server)
 	good := ratelimitv3.NewRateLimitServiceClient(dial(t, address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))) //nolint:gosec // the server says which version
 	if _, err := good.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {

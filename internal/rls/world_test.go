@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -35,7 +36,7 @@ type world struct {
 	conn    *grpc.ClientConn
 	address string
 	service *Service
-	server  *Server
+	server  *grpcserver.Server
 	store   *recorder
 	stats   *stats.Registry
 	bad     atomic.Int64 // bad requests told of
@@ -86,7 +87,7 @@ func start(t *testing.T, rules string, c Config) *world {
 	c.Hooks.BadRequest = func() { w.bad.Add(1) }
 	c.Hooks.Call = func(string, float64) { w.calls.Add(1) }
 	w.service = New(l, c)
-	w.server = NewServer(w.service, ServerConfig{})
+	w.server = newServer(w.service, grpcserver.Config{Hooks: grpcserver.Hooks{Call: c.Hooks.Call}})
 	w.address = serve(t, w.server)
 	w.conn = dial(t, w.address)
 	w.RateLimitServiceClient = ratelimitv3.NewRateLimitServiceClient(w.conn)

@@ -3,7 +3,7 @@ package server
 import (
 	"net"
 
-	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 )
 
@@ -22,21 +22,21 @@ func boundsOf(files int) bounds {
 	return b
 }
 
-func clamp(n int) int { return max(2, min(n, rls.MaxConnections)) }
+func clamp(n int) int { return max(2, min(n, netlimit.MaxConnections)) }
 
 // bound bounds the connections of all listeners, and has health, the log and metrics tell of those of gRPC.
 func (v *Server) bound() {
 	n := boundsOf(maxFiles())
-	if n.grpc < rls.MaxConnections {
+	if n.grpc < netlimit.MaxConnections {
 		v.log.Warn("fewer gRPC connections are possible than usual: raise the limit of open files (RLIMIT_NOFILE)",
-			"connections", n.grpc, "usual", rls.MaxConnections)
+			"connections", n.grpc, "usual", netlimit.MaxConnections)
 	}
 	component := v.health.Add("connections", true, "")
 	closed := map[string]*stats.Counter{}
 	for _, reason := range []string{"idle", "address"} {
 		closed[reason] = v.registry.Counter(stats.ConnectionsClosedTotal, reason)
 	}
-	l := rls.Bound(v.listeners.grpc, rls.Connections{
+	l := netlimit.Listen(v.listeners.grpc, netlimit.Config{
 		Max:        n.grpc,
 		PerAddress: perAddress(n.grpc, v.settings.GRPC.AddressShare),
 		Closed:     func(reason string) { closed[reason].Add(1) },
@@ -52,10 +52,10 @@ func (v *Server) bound() {
 	})
 	v.registry.Gauge(stats.Connections, func() float64 { return float64(l.Open()) })
 	v.listeners.grpc = l
-	v.listeners.http = rls.Beginnings(v.listeners.http, v.httpBegan())
+	v.listeners.http = netlimit.Beginnings(v.listeners.http, v.httpBegan())
 	for at, most := range map[*net.Listener]int{&v.listeners.http: n.http, &v.listeners.debug: n.debug, &v.listeners.prometheus: n.debug} {
 		if *at != nil {
-			*at = rls.Bound(*at, rls.Connections{Max: most})
+			*at = netlimit.Listen(*at, netlimit.Config{Max: most})
 		}
 	}
 }

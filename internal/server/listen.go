@@ -8,7 +8,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 )
 
@@ -36,7 +36,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	}
 	if s.GRPC.UDS == "" {
 		add(&l.grpc, net.JoinHostPort(s.GRPC.Host, s.GRPC.Port), "GRPC_PORT")
-	} else if ln, err := rls.ListenUnix(ctx, s.GRPC.UDS); err != nil {
+	} else if ln, err := netlimit.ListenUnix(ctx, s.GRPC.UDS); err != nil {
 		errs = append(errs, fmt.Errorf("%w (set by GRPC_UDS)", err))
 	} else {
 		l.grpc = ln
@@ -58,7 +58,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 
 // listenTCP listens on an address whose port comes from the named variable.
 func listenTCP(ctx context.Context, address, variable string) (net.Listener, error) {
-	ln, err := rls.ListenTCP(ctx, address)
+	ln, err := netlimit.ListenTCP(ctx, address)
 	switch {
 	case err == nil:
 		return ln, nil

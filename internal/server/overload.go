@@ -7,18 +7,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/admission"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
-// maxCalls is how many calls of ShouldRateLimit may be in progress.
-const maxCalls = 16_384
-
-// newGate returns the gate through which all calls come, and shows what it does. Way is that of the store.
-func newGate(r *stats.Registry, way func() time.Duration) *overload.Gate {
-	g := overload.New(overload.Config{MaxCalls: maxCalls, Patience: remote.DefaultOpTimeout, Way: way})
+// newGate returns the gate through which all calls come, and shows what it does.
+func newGate(r *stats.Registry) *admission.Gate {
+	g := admission.New(admission.Config{Patience: remote.DefaultOpTimeout})
 	r.Source(func(v *stats.Values) {
 		now := g.Stats()
 		v.Gauge(stats.Calls, float64(now.Calls))
@@ -26,6 +25,17 @@ func newGate(r *stats.Registry, way func() time.Duration) *overload.Gate {
 		v.Gauge(stats.CallsWait, now.Wait.Seconds())
 	})
 	return g
+}
+
+// newWaiting returns what bounds the calls of gRPC that wait for their message.
+func (v *Server) newWaiting() *netlimit.Waiting {
+	refused := v.registry.Counter(stats.ShedTotal, "", "waiting")
+	return netlimit.NewWaiting(netlimit.Bounds{
+		MaxWaiting: v.settings.GRPC.MaxWaiting,
+		Metadata:   grpcserver.MetadataSize,
+		Refused:    func() { refused.Add(1) },
+		Flood:      v.flooded,
+	})
 }
 
 // When shedding is looked for, and when it is over.

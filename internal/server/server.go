@@ -13,14 +13,16 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/admission"
 	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/certs"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
 	"github.com/ratelimitd/ratelimitd/internal/console"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/overload"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -71,7 +73,8 @@ type Server struct {
 	listed       *file.Watcher // of TENANTS_FILE; nil without it
 	limiter      *limiter.Limiter
 	reservations *reservations
-	gate         *overload.Gate
+	gate         *admission.Gate
+	waiting      *netlimit.Waiting
 	unread       *stats.Counter // calls shed before their message was read
 	top          *top.Top       // nil without the admin API
 	watched      *watch.Hub     // likewise
@@ -90,7 +93,7 @@ type Server struct {
 	service      *rls.Service
 	garbage      garbage
 	certs        *certs.Server // nil without TLS
-	grpc         *rls.Server
+	grpc         *grpcserver.Server
 	listeners    listeners
 	tasks        *task.Group
 }
@@ -116,7 +119,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if s.Admin.On { // nobody else asks
 		v.observe()
 	}
-	v.gate, v.unread = newGate(v.registry, v.store.way), v.registry.Counter(stats.ShedTotal, "", "calls")
+	v.gate, v.waiting, v.unread = newGate(v.registry), v.newWaiting(), v.registry.Counter(stats.ShedTotal, "", "calls")
 	if v.store.notes != nil {
 		v.store.notes.Says(v.says)
 	}
@@ -149,7 +152,7 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if v.certs, err = newCerts(&s, log, v.registry); err != nil {
 		return nil, err
 	}
-	v.grpc = rls.NewServer(v.service, v.serving())
+	v.grpc = grpcserver.New(v.service, v.serving())
 	v.health.OnChange(v.grpc.SetServing)
 
 	if v.listeners, err = listen(ctx, &s); err != nil {
@@ -188,12 +191,21 @@ func (v *Server) deciding() limiter.Config {
 }
 
 // serving returns how gRPC is served.
-func (v *Server) serving() rls.ServerConfig {
-	c := rls.ServerConfig{
+func (v *Server) serving() grpcserver.Config {
+	panics := v.registry.Counter(stats.PanicsTotal)
+	c := grpcserver.Config{
 		TLS:                   v.serverTLS(),
 		MaxConnectionAge:      v.settings.GRPC.MaxAge,
 		MaxConnectionAgeGrace: v.settings.GRPC.Grace,
 		Reflection:            v.settings.GRPC.Reflection,
+		Waiting:               v.waiting,
+		Hooks: grpcserver.Hooks{
+			Call:      v.registry.ObserveCall,
+			Panic:     func() { panics.Add(1) },
+			Handshake: v.handshakeFailed(),
+			Began:     v.grpcBegan(),
+		},
+		Log: v.log,
 	}
 	if v.tracing != nil {
 		c.Stats = v.tracing.Server()
@@ -219,28 +231,22 @@ func (v *Server) serviceConfig() (rls.Config, error) {
 	if err != nil {
 		return rls.Config{}, err
 	}
-	panics := v.registry.Counter(stats.PanicsTotal)
-	waiting := v.registry.Counter(stats.ShedTotal, "", "waiting")
-	bad := v.registry.Counter(stats.ShouldRateLimitError, "service_error")
+	panics, bad := v.registry.Counter(stats.PanicsTotal), v.registry.Counter(stats.ShouldRateLimitError, "service_error")
 	return rls.Config{
 		Body:             body,
 		Gate:             v.gate,
 		Foresee:          v.limiter.Foresee,
-		MaxWaiting:       s.GRPC.MaxWaiting,
+		Waiting:          v.waiting,
 		Headers:          AnswerHeaders(s),
 		DynamicMetadata:  s.Answer.DynamicMetadata,
 		DecisionMetadata: s.Answer.DecisionMetadata,
 		Hooks: rls.Hooks{
-			Call:           v.registry.ObserveCall,
-			Panic:          func() { panics.Add(1) },
-			BadRequest:     func() { bad.Add(1) },
-			Handshake:      v.handshakeFailed(),
-			Began:          v.grpcBegan(),
-			NoRules:        v.rules.why,
-			Shed:           func() { v.unread.Add(1) },
-			TooManyWaiting: func() { waiting.Add(1) },
-			Flood:          v.flooded,
-			Refused:        refusals(s, v.log),
+			Call:       v.registry.ObserveCall,
+			Panic:      func() { panics.Add(1) },
+			BadRequest: func() { bad.Add(1) },
+			NoRules:    v.rules.why,
+			Shed:       func() { v.unread.Add(1) },
+			Refused:    refusals(s, v.log),
 		},
 		Log: v.log,
 	}, nil

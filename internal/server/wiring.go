@@ -7,7 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/rls"
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
@@ -31,24 +32,24 @@ const (
 )
 
 // grpcBegan logs what speaks another protocol than the gRPC port does.
-func (v *Server) grpcBegan() func(net.Addr, rls.Protocol) {
+func (v *Server) grpcBegan() func(net.Addr, netlimit.Protocol) {
 	lines := throttle.Every(wiringEvery)
-	return func(peer net.Addr, p rls.Protocol) {
+	return func(peer net.Addr, p netlimit.Protocol) {
 		switch p {
-		case rls.HTTP1:
+		case netlimit.HTTP1:
 			v.miswired(lines, "HTTP/1 came to the gRPC port, which speaks HTTP/2", wantHTTP2, peer)
-		case rls.TLS:
+		case netlimit.TLS:
 			v.miswired(lines, "TLS came to the gRPC port, which is in plain text", wantPlain, peer)
-		case rls.HTTP2, rls.OtherProtocol:
+		case netlimit.HTTP2, netlimit.OtherProtocol:
 		}
 	}
 }
 
 // httpBegan logs gRPC that comes to the HTTP port.
-func (v *Server) httpBegan() func(net.Addr, rls.Protocol) {
+func (v *Server) httpBegan() func(net.Addr, netlimit.Protocol) {
 	lines := throttle.Every(wiringEvery)
-	return func(peer net.Addr, p rls.Protocol) {
-		if p == rls.HTTP2 {
+	return func(peer net.Addr, p netlimit.Protocol) {
+		if p == netlimit.HTTP2 {
 			v.miswired(lines, "HTTP/2, as of gRPC, came to the HTTP port, which speaks HTTP/1", wantGRPC, peer)
 		}
 	}
@@ -66,7 +67,7 @@ func (v *Server) handshakeFailed() func(peer net.Addr, err error) {
 	failed, lines := v.registry.Counter(stats.TLSHandshakeErrorsTotal), throttle.Every(wiringEvery)
 	return func(peer net.Addr, err error) {
 		failed.Add(1)
-		if errors.Is(err, rls.ErrNothingSent) {
+		if errors.Is(err, grpcserver.ErrNothingSent) {
 			v.log.Debug("a TLS handshake failed", "peer", peer.String(), "reason", err)
 			return
 		}

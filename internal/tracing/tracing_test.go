@@ -22,6 +22,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -83,7 +84,7 @@ func start(t *testing.T, c tracing.Config) *world {
 	l := limiter.New(store, stats.New(), limiter.Config{})
 	l.SetRules(set)
 	service := rls.New(tracer.Decider(l), rls.Config{})
-	server := rls.NewServer(service, rls.ServerConfig{Stats: tracer.Server()})
+	server := grpcserver.New(service, grpcserver.Config{Stats: tracer.Server()})
 	ln := testkit.Listen(t)
 	testkit.Run(t, func(context.Context) error { return server.Serve(ln) })
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -1,0 +1,183 @@
+package admission
+
+import (
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write what rounds do into testdata")
+
+// script is a core that a text in testdata drives, on virtual time. A line is one of
+//
+//	limit N                          so many calls may be in flight
+//	at TIME                          it is so late
+//	call DOMAIN PATIENCE [xN] [cost=N] [nofallback] [from=SOURCE]
+//	round LAP [inflight=N]           the next line says what becomes of which call
+//
+// Calls are numbered from 1 on.
+type script struct {
+	core    core
+	now     time.Duration
+	calls   int
+	names   map[*waiting]int
+	sources map[string]*Source
+}
+
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := run(t, string(text))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(string(text), got); diff != "" && !*update {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// run plays a script, and returns it with what its lines do.
+func run(t *testing.T, text string) string {
+	t.Helper()
+	s := newScript()
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "= ") {
+			continue
+		}
+		out.WriteString(line)
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] == "#" {
+			if len(words) == 0 { // a new scene
+				s = newScript()
+			}
+			continue
+		}
+		if says := s.do(t, words); says != "" {
+			out.WriteString("= " + says + "\n")
+		}
+	}
+	return out.String()
+}
+
+func newScript() *script {
+	return &script{core: newCore(), names: map[*waiting]int{}, sources: map[string]*Source{}}
+}
+
+func (s *script) do(t *testing.T, words []string) string {
+	t.Helper()
+	switch words[0] {
+	case "limit":
+		s.core.limit.calls = number(t, words[1])
+	case "at":
+		s.now = duration(t, words[1])
+	case "call":
+		return s.call(t, words[1:])
+	case "round":
+		return s.round(t, words[1:])
+	default:
+		t.Fatalf("unknown line: %q", words)
+	}
+	return ""
+}
+
+func (s *script) call(t *testing.T, words []string) string {
+	t.Helper()
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(words[0]))
+	c, times := Call{Domain: h.Sum32(), Cost: 1}, 1
+	for _, word := range words[2:] {
+		key, value, _ := strings.Cut(word, "=")
+		switch {
+		case key == "cost":
+			c.Cost = number(t, value)
+		case key == "size":
+			c.Size = number(t, value)
+		case key == "nofallback":
+			c.NoFallback = true
+		case key == "from":
+			if s.sources[value] == nil {
+				s.sources[value] = new(Source)
+			}
+			c.Source = s.sources[value]
+		default:
+			times = number(t, strings.TrimPrefix(word, "x"))
+		}
+	}
+	closed := 0
+	for range times {
+		if c.Source != nil && !s.core.letIn(c.Source) {
+			closed++
+			continue
+		}
+		w := &waiting{Call: c, turn: make(chan Verdict, 1)}
+		if !s.core.enqueue(s.now, s.now+duration(t, words[1]), w) {
+			closed++
+			continue
+		}
+		s.calls++
+		s.names[w] = s.calls
+	}
+	if closed > 0 {
+		return fmt.Sprintf("%d not received", closed)
+	}
+	return ""
+}
+
+func (s *script) round(t *testing.T, words []string) string {
+	t.Helper()
+	inFlight := 0
+	if len(words) > 1 {
+		inFlight = number(t, strings.TrimPrefix(words[1], "inflight="))
+	}
+	var given [Reject + 1][]string
+	state := s.core.round(s.now, duration(t, words[0]), inFlight, func(w *waiting, v Verdict) {
+		given[v] = append(given[v], strconv.Itoa(s.names[w]))
+	})
+	var parts []string
+	for v, name := range []string{"proceed", "fallback", "reject"} {
+		if given[v] != nil {
+			parts = append(parts, name+" "+strings.Join(given[v], " "))
+		}
+	}
+	return strings.Join(append(parts, fmt.Sprintf("%s, %d wait, limit %d", []string{"drained", "working", "blocked"}[state],
+		s.core.queue.calls, s.core.limit.calls)), "; ")
+}
+
+func number(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func duration(t *testing.T, text string) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}

@@ -1,0 +1,183 @@
+package admission
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// machine is a process with one processor, on virtual time: what a call costs at each of its steps, and how long a store takes.
+type machine struct {
+	read, work, shed, fallback time.Duration // of the processor: to receive a call, to decide it, to fail it on its headers, to answer by a fallback
+	store                      time.Duration // from the work on a call to its answer, without the processor
+}
+
+// load is what comes to it: rate calls a second, on connections, of domains of which the first is quiet.
+type load struct {
+	rate     float64
+	quiet    float64 // calls a second of a domain of its own
+	shared   bool    // on the same connections
+	patience time.Duration
+}
+
+type result struct {
+	offered, good, late, fallback, failed int
+	quietOffered, quietGood               int
+	limit, laps                           int
+	longest                               time.Duration
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("offered %d, good %.2f late %.2f fallback %.2f failed %.2f; quiet %d/%d; limit %d, laps %d, longest %s", r.offered,
+		float64(r.good)/float64(r.offered), float64(r.late)/float64(r.offered), float64(r.fallback)/float64(r.offered), float64(r.failed)/float64(r.offered),
+		r.quietGood, r.quietOffered, r.limit, r.laps, r.longest)
+}
+
+type simCall struct {
+	w     waiting
+	at    time.Duration
+	quiet bool
+	due   time.Duration // end of store
+}
+
+// play plays a load for a while, after some time that does not count.
+func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	c := newCore()
+	sources := make([]Source, 8)
+	var now, nextNoisy, nextQuiet time.Duration
+	inStore := []*simCall{}
+	inFlight := 0
+	byWait := map[*waiting]*simCall{}
+	lap := time.Duration(0)
+	count := func(s *simCall, v string) {
+		if s.at < warm {
+			return
+		}
+		switch v {
+		case "good":
+			if now-s.at > l.patience {
+				res.late++
+				return
+			}
+			res.good++
+			if s.quiet {
+				res.quietGood++
+			}
+		case "fallback":
+			if now-s.at > l.patience {
+				res.late++
+				return
+			}
+			res.fallback++
+		default:
+			res.failed++
+		}
+	}
+	for now < warm+d {
+		began := now
+		var spent time.Duration
+		// what the last round gave turns to
+		var worked []*simCall
+		give := func(w *waiting, v Verdict) {
+			s := byWait[w]
+			delete(byWait, w)
+			switch v {
+			case Proceed:
+				inFlight++
+				spent += m.work
+				worked = append(worked, s)
+			case Fallback:
+				spent += m.fallback
+				count(s, "fallback")
+			default:
+				spent += m.shed
+				count(s, "failed")
+			}
+		}
+		c.round(now, lap, inFlight, give)
+		// what has arrived since
+		for {
+			quiet := nextQuiet < nextNoisy && l.quiet > 0
+			at := nextNoisy
+			if quiet {
+				at = nextQuiet
+			}
+			if at > now {
+				break
+			}
+			s := &simCall{at: at, quiet: quiet}
+			if quiet {
+				nextQuiet += time.Duration(rnd.ExpFloat64() / l.quiet * 1e9)
+			} else {
+				nextNoisy += time.Duration(rnd.ExpFloat64() / l.rate * 1e9)
+			}
+			if s.at >= warm {
+				res.offered++
+				if quiet {
+					res.quietOffered++
+				}
+			}
+			src := &sources[rnd.IntN(4)]
+			if quiet && !l.shared {
+				src = &sources[4+rnd.IntN(4)]
+			}
+			if !c.letIn(src) {
+				spent += m.shed
+				count(s, "failed")
+				continue
+			}
+			spent += m.read
+			s.w = waiting{Call: Call{Domain: 1, Cost: 1, Source: src}, turn: make(chan Verdict, 1)}
+			if quiet {
+				s.w.Domain = 2
+			}
+			byWait[&s.w] = s
+			s.w.Late = 0
+			c.enqueue(now+spent, now+spent+l.patience, &s.w) // nobody tells how long its headers waited
+		}
+		now += max(spent, 20*time.Microsecond)
+		for _, s := range worked {
+			s.due = now + m.store
+			inStore = append(inStore, s)
+		}
+		kept := inStore[:0]
+		for _, s := range inStore {
+			if s.due <= now {
+				inFlight--
+				count(s, "good")
+			} else {
+				kept = append(kept, s)
+			}
+		}
+		inStore = kept
+		lap = now - began
+		if lap <= 20*time.Microsecond { // it rests
+			now += 80 * time.Microsecond
+		}
+		res.laps++
+		res.limit = c.limit.calls
+		res.longest = max(res.longest, lap)
+	}
+	return res
+}
+
+func TestSimulated(t *testing.T) {
+	us := time.Microsecond
+	for _, m := range []machine{
+		{read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us},
+		{read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us, store: 2 * time.Millisecond},
+		{read: 12 * us, work: 15 * us, shed: 6 * us, fallback: 12 * us},
+	} {
+		peak := float64(time.Second) / float64(m.read+m.work)
+		for _, k := range []float64{0.5, 0.9, 1, 1.3, 2, 3, 5} {
+			r := m.play(load{rate: k * peak, patience: 20 * time.Millisecond}, time.Second, 3*time.Second, 1)
+			t.Logf("%v k=%g goodput %.2f of peak: %v", m, k, float64(r.good)/3/peak, r)
+		}
+		for _, shared := range []bool{false, true} {
+			r := m.play(load{rate: 5 * peak, quiet: peak / 10, shared: shared, patience: 20 * time.Millisecond}, time.Second, 3*time.Second, 1)
+			t.Logf("quiet shared=%v: %v", shared, r)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package grpcserver
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Receiver is what the message of a call is received into without protobuf's codec.
+type Receiver interface {
+	// Receive keeps what it needs of data.
+	Receive(data mem.BufferSlice)
+}
+
+// Sender is an answer that is sent as it is.
+type Sender interface {
+	// Send returns the answer, which must not change any more.
+	Send() mem.BufferSlice
+}
+
+// codec passes receivers and senders through and leaves the rest to protobuf's codec.
+type codec struct{ protobuf encoding.CodecV2 }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if s, ok := v.(Sender); ok {
+		return s.Send(), nil
+	}
+	return c.protobuf.Marshal(v)
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if r, ok := v.(Receiver); ok {
+		r.Receive(data)
+		return nil
+	}
+	if err := bounded(data, v); err != nil {
+		return err
+	}
+	return c.protobuf.Unmarshal(data, v)
+}
+
+// Bounds on messages to other methods than ShouldRateLimit, which become many times as large when they are decoded, before
+// anybody has looked at who sent them.
+const (
+	maxOther  = 1 << 20  // bytes; 500 tenants at once take half of it
+	maxValues = 32 << 10 // each entry to be explained is three: itself, its key and its value
+)
+
+var (
+	errOtherSize   = fmt.Errorf("a message to this method may have at most %d MiB", maxOther>>20)
+	errOtherValues = fmt.Errorf("a message to this method may have at most %d values", maxValues)
+)
+
+// bounded returns an error if a message is too large to be decoded into v.
+func bounded(data mem.BufferSlice, v any) error {
+	m, ok := v.(protoreflect.ProtoMessage)
+	if !ok {
+		return nil
+	}
+	if data.Len() > maxOther {
+		return errOtherSize
+	}
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free()
+	if valuesLeft(b.ReadOnlyData(), m.ProtoReflect().Descriptor(), maxValues) < 0 {
+		return errOtherValues
+	}
+	return nil
+}
+
+// valuesLeft returns how many more values a message of some kind may have. What it cannot read it leaves to protobuf.
+func valuesLeft(message []byte, kind protoreflect.MessageDescriptor, left int) int {
+	for len(message) > 0 && left >= 0 {
+		number, wire, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			break
+		}
+		message = message[n:]
+		if n = protowire.ConsumeFieldValue(number, wire, message); n < 0 {
+			break
+		}
+		left--
+		if f := kind.Fields().ByNumber(number); f != nil && f.Message() != nil && wire == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(message)
+			left = valuesLeft(value, f.Message(), left)
+		}
+		message = message[n:]
+	}
+	return left
+}
+
+// Name implements encoding.CodecV2.
+func (c codec) Name() string { return c.protobuf.Name() }

@@ -1,0 +1,19 @@
+package grpcserver
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// ErrWaiting is the error for the caller of a request that is refused before its message has come.
+var ErrWaiting = status.Error(codes.Unavailable,
+	"too many calls wait for their message, because clients have sent headers and nothing else; GRPC_MAX_WAITING_CALLS is how many may")
+
+// errPanic is the error for the caller of a method that panicked.
+var errPanic = status.Error(codes.Internal, "internal error: the call panicked; the server's log says where")
+
+// errStreams is the error for the caller of a stream that is one too many on its connection.
+var errStreams = status.Error(codes.ResourceExhausted, "a connection may have 16 open streams at most, beside the calls of its service")
+
+// errLongName is the error for the caller that asks for the health of a service that cannot exist.
+var errLongName = status.Errorf(codes.InvalidArgument, "the name of a service may have at most %d bytes", maxName)

@@ -1,0 +1,66 @@
+package netlimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// socketMode allows the owner and the group of a unix socket to connect.
+const socketMode fs.FileMode = 0o660
+
+// ListenTCP listens on address, such as 0.0.0.0:8081. The port is not shared: a second server on it fails.
+func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err // says "listen tcp" and the address; not all of these ports are for gRPC
+	}
+	return l, nil
+}
+
+// ListenUnix listens on a unix socket at path, after removing a socket that a dead server left there. Anything else
+// there, including a socket that answers, is an error. Only the owner and the group of the process may connect.
+func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
+	if err := removeStale(ctx, path); err != nil {
+		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, err)
+	}
+	lc := net.ListenConfig{Control: restrict}
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listening for gRPC: %w", err)
+	}
+	if err := os.Chmod(path, socketMode); err != nil {
+		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, errors.Join(err, l.Close()))
+	}
+	return l, nil
+}
+
+// removeStale removes the socket at path if nobody answers on it.
+func removeStale(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return errors.New("there is something else at this path; remove it, or name another path")
+	}
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		return errors.Join(errors.New("another server answers on it; stop that one, or name another path"), c.Close())
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return os.Remove(path)
+	default:
+		return fmt.Errorf("cannot tell whether another server uses it: %w", err)
+	}
+}
