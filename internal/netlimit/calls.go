@@ -233,6 +233,7 @@ func (w *Waiting) sweep() {
 	type heavy struct {
 		conn  *Conn
 		bytes int64
+		calls int64
 	}
 	var all []heavy
 	total := int64(0)
@@ -247,7 +248,7 @@ func (w *Waiting) sweep() {
 			return
 		}
 		if s.found > 1 { // what has just come is about to be worked on
-			all = append(all, heavy{c, s.pending})
+			all = append(all, heavy{c, s.pending, s.waiting[Hot] + s.waiting[Other]})
 			total += s.pending
 		}
 	})
@@ -255,7 +256,9 @@ func (w *Waiting) sweep() {
 		slices.SortFunc(all, func(a, b heavy) int { return cmp.Compare(b.bytes, a.bytes) })
 		for i := 0; i < len(all) && total > mostPending/2; i++ {
 			total -= all[i].bytes
-			w.bounds.Refused()
+			for range all[i].calls {
+				w.refuse()
+			}
 			_ = all[i].conn.Close()
 		}
 	}
