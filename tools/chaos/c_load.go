@@ -16,7 +16,7 @@ func loads() []check {
 	return []check{
 		{
 			"C18", "open loop at 1, 2, 3 and 5 × peak, then 0.5 ×; 16 descriptors on Redis, 96 in memory; server and Redis on one processor; a surge with a Redis 2 to 8 ms away",
-			"goodput ≥ 0.8·(1 − k·s)/(1 − s) of peak; accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; half of the peak 2 s after: p99 ≤ 2 ×, 99 % decided; health never fails; far away, 97 % of 5,000 a second decided before and after",
+			"goodput ≥ 0.80, 0.60, 0.50, 0.35 of peak, with leases ≥ 0.7·(1 − k·s)/(1 − s); accepted p99 ≤ 20 ms; RSS ≤ 1.5 ×; half of the peak 2 s after: p99 ≤ 2 ×, 99 % decided; health never fails; far away, 97 % of 5,000 a second decided before and after",
 			true, overload,
 		},
 		{
@@ -29,8 +29,8 @@ func loads() []check {
 			true, cardinality,
 		},
 		{
-			"C21", "500 connections at once; Redis loses all clients 5 times; a domain at 10 × its share beside a quiet one",
-			"≤ 4 dials in flight; rejected_connections 0; quiet domain 0 errors, p99 ≤ 2 × that beside a domain at 1 ×", true, crowd,
+			"C21", "500 connections at once; Redis loses all clients 5 times; a domain at 2 and 5 × the peak beside a quiet one",
+			"≤ 4 dials in flight; rejected_connections 0; quiet domain ≥ 99 % decided in 20 ms beside 2 × the peak, ≥ 95 % beside 5 ×", true, crowd,
 		},
 	}
 }
@@ -46,6 +46,7 @@ type surge struct {
 	requests [][]byte
 	curve    bool // only published
 
+	levels   []level // once they were measured
 	inflight int     // calls that are open on each connection at the peak
 	peak     float64 // calls that are decided in a second, at most, when last measured
 	cost     float64 // CPU seconds of a decided call then
@@ -116,6 +117,26 @@ descriptors:
       on_failure: deny #+
 `
 
+// warmRules has a limit that leases are taken from, and that nobody reaches in the time of a check: 16,000 counters of 100,000
+// an hour each. Without on_failure a call that is not decided is an error.
+const warmRules = `domain: busy
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 100000}
+`
+
+// warm returns 2,000 requests with 16 descriptors each, of 1,000 values for each.
+func warm(domain string) (all [][]byte) {
+	for r := range 2000 {
+		var some []string
+		for d := range 16 {
+			some = append(some, fmt.Sprintf("user=d%d-%d", d, (r*(2*d+1))%1000)) // in another order for each descriptor
+		}
+		all = append(all, request(domain, some...))
+	}
+	return all
+}
+
 // freeRules has no limits.
 const freeRules = `domain: free
 descriptors:
@@ -129,13 +150,28 @@ type work struct {
 	memory      bool
 	descriptors int
 	policy      string // on_failure
+	warm        warmth
 }
+
+// warmth is whether counters are so warm that hits may be leased from them, and are.
+type warmth uint8
+
+const (
+	cold     warmth = iota // thousands of counters, each asked for seldom
+	unleased               // 16,000 counters, each asked for some twenty times a second, with leases off
+	leased                 // the same with leases on, as they are by default
+)
 
 // String says what it is, such as "16 descriptors on Redis, deny".
 func (k work) String() string {
 	where := "on Redis"
-	if k.memory {
+	switch {
+	case k.memory:
 		where = "in memory"
+	case k.warm == unleased:
+		return "16 warm descriptors on Redis, leases off"
+	case k.warm == leased:
+		return "16 warm descriptors on Redis, leases on"
 	}
 	return fmt.Sprintf("%d descriptors %s, %s", k.descriptors, where, k.policy)
 }
@@ -143,15 +179,19 @@ func (k work) String() string {
 // newSurge starts a server, and a Redis unless it counts in memory, on one processor.
 func (e *env) newSurge(ctx context.Context, at cores, k work) (*surge, error) {
 	s := &surge{work: k, e: e, pinned: at, requests: wide("busy", k.descriptors)}
+	rules := strings.Replace(calmRules, "deny", k.policy, 1)
 	vars := []string{"BACKEND_TYPE=memory"}
+	if k.warm != cold {
+		s.requests, rules = warm("busy"), warmRules
+	}
 	var err error
 	if !k.memory {
 		if s.redis, err = e.pinnedRedis(ctx, at); err != nil {
 			return nil, err
 		}
-		vars = []string{"REDIS_URL=" + s.redis.addr}
+		vars = []string{"REDIS_URL=" + s.redis.addr, fmt.Sprintf("NEAR_CACHE_LEASES=%t", k.warm != unleased)}
 	}
-	s.server, err = e.pinnedServer(ctx, at, strings.Replace(calmRules, "deny", k.policy, 1), vars...)
+	s.server, err = e.pinnedServer(ctx, at, rules, vars...)
 	return s, err
 }
 
@@ -295,13 +335,16 @@ func overload(ctx context.Context, e *env) error {
 		curve  bool
 	}
 	rounds := []round{
-		{work{false, 16, "deny"}, 6 * time.Second, false},
-		{work{false, 16, "error"}, 4500 * time.Millisecond, false},
-		{work{true, 96, "deny"}, 4 * time.Second, false},
-		{work{true, 96, "error"}, 3 * time.Second, false},
+		{work{descriptors: 16, policy: "deny"}, 6 * time.Second, false},
+		{work{descriptors: 16, policy: "error"}, 4500 * time.Millisecond, false},
+		{work{memory: true, descriptors: 96, policy: "deny"}, 4 * time.Second, false},
+		{work{memory: true, descriptors: 96, policy: "error"}, 3 * time.Second, false},
+		{work{descriptors: 16, policy: "error", warm: unleased}, 3 * time.Second, false},
+		{work{descriptors: 16, policy: "error", warm: leased}, 3 * time.Second, false},
 	}
+	var off *surge // of the last two
 	if e.full {
-		rounds = append(slices.Repeat(rounds, 3), round{work{false, 1, "deny"}, 4 * time.Second, true}, round{work{true, 1, "deny"}, 4 * time.Second, true})
+		rounds = append(slices.Repeat(rounds, 3), round{work{descriptors: 1, policy: "deny"}, 4 * time.Second, true}, round{work{memory: true, descriptors: 1, policy: "deny"}, 4 * time.Second, true})
 	}
 	for _, r := range rounds {
 		s, err := e.newSurge(ctx, at, r.work)
@@ -311,6 +354,13 @@ func overload(ctx context.Context, e *env) error {
 		s.curve = r.curve
 		if err := s.play(ctx, r.length); err != nil {
 			return err
+		}
+		switch r.warm {
+		case cold:
+		case unleased:
+			off = s
+		case leased:
+			s.against(off)
 		}
 		s.server.Kill()
 		if s.redis != nil {
@@ -339,12 +389,17 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 		return err
 	}
 	health := s.server.health(ctx)
+	spent := s.server.metric(ctx, "ratelimitd_near_cache_spent_total")
 	var levels []level
 	parts := int(length / part)
 	for _, k := range []float64{1, 2, 3} {
 		levels = append(levels, s.at(ctx, k, length, parts))
 	}
 	levels = append(levels, s.at(ctx, 5, length, 1)) // memory shows in a long surge
+	if s.warm == leased {
+		s.leases(levels, s.server.metric(ctx, "ratelimitd_near_cache_spent_total")-spent)
+	}
+	s.levels = levels
 	after := s.normal(ctx, 2*time.Second)
 	failed, asked := health()
 	e.note("%s, half of the peak again: %s", s.work, after)
@@ -360,6 +415,36 @@ func (s *surge) play(ctx context.Context, length time.Duration) error {
 	s.asBefore(after, base)
 	s.figure(failed == 0, "health failed %d of %d", failed, asked)
 	return ctx.Err()
+}
+
+// leases takes down which part of all hits was spent from leases. Without some, the figures would say nothing of them.
+func (s *surge) leases(levels []level, spent float64) {
+	hits := 0.0
+	for _, v := range levels {
+		hits += v.decided() * float64(s.descriptors)
+	}
+	s.figure(spent >= 0.1*hits, "%.0f %% of the hits from leases", 100*spent/hits)
+}
+
+// against compares what is decided of the same load with leases and without. Levels are multiples of the peak of each, and so
+// loads differ: what is decided at a level with leases is compared with the level without that has the next smaller load.
+func (s *surge) against(off *surge) {
+	s.figure(s.peak >= off.peak, "peak with leases %.0f a second, without %.0f", s.peak, off.peak)
+	var rows []string
+	no := true
+	for _, v := range s.levels {
+		seconds := v.peak / s.peak
+		load, got := float64(len(v.all))/seconds, v.decided()/seconds
+		without := 0.0
+		for _, w := range off.levels {
+			if seconds := w.peak / off.peak; float64(len(w.all))/seconds <= load*1.05 {
+				without = w.decided() / seconds
+			}
+		}
+		no = no && got >= without
+		rows = append(rows, fmt.Sprintf("%.0f of %.0f (without %.0f)", got, load, without))
+	}
+	s.figure(no, "decided a second with leases %s", strings.Join(rows, ", "))
 }
 
 // asBefore takes down whether half of the peak is decided after a surge as it was before.
@@ -381,14 +466,23 @@ func (s *surge) told() {
 	}
 }
 
+// asks returns which part of the peak has to be decided at a level, at k times the peak. A call that is shed costs share of one
+// that is decided, which is much where most of what a call costs is leased.
+func (s *surge) asks(level int, k, share float64) float64 {
+	if s.warm == leased {
+		return 0.7 * max(0, 1-k*share) / (1 - share)
+	}
+	return [...]float64{0.80, 0.60, 0.50, 0.35}[level]
+}
+
 // report takes down what the levels came to.
 func (s *surge) report(levels []level, share float64) {
 	var goods, policies, lates []string
 	reached := true
 	p99, rss := time.Duration(0), int64(0)
-	for _, v := range levels {
+	for i, v := range levels {
 		k := max(1, float64(len(v.all))/v.peak)
-		asked := max(0, 0.8*(1-k*share)/(1-share))
+		asked := s.asks(i, k, share)
 		got := v.decided() / v.peak
 		reached = reached && got >= asked
 		goods = append(goods, fmt.Sprintf("%.2f (asked %.2f)", got, asked))
