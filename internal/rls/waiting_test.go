@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/ratelimitd/ratelimitd/internal/admission"
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
@@ -111,6 +112,22 @@ func idleCall(t *testing.T, conn *grpc.ClientConn) {
 	if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, method); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Calls whose headers have come, and nothing else, are not in flight: they keep no other out.
+func TestG44_IdleCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := admission.New(admission.Config{Patience: time.Minute})
+		p := newPipes()
+		serveOn(t, newServer(New(decideFunc(allow), Config{Gate: gate}), grpcserver.Config{}), p)
+		conn := idleCalls(t, p, 500)
+		if n := gate.Stats().Calls; n != 0 {
+			t.Errorf("%d calls are in flight, want none", n)
+		}
+		if _, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("shop", "user=a")); err != nil {
+			t.Errorf("another call: %v, want it to be answered", err)
+		}
+	})
 }
 
 // TestG55_NeverBegun: calls that grpc ends without running their handler, such as those with an encoding that it does not know, are not

@@ -57,7 +57,6 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 		Backend:        near,
 		observer:       o.storeObserver,
 		waits:          b.Waits,
-		way:            b.Way,
 		cached:         near.Stats,
 		name:           o.name,
 		task:           task.Func{Name: "memcached", Do: b.Run},

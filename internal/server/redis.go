@@ -82,7 +82,6 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 		notReady: o.health.NotReady,
 		observer: o.storeObserver,
 		waits:    b.Waits,
-		way:      b.Way,
 		cached:   near.Stats,
 	}
 	if redisKeyFormat(s) == redis.OurKeys {

@@ -39,7 +39,6 @@ type store struct {
 
 	observer *storeObserver                  // of the store; nil if it is this process
 	waits    func() map[string]time.Duration // of its nodes; nil if there are none
-	way      func() time.Duration            // about how long it takes, whatever it is asked for; nil if it is this process
 	cached   func() nearcache.Stats          // of the near cache; nil if there is none
 
 	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed

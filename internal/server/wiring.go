@@ -9,6 +9,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
+	"github.com/ratelimitd/ratelimitd/internal/rls"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
