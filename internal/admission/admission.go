@@ -224,8 +224,12 @@ func (g *Gate) Stats() Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := Stats{Calls: g.inFlight.Load() + int64(g.core.queue.calls), Limit: int64(g.core.limit.calls)}
-	if g.busy.Load() || g.at(time.Now())-g.core.waited.at < idleAfter {
-		s.Wait = g.core.waited.average
+	idle := g.at(time.Now()) - g.core.drained
+	if g.busy.Load() || idle < idleAfter {
+		s.Wait = g.core.waited
+	}
+	if !g.busy.Load() && idle > surgeEnds {
+		s.Limit = mostInFlight
 	}
 	return s
 }

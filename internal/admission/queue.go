@@ -12,6 +12,7 @@ const (
 	replyMargin   = 2 * time.Millisecond  // what an answer needs to reach its caller
 	usualPatience = 20 * time.Millisecond // Envoy's default timeout, until more is known of callers
 	longPatience  = time.Second           // the most that a deadline counts as patience
+	surgeEnds     = time.Second           // without a call that waits, after which what is known of a surge is forgotten
 	averageOf     = 64                    // calls, in moving averages
 )
 
@@ -37,11 +38,9 @@ type core struct {
 	queue    queue
 	patience time.Duration // of callers, on average
 	emptied  time.Duration // when a call last came to an empty queue
+	drained  time.Duration // when a round last left no call waiting
 	worked   int           // calls that were in flight after the last round
-	waited   struct {
-		average time.Duration
-		at      time.Duration
-	}
+	waited   time.Duration // for a turn, on average
 
 	// Calls let in since the last round, of which the queue may not know yet.
 	rounds  int
@@ -93,6 +92,9 @@ func (c *core) enqueue(now, deadline time.Duration, w *waiting) bool {
 	w.patience = min(max(deadline-now+w.Late, 0), longPatience)
 	c.patience += (w.patience - c.patience) / averageOf
 	if c.queue.calls == 0 {
+		if now-c.drained > surgeEnds {
+			c.limit.calls, c.worked = mostInFlight, mostInFlight
+		}
 		c.emptied = now
 	}
 	c.queue.add(w)
@@ -116,8 +118,7 @@ func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, V
 	c.rounds++
 	c.before, c.sources, c.letIns = c.sources, 0, 0
 	if c.queue.calls == 0 {
-		c.worked = c.limit.calls
-		return drained
+		return c.drain(now)
 	}
 	dropped := c.drop(now, lap, give)
 	proceeded := 0
@@ -126,7 +127,7 @@ func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, V
 		if w == nil {
 			break
 		}
-		c.note(now, now-w.came)
+		c.note(now - w.came)
 		give(w, Proceed)
 	}
 	met := c.queue.calls > 0
@@ -137,11 +138,16 @@ func (c *core) round(now, lap time.Duration, inFlight int, give func(*waiting, V
 	case met && proceeded+dropped == 0:
 		return blocked
 	case !met && dropped == 0 && inFlight+proceeded < c.limit.calls:
-		c.worked = c.limit.calls // nothing is known of those that need not wait
-		return drained
+		return c.drain(now)
 	default:
 		return working
 	}
+}
+
+// drain takes note that no call waits. Of those that come next nothing is known until one has to wait.
+func (c *core) drain(now time.Duration) state {
+	c.drained, c.worked = now, c.limit.calls
+	return drained
 }
 
 // stands reports whether the queue has not been empty for long.
@@ -157,7 +163,7 @@ func (c *core) drop(now, lap time.Duration, give func(*waiting, Verdict)) (dropp
 			return false
 		}
 		dropped++
-		c.note(now, now-w.came)
+		c.note(now - w.came)
 		if w.NoFallback || left < replyMargin/2 || fallbacks >= c.limit.calls {
 			give(w, Reject)
 		} else {
@@ -178,10 +184,7 @@ func (c *core) overflow(give func(*waiting, Verdict)) (dropped int) {
 }
 
 // note takes note of how long a call waited.
-func (c *core) note(now, waited time.Duration) {
-	c.waited.average += (waited - c.waited.average) / averageOf
-	c.waited.at = now
-}
+func (c *core) note(waited time.Duration) { c.waited += (waited - c.waited) / averageOf }
 
 // queue has the calls that wait, by domain.
 type queue struct {

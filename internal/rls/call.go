@@ -16,12 +16,12 @@ const (
 // call is what one request needs from when its message has been received until its answer has been encoded. Calls that
 // only wait need none.
 type call struct {
-	buffer  mem.Buffer // the message; nil until it has been received
-	message []byte     // the contents of buffer
-	inFlight bool // as the gate counts it
-	request limiter.Request
-	scratch limiter.Scratch
-	entries []descriptors.Entry // backs the entries of all descriptors
+	buffer   mem.Buffer // the message; nil until it has been received
+	message  []byte     // the contents of buffer
+	inFlight bool       // as the gate counts it
+	request  limiter.Request
+	scratch  limiter.Scratch
+	entries  []descriptors.Entry // backs the entries of all descriptors
 }
 
 // hold keeps a message until the call is reset, and then frees it.

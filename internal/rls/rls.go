@@ -102,7 +102,7 @@ type Hooks struct {
 type Service struct {
 	decider Decider
 	config  Config
-	calls   sync.Pool // of *call
+	calls   sync.Pool     // of *call
 	large   *throttle.Log // of requests that have too much
 }
 

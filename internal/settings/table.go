@@ -113,7 +113,7 @@ func listening(s *Settings) []variable {
 		{"GRPC_UDS", "", text, &s.GRPC.UDS, "", "path of a unix socket to serve gRPC on instead of a port"},
 		{"GRPC_MAX_CONNECTION_AGE", "24h", duration, &s.GRPC.MaxAge, "", "how long a connection is kept before the client is asked to open a new one; 0 means for ever"},
 		{"GRPC_MAX_CONNECTION_AGE_GRACE", "1h", duration, &s.GRPC.Grace, "", "how long calls may continue after that; 0 means for ever"},
-		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "how many calls of ShouldRateLimit, and how many of other methods, may wait for their message at a time; those that have waited longest give way to further ones, and each ends after 10 s (ours)"},
+		{"GRPC_MAX_WAITING_CALLS", "4096", positive, &s.GRPC.MaxWaiting, "", "how many calls of ShouldRateLimit, and how many of other methods, may wait for their message at a time; further ones are UNAVAILABLE, and the connection of one that has waited for 10 s is closed (ours)"},
 		{"GRPC_ADDRESS_SHARE", "0.25", ratio, &s.GRPC.AddressShare, "", "largest share of all connections that one IP address may have, loopback and proxies included; 0 means no limit, and a unix socket has none (ours)"},
 		{"GRPC_REFLECTION", "false", boolean, &s.GRPC.Reflection, "", "serve gRPC reflection, for tools such as grpcurl (ours)"},
 		{"GRPC_SERVER_USE_TLS", "false", boolean, &s.GRPC.UseTLS, "", "TLS on the gRPC listener; needs the certificate and the key"},

@@ -150,7 +150,7 @@ func shedding() []panel {
 		},
 		{
 			title: "Calls that may be in progress", unit: "short", see: "load",
-			help:    "16,384 in quiet times. It falls when calls wait for too long, and rises again when that is over.",
+			help:    "4,096 in quiet times. It falls while the process is busy, and rises again when that is over.",
 			queries: []query{{"min by (instance) (ratelimitd_calls_limit{$self})", "{{instance}}"}},
 		},
 	}
