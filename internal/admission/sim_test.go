@@ -163,21 +163,27 @@ func (m machine) play(l load, warm, d time.Duration, seed uint64) (res result) {
 	return res
 }
 
+// TestSimulated: what a process with one processor decides of too much, as a model of it has it. The figures of a real one are in
+// docs/reliability.md.
 func TestSimulated(t *testing.T) {
-	us := time.Microsecond
-	for _, m := range []machine{
-		{read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us},
-		{read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us, store: 2 * time.Millisecond},
-		{read: 12 * us, work: 15 * us, shed: 6 * us, fallback: 12 * us},
+	const us = time.Microsecond
+	for name, m := range map[string]machine{
+		"in memory": {read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us},
+		"a store":   {read: 12 * us, work: 38 * us, shed: 6 * us, fallback: 20 * us, store: 2 * time.Millisecond},
 	} {
 		peak := float64(time.Second) / float64(m.read+m.work)
-		for _, k := range []float64{0.5, 0.9, 1, 1.3, 2, 3, 5} {
+		for k, want := range map[float64]float64{0.5: 0.49, 0.9: 0.88, 1: 0.95, 1.3: 0.7, 2: 0.6, 3: 0.5, 5: 0.3} {
 			r := m.play(load{rate: k * peak, patience: 20 * time.Millisecond}, time.Second, 3*time.Second, 1)
-			t.Logf("%v k=%g goodput %.2f of peak: %v", m, k, float64(r.good)/3/peak, r)
+			t.Logf("%s, %g × the peak: %v", name, k, r)
+			if got := float64(r.good) / 3 / peak; got < want {
+				t.Errorf("%s, %g × the peak: %.2f of it is decided in time, want %g", name, k, got, want)
+			}
 		}
-		for _, shared := range []bool{false, true} {
-			r := m.play(load{rate: 5 * peak, quiet: peak / 10, shared: shared, patience: 20 * time.Millisecond}, time.Second, 3*time.Second, 1)
-			t.Logf("quiet shared=%v: %v", shared, r)
+		for _, k := range []float64{2, 5} {
+			r := m.play(load{rate: k * peak, quiet: peak / 10, patience: 20 * time.Millisecond}, time.Second, 3*time.Second, 1)
+			if share := float64(r.quietGood) / float64(r.quietOffered); share < 0.95 {
+				t.Errorf("%s, a quiet domain beside %g × the peak has %.2f decided, want 0.95", name, k, share)
+			}
 		}
 	}
 }
