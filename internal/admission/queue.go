@@ -72,9 +72,9 @@ func (c *core) letIn(s *Source) bool {
 		s.round, s.letIn = c.rounds, 0
 		c.sources++
 	}
-	share := roomFor * c.limit.calls / max(c.sources, c.before)
+	share := max(1, roomFor*c.limit.calls/max(c.sources, c.before))
 	several := s.mixed > 0 && c.rounds-s.mixed < mixedFor
-	if c.letIns >= c.room() && s.letIn >= share && !(several && c.letIns < mixedRoom*c.limit.calls) {
+	if c.letIns >= c.room() && !((s.letIn < share || several) && c.letIns < extraRoom*c.limit.calls) {
 		return false
 	}
 	s.letIn++
