@@ -3,7 +3,7 @@ package admission
 const (
 	quantum   = 16 // descriptors of a domain for each turn
 	mixedFor  = 64 // rounds for which a connection that had calls of two domains counts as one with several
-	extraRoom = 8   // calls for each one that may be in flight are received in a round, at most, for the sake of fairness
+	extraRoom = 8  // calls for each one that may be in flight are received in a round, at most, for the sake of fairness
 )
 
 // flow is what waits of one domain. Domains have turns by deficit round robin (Shreedhar and Varghese, "Efficient Fair
