@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/ratelimitd/ratelimitd/internal/cli"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
@@ -101,7 +102,7 @@ type operators struct {
 
 // command does what a command of ratelimitd does, whose flags are read by that.
 func (o operators) command(ctx context.Context, args []string) error {
-	cmd, rest, err := new(program).root().Find(args) //nolint:contextcheck // nothing of it runs
+	cmd, rest, err := cli.Command().Find(args) //nolint:contextcheck // nothing of it runs
 	if err != nil {
 		return err
 	}
@@ -109,13 +110,16 @@ func (o operators) command(ctx context.Context, args []string) error {
 		return err
 	}
 	given := cmd.Flags().Args()
-	d, err := parseDescriptors(given[1:])
-	if err != nil || len(d) != 1 {
-		return fmt.Errorf("%d descriptors, want one: %w", len(d), err)
+	if len(given) != 2 {
+		return fmt.Errorf("%q: want a domain and one descriptor", given)
+	}
+	pairs, err := cli.Entries(given[1])
+	if err != nil {
+		return err
 	}
 	c := &controls.Control{Domain: given[0]}
-	for _, e := range d[0].entries {
-		c.Entries = append(c.Entries, controls.Entry{Key: e.key, Value: e.value})
+	for _, pair := range pairs {
+		c.Entries = append(c.Entries, controls.Entry{Key: pair[0], Value: pair[1]})
 	}
 	if cmd.Name() == "lift" {
 		var ids []string
@@ -139,7 +143,7 @@ func (o operators) command(ctx context.Context, args []string) error {
 		return err
 	}
 	if to := cmd.Flags().Lookup("to"); to != nil {
-		if c.To, err = parseOverride(to.Value.String()); err != nil {
+		if c.To, err = cli.ParseOverride(to.Value.String()); err != nil {
 			return err
 		}
 	}

@@ -165,12 +165,12 @@ func plainTold(t *testing.T, s *secured) {
 		"http://":  "the server speaks TLS there: add --tls",
 		"https://": "the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT",
 	} {
-		args := []string{"ratelimitd", "status", "--addr", addr + s.At["DEBUG"]}
+		args := []string{"status", "--addr", addr + s.At["DEBUG"]}
 		if addr == "https://" {
 			args = append(args, "--ca", ca)
 		}
-		if err := run(t.Context(), args, nil, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), wants) {
-			t.Errorf("status --addr %s: %v, want %q", addr, err, wants)
+		if code, says := inProcess(t, args...); code != 1 || !strings.Contains(says, wants) {
+			t.Errorf("status --addr %s: %d, %s, want %q", addr, code, says, wants)
 		}
 	}
 	if err := s.call(t.Context(), insecure.NewCredentials()); err != nil {

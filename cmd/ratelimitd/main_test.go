@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/cli"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/tracing/tracingtest"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
@@ -51,6 +53,14 @@ func (l leakChecked) Run() int {
 		}
 	}
 	return code
+}
+
+// inProcess runs a command in this process, and returns its exit code and what it says to standard error.
+func inProcess(t *testing.T, args ...string) (code int, stderr string) {
+	t.Helper()
+	var b strings.Builder
+	code = cli.Run(t.Context(), append([]string{"ratelimitd"}, args...), cli.Process{Stdout: io.Discard, Stderr: &b})
+	return code, b.String()
 }
 
 // The scripts run the real binary. Beside what testscript knows, they know
@@ -102,7 +112,7 @@ func scripts(t *testing.T, dir string) testscript.Params {
 			return setUp(env)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"serve":       serve,
+			"serve":       startServer,
 			"signal":      signalServer,
 			"ended":       ended,
 			"logged":      logged,
@@ -150,7 +160,7 @@ type running struct {
 
 func serverOf(ts *testscript.TestScript) *running { return ts.Value(serverKey{}).(*running) }
 
-func serve(ts *testscript.TestScript, _ bool, args []string) {
+func startServer(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) == 0 {
 		args = []string{"ratelimitd"}
 	}

@@ -159,7 +159,7 @@ func (r *readme) ratelimitd(ts *testscript.TestScript, _ bool, args []string) {
 	cmd.Path, cmd.Err = filepath.Abs(cmd.Path)
 	cmd.Dir, cmd.Env = repository, r.environ()
 	out, err := cmd.CombinedOutput()
-	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitRefused {
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 {
 		ts.Check(err)
 	}
 	r.output = string(out)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"github.com/ratelimitd/ratelimitd/internal/cli"
 )
 
 // The garbage collector gets nine tenths of what the process may use, unless GOMEMLIMIT is set or there is no limit.
@@ -36,8 +38,7 @@ func TestLimitMemory(t *testing.T) {
 	} {
 		debug.SetMemoryLimit(before)
 		var log bytes.Buffer
-		p := &program{environ: tt.environ}
-		p.limitMemory(slog.New(slog.NewTextHandler(&log, nil)), tt.provider)
+		limitMemory(cli.Process{Environ: tt.environ}, slog.New(slog.NewTextHandler(&log, nil)), tt.provider)
 		if got := debug.SetMemoryLimit(-1); got != tt.want {
 			t.Errorf("%s: the limit is %d, want %d", name, got, tt.want)
 		}

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -377,8 +376,8 @@ func TestCallToHTTPS(t *testing.T) {
 	defer other.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	certstest.Write(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.Certificate().Raw}))
-	err := run(t.Context(), []string{"ratelimitd", "call", "--addr", other.URL, "--ca", ca, "shop", "user=ann"}, nil, io.Discard, io.Discard)
-	if err == nil || !strings.HasSuffix(err.Error(), ": the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT") {
-		t.Error(err)
+	code, says := inProcess(t, "call", "--addr", other.URL, "--ca", ca, "shop", "user=ann")
+	if code != 1 || !strings.HasSuffix(says, ": the server there speaks TLS, but not HTTP/2, which gRPC needs: set --addr to the gRPC port, which is 8081 unless the server has GRPC_PORT\n") {
+		t.Errorf("%d: %s", code, says)
 	}
 }

@@ -1,0 +1,303 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// callFlags are the flags of call.
+type callFlags struct {
+	client
+
+	hits     uint32
+	negative bool
+	limit    string
+	repeat   int
+	output   string
+}
+
+func (p *program) callCommand() *cobra.Command {
+	var (
+		f callFlags
+		a referenceAsk
+	)
+	cmd := &cobra.Command{
+		Use:   "call [flags] DOMAIN DESCRIPTOR...",
+		Short: "Send a request to a running server, and print the answer",
+		Long: `Call asks a running server what Envoy would ask it, and prints the answer for each descriptor:
+whether it passes, its limit, what is left, and when that resets. A refusal names the rule with
+its file and line where the server has DECISION_METADATA=true or ADMIN=true.
+
+` + descriptorHelp + `
+` + optionHelp + `
+
+The exit code is 0 where every request passed, 2 where one was over its limit, and 1 where there
+was an error.
+
+With a flag of envoyproxy/ratelimit's ratelimit_client (-dial_string, -domain, -descriptors,
+-oltp-protocol, -grpc-use-tls, -grpc-server-ca-file, -grpc-cert-file, -grpc-key-file), or started
+under that name, it prints what that program prints and exits as that program does.`,
+		Example: `  ratelimitd call example fixed=ann
+  ratelimitd call --repeat 4 example fixed=ann
+  ratelimitd call --hits 2 example fixed=ann bucket=ann
+  ratelimitd call example 'fixed=ann;hits=5;limit=100/hour' 'held=a;negative'`,
+		Args: unless(clientFlags(), needs("DOMAIN", "DESCRIPTOR")),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if given(cmd, clientFlags()) {
+				return a.run(cmd.Context(), p, cmd, &f.client)
+			}
+			return p.call(cmd.Context(), &f, args)
+		},
+	}
+	f.add(p, cmd)
+	a.add(cmd, &f.client)
+	cmd.Flags().Uint32Var(&f.hits, "hits", 0, "hits of each descriptor that does not set its own; 0 means 1")
+	cmd.Flags().BoolVar(&f.negative, "negative", false, "give the hits of all descriptors back")
+	cmd.Flags().StringVar(&f.limit, "limit", "", "limit for each descriptor that has none of its own, such as 10/minute")
+	addOutput(cmd, &f.output)
+	cmd.Flags().IntVar(&f.repeat, "repeat", 1, "how often to send the request, one after the other")
+	return cmd
+}
+
+// call sends the requests. It returns errRefused if one of them was over its limit.
+func (p *program) call(ctx context.Context, f *callFlags, args []string) error {
+	if f.repeat < 1 {
+		return fmt.Errorf("--repeat %d: must be 1 or more", f.repeat)
+	}
+	asJSON, err := jsonWanted(f.output)
+	if err != nil {
+		return err
+	}
+	request, err := f.request(args[0], args[1:])
+	if err != nil {
+		return err
+	}
+	conn, err := f.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	service, refused := rlsv3.NewRateLimitServiceClient(conn), 0
+	for range f.repeat {
+		answer, err := ask(ctx, service, request, f.timeout)
+		if err != nil {
+			return f.explain(ctx, err)
+		}
+		if answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+			refused++
+		}
+		if asJSON {
+			if err := p.printJSON(answer); err != nil {
+				return err
+			}
+			continue
+		}
+		a := callOutput{request: request, answer: answer, rules: f.rules(ctx, conn, request, answer)}
+		p.print(a.text())
+	}
+	if f.repeat > 1 && !asJSON {
+		p.printf("%d passed, %d refused\n", f.repeat-refused, refused)
+	}
+	if refused > 0 {
+		return errRefused
+	}
+	return nil
+}
+
+func ask(ctx context.Context, c rlsv3.RateLimitServiceClient, r *rlsv3.RateLimitRequest, timeout time.Duration) (*rlsv3.RateLimitResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.ShouldRateLimit(ctx, r)
+}
+
+// request builds the request that the flags and the arguments ask for.
+func (f *callFlags) request(domain string, args []string) (*rlsv3.RateLimitRequest, error) {
+	wanted, err := parseDescriptors(args)
+	if err != nil {
+		return nil, err
+	}
+	request := &rlsv3.RateLimitRequest{Domain: domain, HitsAddend: f.hits}
+	for i := range wanted {
+		d := &wanted[i]
+		d.give = d.give || f.negative
+		if d.limit == nil && f.limit != "" {
+			limit, err := ParseOverride(f.limit)
+			if err != nil {
+				return nil, fmt.Errorf("--limit %s: %w", f.limit, err)
+			}
+			d.limit = &limit
+		}
+		request.Descriptors = append(request.Descriptors, d.envoy())
+	}
+	return request, nil
+}
+
+// envoy returns d in Envoy's API.
+func (d *descriptor) envoy() *commonv3.RateLimitDescriptor {
+	m := &commonv3.RateLimitDescriptor{IsNegativeHits: d.give}
+	for _, e := range d.entries {
+		m.Entries = append(m.Entries, &commonv3.RateLimitDescriptor_Entry{Key: e.key, Value: e.value})
+	}
+	if d.hits != nil {
+		m.HitsAddend = wrapperspb.UInt64(*d.hits)
+	}
+	if d.limit != nil {
+		m.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{
+			RequestsPerUnit: d.limit.RequestsPerUnit,
+			Unit:            typev3.RateLimitUnit(d.limit.Unit), // the numbers are the same
+		}
+		if d.limit.Multiplier > 0 {
+			m.Limit.UnitMultiplier = wrapperspb.UInt32(d.limit.Multiplier)
+		}
+	}
+	return m
+}
+
+// rules says for each descriptor which rule it matched, as far as the server tells: in the metadata of the answer or,
+// where something was refused or not limited, through the admin API, which also says why no rule was matched. What is
+// unknown is empty.
+func (f *callFlags) rules(ctx context.Context, conn grpc.ClientConnInterface, request *rlsv3.RateLimitRequest, answer *rlsv3.RateLimitResponse) []string {
+	names := make([]string, len(request.GetDescriptors()))
+	known := false
+	for i, v := range answer.GetDynamicMetadata().GetFields()["descriptors"].GetListValue().GetValues() {
+		if i < len(names) {
+			names[i] = ruleText(v.GetStructValue().GetFields())
+			known = known || names[i] != ""
+		}
+	}
+	over := answer.GetOverallCode() == rlsv3.RateLimitResponse_OVER_LIMIT && !known
+	if !over && !slices.ContainsFunc(answer.GetStatuses(), notLimited) {
+		return names
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.timeout)
+	defer cancel()
+	explained, err := adminv1.NewAdminServiceClient(conn).Explain(f.admin(ctx), explainRequest(request))
+	if err != nil { // it has no admin API, or not for us; the answer is worth printing without it
+		return names
+	}
+	for i, e := range explained.GetDescriptors() {
+		switch r := e.GetRule(); {
+		case i >= len(names) || i >= len(answer.GetStatuses()):
+		case len(e.GetControls()) > 0 && (e.GetControls()[0].GetTo() == nil || !notLimited(answer.GetStatuses()[i])): // else it has no effect
+			c := e.GetControls()[0]
+			names[i] = "control " + kindText(c) + ":" + c.GetId()
+		case r == nil && notLimited(answer.GetStatuses()[i]):
+			for _, step := range e.GetSteps() {
+				names[i] = step.GetText() // the last one says why
+			}
+		case r != nil && over:
+			names[i] = fmt.Sprintf("rule %s at %s", r.GetPath(), rulePlace(r))
+		}
+	}
+	return names
+}
+
+func explainRequest(r *rlsv3.RateLimitRequest) *adminv1.ExplainRequest {
+	q := &adminv1.ExplainRequest{Domain: r.GetDomain(), HitsAddend: r.GetHitsAddend()}
+	for _, d := range r.GetDescriptors() {
+		m := &adminv1.Descriptor{}
+		for _, e := range d.GetEntries() {
+			m.Entries = append(m.Entries, &adminv1.Entry{Key: e.GetKey(), Value: e.GetValue()})
+		}
+		q.Descriptors = append(q.Descriptors, m)
+	}
+	return q
+}
+
+func ruleText(fields map[string]*structpb.Value) string {
+	if c := fields["control"].GetStringValue(); c != "" {
+		return "control " + c
+	}
+	if fields["rule"] == nil {
+		return ""
+	}
+	return fmt.Sprintf("rule %s at %s:%.0f", fields["rule"].GetStringValue(), fields["file"].GetStringValue(), fields["line"].GetNumberValue())
+}
+
+// callOutput is an answer and what else is known about it.
+type callOutput struct {
+	request *rlsv3.RateLimitRequest
+	answer  *rlsv3.RateLimitResponse
+	rules   []string
+}
+
+// text returns it for people: a line for the whole, one for each descriptor, one for each header, and the
+// body.
+func (o *callOutput) text() string {
+	var b page
+	b.printf("%s\n", o.answer.GetOverallCode())
+	for i, s := range o.answer.GetStatuses() {
+		if i >= len(o.request.GetDescriptors()) {
+			break
+		}
+		b.printf("  %s: %s", entriesText(o.request.GetDescriptors()[i]), statusText(s))
+		if o.rules[i] != "" {
+			b.printf(" (%s)", o.rules[i])
+		}
+		b.WriteByte('\n')
+	}
+	for _, h := range o.answer.GetResponseHeadersToAdd() {
+		b.printf("  header %s: %s\n", h.GetKey(), h.GetValue())
+	}
+	for _, h := range o.answer.GetRequestHeadersToAdd() {
+		b.printf("  header to upstream %s: %s\n", h.GetKey(), h.GetValue())
+	}
+	if body := o.answer.GetRawBody(); len(body) > 0 {
+		b.printf("  body %s\n", body)
+	}
+	return b.String()
+}
+
+func entriesText(d *commonv3.RateLimitDescriptor) string {
+	var pairs []string
+	for _, e := range d.GetEntries() {
+		pairs = append(pairs, e.GetKey()+"="+e.GetValue())
+	}
+	return strings.Join(pairs, ",")
+}
+
+// notLimited reports whether no limit applied to a descriptor, not even one that is unlimited.
+func notLimited(s *rlsv3.RateLimitResponse_DescriptorStatus) bool {
+	return s.GetCode() != rlsv3.RateLimitResponse_OVER_LIMIT && s.GetCurrentLimit() == nil && s.GetLimitRemaining() == 0
+}
+
+// statusText returns the answer to one descriptor in words.
+func statusText(s *rlsv3.RateLimitResponse_DescriptorStatus) string {
+	limit := s.GetCurrentLimit()
+	switch {
+	case notLimited(s):
+		return "OK, not limited"
+	case limit == nil && s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT: // such as by a rule with headers: off
+		return "OVER_LIMIT, by a limit that is not told"
+	case limit == nil:
+		return "OK, unlimited"
+	}
+	item := descriptors.RateLimit{
+		RequestsPerUnit: limit.GetRequestsPerUnit(),
+		Unit:            descriptors.Unit(limit.GetUnit()), // the numbers are the same
+		Multiplier:      max(limit.GetUnitMultiplier().GetValue(), 1),
+	}
+	words := fmt.Sprintf("%s, %s, %d left", s.GetCode(), item, s.GetLimitRemaining())
+	if limit.GetName() != "" {
+		words += ", called " + limit.GetName()
+	}
+	reset := descriptors.WaitText(s.GetDurationUntilReset().AsDuration())
+	if s.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+		return fmt.Sprintf("%s, retry in %s", words, reset)
+	}
+	return fmt.Sprintf("%s, resets in %s", words, reset)
+}

@@ -1,0 +1,163 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func (p *program) checkCommand() *cobra.Command {
+	var (
+		flags ruleFlags
+		dir   string // of ratelimit_config_check
+		form  string // of the output
+	)
+	cmd := &cobra.Command{
+		Use:   "check DIR...",
+		Short: "Check rules, and print every error and every warning",
+		Long: `Check reads all files in each DIR and below it, as the server does, and prints every error
+and every warning with file, line and column. Each DIR is a set of rules of its own; it may
+be a single file too. With BACKEND_TYPE=memcache or REDIS_KEY_FORMAT=reference what such counters
+cannot serve is an error. With --configmap files may be Kubernetes manifests: what the data of their
+ConfigMaps has is checked, as it will be read once they are mounted. With --overlay it also prints
+what the overlay changes. With --tenants it also checks the table of tenants, whose plans have to be
+those of the rules. Without a DIR, it checks the overlay or the tenants alone. The exit code is 1
+where there is an error, and 0 with warnings alone.
+
+With --output the problems are printed for machines, and the summaries go to stderr: json is an
+array of objects with file, line, column, path, severity and message; github is workflow commands,
+which annotate pull requests; sarif is a log of SARIF 2.1.0, for code scanning.
+
+With a flag of envoyproxy/ratelimit's ratelimit_config_check (-config_dir, -merge_domain_configs),
+or started under that name, it prints what that program prints.`,
+		Example: `  ratelimitd check config/example
+  ratelimitd check --merge --strict /srv/runtime_data/current/ratelimit/config
+  ratelimitd check --overlay overlay.yaml config/example
+  ratelimitd check --configmap examples/kubernetes/ratelimitd.yaml
+  ratelimitd check --tenants tenants.csv config/example
+  ratelimitd check --output sarif config/example > ratelimitd.sarif`,
+		Args: unless(append(checkFlags(), "overlay", "tenants"), needs("DIR")),
+	}
+	flagsErr := flags.add(p, cmd)
+	flags.addTenants(cmd)
+	cmd.Flags().BoolVar(&flags.configMaps, "configmap", false, "DIR has Kubernetes manifests: check the rules in the data of their ConfigMaps")
+	cmd.Flags().StringVar(&form, "output", "text", "form of the output: "+problemForms)
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "github", "sarif"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+	cmd.Flags().StringVar(&dir, "config_dir", "", "the directory to check")
+	cmd.Flags().BoolVar(&flags.merge, "merge_domain_configs", flags.merge, "the same as --merge")
+	hide(cmd, checkFlags())
+	cmd.RunE = func(cmd *cobra.Command, dirs []string) error {
+		if flagsErr != nil {
+			return flagsErr
+		}
+		if given(cmd, checkFlags()) {
+			return p.configCheck(&flags, dir)
+		}
+		if len(dirs) == 0 && flags.overlay == "" && flags.tenants == "" {
+			return needs("DIR")(cmd, dirs)
+		}
+		return p.check(&flags, form, dirs)
+	}
+	return cmd
+}
+
+// check prints the problems of the rules in each of dirs, and a summary of each.
+func (p *program) check(flags *ruleFlags, form string, dirs []string) error {
+	write, ok := problemWriters()[form]
+	if !ok {
+		return fmt.Errorf("--output %s: must be %s", form, problemForms)
+	}
+	var (
+		all  descriptors.Problems
+		errs []error
+	)
+	if len(dirs) == 0 {
+		dirs = []string{""} // of the overlay alone
+	}
+	out := p.stdout
+	if form == "github" { // whose lines are commands
+		out = &plain.Writer{Raw: p.stdout.Raw}
+	}
+	for _, dir := range dirs {
+		set, files, problems := flags.load(dir)
+		summary, err := summarize(dir, set, files, problems)
+		switch {
+		case dir == "" && flags.overlay == "":
+			summary, err = "", nil
+		case dir == "":
+			summary, err = overlayAlone(flags.overlay, problems)
+		case err == nil:
+			summary = overlaid(set) + summary
+		}
+		if dir == "" {
+			set = nil // which has no plans that tenants might be on
+		}
+		tenants, wrong := flags.checkTenants(set)
+		if wrong != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %s", flags.tenants, descriptors.CountText(len(wrong), "error")))
+		}
+		problems, summary = append(problems, wrong...), summary+tenants
+		errs = append(errs, err)
+		if form != "text" { // which has each summary behind its problems
+			all = append(all, problems...)
+			fmt.Fprint(p.stderr, summary)
+			continue
+		}
+		if err := write(out, problems); err != nil {
+			return err
+		}
+		p.print(summary)
+	}
+	if form != "text" {
+		if err := write(out, all); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// summarize returns a line that says what is in dir; if the rules have an error, the error says so.
+func summarize(dir string, set *descriptors.Set, files []descriptors.Source, problems descriptors.Problems) (string, error) {
+	warnings := countWarnings(problems)
+	if set == nil {
+		return "", fmt.Errorf("%s: %s in %s", dir, descriptors.CountText(len(problems)-warnings, "error"), descriptors.CountText(len(files), "file"))
+	}
+	rules := 0
+	for range set.Rules() {
+		rules++
+	}
+	return sprintf("%s: ok, %s in %s, %s\n", dir, descriptors.CountText(rules, "rule"), descriptors.CountText(len(files), "file"), descriptors.CountText(warnings, "warning")), nil
+}
+
+// overlaid returns a line for each rule and each domain that an overlay changes.
+func overlaid(set *descriptors.Set) string {
+	var b page
+	for _, o := range set.Overlaid() {
+		b.printf("%s: changes %s: %s\n", o.Place, o.Path, o.Keys)
+	}
+	return b.String()
+}
+
+// overlayAlone returns a line that says what is wrong with an overlay, of which nothing is known but the overlay itself.
+func overlayAlone(path string, problems descriptors.Problems) (string, error) {
+	warnings := countWarnings(problems)
+	if problems.Failed() {
+		return "", fmt.Errorf("%s: %s", path, descriptors.CountText(len(problems)-warnings, "error"))
+	}
+	return sprintf("%s: ok, an overlay, %s\n", path, descriptors.CountText(warnings, "warning")), nil
+}
+
+func countWarnings(problems descriptors.Problems) (n int) {
+	for _, problem := range problems {
+		if problem.Warning {
+			n++
+		}
+	}
+	return n
+}

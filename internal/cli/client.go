@@ -1,0 +1,263 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// client says how commands that talk to a running server reach it.
+type client struct {
+	addr      string
+	timeout   time.Duration
+	ca        string
+	cert, key string
+	tls       bool
+	tokenFile string
+
+	home  string // where a server with the same environment serves gRPC to this machine
+	port  string // its port; empty if wrong says why that is not known
+	wrong error  // with the variables that say where it serves
+	named bool   // home is that of RATELIMITD_ADDR
+	https bool   // the address is a URL that asks for TLS
+	token string // of tokenFile
+	seen  sighting
+}
+
+// add adds the flags to a command.
+func (c *client) add(p *program, cmd *cobra.Command) {
+	c.findHome(p)
+	if strings.Contains(cmd.Use, "DOMAIN") {
+		cmd.ValidArgsFunction = c.complete(p)
+	}
+	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else $GRPC_PORT, $GRPC_UDS)")
+	c.timeout = 5 * time.Second
+	cmd.Flags().Var((*spanFlag)(&c.timeout), "timeout", "how long to wait for an answer")
+	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
+	cmd.Flags().StringVar(&c.ca, "ca", "", "PEM file of the CA of the server's certificate, instead of the system's; implies --tls")
+	cmd.Flags().StringVar(&c.cert, "cert", "", "PEM file of the certificate to present, if the server has GRPC_CLIENT_TLS_CACERT; implies --tls")
+	cmd.Flags().StringVar(&c.key, "key", "", "PEM file of its key")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", c.tokenFile, "file of the admin API's token, if the server has one ($ADMIN_TOKEN_FILE)")
+}
+
+// addrVariable is the default of --addr. It is read by commands alone, so that it may name a server elsewhere.
+const addrVariable = "RATELIMITD_ADDR"
+
+// findHome reads the variables that say where a server with the same environment is, and the file of its token.
+func (c *client) findHome(p *program) {
+	port, err := settings.Only(p.environ, "GRPC_PORT")
+	c.port, c.wrong = port.GRPC.Port, err
+	c.home = net.JoinHostPort("127.0.0.1", c.port)
+	if err == nil && !isPort(c.port) {
+		c.wrong = fmt.Errorf("GRPC_PORT=%q lets the server choose a port, so set --addr to its address", c.port)
+	}
+	if c.wrong != nil {
+		c.port = ""
+	}
+	s, _ := settings.Only(p.environ, "GRPC_UDS", "ADMIN_TOKEN_FILE") // which take any text
+	c.tokenFile = s.Admin.TokenFile
+	if s.GRPC.UDS != "" {
+		c.home = "unix:" + s.GRPC.UDS
+	}
+	if there := p.env(addrVariable); there != "" {
+		c.home, c.named = there, true
+	}
+}
+
+// connect reads --addr, and connects lazily; an error means that the flags are wrong.
+func (c *client) connect() (*grpc.ClientConn, error) {
+	if c.timeout <= 0 {
+		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
+	}
+	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
+		return nil, c.wrong
+	}
+	at, err := parseAddress(c.addr, c.port)
+	if errors.Is(err, errNoPort) {
+		return nil, c.wrong // which says why there is no port for it
+	}
+	if err != nil && c.named && c.addr == c.home {
+		return nil, fmt.Errorf("%s: %w", addrVariable, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.token, err = readToken(c.tokenFile); err != nil {
+		return nil, err
+	}
+	c.addr, c.https, c.tls = at.target, at.tls, c.tls || at.tls
+	creds, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	target := c.addr
+	if !strings.HasPrefix(target, "unix:") {
+		target = "passthrough:///" + url.PathEscape(target) // so that it is looked up by what dials, which says what is wrong with it
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(watched{creds, &c.seen}))
+	if err != nil {
+		return nil, fmt.Errorf("--addr %s: %w", c.addr, err)
+	}
+	return conn, nil
+}
+
+// dial connects lazily, as ratelimit_client does; an error means that the flags are wrong.
+func (c *client) dial(more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	creds, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(c.addr, append(more, grpc.WithTransportCredentials(creds))...)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", c.addr, err)
+	}
+	return conn, nil
+}
+
+func (c *client) credentials() (credentials.TransportCredentials, error) { //nolint:ireturn // grpc has no other type for it
+	if !c.secure() {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.ca != "" {
+		pem, err := smallfile.Read(c.ca, smallfile.Most)
+		if err != nil {
+			return nil, fmt.Errorf("reading --ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("reading --ca: %s has no certificate in PEM form", c.ca)
+		}
+	}
+	if (c.cert == "") != (c.key == "") {
+		return nil, errors.New("loading --cert and --key: both are needed, and one of them is missing")
+	}
+	if c.cert != "" {
+		pair, err := smallfile.KeyPair(c.cert, c.key)
+		if err != nil {
+			return nil, fmt.Errorf("loading --cert and --key, which take PEM files: %s", strings.TrimPrefix(err.Error(), "tls: "))
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// admin returns ctx with the token of the admin API, if there is one.
+func (c *client) admin(ctx context.Context) context.Context {
+	if c.token == "" {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.token)
+}
+
+// readToken reads a token of the admin API, the first one of the file; there is none without a file.
+func readToken(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	all, err := admin.ReadTokens(file)
+	if err != nil {
+		return "", fmt.Errorf("reading --token-file ($ADMIN_TOKEN_FILE): %w", err)
+	}
+	return all[0].Text, nil
+}
+
+// explain returns an error that says in words why a call to the server failed, and what to do.
+func (c *client) explain(ctx context.Context, err error) error {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err // it already says what to do
+	}
+	switch code, text := s.Code(), s.Message(); { // the texts are grpc's
+	case code == codes.Unavailable && strings.HasPrefix(text, "error reading from server"):
+		return fmt.Errorf("asking %s: the server closed the connection before it answered", c.addr)
+	case code == codes.Unavailable && (strings.HasPrefix(text, "connection error") || c.seen.failed()):
+		return fmt.Errorf("asking %s: %s", c.addr, c.unconnected(ctx, text))
+	case code == codes.DeadlineExceeded:
+		return fmt.Errorf("asking %s: no answer within %s (--timeout)", c.addr, descriptors.SpanText(c.timeout))
+	case code == codes.Unauthenticated && c.token == "":
+		return errors.New("the server wants the token of its ADMIN_TOKEN_FILE: set --token-file ($ADMIN_TOKEN_FILE) to a file with it")
+	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
+		return errors.New("the server has no admin API: start it with ADMIN=true")
+	case code == codes.Unimplemented:
+		return fmt.Errorf("asking %s: the server there is not a rate limit service: set --addr to another address", c.addr)
+	default:
+		return fmt.Errorf("asking %s: %s: %s", c.addr, code, text)
+	}
+}
+
+// messages returns the entries of d for the admin API.
+func (d *descriptor) messages() []*adminv1.Entry {
+	all := make([]*adminv1.Entry, 0, len(d.entries))
+	for _, e := range d.entries {
+		all = append(all, &adminv1.Entry{Key: strings.ToValidUTF8(e.key, "\uFFFD"), RawValue: []byte(e.value)})
+	}
+	return all
+}
+
+// counterAt names a counter.
+type counterAt struct {
+	domain     string
+	descriptor *descriptor
+}
+
+// eachCounter calls f for the descriptor in each argument after the domain.
+func (p *program) eachCounter(ctx context.Context, c *client, args []string,
+	f func(context.Context, adminv1.AdminServiceClient, counterAt) error,
+) error {
+	wanted, err := parseDescriptors(args[1:])
+	if err != nil {
+		return err
+	}
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	ctx = c.admin(ctx)
+	for i := range wanted {
+		if wanted[i].options {
+			return fmt.Errorf("descriptor %q: options after a semicolon have no effect on a counter", args[1+i])
+		}
+		if err := func() error {
+			ctx, cancel := context.WithTimeout(ctx, c.timeout)
+			defer cancel()
+			return f(ctx, adminv1.NewAdminServiceClient(conn), counterAt{args[0], &wanted[i]})
+		}(); err != nil {
+			return c.explain(ctx, err)
+		}
+	}
+	return nil
+}
+
+// rulePlace returns where a rule is defined: a file and line, or a resource.
+func rulePlace(r *adminv1.Rule) string {
+	place := r.GetFile()
+	if r.GetLine() != 0 {
+		place = fmt.Sprintf("%s:%d", place, r.GetLine())
+	}
+	if r.GetOverlay() != "" {
+		place += ", changed by " + r.GetOverlay()
+	}
+	return place
+}

@@ -1,0 +1,197 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) diffCommand() *cobra.Command {
+	var (
+		flags    ruleFlags
+		c        client
+		form     string
+		exitCode bool
+	)
+	cmd := &cobra.Command{
+		Use:   "diff [flags] OLD NEW|NEW",
+		Short: "Say what a change of rules means, rule by rule",
+		Long: `Diff reads the rules in OLD and in NEW, each a directory or a file, and says what differs: rules that
+are added, removed or changed, whether their counters are kept or begin anew, and which rules other
+descriptors reach now, as where a value got a rule of its own. The most dangerous changes come first:
+those that open a limit, those that count anew, and those that raise a limit.
+
+With --addr, or where RATELIMITD_ADDR is set, and NEW alone, it compares NEW with the rules that a
+running server has. That needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine. A
+server tells its rules, but neither the keys of domains, nor those of metrics and share_threshold,
+nor descriptors without a limit; these are not compared then.
+
+With --output json it prints an array with an object for each change: path, kind (added, removed,
+changed, reached, reordered or domain), effect (opens, anew, raises or other), counters (kept, partly,
+anew, or empty where there were none), text and place; with --output markdown a table for a pull
+request.
+
+Exit codes: 0, done, whether there are changes or not; 1, something is wrong, such as rules with
+errors; 2, with --exit-code, there are changes.`,
+		Example: `  ratelimitd diff main/rules rules
+  ratelimitd diff --output markdown --exit-code main/rules rules
+  ratelimitd diff --addr 10.0.0.7:8081 rules`,
+		Args: cobra.ArbitraryArgs,
+	}
+	flagsErr := flags.add(p, cmd)
+	c.add(p, cmd)
+	cmd.ValidArgsFunction = nil // files
+	cmd.Flags().StringVar(&form, "output", "text", "form of the output: text, json or markdown")
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "markdown"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 2 if there are changes")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		write, ok := changeWriters()[form]
+		there := cmd.Flags().Changed("addr") || c.named && len(args) == 1
+		switch {
+		case flagsErr != nil:
+			return flagsErr
+		case !ok:
+			return fmt.Errorf("--output %s: must be text, json or markdown", form)
+		case there && len(args) == 2:
+			return errors.New("--addr and OLD: give one of them, for the rules of a server or for those of a directory")
+		case there:
+			if err := exactly(cmd, args, "NEW"); err != nil {
+				return err
+			}
+		default:
+			if err := exactly(cmd, args, "OLD", "NEW"); err != nil {
+				return err
+			}
+		}
+		changes, err := p.changes(cmd.Context(), &flags, &c, args)
+		if err != nil {
+			return err
+		}
+		descriptors.SortChanges(changes)
+		text, err := write(changes)
+		if err != nil {
+			return err
+		}
+		p.print(text)
+		if exitCode && len(changes) > 0 {
+			return errRefused
+		}
+		return nil
+	}
+	return cmd
+}
+
+// exactly takes the arguments with these names.
+func exactly(cmd *cobra.Command, args []string, names ...string) error {
+	if err := needs(names...)(cmd, args); err != nil {
+		return err
+	}
+	return atMost(len(names))(cmd, args)
+}
+
+// changes returns what differs between the rules in two places, or between those of a server and those in one.
+func (p *program) changes(ctx context.Context, flags *ruleFlags, c *client, args []string) ([]descriptors.Change, error) {
+	var sets []*descriptors.Set
+	for _, path := range args {
+		set, files, problems := flags.load(path)
+		if set == nil {
+			_, err := summarize(path, set, files, problems)
+			return nil, errors.Join(problems, err)
+		}
+		sets = append(sets, set)
+	}
+	if len(sets) == 2 {
+		return sets[1].Changes(sets[0]), nil
+	}
+	var seen *rulesSeen
+	err := p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+		seen, err = listRules(ctx, a, "")
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return changesSince(seen, sets[0])
+}
+
+// changeWriters returns how diff can print changes, by the name of the form.
+func changeWriters() map[string]func([]descriptors.Change) (string, error) {
+	return map[string]func([]descriptors.Change) (string, error){
+		"text":     changesText,
+		"json":     changesJSON,
+		"markdown": changesMarkdown,
+	}
+}
+
+// summaryOfChanges returns how many changes there are, and of which effects.
+func summaryOfChanges(all []descriptors.Change) string {
+	var t descriptors.Tally
+	for i := range all {
+		t.Count(all[i].Effect)
+	}
+	return t.String()
+}
+
+func changesText(all []descriptors.Change) (string, error) {
+	if len(all) == 0 {
+		return "no changes\n", nil
+	}
+	var b page
+	for i := range all {
+		line := all[i].Path + ": " + all[i].InFull()
+		if all[i].Effect == descriptors.Opens || all[i].Effect == descriptors.Raises {
+			line += " (" + all[i].Effect.Text() + ")"
+		}
+		b.printf("%s\n", line)
+	}
+	return b.String() + summaryOfChanges(all) + "\n", nil
+}
+
+// changesJSON returns an array with one object, on one line, for each change. The names of its fields do not change.
+func changesJSON(all []descriptors.Change) (string, error) {
+	type object struct {
+		Path     string `json:"path"`
+		Kind     string `json:"kind"`
+		Effect   string `json:"effect"`
+		Counters string `json:"counters"`
+		Text     string `json:"text"`
+		Place    string `json:"place"`
+	}
+	lines := make([]string, 0, len(all))
+	for i := range all {
+		c := &all[i]
+		line, err := json.Marshal(object{c.Path, string(c.Kind), string(c.Effect), string(c.Counters), c.Text, c.Place})
+		if err != nil {
+			return "", fmt.Errorf("writing JSON: %w", err)
+		}
+		lines = append(lines, string(line))
+	}
+	return "[" + strings.Join(lines, ",\n ") + "]\n", nil
+}
+
+func changesMarkdown(all []descriptors.Change) (string, error) {
+	if len(all) == 0 {
+		return "The rules do not change.\n", nil
+	}
+	cell := strings.NewReplacer("\\", "\\\\", "|", "\\|", "*", "\\*", "_", "\\_", "`", "\\`", "<", "&lt;", ">", "&gt;", "&", "&amp;", "[", "\\[", "@", "&#64;")
+	var b page
+	b.printf("%s.\n\n| | rule | change | where |\n| --- | --- | --- | --- |\n", summaryOfChanges(all))
+	for i := range all {
+		c := &all[i]
+		effect := c.Effect.Text()
+		if c.Effect == descriptors.Opens {
+			effect = "**" + effect + "**"
+		}
+		b.printf("| %s | %s | %s | %s |\n", effect, cell.Replace(c.Path), cell.Replace(c.InFull()), cell.Replace(c.Place))
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,148 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) explainCommand() *cobra.Command {
+	var (
+		flags  ruleFlags
+		c      client
+		output string
+		asJSON bool
+		all    adminv1.ExplainResponse
+	)
+	cmd := &cobra.Command{
+		Use:   "explain --config DIR|--addr ADDRESS DOMAIN DESCRIPTOR...",
+		Short: "Show which rule a descriptor matches, step by step, and with which limit",
+		Long: `Explain reads the rules in DIR and shows how each descriptor is looked up in them: what each
+entry matches, the rule that is found with its file and line, its limits, and the name of the
+counter. It asks no server and counts nothing. With --tenants it says which plan a tenant is on.
+
+With --addr, or where RATELIMITD_ADDR is set and there is no --config, it asks a running server
+instead, which needs no files here: how the server's own rules, and the controls above them, would
+decide a request with these descriptors now, and what is left. That counts nothing either. The server
+needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+
+` + descriptorHelp + `
+` + optionHelp,
+		Example: `  ratelimitd explain --config config/example example fixed=ann
+  ratelimitd explain --config config/example example 'fixed=ann;limit=10/minute' api=ann
+  ratelimitd explain --addr 127.0.0.1:8081 example fixed=ann`,
+		Args: needs("DOMAIN", "DESCRIPTOR"),
+	}
+	p.eachDescriptor(cmd, &flags, func(set *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
+		at := found{domain, domain.Match(d.keys()), domain.Explain(d.keys())}
+		if at.match.Rule != nil && at.match.Rule.Plan != "" && flags.tenants != "" {
+			var err error
+			if at.steps, err = flags.planned(set, &at.match, d); err != nil {
+				return err
+			}
+		}
+		if !asJSON {
+			p.explain(&flags, &at, d)
+			return nil
+		}
+		x, err := explanation(&flags, &at, d)
+		all.Descriptors = append(all.Descriptors, x)
+		return err
+	})
+	flags.addTenants(cmd)
+	c.add(p, cmd)
+	addOutput(cmd, &output)
+	here := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		config, there := cmd.Flags().Changed("config"), cmd.Flags().Changed("addr")
+		switch asJSON, err = jsonWanted(output); {
+		case err != nil:
+			return err
+		case config && there:
+			return errors.New("--config and --addr: give one of them, for rules here or for those of a server")
+		case there, c.named && !config:
+			return p.explainThere(cmd.Context(), &c, output, args)
+		case !config:
+			return fmt.Errorf("--config or --addr is missing: usage: %s", cmd.UseLine())
+		}
+		if err := here(cmd, args); err != nil || !asJSON {
+			return err
+		}
+		all.DomainKnown = true
+		return p.printJSON(&all)
+	}
+	return cmd
+}
+
+// found is how a descriptor is matched in a domain.
+type found struct {
+	domain *descriptors.Domain
+	match  descriptors.Match
+	steps  []descriptors.Step
+}
+
+// explain prints how d is matched in a domain.
+func (p *program) explain(flags *ruleFlags, at *found, d *descriptor) {
+	domain, match := at.domain, at.match
+	p.printf("%s %s\n", domain.Name, d.text)
+	for _, step := range at.steps {
+		if step.Entry == "" {
+			p.printf("  %s\n", step.Text)
+		} else {
+			p.printf("  %s: %s\n", step.Entry, step.Text)
+		}
+	}
+	overridden := d.limit != nil && p.explainOverride(domain, match, *d.limit)
+	if overridden || match.Rule != nil && !match.Rule.Unlimited {
+		p.printf("  counter %s\n", flags.counterKey(domain, d))
+	}
+}
+
+// explainOverride prints what happens to the limit that the request brings along, and reports whether it is used.
+func (p *program) explainOverride(domain *descriptors.Domain, match descriptors.Match, o descriptors.Override) bool {
+	if !domain.AllowOverride {
+		p.printf("  the limit in the request is ignored: the domain has allow_limit_override: false\n")
+		return false
+	}
+	item, err := match.Override(o)
+	if err != nil {
+		p.printf("  the limit in the request is ignored: %v\n", err)
+		return false
+	}
+	p.printf("  limit %v, which the request carries\n", item)
+	return true
+}
+
+// explanation returns what explain prints of d, in the form of the admin API. It has no outcome, because no counter is asked.
+func explanation(flags *ruleFlags, at *found, d *descriptor) (*adminv1.Explanation, error) {
+	domain, match := at.domain, at.match
+	rule, err := admin.RuleMessage(match.Rule)
+	if err != nil {
+		return nil, err
+	}
+	x := &adminv1.Explanation{Rule: rule}
+	for _, step := range at.steps {
+		x.Steps = append(x.Steps, &adminv1.Step{Entry: strings.ToValidUTF8(step.Entry, "\uFFFD"), Text: strings.ToValidUTF8(step.Text, "\uFFFD")})
+	}
+	if d.limit != nil {
+		_, err := match.Override(*d.limit)
+		switch {
+		case !domain.AllowOverride:
+			x.OverrideIgnored = "the domain has allow_limit_override: false"
+		case err != nil:
+			x.OverrideIgnored = err.Error()
+		default:
+			x.IsOverride = true
+		}
+	}
+	if x.GetIsOverride() || rule != nil && !rule.GetIsUnlimited() {
+		x.Counter = &adminv1.Counter{Key: flags.counterKey(domain, d)}
+	}
+	return x, nil
+}

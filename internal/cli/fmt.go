@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/configwatch/file"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+func (p *program) fmtCommand() *cobra.Command {
+	var check bool
+	cmd := &cobra.Command{
+		Use:   "fmt [flags] FILE|DIR...",
+		Short: "Format files of rules",
+		Long: `Fmt puts the keys of rules in one order, indents each level by two blanks, and makes several blank
+lines one. Comments, anchors, aliases and quotes stay, as does what is written in braces or brackets,
+unless its line has more than 120 characters. Files mean the same afterwards. Of a DIR each file that
+ends in .yaml or .yml is formatted, in those below it too; - stands for standard input, and the
+result then goes to standard output.
+
+It prints the names of the files that it has changed. With --check it changes none, and prints the
+names of those that it would change. A file that is not YAML, or has a second document, is reported
+and left as it is.
+
+Exit codes: 0, done; 1, something is wrong, or with --check a file is not formatted.`,
+		Example: `  ratelimitd fmt config/example
+  ratelimitd fmt --check config/example
+  ratelimitd fmt - < rules.yaml`,
+		Args: needs("FILE|DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			f := formatting{program: p, check: check}
+			for _, arg := range args {
+				if arg == "-" {
+					f.stdin()
+				} else {
+					f.path(arg)
+				}
+			}
+			return f.outcome()
+		},
+	}
+	cmd.Flags().BoolVar(&check, "check", false, "change nothing; print the names of files that are not formatted, and exit with 1 if there are any")
+	return cmd
+}
+
+// formatting formats files.
+type formatting struct {
+	*program
+
+	check        bool
+	failed, ugly int // files with errors, and those that are not formatted
+}
+
+func (f *formatting) outcome() error {
+	var errs []error
+	if f.failed > 0 {
+		errs = append(errs, fmt.Errorf("left as it was: %s", descriptors.CountText(f.failed, "file")))
+	}
+	if f.check && f.ugly > 0 {
+		errs = append(errs, fmt.Errorf("not formatted: %s; ratelimitd fmt does that", descriptors.CountText(f.ugly, "file")))
+	}
+	return errors.Join(errs...)
+}
+
+func (f *formatting) fail(problems ...descriptors.Problem) {
+	f.failed++
+	for _, problem := range problems {
+		fmt.Fprintln(f.stderr, problem)
+	}
+}
+
+func (f *formatting) stdin() {
+	data, err := io.ReadAll(io.LimitReader(os.Stdin, file.MaxFileSize+1))
+	if err != nil {
+		f.fail(descriptors.Problem{File: "-", Text: err.Error()})
+		return
+	}
+	out, problems := descriptors.Format(descriptors.Source{Name: "-", Data: data})
+	switch {
+	case len(problems) > 0:
+		f.fail(problems...)
+	case !f.check:
+		_, _ = f.stdout.Raw.Write(out)
+	case !bytes.Equal(out, data):
+		f.ugly++
+		f.printf("-\n")
+	}
+}
+
+// path formats a file, or those of a directory.
+func (f *formatting) path(path string) {
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		f.file(path)
+		return
+	}
+	if err == nil {
+		err = filepath.WalkDir(path, func(name string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			ext := strings.ToLower(filepath.Ext(name))
+			hidden := strings.HasPrefix(d.Name(), ".") && name != path
+			switch {
+			case d.IsDir() && hidden:
+				return filepath.SkipDir
+			case d.Type().IsRegular() && !hidden && (ext == ".yaml" || ext == ".yml"):
+				f.file(name)
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		f.fail(descriptors.Problem{File: path, Text: reason(err)})
+	}
+}
+
+// reason returns an error of the file system without its path.
+func reason(err error) string {
+	if e, ok := errors.AsType[*os.PathError](err); ok {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+func (f *formatting) file(path string) {
+	read, problems := file.ReadFile(path)
+	if len(problems) > 0 {
+		f.fail(problems...)
+		return
+	}
+	out, problems := descriptors.Format(read[0])
+	switch {
+	case len(problems) > 0:
+		f.fail(problems...)
+		return
+	case bytes.Equal(out, read[0].Data):
+		return
+	case !f.check:
+		if err := replaceFile(path, out); err != nil {
+			f.fail(descriptors.Problem{File: path, Text: reason(err)})
+			return
+		}
+	}
+	f.ugly++
+	f.printf("%s\n", path)
+}
+
+// replaceFile writes a file with the mode of the one that it replaces, all of it or nothing. Of a link it replaces what the
+// link leads to.
+func replaceFile(path string, data []byte) (err error) {
+	path, err = filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	// Its name begins with two dots, so that a server that watches the directory does not read it.
+	f, err := os.CreateTemp(filepath.Dir(path), "..fmt-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name()) // the error that led here says more
+		}
+	}()
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Chmod(info.Mode().Perm())
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	return err
+}

@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/server"
+	"github.com/ratelimitd/ratelimitd/pkg/backend"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	"github.com/ratelimitd/ratelimitd/pkg/engine"
+)
+
+func (p *program) keyCommand() *cobra.Command {
+	var (
+		flags  ruleFlags
+		output string
+		asJSON bool
+	)
+	cmd := &cobra.Command{
+		Use:   "key --config DIR DOMAIN DESCRIPTOR...",
+		Short: "Print the name under which a descriptor's counter is kept",
+		Long: `Key reads the rules in DIR and prints, for each descriptor, the name of its counter in a store.
+The states of its limits and of its penalty lie under this name with a short suffix each. A
+descriptor that is not limited has none, which is an error. CACHE_KEY_PREFIX is put before it; with
+REDIS_KEY_FORMAT=reference it is the name that envoyproxy/ratelimit has for the present window.
+With BACKEND_TYPE=memcache it is the whole name in the present window, and with
+MEMCACHE_KEY_FORMAT=reference that of envoyproxy/ratelimit. CACHE_KEY_SECRET_FILE, if the servers
+have it, must be theirs. --output json prints an object for each descriptor, on one line.
+
+` + descriptorHelp + `
+` + optionHelp,
+		Example: `  ratelimitd key --config config/example example fixed=ann
+  redis-cli --scan --pattern "$(ratelimitd key --config config/example example fixed=ann)*"`,
+		Args: needs("DOMAIN", "DESCRIPTOR"),
+		PreRunE: func(*cobra.Command, []string) (err error) {
+			asJSON, err = jsonWanted(output)
+			return err
+		},
+	}
+	p.eachDescriptor(cmd, &flags, func(_ *descriptors.Set, domain *descriptors.Domain, d *descriptor) error {
+		rule := domain.Match(d.keys()).Rule
+		if (rule == nil || rule.Unlimited) && !overridden(domain, d) {
+			return fmt.Errorf("descriptor %q: %w", d.text, errNotLimited)
+		}
+		key := flags.counterKey(domain, d)
+		if asJSON {
+			return p.printObject(struct {
+				Domain     string `json:"domain"`
+				Descriptor string `json:"descriptor"` // as it was given
+				Key        string `json:"key"`
+			}{domain.Name, d.text, key})
+		}
+		p.printf("%s\n", key)
+		return nil
+	})
+	addOutput(cmd, &output)
+	return cmd
+}
+
+var errNotLimited = errors.New("not limited, so it has no counter; ratelimitd explain says why")
+
+// counterKey returns the name of the counter of d, which must be limited, in the store.
+func (f *ruleFlags) counterKey(domain *descriptors.Domain, d *descriptor) string {
+	keys := d.keys()
+	match, own := domain.Match(keys), overridden(domain, d)
+	limit := func() engine.Limit {
+		if own {
+			item, _ := match.Override(*d.limit) // overridden has checked it
+			return item.Limit
+		}
+		return match.Rule.RateLimits.Limits()[0]
+	}
+	op := backend.Op{
+		Key:    f.secret.Hash(match.AppendName(f.secret.Begin(nil), domain, keys, own)),
+		Name:   match.AppendReferenceName(nil, domain, keys, own),
+		Limits: engine.Limits{limit()},
+	}
+	return server.CounterKey(&f.store, &op, engine.Micros(time.Now().UnixMicro()))
+}
+
+// overridden reports whether the limit that d brings along is used.
+func overridden(domain *descriptors.Domain, d *descriptor) bool {
+	if d.limit == nil || !domain.AllowOverride {
+		return false
+	}
+	_, err := domain.Match(d.keys()).Override(*d.limit)
+	return err == nil
+}

@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// exitHelp says what the exit codes of commands mean that ask a server.
+const exitHelp = `Exit codes: 0, done; 1, something is wrong, or there is no answer; 2, the answer is no.`
+
+// addOutput adds the flag --output to a command.
+func addOutput(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVar(output, "output", "text", "text for people, or json")
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+}
+
+// jsonWanted reports whether the answer is to be printed as JSON.
+func jsonWanted(output string) (bool, error) {
+	if output != "text" && output != "json" {
+		return false, fmt.Errorf("--output %q: must be text or json", output)
+	}
+	return output == "json", nil
+}
+
+// printJSON prints an answer of a server as one line of JSON.
+func (p *program) printJSON(m proto.Message) error {
+	text, err := messageJSON(m)
+	if err == nil {
+		p.print(string(text) + "\n")
+	}
+	return err
+}
+
+// printObject prints an object as one line of JSON.
+func (p *program) printObject(object any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(object); err != nil {
+		return fmt.Errorf("writing JSON: %w", err)
+	}
+	p.print(b.String())
+	return nil
+}
+
+// messageJSON returns m as JSON on one line. What protojson has in random places is taken out.
+func messageJSON(m proto.Message) (json.RawMessage, error) {
+	text, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("writing JSON: %w", err)
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, text); err != nil {
+		return nil, fmt.Errorf("writing JSON: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// table prints rows with their columns below each other, the first of them being the heading.
+func (p *program) table(rows [][]string) {
+	p.print(strings.Join(tableLines(rows), "\n") + "\n")
+}
+
+// tableLines returns the lines of a table, with its cells as [plain.Text] shows them. Columns of numbers are aligned to the right.
+func tableLines(rows [][]string) []string {
+	widths, numbers := make([]int, len(rows[0])), make([]bool, len(rows[0]))
+	for i := range numbers {
+		numbers[i] = len(rows) > 1
+	}
+	for n, row := range rows {
+		for i, cell := range row {
+			cell = plain.Text(cell)
+			row[i] = cell
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			numbers[i] = numbers[i] && (n == 0 || cell == "" || isNumber(cell))
+		}
+	}
+	var lines []string
+	for _, row := range rows {
+		var b strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			if numbers[i] {
+				b.WriteString(pad + cell + "  ")
+			} else {
+				b.WriteString(cell + pad + "  ")
+			}
+		}
+		lines = append(lines, strings.TrimRight(b.String(), " "))
+	}
+	return lines
+}
+
+func isNumber(cell string) bool {
+	digits := strings.TrimLeft(cell, "+-")
+	return cell == "-" || len(cell)-len(digits) <= 1 && digits != "" && strings.Trim(digits, "0123456789.") == "" && digits != "."
+}
+
+// sprintf is [fmt.Sprintf] of texts as [plain.Text] shows them: no line breaks but those of format.
+func sprintf(format string, args ...any) string {
+	shown := make([]any, len(args))
+	for i, arg := range args {
+		shown[i] = arg
+		switch arg.(type) {
+		case string, []byte, error, fmt.Stringer:
+			shown[i] = plain.Text(fmt.Sprintf("%s", arg))
+		}
+	}
+	return fmt.Sprintf(format, shown...)
+}
+
+// page is lines for people.
+type page struct{ strings.Builder }
+
+// printf adds lines; see [sprintf].
+func (b *page) printf(format string, args ...any) { b.WriteString(sprintf(format, args...)) }
+
+// errorText returns an error as [plain.Text] shows it, and each of several in a line of its own.
+func errorText(err error) string {
+	switch err := err.(type) { //nolint:errorlint // what is wrapped is part of a line
+	case descriptors.Problems, *tenants.ProblemsError:
+		return err.Error() // lines, as plain.Text shows them
+	case interface{ Unwrap() []error }:
+		lines := make([]string, 0, len(err.Unwrap()))
+		for _, one := range err.Unwrap() {
+			lines = append(lines, errorText(one))
+		}
+		return strings.Join(lines, "\n")
+	}
+	return plain.Text(err.Error())
+}
+
+// timeText returns a time as all commands print it.
+func timeText(t *timestamppb.Timestamp) string { return t.AsTime().Format(time.RFC3339) }
+
+// spanText returns how long something has lasted, in whole seconds.
+func spanText(d *durationpb.Duration) string {
+	return descriptors.SpanText(d.AsDuration().Truncate(time.Second))
+}

@@ -1,0 +1,297 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+
+	"github.com/ratelimitd/ratelimitd/internal/limiter"
+	"github.com/ratelimitd/ratelimitd/internal/recorded"
+	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/internal/settings"
+	"github.com/ratelimitd/ratelimitd/internal/smallfile"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// replayFlags are the flags of replay.
+type replayFlags struct {
+	rules ruleFlags
+
+	config, compare string
+	mapping, format string
+	plot, output    string
+	held, top       int
+	exitCode        bool
+
+	server settings.Settings
+}
+
+func (p *program) replayCommand() *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "replay --config DIR [--compare DIR] [flags] FILE...",
+		Short: "Try rules on recorded requests: how many would be refused, by which rule, of whom and when",
+		Long: `Replay plays recorded requests through the rules in DIR, at the times at which they came, and reports how
+many would be refused, by which rule, of whom and when; with --compare through a second set of rules
+too, and how the two differ. It asks no server, and takes no longer than the requests take to read.
+
+A FILE, which may be compressed by gzip, or be - for standard input, is one of these, as its first line tells:
+
+  access logs of Envoy, in JSON or as text. --map says how a line becomes a request: it names the file of
+      Envoy's configuration, from which domain, routes, rate_limits and the format of the log are taken, or
+      it is a template: a domain and descriptors, with Envoy's operators, or %field% of JSON, as values
+  what watch --output json has printed, which needs nothing else
+  CSV whose first line names the columns: time, domain, one or more called descriptor, and maybe hits and
+      duration. With a template as --map, time, and others as the template names them
+
+--format is the format of the log, where it is neither in --map nor Envoy's default: as text with Envoy's
+operators; nginx, apache, combined or common, by name; or for JSON as an object such as
+{user: "%REQ(X-USER)%"}. docs/replay.md has the whole story, and what a log cannot say.
+
+` + descriptorHelp + `
+` + optionHelp + `
+
+Exit codes: 0, done; 1, something is wrong, or not a line could be read; 2, with --exit-code, a request
+would be refused, or, with --compare, some requests are refused by one of the sets alone.`,
+		Example: `  ratelimitd replay --config rules --map envoy.yaml access.log
+  ratelimitd replay --config main/rules --compare rules --map envoy.yaml --plot replay.html access.log.gz
+  ratelimitd replay --config rules --map 'edge user=%REQ(X-USER)%' --format '%START_TIME% %REQ(X-USER)%' access.log
+  ratelimitd replay --config rules --map 'edge ip=%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%' --format nginx access.log
+  ratelimitd watch --output json | tee seen.json; ratelimitd replay --config rules seen.json`,
+		Args: needs("FILE"),
+	}
+	flagsErr := f.add(p, cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if flagsErr != nil {
+			return flagsErr
+		}
+		return p.replay(cmd.Context(), &f, args)
+	}
+	return cmd
+}
+
+// add adds the flags to a command.
+func (f *replayFlags) add(p *program, cmd *cobra.Command) error {
+	s, err := settings.Only(p.environ, "MEMORY_MAX_KEYS", "QUOTA_MODE", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "LOCAL_CACHE_SIZE_IN_BYTES")
+	f.server = s
+	rulesErr := f.rules.add(p, cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&f.config, "config", "", "directory, or file, of the rules (required)")
+	flags.StringVar(&f.compare, "compare", "", "directory, or file, of rules to compare them with")
+	flags.StringVar(&f.mapping, "map", "", "how a line of a log becomes a request: a file with Envoy's configuration, or a template")
+	flags.StringVar(&f.format, "format", "", "the format of the log, with Envoy's operators, or nginx, apache, combined or common")
+	flags.StringVar(&f.plot, "plot", "", "file to write a plot to, .svg or .html")
+	f.rules.addTenants(cmd)
+	flags.IntVar(&f.held, "held", replay.DefaultHeld, "lines to hold back while they are put in order")
+	flags.IntVar(&f.top, "top", 10, "how many rules and descriptors to print")
+	flags.BoolVar(&f.exitCode, "exit-code", false, "exit with 2 if a request would be refused, or the sets differ")
+	addOutput(cmd, &f.output)
+	return cmp.Or(err, rulesErr)
+}
+
+func (p *program) replay(ctx context.Context, f *replayFlags, args []string) error {
+	asJSON, err := f.check()
+	if err != nil {
+		return err
+	}
+	players, err := p.players(f)
+	if err != nil {
+		return err
+	}
+	c := recorded.Config{Parse: limiterDescriptor}
+	if err := f.reading(&c); err != nil {
+		return err
+	}
+	stdin := io.Reader(os.Stdin)
+	if slices.Contains(args, "-") {
+		stdin = untilInterrupt(ctx, stdin)
+	}
+	files, err := recorded.OpenFiles(args, stdin)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = files.Close() }() // it was only read
+	progress := newProgress(p.stderr.Raw, files.Progress)
+	source := recorded.New(files, c)
+	report, err := replay.Run(ctx, source, players, replay.Config{Held: f.held, Progress: progress.show})
+	progress.end()
+	read := source.Summary()
+	p.readProblems(&read)
+	switch {
+	case err != nil:
+		return err
+	case read.Lines == 0:
+		return errors.New("there is nothing in what was given")
+	case report.Requests+report.Calls == 0:
+		return fmt.Errorf("none of %d lines could be read: is the format of the log another one? see --format", read.Lines)
+	}
+	if err := f.writePlot(report); err != nil {
+		return err
+	}
+	if asJSON {
+		err = p.printObject(replayed{Report: report, Lines: read.Lines, Unread: read.Unread, CutOff: read.Short})
+	} else {
+		p.replayText(report, f.top)
+	}
+	if err == nil && f.exitCode && differs(report) {
+		return errRefused
+	}
+	return err
+}
+
+// untilInterrupt returns what is in a stream until the first SIGINT, which ends it, so that what came until then is reported.
+// The second one ends the process.
+func untilInterrupt(ctx context.Context, in io.Reader) io.Reader {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
+	r, w := io.Pipe()
+	context.AfterFunc(ctx, func() {
+		stop()
+		_ = w.Close() // never fails
+	})
+	go func() {
+		_, err := io.Copy(w, in)
+		_ = w.CloseWithError(err) // never fails; nil is the end
+	}()
+	return r
+}
+
+// replayed is the report in JSON.
+type replayed struct {
+	*replay.Report
+
+	Lines  uint64   `json:"lines"`
+	Unread uint64   `json:"unreadLines"`
+	CutOff []string `json:"filesCutOff,omitempty"`
+}
+
+// check returns what is wrong with the flags, and whether JSON is wanted.
+func (f *replayFlags) check() (asJSON bool, err error) {
+	switch {
+	case f.config == "":
+		return false, errors.New("--config is missing: it names the rules to try")
+	case f.held < 1:
+		return false, fmt.Errorf("--held %d: must be 1 or more", f.held)
+	case f.top < 0:
+		return false, fmt.Errorf("--top %d: must be 0 or more", f.top)
+	case f.plot != "" && !slices.Contains([]string{".svg", ".html"}, filepath.Ext(f.plot)):
+		return false, fmt.Errorf("--plot %s: the name must end in .svg or .html", f.plot)
+	}
+	return jsonWanted(f.output)
+}
+
+// differs reports whether what --exit-code asks about is so.
+func differs(r *replay.Report) bool {
+	if r.Changed != nil {
+		return r.Changed.First+r.Changed.Second > 0
+	}
+	return r.Sets[0].Refused > 0
+}
+
+// players returns a player for each set of rules.
+func (p *program) players(f *replayFlags) (all []*replay.Player, err error) {
+	for _, path := range []string{f.config, f.compare} {
+		if path == "" {
+			continue
+		}
+		set, files, problems := f.rules.load(path)
+		if set == nil {
+			_, err := summarize(path, set, files, problems)
+			return nil, errors.Join(problems, err)
+		}
+		for _, problem := range problems {
+			fmt.Fprintln(p.stderr, problem)
+		}
+		s := replay.Settings{
+			MaxKeys:      f.server.Backend.MemoryMaxKeys,
+			Quota:        f.server.Decide.Quota,
+			StopWhenOver: f.server.Decide.StopWhenOver,
+			LocalCache:   f.server.Backend.LocalCache > 0,
+		}
+		if f.rules.tenants != "" {
+			if s.Tenants, problems = f.rules.tenantTable(set); problems != nil {
+				return nil, problems
+			}
+		}
+		all = append(all, replay.NewPlayer(path, set, s))
+	}
+	return all, nil
+}
+
+// reading fills in how to read the files.
+func (f *replayFlags) reading(c *recorded.Config) error {
+	if strings.HasPrefix(strings.TrimSpace(f.format), "{") {
+		if err := yaml.Unmarshal([]byte(f.format), &c.JSON); err != nil {
+			return fmt.Errorf("--format: %w", err)
+		}
+	} else {
+		c.Format = f.format
+	}
+	if f.mapping == "" {
+		return nil
+	}
+	if _, err := os.Stat(f.mapping); err != nil && strings.Contains(f.mapping, "=") {
+		c.Mapping, err = recorded.Template(f.mapping, limiterDescriptor)
+		if err != nil {
+			return fmt.Errorf("--map: %w", err)
+		}
+		return nil
+	}
+	text, err := smallfile.Read(f.mapping, descriptors.MaxFileSize)
+	if err != nil {
+		return fmt.Errorf("--map: %w", err)
+	}
+	if c.Mapping, err = recorded.Envoy(text); err != nil {
+		return fmt.Errorf("--map %s: %w", f.mapping, err)
+	}
+	return nil
+}
+
+// limiterDescriptor parses a descriptor as it is written in arguments.
+func limiterDescriptor(text string) (limiter.Descriptor, error) {
+	d, err := parseDescriptor(text)
+	if err != nil {
+		return limiter.Descriptor{}, fmt.Errorf("descriptor %q: %w", text, err)
+	}
+	out := limiter.Descriptor{Entries: d.keys(), Negative: d.give}
+	if d.hits != nil {
+		out.Hits, out.HasHits = *d.hits, true
+	}
+	if d.limit != nil {
+		out.Override, out.HasOverride = *d.limit, true
+	}
+	return out, nil
+}
+
+// writePlot writes the plot to where it is wanted.
+func (f *replayFlags) writePlot(r *replay.Report) (err error) {
+	if f.plot == "" {
+		return nil
+	}
+	file, err := os.Create(f.plot)
+	if err != nil {
+		return fmt.Errorf("--plot: %w", err)
+	}
+	defer func() {
+		if closed := file.Close(); closed != nil && err == nil {
+			err = fmt.Errorf("--plot: %w", closed)
+		}
+	}()
+	write := func(w io.Writer) error { return replay.WriteSVG(w, r) }
+	if filepath.Ext(f.plot) == ".html" {
+		write = func(w io.Writer) error { return replay.WriteHTML(w, r) }
+	}
+	if err := write(file); err != nil {
+		return fmt.Errorf("--plot %s: %w", f.plot, err)
+	}
+	return nil
+}

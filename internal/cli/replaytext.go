@@ -1,0 +1,216 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/recorded"
+	"github.com/ratelimitd/ratelimitd/internal/replay"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+)
+
+// readProblems says what could not be read.
+func (p *program) readProblems(s *recorded.Summary) {
+	if s.Unread > 0 {
+		fmt.Fprint(p.stderr, sprintf("warning: %d of %s could not be read:\n", s.Unread, descriptors.CountText(int(s.Lines), "line")))
+		for _, line := range s.First {
+			fmt.Fprint(p.stderr, sprintf("  %s\n", line))
+		}
+		if more := s.Unread - uint64(len(s.First)); more > 0 {
+			fmt.Fprint(p.stderr, sprintf("  and %d more\n", more))
+		}
+	}
+	for _, name := range s.Short {
+		fmt.Fprint(p.stderr, sprintf("warning: %s ends in the middle of what gzip has compressed: it is cut off, or still being written\n", name))
+	}
+	if s.Lost > 0 {
+		fmt.Fprint(p.stderr, sprintf("warning: %d decisions are missing, because watch lost or skipped them\n", s.Lost))
+	}
+	if s.Cut > 0 {
+		fmt.Fprint(p.stderr, sprintf("warning: %d descriptors were cut by watch, and may be counted with others\n", s.Cut))
+	}
+}
+
+// replayText prints a report as text: what is refused, the rules, and the descriptors, top of each.
+func (p *program) replayText(r *replay.Report, top int) {
+	took := r.To.Sub(r.From)
+	p.printf("%s from %s to %s (%s)\n", descriptors.CountText(int(r.Requests), "request"), dayText(r.From), dayText(r.To), descriptors.SpanText(took.Truncate(time.Second)))
+	for _, note := range notes(r) {
+		p.printf("note: %s\n", note)
+	}
+	p.printf("\n")
+	rows := [][]string{{"RULES", "REQUESTS", "REFUSED", "%", "DESCRIPTORS", "SHADOWED", "NO LIMIT", "FAILED", "MOST REFUSED"}}
+	for i := range r.Sets {
+		s := &r.Sets[i]
+		rows = append(rows, []string{
+			s.Rules, number(r.Requests), number(s.Refused), percent(s.Refused, r.Requests), affected(r, i), number(s.Shadowed), number(s.NoLimit), number(s.Failed), peak(r, i),
+		})
+	}
+	p.table(rows)
+	p.replayChanges(r)
+	p.replayRules(r, top)
+	p.replayValues(r, top)
+}
+
+// replayChanges prints how what is refused differs from what the other set refuses, and from what was refused.
+func (p *program) replayChanges(r *replay.Report) {
+	if c := r.Changed; c != nil {
+		p.printf("\nrefused by both: %d; by %s alone: %d; by %s alone: %d\n", c.Both, r.Sets[0].Rules, c.First, r.Sets[1].Rules, c.Second)
+	}
+	if r.Then == nil {
+		return
+	}
+	p.printf("\nwhen they were recorded, %d of %d were refused by a limit\n", r.Then.Refused, r.Then.Requests)
+	for i := range r.Sets {
+		s := &r.Sets[i]
+		p.printf("%s refuses %d that passed, and lets pass %d that were refused\n", s.Rules, s.RefusedAnew, s.PassedAnew)
+	}
+}
+
+func (p *program) replayRules(r *replay.Report, top int) {
+	heading := append([]string{"RULE", "ASKED"}, refusedHeading(r)...)
+	if len(r.Sets) > 1 {
+		heading = append(heading, "DIFFERENCE")
+	} else {
+		heading = append(heading, "%", "SHADOWED")
+	}
+	rows := [][]string{append(heading, "FIRST", "LAST", "PLACE")}
+	for _, rule := range r.Rules[:min(top, len(r.Rules))] {
+		rows = append(rows, ruleRow(&rule))
+		for _, l := range rule.Limits {
+			row := make([]string, len(rows[0]))
+			row[0] = "  " + l.Limit
+			for i, n := range l.Refused {
+				row[2+i] = number(n)
+			}
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) > 1 {
+		p.printf("\n")
+		p.table(rows)
+	}
+	if more := len(r.Rules) - top; more > 0 {
+		p.printf("and %s; see --top\n", descriptors.CountText(more, "more rule"))
+	}
+}
+
+// refusedHeading returns the headings of what each set refuses.
+func refusedHeading(r *replay.Report) []string {
+	if len(r.Sets) == 1 {
+		return []string{"REFUSED"}
+	}
+	var all []string
+	for i := range r.Sets {
+		all = append(all, "BY "+r.Sets[i].Rules)
+	}
+	return all
+}
+
+func ruleRow(rule *replay.Rule) []string {
+	asked := slices.Max(rule.Asked)
+	row := []string{rule.Path, number(asked)}
+	for _, n := range rule.Refused {
+		row = append(row, number(n))
+	}
+	if len(rule.Refused) > 1 {
+		row = append(row, fmt.Sprintf("%+d", int64(rule.Refused[1])-int64(rule.Refused[0])))
+	} else {
+		row = append(row, percent(rule.Refused[0], asked), number(rule.Shadowed[0]))
+	}
+	first, last, place := "", "", ""
+	var from, to time.Time
+	for i := range rule.Refused {
+		if t := rule.First[i]; t != nil && (from.IsZero() || t.Before(from)) {
+			from, first = *t, dayText(*t)
+		}
+		if t := rule.Last[i]; t != nil && t.After(to) {
+			to, last = *t, dayText(*t)
+		}
+		if rule.Places[i] != "" {
+			place = rule.Places[i]
+		}
+	}
+	return append(row, first, last, place)
+}
+
+func (p *program) replayValues(r *replay.Report, top int) {
+	if len(r.Values) == 0 || top == 0 {
+		return
+	}
+	heading := append([]string{"DESCRIPTOR", "ASKED"}, refusedHeading(r)...)
+	rows := [][]string{append(heading, "RULE")}
+	for _, v := range r.Values[:min(top, len(r.Values))] {
+		row := []string{v.Text, number(v.Asked)}
+		for _, n := range v.Refused {
+			row = append(row, number(n))
+		}
+		rows = append(rows, append(row, v.Rule))
+	}
+	p.printf("\n")
+	p.table(rows)
+	if more := len(r.Values) - top; more > 0 {
+		p.printf("and %s; see --top\n", descriptors.CountText(more+int(r.LeftOff), "more descriptor"))
+	}
+}
+
+// affected says of how many descriptors something is refused under set i.
+func affected(r *replay.Report, i int) string {
+	if r.Forgotten && r.Sets[i].Refused > 0 {
+		return "≥" + number(r.Sets[i].Affected)
+	}
+	return number(r.Sets[i].Affected)
+}
+
+// notes say what limits what a report says.
+func notes(r *replay.Report) (all []string) {
+	add := func(n uint64, format string, args ...any) {
+		if n > 0 {
+			all = append(all, fmt.Sprintf(format, args...))
+		}
+	}
+	add(r.Unasked, "without a descriptor, so that nobody would be asked about them: %s", descriptors.CountText(int(r.Unasked), "request"))
+	add(r.Late, "too late to be put in order, and counted as if they came with those before them: %s; see --held", descriptors.CountText(int(r.Late), "line"))
+	for i := range r.Sets {
+		s := &r.Sets[i]
+		name := s.Rules
+		add(s.Unruled, "%s: %s of a domain without rules: %s", name, descriptors.CountText(int(s.Unruled), "request"), s.UnknownDomain)
+		add(s.Failed, "%s: a server would answer %d requests with an error: %s", name, s.Failed, s.Error)
+		add(s.Endless, "%s: when %d slots of concurrency limits became free is not recorded, so they are held for as long as their rules allow", name, s.Endless)
+		add(s.Hasty, "%s: %d calls at the ends of requests were made too early, because more than a million waited", name, s.Hasty)
+		add(s.ForcedOut, "%s: %d counters had to make room for others, and began anew: raise $MEMORY_MAX_KEYS", name, s.ForcedOut)
+	}
+	if r.Forgotten {
+		all = append(all, "there are more descriptors than are remembered: of those that are rare some may be missing")
+	}
+	return all
+}
+
+// peak says when most requests were refused under set i.
+func peak(r *replay.Report, i int) string {
+	t := &r.Timeline
+	if len(t.Refused[i]) == 0 {
+		return ""
+	}
+	most := slices.Max(t.Refused[i])
+	if most == 0 {
+		return ""
+	}
+	at := slices.Index(t.Refused[i], most)
+	return fmt.Sprintf("%d in %s from %s", most, descriptors.SpanText(time.Duration(t.Seconds)*time.Second), dayText(t.Start.Add(time.Duration(int64(at)*t.Seconds)*time.Second)))
+}
+
+func number(n uint64) string { return strconv.FormatUint(n, 10) }
+
+// percent returns a share of all in percent.
+func percent(n, all uint64) string {
+	if all == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(100*float64(n)/float64(all), 'f', 2, 64)
+}
+
+// dayText returns a time in UTC, to the second.
+func dayText(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) resetCommand() *cobra.Command {
+	var (
+		c     changing
+		force bool
+	)
+	cmd := &cobra.Command{
+		Use:   "reset [flags] DOMAIN DESCRIPTOR...",
+		Short: "Clear the counters of descriptors in a running server",
+		Long: `Reset clears the counter of each descriptor. While a penalty runs it is refused,
+unless --force ends the penalty too.
+
+` + descriptorHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd reset example fixed=ann
+  ratelimitd reset --force example login=bob`,
+		Args: needs("DOMAIN", "DESCRIPTOR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			asJSON, err := jsonWanted(c.output)
+			if err != nil {
+				return err
+			}
+			return p.eachCounter(cmd.Context(), &c.client, args, func(ctx context.Context, a adminv1.AdminServiceClient, at counterAt) error {
+				answer, err := a.Reset(ctx, &adminv1.ResetRequest{
+					Domain: at.domain, Entries: at.descriptor.messages(), Force: force, Reason: c.reason, DryRun: c.dry,
+				})
+				switch {
+				case status.Code(err) == codes.FailedPrecondition:
+					return fmt.Errorf("%s (--force ends it)", status.Convert(err).Message())
+				case err != nil:
+					return err
+				case asJSON:
+					return p.printJSON(answer)
+				}
+				p.print(sprintf("%s%s %s: reset\n", dryText(c.dry), at.domain, at.descriptor.text) + counterText(answer.GetCounter(), ""))
+				p.printf("  %s\n", countingText(answer.GetReach()))
+				return nil
+			})
+		},
+	}
+	c.add(p, cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "also while a penalty runs, which ends")
+	return cmd
+}

@@ -1,0 +1,315 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+func (p *program) rulesCommand() *cobra.Command {
+	var (
+		c      client
+		output string
+		over   = time.Second
+	)
+	cmd := &cobra.Command{
+		Use:   "rules [flags] [DOMAIN]",
+		Short: "Show the rules that a running server has, as a tree, and what they do",
+		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, its file and line,
+the controls that stand above it, and how many hits it has allowed and refused per second: the server
+is looked at twice, with --over between. Hits that a rule in shadow mode lets pass count as refused.
+The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
+		Example: `  ratelimitd rules
+  ratelimitd rules --over 10s shop
+  ratelimitd rules --output json`,
+		Args: atMost(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			if over < 0 {
+				return fmt.Errorf("--over %s: must be 0 or more", descriptors.SpanText(over))
+			}
+			domain := strings.Join(args, "")
+			before, err := p.lookAtRules(cmd.Context(), &c, domain)
+			if err != nil {
+				return err
+			}
+			select {
+			case <-time.After(over):
+			case <-cmd.Context().Done():
+				return cmd.Context().Err()
+			}
+			now, err := p.lookAtRules(cmd.Context(), &c, domain)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.rulesJSON(before, now)
+			}
+			p.ruleTree(before, now)
+			return nil
+		},
+	}
+	c.add(p, cmd)
+	addOutput(cmd, &output)
+	cmd.Flags().Var((*spanFlag)(&over), "over", "how long to count for the rates")
+	return cmd
+}
+
+// atMost takes no more than n arguments.
+func atMost(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) <= n {
+			return nil
+		}
+		return fmt.Errorf("%s does not take %q too: usage: %s", cmd.CommandPath(), args[n], cmd.UseLine())
+	}
+}
+
+// rulesSeen are the rules of a server at one time.
+type rulesSeen struct {
+	at       time.Time
+	rules    []*adminv1.Rule
+	states   []*adminv1.RuleState
+	controls []*adminv1.Control
+}
+
+func (p *program) lookAtRules(ctx context.Context, c *client, domain string) (seen *rulesSeen, err error) {
+	err = p.asked(ctx, c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+		if seen, err = listRules(ctx, a, domain); err == nil {
+			seen.controls, _, err = listControls(ctx, a, domain)
+		}
+		return err
+	})
+	return seen, err
+}
+
+// listRules returns the rules of a domain, or of all if it is empty.
+func listRules(ctx context.Context, a adminv1.AdminServiceClient, domain string) (*rulesSeen, error) {
+	seen, q := new(rulesSeen), new(adminv1.ListRulesRequest)
+	if domain != "" {
+		q.PathPrefix = domain + "."
+	}
+	for {
+		answer, err := a.ListRules(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		seen.at = answer.GetTime().AsTime()
+		for i, state := range answer.GetStates() {
+			if i < len(answer.GetRules()) && (domain == "" || state.GetDomain() == domain) { // shop.x begins with shop, too
+				seen.rules, seen.states = append(seen.rules, answer.GetRules()[i]), append(seen.states, state)
+			}
+		}
+		if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
+			return seen, nil
+		}
+	}
+}
+
+// rates is how many hits a rule allows, and how many requests it refuses, per second.
+type rates struct {
+	Allowed float64 `json:"allowedPerSecond"`
+	Refused float64 `json:"refusedPerSecond"`
+}
+
+// since returns the rates of the rules, as long as they were there before and nothing began anew.
+func (s *rulesSeen) since(before *rulesSeen) []rates {
+	id := func(seen *rulesSeen, i int) string { // the rules of plans differ in nothing but the plan
+		return fmt.Sprintf("%q %q %q", seen.states[i].GetDomain(), levelTexts(seen.states[i]), seen.rules[i].GetPlan())
+	}
+	earlier := make(map[string]*adminv1.RuleState, len(before.states))
+	for i, state := range before.states {
+		earlier[id(before, i)] = state
+	}
+	all, seconds := make([]rates, len(s.states)), s.at.Sub(before.at).Seconds()
+	for i, state := range s.states {
+		was := earlier[id(s, i)]
+		if was == nil || seconds <= 0 || state.GetAllowed() < was.GetAllowed() || state.GetRefused() < was.GetRefused() {
+			continue
+		}
+		all[i] = rates{float64(state.GetAllowed()-was.GetAllowed()) / seconds, float64(state.GetRefused()-was.GetRefused()) / seconds}
+	}
+	return all
+}
+
+// rulesJSON prints the rules with their rates, and the controls, as one line of JSON.
+func (p *program) rulesJSON(before, now *rulesSeen) error {
+	type ruleSeen struct {
+		Rule  json.RawMessage `json:"rule"`
+		State json.RawMessage `json:"state"`
+		rates
+	}
+	out := struct {
+		Rules    []ruleSeen        `json:"rules"`
+		Controls []json.RawMessage `json:"controls"`
+	}{[]ruleSeen{}, []json.RawMessage{}}
+	for i, r := range now.since(before) {
+		rule, err := messageJSON(now.rules[i])
+		if err != nil {
+			return err
+		}
+		state, err := messageJSON(now.states[i])
+		if err != nil {
+			return err
+		}
+		out.Rules = append(out.Rules, ruleSeen{rule, state, r})
+	}
+	for _, c := range now.controls {
+		text, err := messageJSON(c)
+		if err != nil {
+			return err
+		}
+		out.Controls = append(out.Controls, text)
+	}
+	return json.NewEncoder(p.stdout).Encode(out)
+}
+
+// ruleTree prints the rules as a tree, with the controls below the rules that they are about.
+func (p *program) ruleTree(before, now *rulesSeen) {
+	rows, notes := [][]string{{"RULE", "ALLOWED/S", "REFUSED/S", "LIMIT", "WHERE"}}, [][]string{nil}
+	byID := make(map[string]*adminv1.Control, len(now.controls))
+	for _, c := range now.controls {
+		byID[c.GetId()] = c
+	}
+	var above []string // the path of the row before, beginning with the domain
+	for i, r := range now.since(before) {
+		state := now.states[i]
+		path := append([]string{state.GetDomain()}, levelTexts(state)...)
+		same := 0
+		for same < min(len(above), len(path)-1) && above[same] == path[same] {
+			same++
+		}
+		for depth := same; depth < len(path)-1; depth++ { // levels without a limit of their own
+			rows, notes = append(rows, []string{strings.Repeat("  ", depth) + path[depth], "", "", "", ""}), append(notes, nil)
+		}
+		rows = append(rows, []string{
+			strings.Repeat("  ", len(path)-1) + path[len(path)-1], fmt.Sprintf("%.1f", r.Allowed), fmt.Sprintf("%.1f", r.Refused),
+			limitsText(now.rules[i]), rulePlace(now.rules[i]),
+		})
+		var about []string
+		for _, id := range state.GetControls() {
+			if c := byID[id]; c != nil {
+				about = append(about, strings.Repeat("  ", len(path))+controlText(c))
+				delete(byID, id)
+			}
+		}
+		notes, above = append(notes, about), path
+	}
+	for i, line := range tableLines(rows) {
+		p.print(line + "\n")
+		for _, note := range notes[i] {
+			p.printf("%s\n", note)
+		}
+	}
+	for _, c := range now.controls {
+		if byID[c.GetId()] != nil {
+			p.printf("above no rule, or several: %s\n", controlText(c))
+		}
+	}
+	if len(now.rules) == 0 {
+		p.printf("there are no rules\n")
+	}
+}
+
+// levelTexts returns the way to a rule, as entries are written in an argument.
+func levelTexts(state *adminv1.RuleState) []string {
+	texts := make([]string, 0, len(state.GetLevels()))
+	for _, l := range state.GetLevels() {
+		text := escape(l.GetKey())
+		if l.Value != nil {
+			text = pairText(l.GetKey(), l.GetValue())
+		}
+		texts = append(texts, text)
+	}
+	return texts
+}
+
+// limitsText returns the limits of a rule in words.
+func limitsText(r *adminv1.Rule) string {
+	var texts []string
+	for _, l := range r.GetLimits() {
+		texts = append(texts, l.GetText())
+	}
+	if r.GetIsUnlimited() {
+		texts = []string{"unlimited"}
+	}
+	text := strings.Join(texts, " and ")
+	if r.GetPlan() != "" {
+		text += ", plan " + r.GetPlan()
+	}
+	if q := r.GetReserve(); q != nil {
+		text += fmt.Sprintf(", reserves %d for %s", q.GetEstimate(), descriptors.SpanText(q.GetTtl().AsDuration()))
+	}
+	if r.GetShadowMode() {
+		text += ", shadow mode"
+	}
+	if r.GetQuotaMode() {
+		text += ", quota mode"
+	}
+	return text
+}
+
+// complete completes the domains and the keys of an argument from the rules of the server.
+func (c *client) complete(p *program) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, typed string) (found []string, _ cobra.ShellCompDirective) {
+		c.timeout = min(c.timeout, time.Second)
+		domain := ""
+		if len(args) > 0 {
+			domain = args[0]
+		}
+		var seen *rulesSeen
+		err := p.asked(cmd.Context(), c, func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+			seen, err = listRules(ctx, a, domain)
+			return err
+		})
+		if err != nil { // a shell has no place for it
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		directive := cobra.ShellCompDirectiveNoFileComp
+		for _, state := range seen.states {
+			text := state.GetDomain()
+			if len(args) > 0 {
+				text, directive = nextEntry(state, typed), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace
+			}
+			if plain.IsWord(text) && strings.HasPrefix(text, typed) { // cobra's scripts have the shell read others as code
+				found = append(found, text)
+			}
+		}
+		slices.Sort(found)
+		return slices.Compact(found), directive
+	}
+}
+
+// nextEntry returns what is typed of a descriptor with its last entry as a rule has it; empty if the rule has none there.
+func nextEntry(state *adminv1.RuleState, typed string) string {
+	done := split(typed, ',')
+	done = done[:len(done)-1]
+	if len(done) >= len(state.GetLevels()) {
+		return ""
+	}
+	for i, entry := range done {
+		key, value, _ := cutPair(entry)
+		l := state.GetLevels()[i]
+		if key != l.GetKey() || l.Value != nil && !strings.Contains(l.GetValue(), "*") && value != l.GetValue() {
+			return ""
+		}
+	}
+	l := state.GetLevels()[len(done)]
+	value := l.GetValue()
+	if strings.Contains(value, "*") {
+		value = ""
+	}
+	return strings.Join(append(slices.Clone(done), pairText(l.GetKey(), value)), ",")
+}

@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// scopeHelp says how to choose descriptors.
+const scopeHelp = `DOMAIN shows that domain alone, and DESCRIPTOR only descriptors that have all of its entries:
+key=value,key=value,... with a backslash before a comma, a semicolon or a backslash in a value;
+a key without a value stands for all its values.`
+
+// scope says which descriptors a command is about.
+type scope struct {
+	client
+
+	rule    string
+	output  string
+	asJSON  bool
+	domain  string
+	entries []*adminv1.EntryFilter
+}
+
+func (s *scope) add(p *program, cmd *cobra.Command) {
+	s.client.add(p, cmd)
+	cmd.Flags().StringVar(&s.rule, "rule", "", "show this rule alone, such as shop.user")
+	addOutput(cmd, &s.output)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 2 {
+			return fmt.Errorf("%s takes a domain and a descriptor, but got %q too: usage: %s", cmd.CommandPath(), args[2], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// parse reads the arguments, and the flags that both commands have.
+func (s *scope) parse(args []string) (err error) {
+	if s.asJSON, err = jsonWanted(s.output); err != nil {
+		return err
+	}
+	if len(args) > 0 {
+		s.domain = args[0]
+	}
+	if len(args) < 2 {
+		return nil
+	}
+	for _, pair := range split(args[1], ',') {
+		key, value, valued := cutPair(pair)
+		if key == "" {
+			return fmt.Errorf("descriptor %q: %q is neither a key nor of the form key=value", args[1], pair)
+		}
+		e := &adminv1.EntryFilter{Key: key}
+		if valued {
+			e.Value = new(value)
+		}
+		s.entries = append(s.entries, e)
+	}
+	return nil
+}
+
+// run connects, and calls f. What f returns may come from the server.
+func (s *scope) run(ctx context.Context, f func(context.Context, adminv1.AdminServiceClient) error) error {
+	conn, err := s.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	if err := f(s.admin(ctx), adminv1.NewAdminServiceClient(conn)); err != nil {
+		return s.explain(ctx, err)
+	}
+	return nil
+}
+
+// errNoHeader is the error of a stream that was cancelled because it did not begin in time.
+var errNoHeader = errors.New("no header in time")
+
+// begin returns a stream once the server has begun to answer.
+func begin[S grpc.ClientStream](ctx context.Context, s *scope, open func(context.Context) (S, error)) (S, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(s.timeout, func() { cancel(errNoHeader) })
+	stream, err := open(ctx)
+	if err == nil {
+		_, err = stream.Header()
+	}
+	if timer.Stop(); errors.Is(context.Cause(ctx), errNoHeader) {
+		err = context.DeadlineExceeded
+	}
+	return stream, err
+}
+
+// entriesArgument returns entries as an argument, as a shell takes it.
+func entriesArgument(es []*adminv1.Entry, cut bool) string {
+	var pairs []string
+	for _, e := range es {
+		pairs = append(pairs, pairText(e.GetKey(), cmp.Or(string(e.GetRawValue()), e.GetValue())))
+	}
+	text := shellWord(strings.Join(pairs, ","))
+	if cut {
+		text += "…"
+	}
+	return text
+}
+
+// shellWord returns text as an argument, unless it is empty.
+func shellWord(text string) string {
+	if text == "" {
+		return ""
+	}
+	return plain.Word(plain.Text(text))
+}

@@ -1,0 +1,344 @@
+package cli
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/tenants"
+	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
+)
+
+// tenantList is what list and export have in common.
+type tenantList struct {
+	client
+
+	plan, source, output string
+}
+
+func (l *tenantList) add(p *program, cmd *cobra.Command) {
+	l.client.add(p, cmd)
+	cmd.Flags().StringVar(&l.plan, "plan", "", "only those on this plan")
+	cmd.Flags().StringVar(&l.source, "source", "", "only what this source says: file or redis")
+	addOutput(cmd, &l.output)
+}
+
+// pages calls f with each page of the tenants that are wanted. Each page has --timeout.
+func (l *tenantList) pages(ctx context.Context, p *program, f func(*adminv1.ListTenantsResponse) error) error {
+	q := &adminv1.ListTenantsRequest{Plan: l.plan}
+	switch l.source {
+	case "":
+	case "file":
+		q.Source = adminv1.TenantSource_TENANT_SOURCE_FILE
+	case "redis":
+		q.Source = adminv1.TenantSource_TENANT_SOURCE_STORE
+	default:
+		return fmt.Errorf("--source %s: must be file or redis", l.source)
+	}
+	return p.askedOften(ctx, &l.client, func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error {
+		for {
+			var answer *adminv1.ListTenantsResponse
+			err := ask(func(ctx context.Context, a adminv1.AdminServiceClient) (err error) {
+				answer, err = a.ListTenants(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if err := f(answer); err != nil {
+				return err
+			}
+			if q.PageToken = answer.GetNextPageToken(); q.PageToken == "" {
+				return nil
+			}
+		}
+	})
+}
+
+// askedOften is asked for commands that ask many times: f is passed what asks once, for which there is --timeout.
+func (p *program) askedOften(ctx context.Context, c *client, f func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error) error {
+	conn, err := c.connect()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // nothing is under way any more
+	a := adminv1.NewAdminServiceClient(conn)
+	return f(func(once func(context.Context, adminv1.AdminServiceClient) error) error {
+		ctx, cancel := context.WithTimeout(c.admin(ctx), c.timeout)
+		defer cancel()
+		if err := once(ctx, a); err != nil {
+			return c.explain(ctx, err)
+		}
+		return nil
+	})
+}
+
+func (p *program) tenantListCommand() *cobra.Command {
+	var (
+		l    tenantList
+		most int
+	)
+	cmd := &cobra.Command{
+		Use:   "list [flags]",
+		Short: "List tenants with their plans",
+		Long:  "List lists tenants with their plans: the first that the server comes upon, for there may be a million.\n\n" + tenantHelp,
+		Example: `  ratelimitd tenant list --plan gold
+  ratelimitd tenant list --most 0 --output json`,
+		Args: needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			asJSON, err := jsonWanted(l.output)
+			if err != nil {
+				return err
+			}
+			all := &adminv1.ListTenantsResponse{}
+			err = l.pages(cmd.Context(), p, func(page *adminv1.ListTenantsResponse) error {
+				all.InStore, all.InFile, all.Refused = page.GetInStore(), page.GetInFile(), page.GetRefused()
+				all.Tenants = append(all.Tenants, page.GetTenants()...)
+				if all.NextPageToken = page.GetNextPageToken(); most > 0 && len(all.Tenants) >= most {
+					return io.EOF
+				}
+				return nil
+			})
+			if err != nil && err != io.EOF { //nolint:errorlint // it is returned above
+				return err
+			}
+			more := all.GetNextPageToken() != "" || most > 0 && len(all.GetTenants()) > most
+			if most > 0 {
+				all.Tenants = all.GetTenants()[:min(most, len(all.GetTenants()))]
+			}
+			slices.SortFunc(all.GetTenants(), compareTenants)
+			if asJSON {
+				all.NextPageToken = ""
+				return p.printJSON(all)
+			}
+			p.tenantTable(all, more)
+			return nil
+		},
+	}
+	l.add(p, cmd)
+	cmd.Flags().IntVar(&most, "most", 100, "the most tenants to list; 0 means all")
+	return cmd
+}
+
+func compareTenants(a, b *adminv1.Tenant) int {
+	return cmp.Or(cmp.Compare(tenantName(a), tenantName(b)), cmp.Compare(b.GetSource(), a.GetSource()))
+}
+
+func (p *program) tenantTable(all *adminv1.ListTenantsResponse, more bool) {
+	if len(all.GetTenants()) > 0 {
+		rows := [][]string{{"TENANT", "PLAN", "REQUESTS_PER_UNIT", "UNTIL", "SAYS"}}
+		for _, m := range all.GetTenants() {
+			requests, until := "-", "-"
+			if m.RequestsPerUnit != nil {
+				requests = strconv.FormatUint(uint64(m.GetRequestsPerUnit()), 10)
+			}
+			if m.GetUntil() != nil {
+				until = timeText(m.GetUntil())
+			}
+			rows = append(rows, []string{tenantName(m), m.GetPlan(), requests, until, tenantSourceText(m.GetSource())})
+		}
+		p.table(rows)
+	}
+	if more {
+		p.printf("and more: see --most\n")
+	}
+	p.printf("%d tenants in Redis, %d in TENANTS_FILE\n", all.GetInStore(), all.GetInFile())
+	if all.GetRefused() != "" {
+		p.printf("TENANTS_FILE was refused when it was read last, and the last good one is in use:\n")
+		for line := range strings.SplitSeq(all.GetRefused(), "\n") {
+			p.printf("  %s\n", line)
+		}
+	}
+}
+
+func (p *program) tenantExportCommand() *cobra.Command {
+	var l tenantList
+	cmd := &cobra.Command{
+		Use:   "export [flags]",
+		Short: "Write tenants with their plans as TENANTS_FILE and import take them",
+		Long: `Export writes what Redis says of tenants, or with --source file what TENANTS_FILE says, sorted by
+name: as CSV, or with --output json as lines of JSON. What import makes of it is what was there, byte by
+byte. Where that cannot be so, export fails: CSV cannot hold a name with a CRLF in it, but JSON can.
+
+` + tenantHelp,
+		Example: `  ratelimitd tenant export > tenants.csv`,
+		Args:    needsNone,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			asJSON, err := jsonWanted(l.output)
+			if err != nil {
+				return err
+			}
+			l.source = cmp.Or(l.source, "redis")
+			var all []*adminv1.Tenant
+			if err := l.pages(cmd.Context(), p, func(page *adminv1.ListTenantsResponse) error {
+				all = append(all, page.GetTenants()...)
+				return nil
+			}); err != nil {
+				return err
+			}
+			if len(all) > 0 && !slices.ContainsFunc(all, func(m *adminv1.Tenant) bool { return !masked.MatchString(m.GetTenant()) }) {
+				return errors.New("the server hides the names of tenants from this token, which is for looking alone: set --token-file to one of its ADMIN_TOKEN_FILE")
+			}
+			slices.SortFunc(all, compareTenants)
+			return writeTenants(p.stdout.Raw, all, asJSON)
+		},
+	}
+	l.add(p, cmd)
+	return cmd
+}
+
+// masked matches a name that the server hides.
+var masked = regexp.MustCompile(`^#[0-9a-f]{12}$`)
+
+// writeTenants writes tenants as CSV, or as lines of JSON, in a form that [tenants.ReadRows] makes the same of.
+func writeTenants(to io.Writer, all []*adminv1.Tenant, asJSON bool) error {
+	w := bufio.NewWriter(to) // Flush tells of errors
+	lines := json.NewEncoder(w)
+	if !asJSON {
+		_, _ = w.WriteString("tenant,plan,requests_per_unit,until\n")
+	}
+	for _, m := range all {
+		row := tenants.Row{Tenant: m.GetTenant(), Raw: m.GetRawTenant(), Plan: m.GetPlan(), Requests: m.RequestsPerUnit}
+		if row.Raw != nil {
+			row.Tenant = ""
+		}
+		if m.GetUntil() != nil {
+			row.Until = timeText(m.GetUntil())
+		}
+		if asJSON {
+			if err := lines.Encode(&row); err != nil {
+				return fmt.Errorf("writing the tenants: %w", err)
+			}
+			continue
+		}
+		requests := ""
+		if row.Requests != nil {
+			requests = strconv.FormatUint(uint64(*row.Requests), 10)
+		}
+		if strings.Contains(row.Name(), "\r\n") {
+			return fmt.Errorf("CSV cannot hold the name %q, which has a CRLF in it: use --output json", row.Name())
+		}
+		_, _ = fmt.Fprintf(w, "%s,%s,%s,%s\n", csvField(row.Name()), csvField(row.Plan), requests, row.Until)
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("writing the tenants: %w", err)
+	}
+	return nil
+}
+
+// csvField returns text as a field of CSV, in quotes unless it is sure to need none.
+func csvField(text string) string {
+	if plain.IsWord(text) && !strings.Contains(text, ",") {
+		return text
+	}
+	return `"` + strings.ReplaceAll(text, `"`, `""`) + `"`
+}
+
+func (p *program) tenantImportCommand() *cobra.Command {
+	var c changing
+	cmd := &cobra.Command{
+		Use:   "import [flags] FILE",
+		Short: "Put many tenants on plans",
+		Long: `Import puts the tenants of a file on plans, or of its standard input for -. Lines are those of
+TENANTS_FILE: tenant,plan[,requests_per_unit[,until]], or JSON. Nothing is changed if a line cannot be
+read. Tenants are sent 500 at a time: all of these are right, or none is taken. Tenants that are not
+in the file stay as they are.
+
+` + tenantHelp + "\n\n" + changeHelp,
+		Example: `  ratelimitd tenant import tenants.csv --dry-run`,
+		Args:    cobra.MatchAll(needs("FILE"), cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			asJSON, err := jsonWanted(c.output)
+			if err != nil {
+				return err
+			}
+			all, err := readTenants(args[0], cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			sum := &adminv1.ImportTenantsResponse{}
+			if err := p.importTenants(cmd.Context(), &c, all, sum); err != nil {
+				return err
+			}
+			if asJSON {
+				return p.printJSON(sum)
+			}
+			p.printf("%s%d tenants added, %d changed, %d as they were\n", dryText(c.dry), sum.GetAdded(), sum.GetChanged(), sum.GetUnchanged())
+			return nil
+		},
+	}
+	c.add(p, cmd)
+	return cmd
+}
+
+// importTenants sends tenants in parts, and adds up what became of them.
+func (p *program) importTenants(ctx context.Context, c *changing, all []*adminv1.Tenant, sum *adminv1.ImportTenantsResponse) error {
+	return p.askedOften(ctx, &c.client, func(ask func(func(context.Context, adminv1.AdminServiceClient) error) error) error {
+		done := 0
+		for some := range slices.Chunk(all, tenants.MaxAtOnce) {
+			err := ask(func(ctx context.Context, a adminv1.AdminServiceClient) error {
+				part, err := a.ImportTenants(ctx, &adminv1.ImportTenantsRequest{Tenants: some, Reason: c.reason, DryRun: c.dry})
+				sum.Added += part.GetAdded()
+				sum.Changed += part.GetChanged()
+				sum.Unchanged += part.GetUnchanged()
+				return err
+			})
+			if err != nil && done > 0 && !c.dry {
+				return fmt.Errorf("after the first %d of %d tenants, which are imported: %w", done, len(all), err)
+			}
+			if err != nil {
+				return err
+			}
+			done += len(some)
+		}
+		return nil
+	})
+}
+
+// readTenants reads a file of tenants; - is in.
+func readTenants(path string, in io.Reader) (all []*adminv1.Tenant, err error) {
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }() // it is only read
+		in = f
+	}
+	problems := new(tenants.ProblemsError)
+	wrong := func(line int, text string) { problems.Add(path, line, text) }
+	tenants.ReadRows(tenants.Input{Name: path, Reader: in}, func(line int, r *tenants.Row) bool {
+		e, err := r.Entry()
+		if err != nil {
+			wrong(line, err.Error())
+			return true
+		}
+		m := &adminv1.Tenant{RawTenant: []byte(r.Name()), Plan: r.Plan, RequestsPerUnit: r.Requests}
+		if !e.Until.IsZero() {
+			m.Until = timestamppb.New(e.Until.Truncate(time.Second))
+		}
+		all = append(all, m)
+		return true
+	}, wrong)
+	switch {
+	case len(problems.First) > 0:
+		return nil, problems
+	case len(all) == 0:
+		return nil, fmt.Errorf("%s: no tenants: want lines of tenant,plan[,requests_per_unit[,until]], or of JSON", path)
+	}
+	return all, nil
+}

@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// needs requires an argument for each name, and shows the command's usage if one is missing. More are taken too.
+func needs(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		missing := names[min(len(args), len(names)):]
+		switch len(missing) {
+		case 0:
+			return nil
+		case 1:
+			return fmt.Errorf("%s is missing: usage: %s", missing[0], cmd.UseLine())
+		}
+		return fmt.Errorf("%s are missing: usage: %s", strings.Join(missing, " and "), cmd.UseLine())
+	}
+}
+
+// needsNone refuses arguments.
+func needsNone(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s takes no arguments, but got %q: see %[1]s --help", cmd.CommandPath(), args[0])
+}
+
+// noCommand refuses arguments of a program, for the first one is no command, and suggests what may have been meant.
+func noCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var meant string
+	if similar := root.SuggestionsFor(args[0]); len(similar) > 0 {
+		meant = "did you mean " + strings.Join(similar, " or ") + "? "
+	}
+	return fmt.Errorf("unknown command %q: %ssee %s --help", args[0], meant, root.CommandPath())
+}
+
+// noFiles keeps the shell from completing the arguments of commands, flags aside, with names of files, unless they say what with.
+func noFiles(commands ...*cobra.Command) {
+	for _, cmd := range commands {
+		if cmd.ValidArgsFunction == nil {
+			cmd.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
+}
+
+// flagError says what is wrong with the flags of a command.
+func flagError(cmd *cobra.Command, err error) error {
+	var (
+		value   *pflag.InvalidValueError
+		missing *pflag.ValueRequiredError
+		syntax  *pflag.InvalidSyntaxError
+		unknown *pflag.NotExistError
+		text    = err.Error()
+	)
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return err
+	case errors.As(err, &value):
+		text = fmt.Sprintf("--%s %s: %s", value.GetFlag().Name, value.GetValue(), flagTakes(value))
+	case errors.As(err, &missing):
+		text = fmt.Sprintf("--%s needs a value", missing.GetFlag().Name)
+	case errors.As(err, &syntax):
+		text = syntax.GetSpecifiedFlag() + " is not a flag"
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "":
+		text = "unknown flag: -" + unknown.GetSpecifiedShortnames()
+	}
+	return fmt.Errorf("%s: see %s --help", text, cmd.CommandPath())
+}
+
+// flagTakes says what a flag would have taken.
+func flagTakes(err *pflag.InvalidValueError) string {
+	switch err.GetFlag().Value.Type() {
+	case "bool":
+		return "must be true or false"
+	case "int":
+		return "must be a whole number"
+	case "uint32":
+		return "must be a whole number from 0 to 4294967295"
+	case "duration":
+		return "must be a duration with its unit, such as 500ms, 5s, 2h or 1d, of at most 290 years"
+	}
+	return errors.Unwrap(err).Error() // of a flag of our own
+}

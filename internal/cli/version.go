@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+func (p *program) versionCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version, the commit it was built from and the Go it was built with",
+		Example: "  ratelimitd version",
+		Args:    needsNone,
+		RunE: func(*cobra.Command, []string) error {
+			asJSON, err := jsonWanted(output)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.printObject(struct {
+					Version string `json:"version"`
+					Go      string `json:"go"`
+				}{release(), runtime.Version()})
+			}
+			p.printf("ratelimitd %s\n", version())
+			return nil
+		},
+	}
+	addOutput(cmd, &output)
+	return cmd
+}
+
+// version returns the release and the version of Go.
+func version() string { return release() + " " + runtime.Version() }
+
+// release returns the module's version that the Go tool wrote into the binary, which is derived from a tag or the
+// commit.
+func release() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
