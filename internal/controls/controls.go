@@ -51,12 +51,15 @@ type noteStore interface {
 	PutBack(ctx context.Context, notes []backend.Note, horizon int64) error
 }
 
+const mostForScoped = "which is the most for tokens that are for some domains only: lift some first"
+
 // Errors of [Controls].
 var (
-	ErrFull = fmt.Errorf("as many controls are in force as there may be, %d in all: lift some first", Max)
-	// errFullScoped and errFullDomain wrap ErrFull, for callers whose token is for some domains only.
-	errFullScoped = fmt.Errorf("%w (%d for tokens that are for some domains only: the rest is for others)", ErrFull, MaxScoped)
-	errFullDomain = fmt.Errorf("%w (%d in a domain for tokens that are for some domains only)", ErrFull, MaxOfDomain)
+	// ErrFull is wrapped by the error for a control that there is no room for, which says whose bound it is.
+	ErrFull       = errors.New("there is no room for another control")
+	errFullAll    = fmt.Errorf("%w: %d are in force, which is the most: lift some first", ErrFull, Max)
+	errFullScoped = fmt.Errorf("%w: %d are in force, %s", ErrFull, MaxScoped, mostForScoped)
+	errFullDomain = fmt.Errorf("%w: %d of this domain are in force, %s", ErrFull, MaxOfDomain, mostForScoped)
 	// ErrUnknown is wrapped by the error for a control that is not in force.
 	ErrUnknown = errors.New("no such control is in force")
 	// ErrStore is wrapped by errors of the store. What was to be changed may have been changed.
@@ -210,11 +213,7 @@ func (c *Controls) List(ctx context.Context) []*Control {
 	if c.config.Store != nil {
 		_ = c.ask(ctx, c.sync) // else the last known ones
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := c.live(time.Now())
-	slices.SortFunc(all, compare)
-	return all
+	return c.inForce()
 }
 
 func compare(a, b *Control) int {
@@ -233,78 +232,92 @@ func (c *Controls) Set(ctx context.Context, w *Control, span time.Duration, dry 
 		if err := c.sync(ctx); err != nil {
 			return err
 		}
-		var err error
-		if before, err = c.place(w); err != nil || dry {
-			return err
+		all := c.inForce()
+		same := like(all, w)
+		var full error
+		if w.ID = newID(); len(same) > 0 {
+			before = same[0]
+			w.ID, same = before.ID, same[1:]
+		} else {
+			full = room(all, w)
+		}
+		if full != nil || dry {
+			return full
 		}
 		note, err := w.note()
 		if err != nil {
 			return err
 		}
-		return c.put(ctx, []backend.Note{note})
+		return c.put(ctx, append(gone(same), note))
 	})
 	return before, err
 }
 
-// place gives w its ID, and returns the control whose place it takes, or nil, or why there is no room for it.
-func (c *Controls) place(w *Control) (before *Control, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all, ofDomain := c.live(time.Now()), 0
+// room returns why there is no room for w, which takes no other one's place; nil if there is.
+func room(all []*Control, w *Control) error {
+	ofDomain := 0
 	for _, n := range all {
-		if n.about(w) {
-			w.ID = n.ID
-			return n, nil
-		}
 		if n.Domain == w.Domain {
 			ofDomain++
 		}
 	}
-	w.ID = newID()
 	switch {
-	case w.Scoped && ofDomain >= MaxOfDomain:
-		return nil, errFullDomain
-	case w.Scoped && len(all) >= MaxScoped:
-		return nil, errFullScoped
 	case len(all) >= Max:
-		return nil, ErrFull
+		return errFullAll
+	case w.Scoped && ofDomain >= MaxOfDomain:
+		return errFullDomain
+	case w.Scoped && len(all) >= MaxScoped:
+		return errFullScoped
 	}
-	return nil, nil //nolint:nilnil // there is room
+	return nil
 }
 
-// Lift ends controls before their time, and returns what they were. All of them must be in force, or none is lifted. With
-// dry nothing is changed.
+// like returns those that are of one kind with w about the same. There are several only where replicas that did not know of each other's
+// put them in force: all obey the strongest, and they are replaced and lifted together.
+func like(all []*Control, w *Control) []*Control {
+	return slices.DeleteFunc(slices.Clone(all), func(n *Control) bool { return !n.about(w) })
+}
+
+// gone returns notes that take controls away.
+func gone(all []*Control) (notes []backend.Note) {
+	for _, n := range all {
+		notes = append(notes, backend.Note{ID: n.ID, Ends: n.Until, Gone: true})
+	}
+	return notes
+}
+
+// Lift ends controls before their time, and those like them, and returns what they were. All of them must be in force, or none is
+// lifted. With dry nothing is changed.
 func (c *Controls) Lift(ctx context.Context, ids []string, dry bool) (lifted []*Control, err error) {
 	err = c.ask(ctx, func(ctx context.Context) error {
 		if err := c.sync(ctx); err != nil {
 			return err
 		}
-		var notes []backend.Note
+		all := c.inForce()
 		for _, id := range ids {
-			n := c.inForce(id)
-			if n == nil {
+			i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id })
+			if i < 0 {
 				return fmt.Errorf("%w: %q", ErrUnknown, id)
 			}
-			lifted = append(lifted, n)
-			notes = append(notes, backend.Note{ID: id, Ends: n.Until, Gone: true})
+			if !slices.Contains(lifted, all[i]) {
+				lifted = append(lifted, like(all, all[i])...)
+			}
 		}
 		if dry {
 			return nil
 		}
-		return c.put(ctx, notes)
+		return c.put(ctx, gone(lifted))
 	})
 	return lifted, err
 }
 
-// inForce returns the control with an ID, or nil.
-func (c *Controls) inForce(id string) *Control {
+// inForce returns the controls in force, sorted by domain, entries, kind and ID.
+func (c *Controls) inForce() []*Control {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := c.live(time.Now())
-	if i := slices.IndexFunc(all, func(n *Control) bool { return n.ID == id }); i >= 0 {
-		return all[i]
-	}
-	return nil
+	slices.SortFunc(all, compare)
+	return all
 }
 
 // put stores notes, and puts them in force here.
@@ -314,7 +327,7 @@ func (c *Controls) put(ctx context.Context, notes []backend.Note) error {
 		var err error
 		switch at, err = c.config.Store.Put(ctx, notes, Max); {
 		case errors.Is(err, backend.ErrNotesFull):
-			return ErrFull
+			return errFullAll
 		case err != nil:
 			return fmt.Errorf("%w: %w", ErrStore, err)
 		case len(at) != len(notes):

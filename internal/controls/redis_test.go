@@ -332,3 +332,41 @@ func TestCluster(t *testing.T) {
 	obey(t, all, "b=1", "allow")
 	obey(t, []*Controls{replica(t, c)}, "a=1", "block")
 }
+
+// TestTwins: replicas that block the same at the same time make two controls of it. All obey, whichever is lifted both are, and a later
+// one takes the place of both, on every replica and whatever their IDs look like.
+func TestTwins(t *testing.T) {
+	db := redistest.Start(t)
+	all := []*Controls{replica(t, redis.Config{URL: db.Addr()}), replica(t, redis.Config{URL: db.Addr()})}
+	twins := func() []string {
+		var ids []string
+		for _, id := range []string{"00000000000000a1", "ffffffffffffffa2"} { // as if both had been made before either knew of the other
+			w := parse("block shop a=1")
+			w.ID, w.Since, w.Until = id, time.Now(), time.Now().Add(time.Hour)
+			note, err := w.note()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := all[0].ask(t.Context(), func(ctx context.Context) error { return all[0].put(ctx, []backend.Note{note}) }); err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, id)
+		}
+		testkit.Eventually(t, "the other replica has both", func() bool { return all[1].Table().Count(Block) == 2 })
+		return ids
+	}
+	for _, id := range twins() {
+		if lifted, err := all[1].Lift(t.Context(), []string{id}, false); err != nil || len(lifted) != 2 {
+			t.Errorf("lifting %s: %d are lifted, %v", id, len(lifted), err)
+		}
+		obey(t, all, "a=1", "")
+		twins()
+	}
+	again := set(t, all[1], "block shop a=1", time.Minute)
+	for i, c := range all {
+		testkit.Eventually(t, fmt.Sprintf("replica %d has one", i), func() bool { return c.Table().Count(Block) == 1 })
+		if l := c.List(t.Context()); len(l) != 1 || l[0].ID != again.ID || time.Until(l[0].Until) > time.Minute {
+			t.Errorf("replica %d has %v", i, l)
+		}
+	}
+}
