@@ -8,6 +8,7 @@ package watch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -27,8 +28,8 @@ const (
 	maxText      = 1024 // bytes of a decision's domain and entries
 )
 
-// ErrTooMany is the error for a watcher that is one too many.
-var ErrTooMany = errors.New("8 watchers are connected to this server, which is the most, or 2 with your token, or 6 with such tokens, if it is for some domains only: end one of them")
+// ErrTooMany is wrapped by the error for a watcher that is one too many, which says whose bound it is.
+var ErrTooMany = errors.New("there is no room for another watcher")
 
 // Outcome is what became of a descriptor.
 type Outcome uint8
@@ -154,7 +155,7 @@ func (h *Hub) Count() int {
 	return 0
 }
 
-// Watch adds a watcher, which must be closed; the error is [ErrTooMany].
+// Watch adds a watcher, which must be closed; the error wraps [ErrTooMany].
 func (h *Hub) Watch(o Options) (*Watcher, error) {
 	if o.PerSecond == 0 || o.PerSecond > MaxPerSecond {
 		o.PerSecond = MaxPerSecond
@@ -165,8 +166,8 @@ func (h *Hub) Watch(o Options) (*Watcher, error) {
 	if known := h.watchers.Load(); known != nil {
 		all = slices.Clone(*known)
 	}
-	if len(all) == MaxWatchers || o.Token != "" && crowded(all, o.Token) {
-		return nil, ErrTooMany
+	if err := crowded(all, o.Token); err != nil {
+		return nil, err
 	}
 	w := &Watcher{hub: h, options: o, lines: make(chan *Line, buffered)}
 	all = append(all, w)
@@ -174,8 +175,8 @@ func (h *Hub) Watch(o Options) (*Watcher, error) {
 	return w, nil
 }
 
-// crowded reports whether tokens that are for some domains only, or this one of them, have as many watchers as they may.
-func crowded(all []*Watcher, token string) bool {
+// crowded returns why there may be no further watcher with a token, which is empty if it is not for some domains only; nil if there may.
+func crowded(all []*Watcher, token string) error {
 	scoped, same := 0, 0
 	for _, w := range all {
 		if w.options.Token != "" {
@@ -185,7 +186,15 @@ func crowded(all []*Watcher, token string) bool {
 			same++
 		}
 	}
-	return scoped >= MaxScoped || same >= MaxOfToken
+	switch {
+	case len(all) >= MaxWatchers:
+		return fmt.Errorf("%w: there are %d, which is the most: end one of them", ErrTooMany, MaxWatchers)
+	case token != "" && same >= MaxOfToken:
+		return fmt.Errorf("%w: there are %d with your token, which is for some domains only: end one of them", ErrTooMany, MaxOfToken)
+	case token != "" && scoped >= MaxScoped:
+		return fmt.Errorf("%w: there are %d with tokens that are for some domains only: end one of them", ErrTooMany, MaxScoped)
+	}
+	return nil
 }
 
 // Close ends w. It may be called again.
