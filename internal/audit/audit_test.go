@@ -96,7 +96,7 @@ func TestRefusals(t *testing.T) {
 			refuse("sam", "10.0.0.1:1234")
 		}
 		for i := range 1000 {
-			refuse("", fmt.Sprintf("10.1.%d.%d:99", i/200, i%200))
+			refuse("", fmt.Sprintf("[2001:db8:0:%x:%x::1]:99", i, i))
 		}
 		all := l.Refusals()
 		if len(all) != maxCallers+1 || all[0].By != others || all[0].Count != 1000-maxCallers+1 {
@@ -117,6 +117,12 @@ func TestRefusals(t *testing.T) {
 		refuse("ann", "10.0.0.2:1")
 		if all = l.Refusals(); all[0].By != "ann" || len(all) != 2 {
 			t.Errorf("a day later there are %d callers, the latest %+v", len(all), all[0])
+		}
+		for i := range 1000 { // which one machine can have
+			refuse("", fmt.Sprintf("[2001:db8::%x]:99", i))
+		}
+		if all = l.Refusals(); len(all) != 3 || all[0].From != "2001:db8::/64" || all[0].Count != 1000 {
+			t.Errorf("calls from addresses of one network: %d callers, the latest %+v", len(all), all[0])
 		}
 	})
 }

@@ -2,7 +2,7 @@ package audit
 
 import (
 	"cmp"
-	"net"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -20,7 +20,7 @@ const others = "others"
 // Refused counts the calls of one caller that were refused.
 type Refused struct {
 	By     string // the name of its token or certificate; empty if it is not known
-	From   string // the address of the last call, without its port
+	From   string // the address of the last call, without its port; of IPv6 its network
 	Method string // of the last call
 	Code   string // of the last refusal
 	Count  uint64
@@ -39,9 +39,7 @@ type refusals struct {
 
 // Refuse counts a call that was refused, and reports whether to log it, and how many of its caller were not logged before.
 func (l *Log) Refuse(by, from, method, code string) (omitted uint64, logs bool) {
-	if host, _, err := net.SplitHostPort(from); err == nil {
-		from = host
-	}
+	from = network(from)
 	by, from, method = by[:min(len(by), maxMethod)], from[:min(len(from), maxMethod)], method[:min(len(method), maxMethod)]
 	now := time.Now().UTC()
 	l.mu.Lock()
@@ -61,6 +59,19 @@ func (l *Log) Refuse(by, from, method, code string) (omitted uint64, logs bool) 
 	}
 	omitted, r.logged, r.omitted = r.omitted, now, 0
 	return omitted, true
+}
+
+// network returns the address of a connection without its port: of IPv6 the network of 64 bits, since one machine has all of its addresses.
+func network(from string) string {
+	at, err := netip.ParseAddrPort(from)
+	if err != nil {
+		return from
+	}
+	ip := at.Addr().Unmap().WithZone("")
+	if net, err := ip.Prefix(64); err == nil && ip.Is6() && !ip.IsLoopback() {
+		return net.String()
+	}
+	return ip.String()
 }
 
 // of returns the counts of a caller.
