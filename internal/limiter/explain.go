@@ -67,7 +67,7 @@ func (l *Limiter) Explain(ctx context.Context, r *Request) (*Explanation, error)
 		p.parts[i].unspent = true
 	}
 	for i := range p.ops {
-		p.ops[i].Mode = backend.Look
+		p.ops[i].Mode, p.ops[i].Aside = backend.Look, true
 	}
 	if len(p.ops) > 0 {
 		if err := l.apply(ctx, p.ops, false); err != nil {
@@ -145,7 +145,7 @@ func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, 
 	if t.op < 0 {
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(d, t.match, entries))
 	}
-	p.ops[0].Take.Cost = 1
+	p.ops[0].Take.Cost, p.ops[0].Aside = 1, true
 	return p, nil
 }
 

@@ -68,14 +68,19 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 	if err != nil {
 		return nil, fmt.Errorf("%w (REDIS_URL and the other REDIS_ variables)", err)
 	}
+	aside, err := openAside(s, c)
+	if err != nil {
+		return nil, err
+	}
+	both := asideStore{b, aside}
 	r.Source(redisPools(b))
 	r.Source(storeWaits(b.Waits))
-	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
+	near := newNearCache(s, r, tracedStore(t, o.counted(both), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
 	v := &store{
 		Backend:  near,
 		near:     near,
 		name:     o.name,
-		task:     task.Func{Name: "redis", Do: b.Run},
+		task:     task.Func{Name: "redis", Do: both.Run},
 		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 		tried:    o.health.Tried(),
 		away:     o.health.Away,
@@ -114,10 +119,26 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 				names = append(names, d.Name)
 			}
 			b.SetDomains(names)
+			if aside != nil {
+				aside.SetDomains(names)
+			}
 			return check(set)
 		}, true
 	}
 	return v, nil
+}
+
+// openAside returns what asks Redis for operators, with c but for what is about connections; nil without the admin API.
+func openAside(s *settings.Settings, c redis.Config) (*redis.Backend, error) {
+	if !s.Admin.On {
+		return nil, nil //nolint:nilnil // it is not needed
+	}
+	c.PoolSize, c.Observer, c.Evicted = 1, remote.Observer{}, nil // the others tell what happens
+	if c.PerSecond != nil {
+		second := *c.PerSecond
+		second.PoolSize, c.PerSecond = 1, &second
+	}
+	return redis.New(c)
 }
 
 func examineRedis(ctx context.Context, s *settings.Settings) ([]backend.Finding, error) {

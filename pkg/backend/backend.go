@@ -73,6 +73,7 @@ type Op struct {
 	Flow    Flow
 	Force   bool // for Reset: also while a penalty runs
 	Patient bool // nothing decides in place of the store: a late answer is better than none
+	Aside   bool // an operator asks, for whom no decision shall wait
 	Again   bool // the same request has asked about this counter before: a near cache does not count it as another lookup
 
 	Decision engine.Decision // out
