@@ -53,19 +53,20 @@ type Caller struct {
 type Who struct {
 	Name   string // of the token or the certificate
 	From   string // the address
-	Masked bool   // whether values of end users have to be hidden
+	Full   bool   // it may change something
+	Masked bool   // values of end users have to be hidden
 
 	Domains []string // of which it is one that a call must be about; nil if it may be about all, and about the process
 }
 
-// refusedToken is why a token is not taken.
-const refusedToken = "the token is refused"
-
 // debugHost is the variable of the debug listener's address.
 const debugHost = "DEBUG_HOST"
 
-// inClear is the error for a token that comes over a network without TLS.
-func (a *Access) inClear() error {
+// overheard returns the error for a token, or for a session, that comes over a network without TLS; nil if c's does not.
+func (a *Access) overheard(c Caller) error {
+	if a.InClear || c.TLS != nil || private(c.From) {
+		return nil
+	}
 	do := "connect over TLS"
 	if a.Host == debugHost {
 		do = "set DEBUG_TLS=true, with GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY, and connect with https://"
@@ -110,7 +111,7 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 		return Who{Name: local}, status.Errorf(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
 	}
-	return Who{Name: local}, nil
+	return Who{Name: local, Full: true}, nil
 }
 
 // local is the name of callers on this machine who need no other.
@@ -122,29 +123,21 @@ func (a *Access) identified(c Caller, change bool) (Who, error) {
 	name, full, isNamed := a.certificate(c.TLS)
 	var shown Token
 	switch {
-	case hasToken && !a.InClear && c.TLS == nil && !private(c.From):
-		return Who{}, a.inClear()
 	case hasToken: // and a certificate, if there is one too, does not count
-		name, full, isNamed = "", false, false
-		crowded := a.Guard.crowded(c.From)
-		if !crowded || len(token) >= longToken {
-			shown, full, isNamed = a.token(token)
-			name = shown.Name
+		if err := a.overheard(c); err != nil {
+			return Who{}, err
 		}
-		switch {
-		case isNamed:
-		case crowded:
-			return Who{}, status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
-		default:
-			a.Guard.slow(c.From)
-			return Who{}, status.Error(codes.Unauthenticated, refusedToken)
+		shown, full, _ = a.token(token)
+		if err := a.Guard.judge(c.From, shown.Text); err != nil {
+			return Who{}, err
 		}
+		name = shown.Name
 	case !isNamed && a.TokenFile == "" && a.ReadTokenFile == "":
 		return Who{}, status.Error(codes.PermissionDenied, "this needs a client certificate with a name of ADMIN_TLS_SAN")
 	case !isNamed:
 		return Who{}, status.Error(codes.Unauthenticated, errNoToken)
 	}
-	who := Who{Name: name, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
+	who := Who{Name: name, Full: full, Masked: !full && !a.ReadSeesValues, Domains: shown.Domains}
 	if change && !full {
 		return who, status.Error(codes.PermissionDenied, "you may look, and not change anything: that needs a token of ADMIN_TOKEN_FILE or a certificate of ADMIN_TLS_SAN")
 	}

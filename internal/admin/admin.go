@@ -55,6 +55,7 @@ type Service struct {
 	config   Config
 	mask     *mask
 	changes  *changes
+	turns    *turns
 }
 
 // New returns a Service for l.
@@ -74,7 +75,9 @@ func New(l *limiter.Limiter, c Config) *Service {
 	if c.Controls == nil {
 		c.Controls = controls.New(controls.Config{})
 	}
-	return &Service{limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: new(changes)}
+	return &Service{
+		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: &changes{callers: make(map[string]*calls)}, turns: newTurns(),
+	}
 }
 
 // Register registers the service on a server. If the API is off it must not be registered; callers then get
@@ -144,15 +147,25 @@ func (s *Service) Top(ctx context.Context, q *adminv1.TopRequest) (*adminv1.TopR
 // look answers q, which changes nothing, with f if the caller may look, and turns errors into statuses.
 func look[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	who, err := s.access.allow(ctx, false)
+	var end func()
 	if err == nil {
-		err = s.within(&who, q)
+		end, err = s.begin(ctx, &who, q)
 	}
 	if err != nil {
 		var none A
 		return none, err
 	}
+	defer end()
 	a, err := f(context.WithValue(ctx, whoKey{}, who), q)
 	return answered(ctx, a, err)
+}
+
+// begin returns an error for a call that is not for who, or that waits for its turn in vain. Otherwise end has to be called after it.
+func (s *Service) begin(ctx context.Context, who *Who, q request) (end func(), err error) {
+	if err := s.within(who, q); err != nil {
+		return nil, err
+	}
+	return s.turns.take(ctx, who)
 }
 
 // masks returns what hides values of end users from the caller of ctx, who was let in; nil hides nothing.

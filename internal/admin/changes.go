@@ -21,11 +21,12 @@ import (
 // requestID is the metadata by which a caller names a call, so that it can make it again without changing anything twice.
 const requestID = "x-request-id"
 
-// Bounds of calls that are remembered.
+// Bounds of the calls of one caller that are remembered, so that none pushes out those of others.
 const (
 	rememberFor    = 10 * time.Minute
-	mostRemembered = 10_000
-	maxRequestID   = 128 // bytes
+	mostRemembered = 1000
+	mostBytes      = 4 << 20 // of their answers
+	maxRequestID   = 128     // bytes
 )
 
 // whoKey is the key of a context for [Who], and actKey for *[audit.Act].
@@ -50,59 +51,81 @@ func actOf(ctx context.Context) *audit.Act {
 
 // changes is what the calls that change something share, over all listeners.
 type changes struct {
-	mu    sync.Mutex
-	calls map[callKey]*call
-	order []callKey // as they came
+	mu      sync.Mutex
+	callers map[string]*calls // by name
 }
 
-// callKey names a call. Two callers may choose the same ID.
-type callKey struct{ who, id string }
+// of returns the calls of a caller.
+func (c *changes) of(caller string) *calls {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.callers[caller]
+	if all == nil {
+		all = &calls{known: make(map[string]*call)}
+		c.callers[caller] = all
+	}
+	return all
+}
+
+// calls are those of one caller that are remembered.
+type calls struct {
+	mu    sync.Mutex
+	known map[string]*call // by ID
+	order []*call          // as they came, also those that were forgotten
+	bytes int              // of their answers
+}
 
 // call is one that was made, or is being made.
 type call struct {
+	id     string
 	at     time.Time
 	hash   [sha256.Size]byte // of the request
 	done   chan struct{}     // closed once there is an answer or an error
-	answer any
+	size   int               // of the answer, in bytes
+	answer proto.Message
 	err    error
 }
 
-// begin returns the call with a key, and whether it is a new one, which finish has to be called for. There is an error if the ID
+// begin returns the call with an ID, and whether it is a new one, which finish has to be called for. There is an error if the ID
 // was used for another request.
-func (c *changes) begin(key callKey, hash [sha256.Size]byte) (of *call, isNew bool, err error) {
+func (c *calls) begin(id string, hash [sha256.Size]byte) (of *call, isNew bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	for len(c.order) > 0 {
-		first := c.order[0]
-		if old := c.calls[first]; old != nil && now.Sub(old.at) < rememberFor && len(c.order) < mostRemembered {
-			break
-		}
-		delete(c.calls, first)
+	for len(c.order) > 0 && (now.Sub(c.order[0].at) >= rememberFor || len(c.order) >= mostRemembered || c.bytes > mostBytes) {
+		c.forget(c.order[0])
 		c.order = c.order[1:]
 	}
-	if old := c.calls[key]; old != nil {
+	if old := c.known[id]; old != nil {
 		if old.hash != hash {
 			return nil, false, invalidf("x-request-id is that of another call of the last ten minutes: give each call that is not a repetition an ID of its own")
 		}
 		return old, false, nil
 	}
-	if c.calls == nil {
-		c.calls = make(map[callKey]*call)
-	}
-	of = &call{at: now, hash: hash, done: make(chan struct{})}
-	c.calls[key] = of
-	c.order = append(c.order, key)
+	of = &call{id: id, at: now, hash: hash, done: make(chan struct{})}
+	c.known[id] = of
+	c.order = append(c.order, of)
 	return of, true, nil
 }
 
+// forget forgets a call, unless that was done. c.mu is held.
+func (c *calls) forget(of *call) {
+	if c.known[of.id] == of {
+		delete(c.known, of.id)
+		c.bytes -= of.size
+	}
+}
+
 // finish gives those who wait for a call its answer. One that failed is forgotten, so that it can be made again.
-func (c *changes) finish(key callKey, of *call, answer any, err error) {
+func (c *calls) finish(of *call, answer proto.Message, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of.answer, of.err = answer, err
-	if err != nil && c.calls[key] == of {
-		delete(c.calls, key)
+	if err != nil {
+		c.forget(of)
+	} else if c.known[of.id] == of {
+		of.size = proto.Size(answer)
+		c.bytes += of.size
 	}
 	close(of.done)
 }
@@ -119,11 +142,14 @@ func dry(q request) bool {
 }
 
 // change answers q, which changes something, with f, and tells of it. The same call made again gets the same answer.
-func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
+func change[Q request, A proto.Message](ctx context.Context, s *Service, q Q, f func(context.Context, Q) (A, error)) (A, error) {
 	var none A
 	who, denied := s.access.allow(ctx, true)
 	if denied == nil {
-		denied = s.within(&who, q)
+		var end func()
+		if end, denied = s.begin(ctx, &who, q); denied == nil {
+			defer end()
+		}
 	}
 	id, given, invalid := idOf(ctx)
 	if denied == nil && invalid != nil {
@@ -155,7 +181,7 @@ func change[Q request, A any](ctx context.Context, s *Service, q Q, f func(conte
 	if !given {
 		return once()
 	}
-	return again(ctx, s.changes, callKey{who.Name, id}, q, once)
+	return again(ctx, s.changes.of(who.Name), id, q, once)
 }
 
 // doneElsewhere returns an error if the call that a is about has been carried out by another replica, or before this process began.
@@ -171,18 +197,18 @@ func (s *Service) doneElsewhere(ctx context.Context, a *audit.Act) error {
 }
 
 // again makes a call unless it has been made.
-func again[Q request, A any](ctx context.Context, c *changes, key callKey, q Q, once func() (A, error)) (answer A, err error) {
+func again[Q request, A proto.Message](ctx context.Context, c *calls, id string, q Q, once func() (A, error)) (answer A, err error) {
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(q)
 	if err != nil {
 		return answer, status.Error(codes.InvalidArgument, "the request cannot be read again: "+err.Error())
 	}
-	of, isNew, err := c.begin(key, sha256.Sum256(append([]byte(methodOf(q)+"\n"), text...)))
+	of, isNew, err := c.begin(id, sha256.Sum256(append([]byte(methodOf(q)+"\n"), text...)))
 	if err != nil {
 		return answer, statusOf(ctx, err)
 	}
 	if isNew {
 		err = status.Error(codes.Internal, "the call ended without an answer") // in a panic
-		defer func() { c.finish(key, of, answer, err) }()
+		defer func() { c.finish(of, answer, err) }()
 		answer, err = once()
 		return answer, err
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,7 +22,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
+	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -132,6 +136,56 @@ func TestDomainsOfTokens(t *testing.T) {
 	if code, answer := overGRPC(t, conn, "look", "Reset", domainCalls["Reset"].own); code != codes.PermissionDenied {
 		t.Errorf("a read token resets: %v %s", code, answer)
 	}
+}
+
+// TestTurns: calls with tokens for some domains leave room for others while they wait for the store, and one caller has so many at most.
+func TestTurns(t *testing.T) {
+	db := redistest.Start(t)
+	b, err := redis.New(redis.Config{URL: db.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	testkit.Run(t, b.Run)
+	notes, err := b.Notes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	access := admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")}
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: access, Controls: controls.New(controls.Config{Store: notes})})
+	blocks := func(token string) error {
+		_, err := s.Block(bearer(t.Context(), "Bearer "+token), block("shop", time.Hour, "user", "u1"))
+		return err
+	}
+	if err := blocks("some"); err != nil {
+		t.Fatal(err)
+	}
+	db.Stop()
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					_ = blocks("some")
+				}
+			}
+		})
+	}
+	testkit.Eventually(t, "one more call is refused", func() bool {
+		_, err := s.ListRules(bearer(t.Context(), "Bearer some"), &adminv1.ListRulesRequest{})
+		return status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "32 of your calls are in progress")
+	})
+	if _, err := s.ListRules(bearer(t.Context(), "Bearer all"), &adminv1.ListRulesRequest{}); err != nil {
+		t.Errorf("with a token without domains: %v", err)
+	}
+	close(done)
+	all.Wait()
+	db.Cont()
+	testkit.Eventually(t, "calls are answered again", func() bool { return blocks("some") == nil && blocks("all") == nil })
 }
 
 // check checks that a call was refused or not, and that nothing of the other domain is in the answer.

@@ -6,6 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
@@ -33,15 +36,37 @@ func NewGuard(failed func()) *Guard {
 	return &Guard{failed: failed, pause: slowFor, unusable: throttle.Every(time.Minute), waiting: make(map[netip.Addr]int)}
 }
 
-// crowded reports whether so many wrong tokens came just now, from an address or from all, that no further short one is looked
-// at. A long one is: otherwise whoever sends wrong ones from where an operator is, as through the same proxy, would keep them out.
-func (g *Guard) crowded(from net.Addr) bool {
-	if g == nil {
-		return false
+// errRefused is the error for a wrong token.
+var errRefused = status.Error(codes.Unauthenticated, "the token is refused")
+
+// judge says what becomes of a call that shows a token, or a session that one has signed: good is that token, or empty if there is none,
+// which is waited out. Where so many wrong ones came just now, from an address or from all, that no more are waited out, no short token is
+// taken either. A long one is: otherwise whoever sends wrong ones from where an operator is, as through the same proxy, would keep them out.
+func (g *Guard) judge(from net.Addr, good string) error {
+	switch {
+	case g == nil && good == "":
+		return errRefused
+	case g == nil:
+		return nil
 	}
+	host := hostOf(from)
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.all >= slowAll || g.waiting[hostOf(from)] >= slowOneFrom
+	crowded := g.all >= slowAll || g.waiting[host] >= slowOneFrom
+	waits := good == "" && !crowded
+	if waits { // with no other one in between, or those that come at once would all be looked at
+		g.all++
+		g.waiting[host]++
+	}
+	g.mu.Unlock()
+	switch {
+	case waits:
+		g.wait(host)
+		return errRefused
+	case crowded && len(good) < longToken:
+		return status.Error(codes.ResourceExhausted, "too many wrong tokens came just now: try again in a second")
+	default:
+		return nil
+	}
 }
 
 // logs reports whether to log that a file cannot be used, and how often that was left out.
@@ -59,16 +84,8 @@ func (g *Guard) refused() {
 	}
 }
 
-// slow waits before a wrong token is answered.
-func (g *Guard) slow(from net.Addr) {
-	if g == nil {
-		return
-	}
-	host := hostOf(from)
-	g.mu.Lock()
-	g.all++
-	g.waiting[host]++
-	g.mu.Unlock()
+// wait waits before a wrong token is answered, which is counted until then.
+func (g *Guard) wait(host netip.Addr) {
 	time.Sleep(g.pause) // also if the caller has gone, who may come back at once
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -35,7 +35,6 @@ import (
 // Bounds of requests over HTTP.
 const (
 	maxBody = 256 << 10 // bytes
-	maxHTTP = 16        // requests at a time, without those that watch; further ones are refused
 	lineFor = 30 * time.Second
 )
 
@@ -62,17 +61,16 @@ func (s *Service) Handler(ctx context.Context, access Access) (http.Handler, err
 	if err := adminv1.RegisterAdminServiceHandlerClient(ctx, mux, adminv1.NewAdminServiceClient(direct{&v})); err != nil {
 		return nil, err
 	}
-	turns := make(chan struct{}, maxHTTP)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, turns, w, r) }), nil
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { v.serveHTTP(mux, w, r) }), nil
 }
 
-// serveHTTP has mux answer r, when there is a turn for it.
-func (s *Service) serveHTTP(mux *runtime.ServeMux, turns chan struct{}, w http.ResponseWriter, r *http.Request) {
+// serveHTTP has mux answer r.
+func (s *Service) serveHTTP(mux *runtime.ServeMux, w http.ResponseWriter, r *http.Request) {
 	ctx := peer.NewContext(r.Context(), peerOf(r))
 	r = r.WithContext(ctx)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	// Who is not let in takes nobody's turn, and nothing that they send is read.
+	// Nothing is read of what those send who are not let in.
 	if _, denied := s.access.allow(gatewayed(ctx, r), false); denied != nil {
 		w.Header().Set("Connection", "close") // or net/http would wait for the body before it answers
 		r.Body = http.NoBody
@@ -88,13 +86,7 @@ func (s *Service) serveHTTP(mux *runtime.ServeMux, turns chan struct{}, w http.R
 		watched(mux, w, r)
 		return
 	}
-	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
-		mux.ServeHTTP(w, r)
-	default:
-		http.Error(w, "too many calls of the admin API at once; try again later", http.StatusServiceUnavailable)
-	}
+	mux.ServeHTTP(w, r)
 }
 
 // deniedKey is the key of a context for the error of a caller who was not let in.

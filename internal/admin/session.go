@@ -12,10 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -34,10 +32,10 @@ func (s *Service) Client(access Access) adminv1.AdminServiceClient { //nolint:ir
 
 // Reachable returns why whoever makes a request cannot log in from where they are, with any token.
 func (a *Access) Reachable(r *http.Request) error {
-	if !a.Guarded() || a.InClear || r.TLS != nil || private(remote(r)) {
+	if !a.Guarded() {
 		return nil
 	}
-	return a.inClear()
+	return a.overheard(Caller{From: remote(r), TLS: r.TLS})
 }
 
 // Login returns a text that stands for a token for a time, for a cookie, if the token is good for looking at least. The text
@@ -50,7 +48,7 @@ func (a *Access) Login(r *http.Request, token string) (text string, ends time.Ti
 	}
 	found, full, ok := a.token(token)
 	if !ok { // it has just been replaced, or nothing is guarded
-		return "", time.Time{}, status.Error(codes.Unauthenticated, refusedToken)
+		return "", time.Time{}, errRefused
 	}
 	ends = time.Now().Add(sessionFor)
 	says := role(full) + " " + strconv.FormatInt(ends.Unix(), 10) + " " + found.Name
@@ -74,44 +72,41 @@ func (a *Access) Resume(r *http.Request, text string) (ctx context.Context, chan
 	return ctx, full, ok
 }
 
-// errSession is why a session that has ended is not taken. It is no guess.
+// errSession is why a session that has ended is not taken.
 var errSession = errors.New("the session has ended: log in again")
 
 // session returns the token that the text of a caller's cookie stands for, and whether it is good for everything. A text that no token
-// has signed is a guess as a wrong token is: it is counted, waited out, and not looked at where too many came.
+// has signed is a guess as a wrong token is. One that has ended is none, but it is found to have ended only after the guard's judgement, or
+// whoever guesses could tell by that.
 func (a *Access) session(c Caller, text string) (token string, full bool, err error) {
-	if !a.InClear && c.TLS == nil && !private(c.From) {
+	var ends time.Time
+	if err = a.overheard(c); err == nil {
+		token, full, ends = a.resumed(text)
+		err = a.Guard.judge(c.From, token)
+	}
+	if err != nil {
 		a.Guard.refused()
-		return "", false, a.inClear()
+		return "", false, err
 	}
-	shortest := 0
-	if a.Guard.crowded(c.From) {
-		shortest = longToken
+	if !time.Now().Before(ends) {
+		return "", false, errSession
 	}
-	token, full, err = a.resumed(text, shortest)
-	if err == nil || errors.Is(err, errSession) {
-		return token, full, err
-	}
-	a.Guard.refused()
-	if shortest == 0 {
-		a.Guard.slow(c.From)
-	}
-	return "", false, err
+	return token, full, nil
 }
 
-// resumed returns the token that the text of a cookie stands for, of those that are not too short, and whether it is good for everything.
-func (a *Access) resumed(text string, shortest int) (token string, full bool, err error) {
-	wrong := status.Error(codes.Unauthenticated, refusedToken)
+// resumed returns the token that has signed the text of a cookie, whether it is good for everything, and when the session ends. Without
+// such a token it is empty.
+func (a *Access) resumed(text string) (token string, full bool, ends time.Time) {
 	head, tail, _ := strings.Cut(text, ".")
 	says, err1 := base64.RawURLEncoding.Strict().DecodeString(head)
 	signature, err2 := base64.RawURLEncoding.Strict().DecodeString(tail)
 	words := strings.SplitN(string(says), " ", 3)
 	if err1 != nil || err2 != nil || len(words) != 3 {
-		return "", false, wrong
+		return "", false, ends
 	}
-	ends, err := strconv.ParseInt(words[1], 10, 64)
+	seconds, err := strconv.ParseInt(words[1], 10, 64)
 	if err != nil {
-		return "", false, wrong
+		return "", false, ends
 	}
 	full = words[0] == role(true)
 	variable, file := "ADMIN_READ_TOKEN_FILE", a.ReadTokenFile
@@ -119,15 +114,11 @@ func (a *Access) resumed(text string, shortest int) (token string, full bool, er
 		variable, file = "ADMIN_TOKEN_FILE", a.TokenFile
 	}
 	for _, t := range a.tokens(variable, file) {
-		if len(t.Text) < shortest || callerName(t, full) != words[2] || !hmac.Equal(signed(t.Text, string(says)), signature) {
-			continue
+		if callerName(t, full) == words[2] && hmac.Equal(signed(t.Text, string(says)), signature) {
+			return t.Text, full, time.Unix(seconds, 0)
 		}
-		if !time.Now().Before(time.Unix(ends, 0)) {
-			return "", false, errSession
-		}
-		return t.Text, full, nil
 	}
-	return "", false, wrong
+	return "", false, ends
 }
 
 func encoded(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

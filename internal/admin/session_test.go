@@ -1,7 +1,10 @@
 package admin_test
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/base64"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -88,7 +91,10 @@ func TestSession(t *testing.T) {
 
 		// An ended session is no guess, a forged one is, wherever it comes from; over a network in clear neither is looked at.
 		var refused atomic.Int64
-		guarded := admin.Access{TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused.Add(1) })}
+		var log strings.Builder
+		guarded := admin.Access{
+			TokenFile: full, ReadTokenFile: read, Guard: admin.NewGuard(func() { refused.Add(1) }), Log: slog.New(slog.NewTextHandler(&log, nil)),
+		}
 		tries := func(from, text string) (what string, took time.Duration, counted int64) {
 			r, began, before := httptest.NewRequest(http.MethodGet, "/ui/", nil), time.Now(), refused.Load()
 			r.RemoteAddr = from
@@ -98,6 +104,7 @@ func TestSession(t *testing.T) {
 			return "nothing", time.Since(began), refused.Load() - before
 		}
 		forged := swapped(" 9", " 99")
+		ended := signedBy(annsToken, "change 1 ann")
 		for _, tt := range []struct {
 			from, text, want string
 			took             time.Duration
@@ -108,6 +115,7 @@ func TestSession(t *testing.T) {
 			{"127.0.0.1:1", forged, "nothing", time.Second, 1},
 			{"203.0.113.5:1", ann, "nothing", 0, 1},
 			{"203.0.113.5:1", forged, "nothing", 0, 1},
+			{"127.0.0.1:1", ended, "nothing", 0, 0},
 		} {
 			if what, took, counted := tries(tt.from, tt.text); what != tt.want || took != tt.took || counted != tt.counted {
 				t.Errorf("from %s: good for %s after %v, counted %d times; want %s, %v, %d", tt.from, what, took, counted, tt.want, tt.took, tt.counted)
@@ -123,7 +131,23 @@ func TestSession(t *testing.T) {
 		if what, _, _ := tries("127.0.0.1:1", ann); what != "change" {
 			t.Error("a session of a long token is not taken while others guess")
 		}
+		if what, took, counted := tries("127.0.0.1:1", signedBy("looksonly", "look 1 eve")); what != "nothing" || took != 0 || counted != 1 {
+			t.Errorf("an ended session of a short token while others guess: %s after %v, counted %d times; want it as a guess", what, took, counted)
+		}
 		time.Sleep(time.Second)
+
+		// What any caller can have logged is logged once a minute.
+		if err := os.WriteFile(full, []byte("ann"+": "), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			tries("127.0.0.1:1", ann)
+		}
+		time.Sleep(time.Minute)
+		tries("127.0.0.1:1", ann)
+		if lines := strings.Split(strings.TrimSpace(log.String()), "\n"); len(lines) != 2 || !strings.Contains(lines[1], "omitted=19") {
+			t.Errorf("21 sessions while the file of tokens is no good are logged so:\n%s", log.String())
+		}
 
 		if err := os.WriteFile(full, []byte("ann: "+strings.ToUpper(annsToken)+"\nbob: "+bobsToken), 0o600); err != nil {
 			t.Fatal(err)
@@ -136,6 +160,13 @@ func TestSession(t *testing.T) {
 			t.Errorf("after twelve hours: good for %s", got)
 		}
 	})
+}
+
+// signedBy is a cookie that says something and is signed with a token.
+func signedBy(token, says string) string {
+	mac := hmac.New(sha256.New, []byte(token))
+	mac.Write([]byte("ratelimitd session\x00" + says))
+	return base64.RawURLEncoding.EncodeToString([]byte(says)) + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
 // reword changes what the first half of a cookie says.
