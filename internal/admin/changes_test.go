@@ -107,6 +107,28 @@ func TestRepeated(t *testing.T) {
 	})
 }
 
+// TestRepeatedByOthers: however many calls one caller names, those of another one are known.
+func TestRepeatedByOthers(t *testing.T) {
+	t.Parallel()
+	a, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")})
+	s.hit(t, "shop", 3, "user", "u1")
+	grant := func(token, id string) uint64 {
+		ctx := metadata.NewIncomingContext(called(t.Context(), ""), metadata.Pairs("x-request-id", id, "authorization", "Bearer "+token))
+		answer, err := a.Grant(ctx, &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer.GetBefore().GetLeft()
+	}
+	first := grant("all", "one")
+	for i := range audit.MaxActs + 10 { // which push the first one out of the audit
+		grant("some", fmt.Sprint(i))
+	}
+	if again := grant("all", "one"); again != first {
+		t.Errorf("a call that is made again finds %d left, and is carried out; it found %d", again, first)
+	}
+}
+
 // TestStrangersAreSlowed: whoever tries wrong tokens waits for each answer, and four at a time are looked at; others do not wait,
 // and nor does, even there, who has a token that nobody guesses.
 func TestStrangersAreSlowed(t *testing.T) {

@@ -14,11 +14,13 @@ import (
 	"html/template"
 	"io/fs"
 	"net/http"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -62,11 +64,12 @@ type console struct {
 
 	pages *template.Template
 	rates rates
+	turns *throttle.Turns // of those who look at pages
 }
 
 // New returns a handler of everything below [Root], which has to be behind [http.CrossOriginProtection].
 func New(c Config) (http.Handler, error) {
-	u := &console{Config: c}
+	u := &console{Config: c, turns: throttle.NewTurns(pagesAtOnce, restOfPage)}
 	pages, err := template.New("").Funcs(words()).ParseFS(embedded, "templates/*.html")
 	if err != nil {
 		return nil, fmt.Errorf("parsing the console's pages: %w", err)
@@ -113,6 +116,13 @@ func New(c Config) (http.Handler, error) {
 	}), nil
 }
 
+// How many pages are made at a time, and how many times as long as one took its place rests: decisions do not feel it if somebody asks
+// for many.
+const (
+	pagesAtOnce = 2
+	restOfPage  = 4
+)
+
 var errNoPage = status.Error(codes.NotFound, "there is no such page")
 
 // page is a template, its title, and what makes the data that it shows. An error is a status, whose code and text are shown.
@@ -143,7 +153,14 @@ func (u *console) guarded(p page) http.HandlerFunc {
 			toLogin(w, r)
 			return
 		}
-		body, err := p.data(ctx, r) //nolint:contextcheck // it comes from that of r
+		done, ok := u.turns.Take(ctx) //nolint:contextcheck // it comes from that of r
+		if !ok {
+			http.Error(w, "too many pages are asked for at once: try again later", http.StatusTooManyRequests)
+			return
+		}
+		made := sync.OnceFunc(done)
+		defer made()
+		body, err := p.data(ctx, r) //nolint:contextcheck // likewise
 		v := view{Page: p.name, Title: p.title, In: true, Change: change, Body: body}
 		code := status.Code(err)
 		if code == codes.Unauthenticated {
@@ -153,21 +170,35 @@ func (u *console) guarded(p page) http.HandlerFunc {
 		if err != nil {
 			v.Page, v.Title, v.Error, v.Hint = "error", errorTitle(code), status.Convert(err).Message(), hint(code)
 		}
-		u.render(w, httpStatus(code), v)
+		text, err := u.text(v)
+		made() // before it is sent, which may take long
+		send(w, httpStatus(code), text, err)
 	}
 }
 
 // render writes a page.
 func (u *console) render(w http.ResponseWriter, code int, v view) {
+	text, err := u.text(v)
+	send(w, code, text, err)
+}
+
+// text returns a page.
+func (u *console) text(v view) ([]byte, error) {
 	v.Version, v.Guarded = u.Version, u.Sessions.Guarded()
 	var b bytes.Buffer
-	if err := u.pages.ExecuteTemplate(&b, v.Page, v); err != nil {
+	err := u.pages.ExecuteTemplate(&b, v.Page, v)
+	return b.Bytes(), err
+}
+
+// send writes a page, unless there is an error.
+func send(w http.ResponseWriter, code int, text []byte, err error) {
+	if err != nil {
 		http.Error(w, "this page cannot be shown: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(b.Bytes()) // whoever asked has gone
+	_, _ = w.Write(text) // whoever asked has gone
 }
 
 // httpStatus returns the status of a page that shows an error.

@@ -1,5 +1,6 @@
-// Package throttle keeps the log from repeating itself: what happens again and again is logged once in an interval, with
-// how many lines were omitted in between.
+// Package throttle bounds what anybody can cause again and again. [Log] keeps the log from repeating itself: what happens again and again
+// is logged once in an interval, with how many lines were omitted in between. [Turns] keep what many ask for from taking all of a
+// processor.
 package throttle
 
 import (

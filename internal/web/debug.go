@@ -8,6 +8,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // Debug says what the pages of the debug listener show. All fields are required unless it says otherwise.
@@ -69,8 +71,8 @@ func DebugHandler(d Debug) http.Handler {
 func debugHandler(d Debug, longest time.Duration) http.Handler {
 	pages := routes{
 		"/rlconfig": rules(d),
-		"/stats":    page(plainText, d.Stats, make(turns, pageReaders)),
-		"/metrics":  inTurns(d.Metrics.ServeHTTP, make(turns, pageReaders)),
+		"/stats":    page(plainText, d.Stats, pageTurns()),
+		"/metrics":  inTurns(d.Metrics.ServeHTTP, pageTurns()),
 	}
 	profiles := withoutPages(guarded(d.MayProfile, &profiler{longest: longest}))
 	list, admin := index, http.HandlerFunc(nil)
@@ -110,7 +112,7 @@ func literal(target string) bool {
 
 // rules answers with the rules, in the format and the detail that the query asks for.
 func rules(d Debug) http.HandlerFunc {
-	readers := make(turns, pageReaders)
+	readers := pageTurns()
 	lines, places := page(plainText, d.Rules, readers), page(plainText, d.RulesVerbose, readers)
 	object := page("application/json", d.RulesJSON, readers)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -130,12 +132,13 @@ func rules(d Debug) http.HandlerFunc {
 
 const (
 	pageReaders = 4        // how many callers a page may have at once
+	pageRest    = 9        // times as long as one took, so that they get four tenths of a processor
 	pageChunk   = 32 << 10 // how many bytes of it are written before it is sent
 )
 
 // page answers with what write writes, as the caller reads it. An error from write means that there is nothing useful to
 // show; if part of the page has been sent already, the connection is cut, so that nobody takes that part for the whole.
-func page(contentType string, write func(io.Writer) error, readers turns) http.HandlerFunc {
+func page(contentType string, write func(io.Writer) error, readers *throttle.Turns) http.HandlerFunc {
 	return inTurns(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", contentType)
 		out := &begun{Writer: w}
@@ -155,15 +158,24 @@ func page(contentType string, write func(io.Writer) error, readers turns) http.H
 }
 
 // inTurns answers as many readers with h at a time as there are turns.
-func inTurns(h http.HandlerFunc, readers turns) http.HandlerFunc {
+func inTurns(h http.HandlerFunc, readers *throttle.Turns) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !readers.take(r.Context()) {
+		done, ok := readers.Take(r.Context())
+		if !ok {
 			busy(w, "too many callers read this page")
 			return
 		}
-		defer readers.giveBack()
+		defer done()
 		h(w, r)
 	}
+}
+
+// pageTurns returns turns for those who read a page, which may be long.
+func pageTurns() *throttle.Turns { return throttle.NewTurns(pageReaders, pageRest) }
+
+// busy answers 503 to a request for which there was no turn.
+func busy(w http.ResponseWriter, why string) {
+	http.Error(w, why+" at once; try again later", http.StatusServiceUnavailable)
 }
 
 // begun is a writer that knows whether anything has been written.

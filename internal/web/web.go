@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/plain"
+	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
 
 // DefaultMaxBody is the largest body of a request, in bytes, unless [Main] says otherwise; a larger one is answered 413.
@@ -86,7 +87,7 @@ func MainHandler(m Main) http.Handler {
 
 // MetricsHandler serves h at path, to a few callers at a time, and 404 at every other target.
 func MetricsHandler(path string, h http.Handler) http.Handler {
-	return routes{path: inTurns(h.ServeHTTP, make(turns, pageReaders))}
+	return routes{path: inTurns(h.ServeHTTP, pageTurns())}
 }
 
 // routes are handlers by target, without the query. Only a target that is spelled exactly like that is answered:
@@ -111,7 +112,7 @@ func target(r *http.Request) string {
 // json returns the handler of /json.
 func (m Main) json() http.HandlerFunc {
 	longest := int64(cmp.Or(m.MaxBody, DefaultMaxBody))
-	large := largeBodies{all: make(turns, maxLarge), deciding: make(turns, 1), heavy: m.Heavy}
+	large := largeBodies{all: throttle.NewTurns(maxLarge, 0), deciding: throttle.NewTurns(1, 0), heavy: m.Heavy}
 	large.buffers.New = func() any { return new(bytes.Buffer) }
 	return func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -140,18 +141,19 @@ func (m Main) json() http.HandlerFunc {
 // largeBodies answers requests with bodies of more than smallBody, of which a bounded number is there at once, and decided
 // one at a time.
 type largeBodies struct {
-	all, deciding turns
+	all, deciding *throttle.Turns
 	buffers       sync.Pool // of *bytes.Buffer
 	heavy         func(on bool)
 }
 
 // answer answers r, of whose body the beginning has been read.
 func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byte, decide func(*http.Request, []byte) decided) {
-	if !l.all.take(r.Context()) {
+	done, ok := l.all.Take(r.Context())
+	if !ok {
 		crowded(w)
 		return
 	}
-	defer l.all.giveBack() // once the answer, which may be as large, has been sent
+	defer done() // once the answer, which may be as large, has been sent
 	b := l.buffers.Get().(*bytes.Buffer)
 	defer l.buffers.Put(b)
 	b.Reset()
@@ -160,16 +162,17 @@ func (l *largeBodies) answer(w http.ResponseWriter, r *http.Request, begin []byt
 		refuse(w, unread(err))
 		return
 	}
-	if !l.deciding.take(r.Context()) {
+	decided, ok := l.deciding.Take(r.Context())
+	if !ok {
 		crowded(w)
 		return
 	}
-	l.decide(r, b.Bytes(), decide).send(w)
+	l.decide(r, b.Bytes(), decide, decided).send(w)
 }
 
-// decide returns the answer to r, and gives the turn back.
-func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided) decided {
-	defer l.deciding.giveBack()
+// decide returns the answer to r, and calls done.
+func (l *largeBodies) decide(r *http.Request, body []byte, decide func(*http.Request, []byte) decided, done func()) decided {
+	defer done()
 	if l.heavy != nil && len(body) > heavyBody {
 		l.heavy(true)
 		defer l.heavy(false)

@@ -1,0 +1,40 @@
+package throttle
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	turnWait    = 5 * time.Second
+	longestRest = 2 * time.Second
+)
+
+// Turns bound how many do at a time what others would feel. Its methods are safe for concurrent use.
+type Turns struct {
+	places chan struct{} // has an element for each that is taken
+	rest   int
+}
+
+// NewTurns returns turns for so many at a time. After each one its place rests for rest times as long as it took, but for 2 s at
+// most: so with a rest of 9 each place takes a tenth of a processor, however much is asked for.
+func NewTurns(places, rest int) *Turns { return &Turns{make(chan struct{}, places), rest} }
+
+// Take waits for a turn, for 5 s at most, and reports whether it has come. Then done has to be called at its end.
+func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, turnWait)
+	defer cancel()
+	select {
+	case t.places <- struct{}{}:
+	case <-ctx.Done():
+		return nil, false
+	}
+	began := time.Now()
+	return func() {
+		if t.rest == 0 {
+			<-t.places
+			return
+		}
+		time.AfterFunc(min(time.Duration(t.rest)*time.Since(began), longestRest), func() { <-t.places })
+	}, true
+}
