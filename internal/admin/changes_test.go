@@ -110,7 +110,7 @@ func TestRepeated(t *testing.T) {
 // TestRepeatedByOthers: however many calls one caller names, those of another one are known.
 func TestRepeatedByOthers(t *testing.T) {
 	t.Parallel()
-	a, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann[domains=shop]: some")})
+	a, s := inProcess(t, admin.Access{TokenFile: tokenFile(t, "root: all\nann: some")})
 	s.hit(t, "shop", 3, "user", "u1")
 	grant := func(token, id string) uint64 {
 		ctx := metadata.NewIncomingContext(called(t.Context(), ""), metadata.Pairs("x-request-id", id, "authorization", "Bearer "+token))

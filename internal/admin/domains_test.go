@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -312,6 +313,21 @@ func TestWatchInDomains(t *testing.T) {
 	if log := s.log.String(); !strings.Contains(log, "a change was refused") || !strings.Contains(log, "by=ann") {
 		t.Errorf("the log does not tell who was refused: %s", log)
 	}
+}
+
+// TestTokenIsReplaced: who watches with a token does so for as long as it is good for that.
+func TestTokenIsReplaced(t *testing.T) {
+	file := tokenFile(t, "ann[domains=shop]: some\nbob[domains=shop]: other")
+	s := startOn(t, shop, testkit.Listen(t), admin.Config{Access: admin.Access{TokenFile: file}})
+	ann := watchingAs(t, bearer(t.Context(), "Bearer some"), s, &adminv1.WatchRequest{})
+	bob := watchingAs(t, bearer(t.Context(), "Bearer other"), s, &adminv1.WatchRequest{})
+	if err := os.WriteFile(file, []byte("bob[domains=bank]: other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ann.Recv()
+	wantStatus(t, err, codes.Unauthenticated, "the token is refused")
+	_, err = bob.Recv()
+	wantStatus(t, err, codes.PermissionDenied, "what your token is good for has changed: start again")
 }
 
 // TestDomainsInFiles: the domains of a token are read, and what is wrong with them is said with its line.

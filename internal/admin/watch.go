@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -71,6 +72,9 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 		case <-ctx.Done():
 			return status.Error(codes.Unavailable, "the server is stopping") // or the caller has gone, and hears nothing
 		case <-report.C:
+			if err := s.mayStill(ctx); err != nil {
+				return err
+			}
 		case line := <-w.Lines():
 			m.Decisions = append(m.Decisions, decisionMessage(line, masks))
 			for len(w.Lines()) > 0 && len(m.Decisions) < maxBatch {
@@ -84,6 +88,19 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 			return err
 		}
 	}
+}
+
+// mayStill returns an error if the token of somebody who watches is good for that no more.
+func (s *Service) mayStill(ctx context.Context) error {
+	now, err := s.access.allow(ctx, false)
+	before := whoOf(ctx)
+	switch code := status.Code(err); {
+	case code == codes.Unauthenticated, code == codes.PermissionDenied:
+		return err
+	case err == nil && (now.Masked != before.Masked || !slices.Equal(now.Domains, before.Domains)):
+		return status.Error(codes.PermissionDenied, "what your token is good for has changed: start again")
+	}
+	return nil
 }
 
 // watchOptions returns what q wants.

@@ -39,6 +39,10 @@ func TestStrayBreaks(t *testing.T) {
 				t.Errorf("formatting %q: %v, want %q", source.Data, problems, want)
 			}
 		}
+		manifest := strings.ReplaceAll("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: |\n    domain: a\n    # keep%    descriptors: []\n", "%", char)
+		if _, problems := descriptors.FromConfigMaps(descriptors.Source{Name: "m.yaml", Data: []byte(manifest)}); !strings.Contains(fmt.Sprint(problems), "m.yaml:6:11: error loading config file: a "+name) {
+			t.Errorf("reading %q: %v, want it refused", manifest, problems)
+		}
 		quoted := strings.ReplaceAll(hidden+"  - {key: \"a\\\"%b\", value: 'it''s%'}\n  - key: \"x # %\"\n", "%", char)
 		set, problems, err := load([]byte(quoted))
 		if err != nil {

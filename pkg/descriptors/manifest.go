@@ -39,7 +39,7 @@ func (r *reader) isManifest(root *yaml.Node) bool {
 // it is.
 func FromConfigMaps(s Source) ([]Source, Problems) {
 	r := &reader{report: report{file: s.Name}, grammar: newGrammar()}
-	if !r.readable(s.Data) || !r.surveyed(s.Data) {
+	if !r.sound(s.Data) {
 		return nil, r.problems
 	}
 	m := manifests{name: s.Name, lines: bytes.Split(s.Data, []byte("\n"))}
