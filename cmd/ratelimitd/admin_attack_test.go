@@ -99,9 +99,9 @@ func attacked(t *testing.T, replicas []*daemon, a attack) time.Duration {
 	for _, d := range replicas {
 		client, api := d.client(), adminv1.NewAdminServiceClient(d.dial())
 		all.Go(func() {
-			for ctx.Err() == nil {
+			for whole := context.WithoutCancel(ctx); ctx.Err() == nil; {
 				begun := time.Now()
-				if _, err := client.ShouldRateLimit(t.Context(), request("user", rand.Text())); err != nil {
+				if _, err := client.ShouldRateLimit(whole, request("user", rand.Text())); err != nil {
 					t.Errorf("%s: a decision fails: %v", a.name, err)
 				}
 				mu.Lock()

@@ -64,6 +64,11 @@ func (s *Service) watch(ctx context.Context, q *adminv1.WatchRequest, stream adm
 	if err := stream.SendHeader(metadata.MD{}); err != nil { // so that the caller knows that it misses nothing from now on
 		return err
 	}
+	return s.show(ctx, w, masks, stream)
+}
+
+// show sends what w watches, until ctx ends.
+func (s *Service) show(ctx context.Context, w *watch.Watcher, masks *mask, stream adminv1.AdminService_WatchServer) error {
 	report := time.NewTicker(reportEvery)
 	defer report.Stop()
 	for {

@@ -34,6 +34,14 @@ func (s asideStore) Run(ctx context.Context) error {
 	return errors.Join(err, other)
 }
 
+// SetDomains is [redis.Backend.SetDomains] of both.
+func (s asideStore) SetDomains(names []string) {
+	s.Backend.SetDomains(names)
+	if s.aside != nil {
+		s.aside.SetDomains(names)
+	}
+}
+
 // Apply implements [backend.Backend]. Where the near cache adds operations they come first.
 func (s asideStore) Apply(ctx context.Context, ops []backend.Op) {
 	if s.aside == nil || !ops[len(ops)-1].Aside {

@@ -118,10 +118,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 			for d := range set.Domains() {
 				names = append(names, d.Name)
 			}
-			b.SetDomains(names)
-			if aside != nil {
-				aside.SetDomains(names)
-			}
+			both.SetDomains(names)
 			return check(set)
 		}, true
 	}

@@ -1,7 +1,6 @@
 package throttle_test
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +15,7 @@ func TestTurns(t *testing.T) {
 		take := func(turns *throttle.Turns, wantWait time.Duration, want bool) func() {
 			t.Helper()
 			began := time.Now()
-			done, ok := turns.Take(context.Background())
+			done, ok := turns.Take(t.Context())
 			if took := time.Since(began); ok != want || took != wantWait {
 				t.Errorf("%t after %v, want %t after %v", ok, took, want, wantWait)
 			}
