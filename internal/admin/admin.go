@@ -76,7 +76,7 @@ func New(l *limiter.Limiter, c Config) *Service {
 		c.Controls = controls.New(controls.Config{})
 	}
 	return &Service{
-		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: &changes{callers: make(map[string]*calls)}, turns: newTurns(),
+		limiter: l, controls: c.Controls, access: c.Access, audit: c.Audit, config: c, mask: newMask(), changes: new(changes), turns: newTurns(),
 	}
 }
 

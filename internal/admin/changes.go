@@ -50,21 +50,12 @@ func actOf(ctx context.Context) *audit.Act {
 }
 
 // changes is what the calls that change something share, over all listeners.
-type changes struct {
-	mu      sync.Mutex
-	callers map[string]*calls // by name
-}
+type changes struct{ callers sync.Map } // name → *calls
 
 // of returns the calls of a caller.
 func (c *changes) of(caller string) *calls {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := c.callers[caller]
-	if all == nil {
-		all = &calls{known: make(map[string]*call)}
-		c.callers[caller] = all
-	}
-	return all
+	all, _ := c.callers.LoadOrStore(caller, &calls{known: make(map[string]*call)})
+	return all.(*calls)
 }
 
 // calls are those of one caller that are remembered.

@@ -32,48 +32,43 @@ func newTurns() *turns {
 
 // take waits until a call of who may be answered. Unless there is an error, end has to be called after that.
 func (t *turns) take(ctx context.Context, who *Who) (end func(), err error) {
-	if !t.enter(who) {
+	if !t.count(who, +1) {
 		return nil, status.Errorf(codes.ResourceExhausted, "%d of your calls are in progress: make fewer at a time", mostOfCaller)
 	}
-	doneNarrow, ok := func() {}, true
-	if !who.Full || who.Limited() {
-		doneNarrow, ok = t.narrow.Take(ctx)
+	var held []func()
+	end = func() {
+		for _, done := range held {
+			done()
+		}
+		t.count(who, -1)
 	}
-	if !ok {
-		t.leave(who)
-		return nil, errNoTurn
+	wanted := []*throttle.Turns{t.narrow, t.all}
+	if who.Full && !who.Limited() {
+		wanted = wanted[1:]
 	}
-	done, ok := t.all.Take(ctx)
-	if !ok {
-		doneNarrow()
-		t.leave(who)
-		return nil, errNoTurn
+	for _, w := range wanted {
+		done, ok := w.Take(ctx)
+		if !ok {
+			end()
+			return nil, status.Error(codes.ResourceExhausted, "other calls of the admin API take too long: try again later")
+		}
+		held = append(held, done)
 	}
-	return func() {
-		done()
-		doneNarrow()
-		t.leave(who)
-	}, nil
+	return end, nil
 }
 
-// errNoTurn is the error of a call that has waited in vain.
-var errNoTurn = status.Error(codes.ResourceExhausted, "other calls of the admin API take too long: try again later")
-
-// enter counts a call, and reports whether there are not too many of who.
-func (t *turns) enter(who *Who) bool {
+// count counts calls of who that begin or end, and reports whether there are not too many.
+func (t *turns) count(who *Who, delta int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.callers[who.Name] >= mostOfCaller {
+	n := t.callers[who.Name] + delta
+	switch {
+	case n > mostOfCaller:
 		return false
-	}
-	t.callers[who.Name]++
-	return true
-}
-
-func (t *turns) leave(who *Who) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.callers[who.Name]--; t.callers[who.Name] == 0 {
+	case n == 0:
 		delete(t.callers, who.Name)
+	default:
+		t.callers[who.Name] = n
 	}
+	return true
 }

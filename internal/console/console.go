@@ -170,35 +170,23 @@ func (u *console) guarded(p page) http.HandlerFunc {
 		if err != nil {
 			v.Page, v.Title, v.Error, v.Hint = "error", errorTitle(code), status.Convert(err).Message(), hint(code)
 		}
-		text, err := u.text(v)
-		made() // before it is sent, which may take long
-		send(w, httpStatus(code), text, err)
+		u.render(w, httpStatus(code), v, made)
 	}
 }
 
-// render writes a page.
-func (u *console) render(w http.ResponseWriter, code int, v view) {
-	text, err := u.text(v)
-	send(w, code, text, err)
-}
-
-// text returns a page.
-func (u *console) text(v view) ([]byte, error) {
+// render makes a page, calls made, and sends it, which may take long.
+func (u *console) render(w http.ResponseWriter, code int, v view, made func()) {
 	v.Version, v.Guarded = u.Version, u.Sessions.Guarded()
 	var b bytes.Buffer
 	err := u.pages.ExecuteTemplate(&b, v.Page, v)
-	return b.Bytes(), err
-}
-
-// send writes a page, unless there is an error.
-func send(w http.ResponseWriter, code int, text []byte, err error) {
+	made()
 	if err != nil {
 		http.Error(w, "this page cannot be shown: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(text) // whoever asked has gone
+	_, _ = w.Write(b.Bytes()) // whoever asked has gone
 }
 
 // httpStatus returns the status of a page that shows an error.

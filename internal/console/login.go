@@ -59,7 +59,7 @@ func (u *console) loginPage(w http.ResponseWriter, err error) {
 		code = http.StatusUnauthorized
 		v.Error = "The token is refused. Is it complete, and is it still in the file of ADMIN_TOKEN_FILE or ADMIN_READ_TOKEN_FILE?"
 	}
-	u.render(w, code, v)
+	u.render(w, code, v, func() {})
 }
 
 func (u *console) login(w http.ResponseWriter, r *http.Request) {

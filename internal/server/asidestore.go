@@ -14,7 +14,8 @@ import (
 // than 64 KiB, so that decisions, which come in between, do not wait for long.
 const asideAtOnce = 64
 
-// asideStore asks Redis for operators over a connection of their own, so that no decision is queued behind what they ask.
+// asideStore asks Redis for operators over a connection of their own, so that no decision is queued behind what they ask. It says nothing
+// of what it meets there, since decisions meet it too.
 type asideStore struct {
 	*redis.Backend // for decisions
 
@@ -26,20 +27,10 @@ func (s asideStore) Run(ctx context.Context) error {
 	if s.aside == nil {
 		return s.Backend.Run(ctx)
 	}
-	var other error
-	var both sync.WaitGroup
-	both.Go(func() { other = s.aside.Run(ctx) })
-	err := s.Backend.Run(ctx)
-	both.Wait()
-	return errors.Join(err, other)
-}
-
-// SetDomains is [redis.Backend.SetDomains] of both.
-func (s asideStore) SetDomains(names []string) {
-	s.Backend.SetDomains(names)
-	if s.aside != nil {
-		s.aside.SetDomains(names)
-	}
+	var other sync.WaitGroup
+	defer other.Wait()
+	other.Go(func() { _ = s.aside.Run(ctx) }) // which fails as the other one does
+	return s.Backend.Run(ctx)
 }
 
 // Apply implements [backend.Backend]. Where the near cache adds operations they come first.

@@ -118,7 +118,7 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *tas
 			for d := range set.Domains() {
 				names = append(names, d.Name)
 			}
-			both.SetDomains(names)
+			b.SetDomains(names)
 			return check(set)
 		}, true
 	}

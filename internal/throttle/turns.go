@@ -31,10 +31,6 @@ func (t *Turns) Take(ctx context.Context) (done func(), ok bool) {
 	}
 	began := time.Now()
 	return func() {
-		if t.rest == 0 {
-			<-t.places
-			return
-		}
 		time.AfterFunc(min(time.Duration(t.rest)*time.Since(began), longestRest), func() { <-t.places })
 	}, true
 }
