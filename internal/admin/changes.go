@@ -283,5 +283,5 @@ func (s *Service) tell(ctx context.Context, who *Who, a *audit.Act, err error) {
 		s.audit.LogAttrs(ctx, slog.LevelWarn, "a change failed, and may have been made", append(attrs, slog.String("failed", a.Failed))...)
 		return
 	}
-	s.audit.LogAttrs(ctx, slog.LevelWarn, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)
+	s.audit.LogAttrs(ctx, slog.LevelInfo, "an operator made a change", append(attrs, slog.String("before", a.Before), slog.String("after", a.After))...)
 }

@@ -139,7 +139,7 @@ func (w *Watch) accept(g given, set *descriptors.Set, problems descriptors.Probl
 	w.announceOverlay(set)
 	switch {
 	case old == nil:
-		w.log.Warn("rules loaded", "rules", rules(set), "files", len(set.Files())) // at the default level, as the reference does
+		w.log.Info("rules loaded", "rules", rules(set), "files", len(set.Files()))
 	case known:
 		w.announce(set, o.Changes)
 	}
@@ -240,7 +240,7 @@ func (w *Watch) announce(set *descriptors.Set, changes *descriptors.Summary) {
 	if more > 0 {
 		shown += fmt.Sprintf("; and %d more", more)
 	}
-	w.log.Warn("rules changed", "changes", shown, "rules", rules(set), "files", len(set.Files()))
+	w.log.Info("rules changed", "changes", shown, "rules", rules(set), "files", len(set.Files()))
 }
 
 // rules counts the rules of a set.

@@ -30,7 +30,7 @@ func (v *Server) announce(ctx context.Context) error {
 		if why := v.away(); why != "" {
 			attrs = append(attrs, "away", why)
 		}
-		v.log.WarnContext(ctx, "serving", attrs...)
+		v.log.InfoContext(ctx, "serving", attrs...)
 	} else {
 		_, _ = io.WriteString(v.config.Stdout, v.banner()) // what cannot be printed can be told nobody
 	}

@@ -43,7 +43,7 @@ func (v *Server) bound() {
 		Reached: func(what string) {
 			if what == "" {
 				component.Set(true, "")
-				v.log.Warn("there is room for connections again")
+				v.log.Info("there is room for connections again")
 				return
 			}
 			component.Degrade(what)

@@ -34,7 +34,7 @@ func NewLogger(w io.Writer, s settings.Settings) *slog.Logger {
 
 // NewAuditLogger returns a logger for what operators change: lines of JSON, whatever else is configured.
 func NewAuditLogger(w io.Writer, s settings.Settings) *slog.Logger {
-	s.Log.Format, s.Log.Level = "json", settings.Level(slog.LevelWarn)
+	s.Log.Format, s.Log.Level = "json", settings.Level(slog.LevelInfo)
 	return NewLogger(w, s)
 }
 

@@ -86,7 +86,7 @@ func logShedding(log *slog.Logger, read func() shed) task.Func {
 				logKinds(log, before, last, n)
 				last, latest = n, now
 			case !began.IsZero() && now.Sub(latest) >= shedQuiet:
-				log.Warn("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
+				log.Info("the overload is over", append(n.since(before), "seconds", int(latest.Sub(began)/time.Second)+1)...)
 				before, began = n, time.Time{}
 			}
 		}
@@ -110,7 +110,7 @@ func (v *Server) flooded(on bool) {
 		v.log.Warn("too many calls wait for their message, so those that have waited longest are refused: clients send headers and nothing else",
 			"setting", "GRPC_MAX_WAITING_CALLS="+strconv.Itoa(v.settings.GRPC.MaxWaiting))
 	} else {
-		v.log.Warn("calls that wait for their message are no longer too many")
+		v.log.Info("calls that wait for their message are no longer too many")
 	}
 	v.garbage.expect(on)
 }

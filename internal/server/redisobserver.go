@@ -74,7 +74,7 @@ func (o redisObserver) event(e remote.Event) {
 	case redis.EventMaxMemory:
 		o.log.Warn("redis may evict counters, which lifts limits early: set maxmemory-policy to noeviction or volatile-ttl", attrs...)
 	case redis.EventMasterChanged:
-		o.log.Warn("the sentinels name a different master", attrs...)
+		o.log.Info("the sentinels name a different master", attrs...)
 	case redis.EventDenied:
 		o.log.Error("the redis user lacks permissions that decisions need", attrs...)
 	case redis.EventLimited:

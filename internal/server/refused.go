@@ -68,7 +68,7 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	if i >= 0 && v.Statuses[i].ChargedLate { // it refuses nothing; another one may
 		i = slices.IndexFunc(v.Statuses, func(s limiter.Status) bool { return s.Over && !s.ChargedLate })
 	}
-	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelWarn) {
+	if i < 0 || i >= len(r.Descriptors) || !l.log.Enabled(context.Background(), slog.LevelInfo) {
 		return
 	}
 	s := &v.Statuses[i]
@@ -92,7 +92,7 @@ func (l *refusedLog) refused(r *limiter.Request, v *limiter.Verdict) {
 	if l.values {
 		attrs = append(attrs, slog.String("descriptor", r.Descriptors[i].Text(longestLogged)))
 	}
-	l.log.LogAttrs(context.Background(), slog.LevelWarn, "a request was refused", attrs...)
+	l.log.LogAttrs(context.Background(), slog.LevelInfo, "a request was refused", attrs...)
 }
 
 // sample reports whether a refusal at now is to be logged, and how many have been omitted since the last one that was.

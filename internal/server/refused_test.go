@@ -28,7 +28,7 @@ func refusal(path string, e ...descriptors.Entry) (*limiter.Request, *limiter.Ve
 // refusedLogAt logs into b; its clock shows now.
 func refusedLogAt(w io.Writer, now *time.Time, values bool) *refusedLog {
 	var s settings.Settings
-	s.Log.Level, s.Log.Format = settings.Level(slog.LevelWarn), "json"
+	s.Log.Level, s.Log.Format = settings.Level(slog.LevelInfo), "json"
 	return &refusedLog{log: NewLogger(w, s), values: values, now: func() time.Time { return *now }, seed: maphash.MakeSeed()}
 }
 
@@ -53,7 +53,7 @@ func TestRefusalsAreSampled(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		`"level":"warning","@message":"a request was refused"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
+		`"level":"info","@message":"a request was refused"`, `"domain":"shop"`, `"rule":"shop.user"`, `"retry_after_seconds":42`, `"limit":"3 per minute"`,
 	} {
 		if !strings.Contains(lines[0], want) {
 			t.Errorf("%s lacks %s", lines[0], want)

@@ -230,7 +230,7 @@ func (s *sealedStore) report(others []string) {
 		s.part = s.health.Add("cache key secret", true, "")
 	}
 	if len(others) == 0 {
-		s.log.Warn("all replicas have the same CACHE_KEY_SECRET_FILE again")
+		s.log.Info("all replicas have the same CACHE_KEY_SECRET_FILE again")
 		s.part.Set(true, "")
 		return
 	}

@@ -277,7 +277,7 @@ func (v *Server) group() *task.Group {
 	if v.overlay != nil {
 		g.Add(v.overlay)
 	}
-	g.Add(v.watcher, logShedding(v.log, v.shed))
+	g.Add(v.watcher, logShedding(v.log, v.shed), logRejections(v.log, v.limiter.Tallies))
 	if v.top != nil {
 		g.Add(v.top)
 	}

@@ -186,7 +186,7 @@ func (o *storeObserver) breaker(name, state string) {
 		}
 	}
 	if now == breakerClosed && n.loggedOpen.Swap(false) && state != remote.Gone {
-		o.log.Warn("the store answers again", "store", o.name, "node", name)
+		o.log.Info("the store answers again", "store", o.name, "node", name)
 	}
 }
 

@@ -185,7 +185,7 @@ func operation(s *Settings) []variable {
 		{"ADMIN_READ_TLS_SAN", "", names, &s.Admin.ReadSANs, "", "the same for ADMIN_READ_TOKEN_FILE (ours)"},
 		{"ADMIN_TOKENS_IN_CLEAR", "false", boolean, &s.Admin.TokensInClear, "", "accept tokens also over a network without TLS, where others can read them; from this machine they always are (ours)"},
 		{"DRAIN_DELAY", "5s", duration, &s.DrainDelay, "", "how long to continue serving after SIGTERM, while already unhealthy (ours)"},
-		{"LOG_LEVEL", "WARN", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
+		{"LOG_LEVEL", "INFO", level, &s.Log.Level, "", "`panic`, `fatal`, `error`, `warn`, `info`, `debug` or `trace`"},
 		{"LOG_FORMAT", "text", text, &s.Log.Format, "", "`text` or `json`; anything else is `text`"},
 		{"LOG_REFUSED", "false", boolean, &s.Log.Refused, "", "log refused requests, with rule, limit and domain: for each rule the first 10 in a second, and then one in 1,000 (ours)"},
 		{"LOG_REFUSED_VALUES", "false", boolean, &s.Log.RefusedValues, "", "the same, with the keys and values of the descriptor, which are data of end users (ours)"},

@@ -265,7 +265,7 @@ func (t *Tenants) Load(files []Input, unread ...Problem) error {
 	before := t.file.Swap(l.table)
 	t.status.Store(&status)
 	t.config.Event(Loaded)
-	t.log.Warn("tenants loaded", "tenants", status.Tenants, "before", before.len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
+	t.log.Info("tenants loaded", "tenants", status.Tenants, "before", before.len(), "files", len(files), "took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

@@ -123,7 +123,7 @@ func (s *Sink) flush(ctx context.Context) (ok bool) {
 	if err == nil {
 		if s.loggedFailure && s.proven {
 			s.loggedFailure = false
-			s.log.Warn("statistics are sent again", "sink", s.String(), "address", s.config.Address)
+			s.log.Info("statistics are sent again", "sink", s.String(), "address", s.config.Address)
 		}
 		s.proven = true
 		return true
