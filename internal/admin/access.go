@@ -24,11 +24,11 @@ import (
 
 // Access decides who may do what is not for everybody who reaches a listener: call the admin API, take profiles.
 //
-// With tokens or names of certificates everybody needs one, wherever they call from. Without any, only callers on this machine
-// are let in: on a unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this
-// process calls from another loopback address on behalf of others, as Istio's does from 127.0.0.6. What changes something is
-// then served only if, besides, no other machine can reach the listener. What counts is the address of the connection, never
-// what callers say about themselves.
+// Callers on the admin socket are the user of this process, and may do everything. With tokens or names of certificates all
+// others need one, wherever they call from. Without any, only callers on this machine may look, and nothing can be changed: on
+// a unix socket, whose file mode says who they are, or from 127.0.0.1 or ::1 exactly, for a proxy beside this process calls from
+// another loopback address on behalf of others, as Istio's does from 127.0.0.6. What counts is the address of the connection,
+// never what callers say about themselves.
 type Access struct {
 	TokenFile      string       // ADMIN_TOKEN_FILE, for everything; it is read for each call with a token, so it may change
 	ReadTokenFile  string       // ADMIN_READ_TOKEN_FILE, for looking; likewise
@@ -36,7 +36,8 @@ type Access struct {
 	ReadNames      []string     // ADMIN_READ_TLS_SAN: the same, for looking
 	ReadSeesValues bool         // whether those who may only look see values of end users
 	InClear        bool         // whether tokens are good also over a network without TLS
-	Listener       net.Addr     // that callers connect to; nil counts as one that everybody can reach
+	Socket         string       // the path of the admin socket; empty if there is none
+	Listener       net.Addr     // that those connect to who take profiles; nil counts as one that everybody can reach
 	Host           string       // the variable that says where it is, for errors: GRPC_HOST if empty
 	Guard          *Guard       // against those who guess; nil is none
 	Log            *slog.Logger // gets files that cannot be used; nil discards
@@ -47,6 +48,7 @@ type Caller struct {
 	From          net.Addr
 	Authorization []string             // as sent
 	TLS           *tls.ConnectionState // nil without TLS
+	OnSocket      bool                 // on the admin socket
 }
 
 // Who is somebody whom Access let in.
@@ -96,10 +98,11 @@ func (a *Access) Allow(c Caller, change bool) (Who, error) {
 }
 
 func (a *Access) who(c Caller, change bool) (Who, error) {
-	if a.Guarded() {
-		return a.identified(c, change)
-	}
 	switch {
+	case c.OnSocket && (len(c.Authorization) == 0 || !a.Guarded()):
+		return Who{Name: local, Full: true}, nil
+	case a.Guarded():
+		return a.identified(c, change)
 	case !exactlyLocal(c.From):
 		set := "ADMIN_TOKEN_FILE"
 		if a.Host == debugHost && c.TLS == nil {
@@ -107,11 +110,12 @@ func (a *Access) who(c Caller, change bool) (Who, error) {
 		}
 		return Who{}, status.Errorf(codes.PermissionDenied,
 			"without ADMIN_TOKEN_FILE this is for callers from 127.0.0.1, from ::1 or on a unix socket: set %s to let others in with a token", set)
-	case change && !private(a.Listener):
-		return Who{Name: local}, status.Errorf(codes.PermissionDenied,
-			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
+	case change:
+		return Who{Name: local}, status.Error(codes.PermissionDenied,
+			"without ADMIN_TOKEN_FILE this may be read, and not changed, because other programs of this machine could call it: "+
+				"run the command as the server's user and without --addr, or set ADMIN_TOKEN_FILE")
 	}
-	return Who{Name: local, Full: true}, nil
+	return Who{Name: local}, nil
 }
 
 // local is the name of callers on this machine who need no other.
@@ -209,7 +213,12 @@ func (a *Access) log() *slog.Logger {
 // AllowHTTP returns 200 if the sender of a request may see what only callers who may change something do, or else the
 // status to answer with, and why.
 func (a *Access) AllowHTTP(r *http.Request) (code int, why string) {
-	who, err := a.Allow(Caller{remote(r), r.Header.Values("Authorization"), r.TLS}, true)
+	who, err := a.Allow(Caller{From: remote(r), Authorization: r.Header.Values("Authorization"), TLS: r.TLS}, a.Guarded())
+	if err == nil && !a.Guarded() && !private(a.Listener) {
+		a.Guard.refused()
+		err = status.Errorf(codes.PermissionDenied,
+			"without ADMIN_TOKEN_FILE this is served only where no other machine can connect: set ADMIN_TOKEN_FILE, or %s to 127.0.0.1", cmp.Or(a.Host, "GRPC_HOST"))
+	}
 	switch {
 	case err == nil && who.Limited():
 		a.Guard.refused()
@@ -233,6 +242,7 @@ func (a *Access) allow(ctx context.Context, change bool) (Who, error) {
 	var c Caller
 	if p, ok := peer.FromContext(ctx); ok {
 		c.From = p.Addr
+		c.OnSocket = a.Socket != "" && p.LocalAddr != nil && p.LocalAddr.Network() == "unix" && p.LocalAddr.String() == a.Socket
 		if err, ok := ctx.Value(deniedKey{}).(error); ok {
 			return Who{From: text(c.From)}, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -46,7 +47,13 @@ const begin = engine.Micros(20_000 * 86_400 * 1_000_000)
 
 func start(t *testing.T, rules string) *server {
 	t.Helper()
-	return startOn(t, rules, testkit.Listen(t), admin.Config{})
+	return startOn(t, rules, socket(t), admin.Config{})
+}
+
+// socket listens on a unix socket, on which callers may do everything.
+func socket(t *testing.T) net.Listener {
+	t.Helper()
+	return testkit.ListenOn(t, "unix", filepath.Join(t.TempDir(), "s"))
 }
 
 func startOn(t *testing.T, rules string, ln net.Listener, c admin.Config) *server {
@@ -69,8 +76,8 @@ func (s *server) serve(t *testing.T, store backend.Backend, ln net.Listener, c a
 	c.Access.InClear = true
 	c.Log = slog.New(slog.NewTextHandler(&s.log, nil))
 	c.Audit = c.Log
-	if c.Access.Listener == nil {
-		c.Access.Listener = ln.Addr()
+	if ln.Addr().Network() == "unix" && c.Access.Socket == "" {
+		c.Access.Socket = ln.Addr().String()
 	}
 	g := grpc.NewServer()
 	s.service = admin.New(s.limiter, c)

@@ -34,8 +34,10 @@ import (
 )
 
 // called is the context of a call from this machine with a request ID.
+const socketPath = "admin.sock" // of those who call in this process
+
 func called(ctx context.Context, id string) context.Context {
-	ctx = peer.NewContext(ctx, &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}})
+	ctx = peer.NewContext(ctx, &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}, LocalAddr: &net.UnixAddr{Name: socketPath, Net: "unix"}})
 	return metadata.NewIncomingContext(ctx, metadata.Pairs("x-request-id", id))
 }
 
@@ -54,7 +56,7 @@ func inProcess(t *testing.T, access admin.Access) (*admin.Service, *server) {
 // TestRepeated: a call that is made again within ten minutes, with the ID that it had, gets the same answer and changes nothing.
 func TestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, s := inProcess(t, admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
+		a, s := inProcess(t, admin.Access{Socket: socketPath})
 		s.hit(t, "shop", 3, "user", "u1")
 		grant := &adminv1.GrantRequest{Domain: "shop", Entries: entries("user", "u1"), Hits: 1}
 		ask := func(id string, q *adminv1.GrantRequest) (uint64, error) {
@@ -349,7 +351,7 @@ func TestWatchHTTP(t *testing.T) {
 // TestAuditOfStrangers: calls that are refused are counted by caller, whether their permission lacks or what they ask for cannot be, and
 // push out nothing that was changed.
 func TestAuditOfStrangers(t *testing.T) {
-	a, _ := inProcess(t, admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
+	a, _ := inProcess(t, admin.Access{Socket: socketPath})
 	q := &adminv1.BlockRequest{Domain: "shop", Entries: entries("user", "u1"), For: durationpb.New(time.Hour)}
 	near := called(t.Context(), "")
 	for range 3 {

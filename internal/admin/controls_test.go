@@ -12,7 +12,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
 
@@ -88,7 +87,7 @@ func TestInvalidControls(t *testing.T) {
 // TestControlPages: a list comes in pages, sorted by domain and entries, with bytes that are no UTF-8 as they are.
 func TestControlPages(t *testing.T) {
 	all := controls.New(controls.Config{})
-	s := startOn(t, shop, testkit.Listen(t), admin.Config{Controls: all})
+	s := startOn(t, shop, socket(t), admin.Config{Controls: all})
 	for i := range 5 {
 		if _, err := s.Block(t.Context(), block("shop", time.Hour, "user", fmt.Sprintf("u%d", 4-i))); err != nil {
 			t.Fatal(err)

@@ -74,7 +74,7 @@ func TestReset(t *testing.T) {
 	}
 	want := ` domain=shop keys=[user] what=reset reason="" before="shop.user: 0 left" after="shop.user: 3 left"`
 	if log := s.log.String(); !strings.HasPrefix(log, "time=") || !strings.Contains(log, `msg="an operator made a change" method=Reset `) ||
-		!strings.Contains(log, ` by="this machine" from=127.0.0.1:`) || !strings.Contains(log, want) || strings.Contains(log, "u1") {
+		!strings.Contains(log, ` by="this machine" from="unix socket"`) || !strings.Contains(log, want) || strings.Contains(log, "u1") {
 		t.Errorf("the log does not tell who reset what and when, or tells of values: %q", log)
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
-	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -115,7 +114,7 @@ func TestUnavailable(t *testing.T) {
 	wantStatus(t, err, codes.Unavailable, "no rate limit configuration loaded")
 
 	down := &server{}
-	down.serve(t, broken{}, testkit.Listen(t), admin.Config{})
+	down.serve(t, broken{}, socket(t), admin.Config{})
 	down.load(t, shop)
 	_, err = down.Reset(t.Context(), &adminv1.ResetRequest{Domain: "shop", Entries: entries("user", "u1")})
 	wantStatus(t, err, codes.Unavailable, "connection refused")

@@ -13,12 +13,16 @@ import (
 
 // TestHTTPSaysWhatIsWrong: what cannot be what the caller meant is refused, and says what would be right; nothing is done.
 func TestHTTPSaysWhatIsWrong(t *testing.T) {
-	access := admin.Access{Listener: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}
+	access := admin.Access{TokenFile: tokenFile(t, "secret")}
 	a, _ := inProcess(t, access)
-	h, err := a.Handler(t.Context(), access)
+	guarded, err := a.Handler(t.Context(), access)
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set("Authorization", "Bearer secret")
+		guarded.ServeHTTP(w, r)
+	})
 	const block = `{"domain":"shop","entries":[{"key":"user","value":"ann"}],"for":"60s"`
 	for _, tt := range []struct {
 		method, path, body string

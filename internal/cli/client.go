@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/smallfile"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
@@ -35,22 +36,25 @@ type client struct {
 	tls       bool
 	tokenFile string
 
-	home  string // where a server with the same environment serves gRPC to this machine
-	port  string // its port; empty if wrong says why that is not known
-	wrong error  // with the variables that say where it serves
-	named bool   // home is that of RATELIMITD_ADDR
-	https bool   // the address is a URL that asks for TLS
-	token string // of tokenFile
-	seen  sighting
+	home   string      // where a server with the same environment serves gRPC to this machine
+	port   string      // its port; empty if wrong says why that is not known
+	wrong  error       // with the variables that say where it serves
+	named  bool        // home is that of RATELIMITD_ADDR
+	given  func() bool // an address is given, or how to reach one
+	socket string      // the path of its admin socket, which is asked unless an address is given
+	https  bool        // the address is a URL that asks for TLS
+	token  string      // of tokenFile
+	seen   sighting
 }
 
 // add adds the flags to a command.
 func (c *client) add(p *program, cmd *cobra.Command) {
 	c.findHome(p)
+	c.given = func() bool { return c.named || c.secure() || cmd.Flags().Changed("addr") }
 	if strings.Contains(cmd.Use, "DOMAIN") {
 		cmd.ValidArgsFunction = c.complete(p)
 	}
-	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else $GRPC_PORT, $GRPC_UDS)")
+	cmd.Flags().StringVar(&c.addr, "addr", c.home, "gRPC address of the server: a host, host:port, a URL or unix:PATH ($RATELIMITD_ADDR, or else the socket of $ADMIN_SOCKET, or $GRPC_PORT, $GRPC_UDS)")
 	c.timeout = 5 * time.Second
 	cmd.Flags().Var((*spanFlag)(&c.timeout), "timeout", "how long to wait for an answer")
 	cmd.Flags().BoolVar(&c.tls, "tls", false, "use TLS ($GRPC_SERVER_USE_TLS on the server)")
@@ -74,11 +78,12 @@ func (c *client) findHome(p *program) {
 	if c.wrong != nil {
 		c.port = ""
 	}
-	s, _ := settings.Only(p.environ, "GRPC_UDS", "ADMIN_TOKEN_FILE") // which take any text
+	s, _ := settings.Only(p.environ, "GRPC_UDS", "ADMIN_TOKEN_FILE", "ADMIN_SOCKET") // which take any text
 	c.tokenFile = s.Admin.TokenFile
 	if s.GRPC.UDS != "" {
 		c.home = "unix:" + s.GRPC.UDS
 	}
+	c.socket = adminsocket.Path(s.Admin.Socket, port.GRPC.Port)
 	if there := p.env(addrVariable); there != "" {
 		c.home, c.named = there, true
 	}
@@ -88,6 +93,9 @@ func (c *client) findHome(p *program) {
 func (c *client) connect() (*grpc.ClientConn, error) {
 	if c.timeout <= 0 {
 		return nil, fmt.Errorf("--timeout %s: must be a duration above 0, such as 500ms or 5s", descriptors.SpanText(c.timeout))
+	}
+	if !c.given() && adminsocket.Usable(c.socket) {
+		c.addr = "unix:" + c.socket
 	}
 	if c.wrong != nil && c.addr == c.home && !c.named && !strings.HasPrefix(c.home, "unix:") {
 		return nil, c.wrong

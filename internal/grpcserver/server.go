@@ -64,6 +64,7 @@ type Service interface {
 // Config configures a Server. Its zero value serves in plain text, without reflection.
 type Config struct {
 	TLS                   *tls.Config       // nil means plain text
+	ClearSocket           string            // path of a unix socket whose connections are in plain text all the same
 	MaxConnectionAge      time.Duration     // GRPC_MAX_CONNECTION_AGE; 0 means no limit, as there
 	MaxConnectionAgeGrace time.Duration     // GRPC_MAX_CONNECTION_AGE_GRACE, for calls that are then running; 0 means no limit
 	Reflection            bool              // GRPC_REFLECTION
@@ -153,7 +154,7 @@ func New(service Service, c Config) *Server {
 		// Clients need not offer HTTP/2 by ALPN, which probes of Envoy do only if told to. Of NewTLS this differs in nothing else.
 		secured = alpn.NewTLSWithALPNDisabled(c.TLS)
 	}
-	options = append(options, grpc.Creds(handshakes{secured, c.Hooks}))
+	options = append(options, grpc.Creds(handshakes{secured, c.ClearSocket, c.Hooks}))
 	if c.Stats != nil {
 		options = append(options, grpc.StatsHandler(c.Stats))
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// socketMode allows the owner and the group of a unix socket to connect.
-const socketMode fs.FileMode = 0o660
+// GroupMode is the mode of a unix socket to which the owner and the group may connect.
+const GroupMode fs.FileMode = 0o660
 
 // ListenTCP listens on address, such as 0.0.0.0:8081. The port is not shared: a second server on it fails.
 func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
@@ -25,17 +25,17 @@ func ListenTCP(ctx context.Context, address string) (net.Listener, error) {
 }
 
 // ListenUnix listens on a unix socket at path, after removing a socket that a dead server left there. Anything else
-// there, including a socket that answers, is an error. Only the owner and the group of the process may connect.
-func ListenUnix(ctx context.Context, path string) (net.Listener, error) {
+// there, including a socket that answers, is an error. Its mode says who may connect.
+func ListenUnix(ctx context.Context, path string, mode fs.FileMode) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, err)
 	}
-	lc := net.ListenConfig{Control: restrict}
+	lc := net.ListenConfig{Control: restrict(mode)}
 	l, err := lc.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listening for gRPC: %w", err)
 	}
-	if err := os.Chmod(path, socketMode); err != nil {
+	if err := os.Chmod(path, mode); err != nil {
 		return nil, fmt.Errorf("listening for gRPC on the unix socket %s: %w", path, errors.Join(err, l.Close()))
 	}
 	return l, nil

@@ -11,7 +11,7 @@ import (
 // them.
 func TestSocketIsNeverOpenToAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	lc := net.ListenConfig{Control: restrict}
+	lc := net.ListenConfig{Control: restrict(GroupMode)}
 	l, err := lc.Listen(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -21,7 +21,7 @@ func TestSocketIsNeverOpenToAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if more := info.Mode().Perm() &^ socketMode; more != 0 {
-		t.Errorf("the mode is %v, which is more than %v", info.Mode().Perm(), socketMode)
+	if more := info.Mode().Perm() &^ GroupMode; more != 0 {
+		t.Errorf("the mode is %v, which is more than %v", info.Mode().Perm(), GroupMode)
 	}
 }

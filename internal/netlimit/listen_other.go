@@ -2,7 +2,10 @@
 
 package netlimit
 
-import "syscall"
+import (
+	"io/fs"
+	"syscall"
+)
 
 // restrict does nothing: only Linux creates the file of a unix socket with the socket's mode.
-func restrict(string, string, syscall.RawConn) error { return nil }
+func restrict(fs.FileMode) func(network, address string, c syscall.RawConn) error { return nil }

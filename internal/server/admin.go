@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
+	"github.com/ratelimitd/ratelimitd/internal/adminsocket"
 	"github.com/ratelimitd/ratelimitd/internal/console"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
@@ -24,7 +26,7 @@ func (v *Server) serveAdmin(ctx context.Context) error {
 	denied := v.registry.Counter(stats.AdminDeniedTotal)
 	v.guard = admin.NewGuard(func() { denied.Add(1) })
 	a := admin.New(v.limiter, admin.Config{
-		Access:   v.access(v.listeners.grpc.Addr(), "GRPC_HOST"),
+		Access:   v.grpcAccess(),
 		Controls: v.controls,
 		Acts:     v.audit,
 		Tenants:  v.tenants,
@@ -117,6 +119,36 @@ func (v *Server) access(at net.Addr, host string) admin.Access {
 		Host:           host,
 		Guard:          v.guard,
 		Log:            v.log,
+	}
+}
+
+// grpcAccess is access for the gRPC server, which also serves on the admin socket.
+func (v *Server) grpcAccess() admin.Access {
+	a := v.access(v.listeners.grpc.Addr(), "GRPC_HOST")
+	a.Socket = v.adminSocket()
+	return a
+}
+
+// adminSocket returns the path of the admin socket, or "" if there is none.
+func (v *Server) adminSocket() string {
+	if v.listeners.admin == nil {
+		return ""
+	}
+	return v.listeners.admin.Addr().String()
+}
+
+// listenForAdmin opens the admin socket, if the admin API is on. Without it operators need a token, or may only look.
+func (v *Server) listenForAdmin(ctx context.Context) {
+	if !v.settings.Admin.On {
+		return
+	}
+	port := v.settings.GRPC.Port
+	if at, ok := v.listeners.grpc.Addr().(*net.TCPAddr); ok {
+		port = strconv.Itoa(at.Port)
+	}
+	var err error
+	if v.listeners.admin, err = adminsocket.Listen(ctx, v.settings.Admin.Socket, port); err != nil {
+		v.log.WarnContext(ctx, "there is no admin socket, so commands on this machine need a token to change anything", "error", err)
 	}
 }
 

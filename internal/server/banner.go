@@ -86,6 +86,9 @@ func (v *Server) banner() string {
 		line("rules", "%s from %s", descriptors.CountText(rules, "rule"), v.origin(len(set.Files())))
 	}
 	line("gRPC", "%s", v.listeners.grpc.Addr())
+	if path := v.adminSocket(); path != "" {
+		line("admin", "%s  ratelimitd top, block, lift and others, as this user", path)
+	}
 	line("HTTP", "%s  /json /healthcheck /livez /readyz", v.listeners.http.Addr())
 	pages := "/rlconfig /stats /metrics /debug/pprof/"
 	if v.console != nil {

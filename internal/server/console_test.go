@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,10 +52,14 @@ func (b *browser) open(t *testing.T, path string) io.Reader {
 	return answer.Body
 }
 
-// browse starts a server with rules and tokens, and returns a browser for it.
+// browse starts a server with rules and tokens, and returns a browser for it, in which ann has logged in, unless env says who may.
 func browse(t *testing.T, env ...string) (v *Server, b *browser) {
 	t.Helper()
 	dir := t.TempDir()
+	if !slices.ContainsFunc(env, func(pair string) bool { return strings.HasPrefix(pair, "ADMIN_") }) {
+		env = append(env, "ADMIN_TOKEN_FILE=DIR/full")
+		defer func() { b.post(t, "/ui/login", url.Values{"token": {"sesame-of-ann-0123456789abcdef"}}) }()
+	}
 	for name, text := range map[string]string{"config/shop.yaml": consoleRules, "full": "ann: sesame-of-ann-0123456789abcdef\n", "read": "looking-only-0123456789abcdef\n", "some": "eve[domains=search]: good-for-one-0123456789abcdef\n"} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
 			t.Fatal(err)
@@ -160,7 +165,7 @@ func TestConsoleStory(t *testing.T) {
 	}
 	const look = "/ui/descriptor?domain=shop&e=user%3Dann"
 	for path, wants := range map[string][]string{
-		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in memory", "!Log out"},
+		"/ui":                     {"Overview", "healthy", "2 rules in 1 domain,", "in memory", "Log out"},
 		"/ui/rules":               {"user", "3 per hour, sliding_log", "shop.yaml:3", "plan=&lt;b&gt;free&lt;/b&gt;", "!<b>free"},
 		"/ui/rules?q=bucket":      {"1 of 2", "!sliding_log"},
 		"/ui/rules?q=nobody":      {"No rule has all of these words"},
@@ -199,7 +204,7 @@ func TestConsoleStory(t *testing.T) {
 	}
 	b.post(t, "/ui/act", form) // which a browser does when the page is loaded again
 	a = b.get(t, "/ui/audit")
-	wantPage(t, "the audit", a, 200, "a &lt;good&gt; customer", "this machine")
+	wantPage(t, "the audit", a, 200, "a &lt;good&gt; customer", "ann")
 	if n := strings.Count(a.text, "a &lt;good&gt; customer"); n != 1 {
 		t.Errorf("confirmed twice with one request, it stands %d times in the audit", n)
 	}
@@ -268,7 +273,7 @@ func TestConsoleLogin(t *testing.T) {
 	wantPage(t, "a wrong token", a, 401, "The token is refused")
 
 	a = b.post(t, "/ui/login", url.Values{"token": {"looking-only-0123456789abcdef"}})
-	wantPage(t, "who looks", a, 200, "Overview", "looks only", "Log out")
+	wantPage(t, "who looks", a, 200, "Overview", "read only", "Log out")
 	a = b.get(t, "/ui/rule?path=shop.user")
 	wantPage(t, "a rule", a, 200, "user=#", "!ann")
 	a = b.get(t, "/ui/descriptor?domain=shop&e=user%3Dann")
@@ -456,7 +461,7 @@ func TestConsoleLive(t *testing.T) {
 
 // TestConsoleIsOff: without the admin API there is no console.
 func TestConsoleIsOff(t *testing.T) {
-	v := inProcess(t)
+	v := inProcess(t, "ADMIN=false")
 	testkit.Run(t, v.Run)
 	a := newBrowser(t, v).get(t, "/ui/")
 	wantPage(t, "off", a, 200, "!Overview", "!/ui/", "/rlconfig")

@@ -191,6 +191,9 @@ func (v *Server) drain(ctx context.Context) error {
 func (v *Server) serveGRPC(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() { failed <- v.grpc.Serve(v.listeners.grpc) }()
+	if v.listeners.admin != nil {
+		go func() { _ = v.grpc.Serve(v.listeners.admin) }() // it ends with the server; without it the others go on
+	}
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serving on %s: %w", v.listeners.grpc.Addr(), err)

@@ -16,6 +16,7 @@ import (
 type listeners struct {
 	grpc, http, debug net.Listener
 	prometheus        net.Listener // nil if it is off
+	admin             net.Listener // the socket; nil if it is off, or cannot be made
 }
 
 // listen opens all ports. If any cannot be opened it closes the others, and the error has a line for each.
@@ -36,7 +37,7 @@ func listen(ctx context.Context, s *settings.Settings) (listeners, error) {
 	}
 	if s.GRPC.UDS == "" {
 		add(&l.grpc, net.JoinHostPort(s.GRPC.Host, s.GRPC.Port), "GRPC_PORT")
-	} else if ln, err := netlimit.ListenUnix(ctx, s.GRPC.UDS); err != nil {
+	} else if ln, err := netlimit.ListenUnix(ctx, s.GRPC.UDS, netlimit.GroupMode); err != nil {
 		errs = append(errs, fmt.Errorf("%w (set by GRPC_UDS)", err))
 	} else {
 		l.grpc = ln

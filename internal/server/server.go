@@ -152,12 +152,12 @@ func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	if v.certs, err = newCerts(&s, log, v.registry); err != nil {
 		return nil, err
 	}
-	v.grpc = grpcserver.New(v.service, v.serving())
-	v.health.OnChange(v.grpc.SetServing)
-
 	if v.listeners, err = listen(ctx, &s); err != nil {
 		return nil, err
 	}
+	v.listenForAdmin(ctx)
+	v.grpc = grpcserver.New(v.service, v.serving())
+	v.health.OnChange(v.grpc.SetServing)
 	v.bound()
 	if err := v.serveAdmin(ctx); err != nil {
 		return nil, err
@@ -195,6 +195,7 @@ func (v *Server) serving() grpcserver.Config {
 	panics := v.registry.Counter(stats.PanicsTotal)
 	c := grpcserver.Config{
 		TLS:                   v.serverTLS(),
+		ClearSocket:           v.adminSocket(),
 		MaxConnectionAge:      v.settings.GRPC.MaxAge,
 		MaxConnectionAgeGrace: v.settings.GRPC.Grace,
 		Reflection:            v.settings.GRPC.Reflection,

@@ -25,7 +25,7 @@ func TestSidecar(t *testing.T) {
 		profiles int
 	}{
 		{"127.0.0.6", codes.PermissionDenied, http.StatusForbidden},
-		{"127.0.0.1", codes.Unavailable, http.StatusOK}, // which a reset is while there are no rules
+		{"127.0.0.1", codes.PermissionDenied, http.StatusOK}, // which may look
 	} {
 		v := inProcess(t, "ADMIN=true")
 		stop := testkit.Run(t, v.Run)

@@ -24,7 +24,7 @@ func TestReloadWithoutControlPlane(t *testing.T) {
 	v := inProcess(t, "ADMIN=true", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1")
 	stop := testkit.Run(t, v.Run)
 	defer stop()
-	conn, err := grpc.NewClient(v.listeners.grpc.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+v.adminSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

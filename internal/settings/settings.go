@@ -104,6 +104,7 @@ type Settings struct {
 	Admin          struct {
 		On             bool
 		TokenFile      string
+		Socket         string
 		ReadTokenFile  string
 		ReadSeesValues bool
 		SANs           []string

@@ -1,0 +1,126 @@
+package adminsocket
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const nobody = 65534
+
+// dialAs is set in a process of another user, which dials the socket that it names.
+const dialAs = "ADMINSOCKET_TEST_DIAL"
+
+func TestMain(m *testing.M) {
+	path := os.Getenv(dialAs)
+	if path == "" {
+		os.Exit(m.Run())
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		_, _ = os.Stdout.WriteString("cannot connect")
+		return
+	}
+	if n, err := c.Read(make([]byte, 1)); n == 0 && err == io.EOF {
+		_, _ = os.Stdout.WriteString("closed")
+	}
+}
+
+// echo accepts connections and writes a byte to each.
+func echo(t *testing.T, l net.Listener) {
+	t.Helper()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte{1})
+			_ = c.Close()
+		}
+	}()
+}
+
+func TestOnlyItsUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to be another user as well")
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "adminsocket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	program, path := filepath.Join(dir, "test"), filepath.Join(dir, "s")
+	if err := os.WriteFile(program, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Listen(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	echo(t, l)
+	if !Usable(path) {
+		t.Error("its user cannot use the socket")
+	}
+	stranger := func() string {
+		cmd := exec.CommandContext(t.Context(), program)
+		cmd.Dir, cmd.Env = "/", []string{dialAs + "=" + path}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if got := stranger(); got != "cannot connect" {
+		t.Errorf("another user: %q, want that the mode keeps it out", got)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if got := stranger(); got != "closed" {
+		t.Errorf("another user, with a mode that lets it in: %q, want that its connection is closed", got)
+	}
+}
+
+func TestDirectoryOfAnother(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	path := Path("", "8081")
+	l, err := Listen(t.Context(), "", "8081")
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo(t, l)
+	if !Usable(path) {
+		t.Error("the socket cannot be used")
+	}
+	if _, err := Listen(t.Context(), "", "8081"); err == nil || !strings.Contains(err.Error(), "another server answers on it") {
+		t.Errorf("a second server: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if Usable(path) {
+		t.Error("a socket that is gone is usable")
+	}
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(context.Background(), "", "8081"); err == nil || !strings.Contains(err.Error(), "set ADMIN_SOCKET to a path in a directory of this user") {
+		t.Errorf("a directory that others can read: %v", err)
+	}
+}
