@@ -93,7 +93,7 @@ func TestControlsFailover(t *testing.T) {
 				t.Helper()
 				said := ""
 				testkit.Eventually(t, "the command is carried out", func() bool {
-					cmd := exec.CommandContext(context.WithoutCancel(t.Context()), shipped.Path(t, "ratelimitd"), append(args, "--addr", d.At["GRPC"])...)
+					cmd := exec.CommandContext(context.WithoutCancel(t.Context()), shipped.Path(t, "ratelimitd"), append(args, "--addr", "unix:"+d.At["SOCKET"])...)
 					out, err := cmd.CombinedOutput()
 					said = string(out)
 					return err == nil

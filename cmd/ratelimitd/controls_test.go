@@ -28,7 +28,7 @@ descriptors:
 // command runs a command against d, and returns what it prints.
 func (d *daemon) command(name string, args ...string) string {
 	d.t.Helper()
-	args = append([]string{name, "--addr", d.At["GRPC"], "--timeout", patience.String()}, args...)
+	args = append([]string{name, "--addr", "unix:"+d.At["SOCKET"], "--timeout", patience.String()}, args...)
 	out, err := exec.CommandContext(d.t.Context(), shipped.Path(d.t, "ratelimitd"), args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("ratelimitd %s: %v\n%s", strings.Join(args, " "), err, out)
@@ -156,7 +156,7 @@ func TestControls(t *testing.T) {
 	once := metadata.AppendToOutgoingContext(t.Context(), "x-request-id", "once")
 	reset := &adminv1.ResetRequest{Domain: "shop", Entries: []*adminv1.Entry{{Key: "user", Value: "bob"}}}
 	for i, want := range []codes.Code{codes.OK, codes.OK, codes.AlreadyExists} {
-		if _, err := adminv1.NewAdminServiceClient(servers[i/2].dial()).Reset(once, reset); status.Code(err) != want {
+		if _, err := adminv1.NewAdminServiceClient(servers[i/2].operate()).Reset(once, reset); status.Code(err) != want {
 			t.Errorf("call %d: %v; want %v", i, err, want)
 		}
 	}

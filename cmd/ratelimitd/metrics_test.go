@@ -152,7 +152,7 @@ func everythingOverRedis(t *testing.T) string {
 		Domain: "shop", Entries: []*adminv1.Entry{{Key: "a"}, {Key: "allows"}}, For: durationpb.New(time.Hour),
 		To: &adminv1.Override{RequestsPerUnit: 3, Unit: adminv1.Unit_UNIT_DAY}, LimitName: "allows",
 	}
-	admin := adminv1.NewAdminServiceClient(d.dial())
+	admin := adminv1.NewAdminServiceClient(d.operate())
 	if _, err := admin.Block(t.Context(), blocked); err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,7 @@ func TestACLs(t *testing.T) {
 			if _, err := client.ShouldRateLimit(t.Context(), request("fixed", "b")); err != nil {
 				t.Errorf("without scripts: %v", err)
 			}
-			if out, err := exec.Command(shipped.Path(t, "ratelimitd"), "reset", "--addr", d.At["GRPC"], "shop", "fixed=a").CombinedOutput(); err != nil {
+			if out, err := exec.Command(shipped.Path(t, "ratelimitd"), "reset", "--addr", "unix:"+d.At["SOCKET"], "shop", "fixed=a").CombinedOutput(); err != nil {
 				t.Errorf("a reset: %v\n%s", err, out)
 			}
 			d.stop()

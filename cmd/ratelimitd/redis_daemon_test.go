@@ -87,7 +87,18 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, env ...string) *daemo
 // dial connects to d until the test ends.
 func (d *daemon) dial() *grpc.ClientConn {
 	d.t.Helper()
-	conn, err := grpc.NewClient(d.At["GRPC"], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return d.dialTo(d.At["GRPC"])
+}
+
+// operate connects to the admin socket of d until the test ends.
+func (d *daemon) operate() *grpc.ClientConn {
+	d.t.Helper()
+	return d.dialTo("unix:" + d.At["SOCKET"])
+}
+
+func (d *daemon) dialTo(target string) *grpc.ClientConn {
+	d.t.Helper()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		d.t.Fatal(err)
 	}

@@ -120,7 +120,7 @@ func TestRefusalRaised(t *testing.T) {
 		{"reset", func(t *testing.T, rule, value string) {
 			t.Helper()
 			out, err := exec.CommandContext(t.Context(), shipped.Path(t, "ratelimitd"),
-				"reset", "--addr", r.this.At["GRPC"], "--timeout", "1m", "shop", rule+"="+value).CombinedOutput()
+				"reset", "--addr", "unix:"+r.this.At["SOCKET"], "--timeout", "1m", "shop", rule+"="+value).CombinedOutput()
 			if err != nil {
 				t.Fatalf("ratelimitd reset: %v\n%s", err, out)
 			}

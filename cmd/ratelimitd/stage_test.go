@@ -115,7 +115,7 @@ func (s *stage) load(ctx context.Context, worker int) {
 // operate does what operators do.
 func (s *stage) operate() {
 	s.t.Helper()
-	api := adminv1.NewAdminServiceClient(s.shop.dial())
+	api := adminv1.NewAdminServiceClient(s.shop.operate())
 	if _, err := api.SetTenant(s.t.Context(), &adminv1.SetTenantRequest{Tenant: &adminv1.Tenant{Tenant: "acme", Plan: "gold"}}); err != nil {
 		s.t.Fatal(err)
 	}

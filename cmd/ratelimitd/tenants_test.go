@@ -78,7 +78,7 @@ func TestTenantsChangeUnderLoad(t *testing.T) {
 		return controlled{d, d.client()}
 	}
 	servers := []controlled{start(), start()}
-	api := adminv1.NewAdminServiceClient(servers[0].dial())
+	api := adminv1.NewAdminServiceClient(servers[0].operate())
 	plans := []string{"even", "odd"}
 	limit := func(round int) uint32 { return uint32(2_000_000 + round%2*1_000_000 + round) } // each has one of its own
 	first := &adminv1.ImportTenantsRequest{}

@@ -15,7 +15,7 @@ import (
 
 func TestListenUnix(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rl.sock")
-	l, err := netlimit.ListenUnix(t.Context(), path)
+	l, err := netlimit.ListenUnix(t.Context(), path, netlimit.GroupMode)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func TestListenUnix(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("in use", func(t *testing.T) {
-		if l, err := netlimit.ListenUnix(t.Context(), path); err == nil || !strings.Contains(err.Error(), "another server answers") {
+		if l, err := netlimit.ListenUnix(t.Context(), path, netlimit.GroupMode); err == nil || !strings.Contains(err.Error(), "another server answers") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
 		if _, err := c.ShouldRateLimit(t.Context(), request("d", "k=v")); err != nil {
@@ -45,7 +45,7 @@ func TestListenUnix(t *testing.T) {
 		if err := dead.Close(); err != nil {
 			t.Fatal(err)
 		}
-		l, err := netlimit.ListenUnix(t.Context(), stale)
+		l, err := netlimit.ListenUnix(t.Context(), stale, netlimit.GroupMode)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestListenUnix(t *testing.T) {
 		if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if l, err := netlimit.ListenUnix(t.Context(), file); err == nil || !strings.Contains(err.Error(), "something else") {
+		if l, err := netlimit.ListenUnix(t.Context(), file, netlimit.GroupMode); err == nil || !strings.Contains(err.Error(), "something else") {
 			t.Errorf("ListenUnix = %v, %v", l, err)
 		}
 		if _, err := os.Stat(file); err != nil {

@@ -27,6 +27,9 @@ func (v *Server) announce(ctx context.Context) error {
 			"version", v.version(), "backend", v.settings.Backend.Type, "grpc", v.listeners.grpc.Addr().String(),
 			"http", v.listeners.http.Addr().String(), "debug", v.listeners.debug.Addr().String(),
 		}
+		if path := v.adminSocket(); path != "" {
+			attrs = append(attrs, "admin", path)
+		}
 		if why := v.away(); why != "" {
 			attrs = append(attrs, "away", why)
 		}

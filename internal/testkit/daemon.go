@@ -70,7 +70,7 @@ type Daemon struct {
 	*Process
 
 	Stdout, Log Buffer            // what it prints
-	At          map[string]string // its addresses: GRPC, HTTP, DEBUG, METRICS
+	At          map[string]string // its addresses: GRPC, HTTP, DEBUG, METRICS, and SOCKET, that of operators
 }
 
 // StartDaemon starts the command, and waits until it serves. The caller ends it, unless there is an error.
@@ -101,6 +101,7 @@ func Addresses(printed string) map[string]string {
 		"GRPC":    `\ngRPC +(\S+)|"grpc":"([^"]*)"`,
 		"HTTP":    `\nHTTP +(\S+)|"http":"([^"]*)"`,
 		"DEBUG":   `\ndebug +(\S+)|"debug":"([^"]*)"`,
+		"SOCKET":  `\nadmin +(\S+)|"admin":"([^"]*)"`,
 		"METRICS": `\nmetrics +(\S+)`,
 	} {
 		if m := regexp.MustCompile(pattern).FindStringSubmatch(printed); m != nil {

@@ -194,7 +194,7 @@ func (d *demo) printf(format string, args ...any) { fmt.Fprintf(d.out, format, a
 // ratelimitd runs a command of ratelimitd, and prints it and its output, which must have some words.
 func (d *demo) ratelimitd(ctx context.Context, command string, want ...string) error {
 	cmd := exec.CommandContext(ctx, d.serverProgram, strings.Fields(command)...)
-	cmd.Env = []string{"RATELIMITD_ADDR=" + d.addr("grpc")}
+	cmd.Env = []string{"GRPC_PORT=" + d.port("grpc"), "TMPDIR=" + os.TempDir()} // which say where its admin socket is
 	out, err := cmd.CombinedOutput()
 	d.printf("   $ %s %s\n", d.serverProgram, command)
 	for line := range strings.Lines(string(out)) {

@@ -32,11 +32,12 @@ type cluster struct {
 type replica struct {
 	*proc.Server
 
-	conn  *grpc.ClientConn
-	rls   rlsv3.RateLimitServiceClient
-	admin adminv1.AdminServiceClient
-	dir   string // of its rules
-	debug string // address of its debug listener
+	conn     *grpc.ClientConn
+	operator *grpc.ClientConn // on the admin socket
+	rls      rlsv3.RateLimitServiceClient
+	admin    adminv1.AdminServiceClient
+	dir      string // of its rules
+	debug    string // address of its debug listener
 }
 
 // newCluster starts an empty Redis.
@@ -80,24 +81,31 @@ func (cl *cluster) add(ctx context.Context, rules map[string]string, env ...stri
 		addrs[name] = "127.0.0.1:" + port
 		env = append(env, name+"="+port)
 	}
+	socket := filepath.Join(r.dir, "admin.sock")
+	env = append(env, "ADMIN_SOCKET="+socket)
 	r.debug = addrs["DEBUG_PORT"]
 	r.Server = &proc.Server{Program: cl.config.server, Env: env, Stderr: cl.config.stderr, Ready: proc.Answers("http://" + addrs["PORT"] + "/healthcheck")}
-	if err := r.dial(addrs["GRPC_PORT"]); err != nil {
+	if err := r.dial(addrs["GRPC_PORT"], socket); err != nil {
 		return nil, err
 	}
 	cl.all = append(cl.all, r)
 	return r, r.Start(ctx)
 }
 
-func (r *replica) dial(addr string) (err error) {
+// dial connects to the ports of a replica, lazily.
+func (r *replica) dial(addr, socket string) (err error) {
 	again := backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}
-	r.conn, err = grpc.NewClient(addr,
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: time.Second}))
-	if err != nil {
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: time.Second}),
+	}
+	if r.conn, err = grpc.NewClient(addr, options...); err != nil {
 		return err
 	}
-	r.rls, r.admin = rlsv3.NewRateLimitServiceClient(r.conn), adminv1.NewAdminServiceClient(r.conn)
+	if r.operator, err = grpc.NewClient("unix:"+socket, options...); err != nil {
+		return err
+	}
+	r.rls, r.admin = rlsv3.NewRateLimitServiceClient(r.conn), adminv1.NewAdminServiceClient(r.operator)
 	return nil
 }
 
@@ -167,7 +175,7 @@ func (r *replica) leases(ctx context.Context) (l leases, err error) {
 // stop ends all servers, and waits for them.
 func (cl *cluster) stop() {
 	for _, r := range cl.all {
-		_ = r.conn.Close()
+		_, _ = r.conn.Close(), r.operator.Close()
 		r.Kill()
 	}
 	cl.redis.Kill()
