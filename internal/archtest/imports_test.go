@@ -58,6 +58,7 @@ var allowed = map[string]row{
 	"internal/netlimit":                   {ours: []string{"internal/admission"}},
 	"internal/grpcserver":                 {ours: []string{"internal/netlimit"}, third: []string{grpc, protobuf}},
 	"internal/rls":                        {ours: []string{"internal/admission", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/throttle", "pkg/descriptors"}, third: []string{grpc, protobuf, envoy}},
+	"internal/adminsocket":                {ours: []string{"internal/netlimit"}, third: []string{"golang.org/x/sys/unix"}},
 	"internal/audit":                      {},
 	"internal/admin":                      {ours: []string{"internal/audit", "internal/certs", "internal/controls", "internal/limiter", "internal/plain", "internal/smallfile", "internal/tenants", "internal/throttle", "internal/top", "internal/watch", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf, envoy, gateway}},
 	"internal/console":                    {ours: []string{"internal/throttle", "pkg/descriptors", "pkg/engine", "proto/ratelimitd/admin/v1"}, third: []string{grpc, protobuf}},
@@ -91,7 +92,7 @@ var allowed = map[string]row{
 	"internal/storehealth":                {ours: []string{"internal/task"}},
 	"internal/server": {
 		ours: []string{
-			"internal/admin", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
+			"internal/admin", "internal/adminsocket", "internal/admission", "internal/audit", "internal/certs", "internal/configwatch", "internal/configwatch/file", "internal/configwatch/xds",
 			"internal/console", "internal/controls", "internal/grpcserver", "internal/limiter", "internal/netlimit", "internal/plain", "internal/rls", "internal/secret", "internal/settings", "internal/smallfile", "internal/stats", "internal/stats/statsd", "internal/storehealth", "internal/task", "internal/tenants", "internal/throttle", "internal/top", "internal/tracing", "internal/watch", "internal/web", "pkg/backend", "pkg/backend/memcached", "pkg/backend/memory",
 			"pkg/backend/nearcache", "pkg/backend/redis", "pkg/backend/remote", "pkg/descriptors", "pkg/engine",
 		},

@@ -59,7 +59,7 @@ annotations:
 {{- with .clientNames -}}{{- $_ := set $env "GRPC_CLIENT_TLS_SAN" (join "," .) -}}{{- end -}}
 {{- end -}}
 {{- with .Values.admin -}}
-{{- if or .enabled .tokenSecret -}}{{- $_ := set $env "ADMIN" true -}}{{- end -}}
+{{- if not (or .enabled .tokenSecret) -}}{{- $_ := set $env "ADMIN" false -}}{{- end -}}
 {{- if .tokenSecret -}}{{- $_ := set $env "ADMIN_TOKEN_FILE" "/etc/ratelimitd/admin/token" -}}{{- end -}}
 {{- end -}}
 {{- range $name, $value := .Values.env -}}{{- $_ := set $env $name $value -}}{{- end -}}
