@@ -29,7 +29,7 @@ func (p *program) auditCommand() *cobra.Command {
 from where and why, the latest first. The last 1,000 changes are kept where controls are: in Redis,
 for all replicas that share it, or in the server that is asked. Calls that were refused changed
 nothing; the server that is asked counts those that it refused, by caller.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd audit
   ratelimitd audit --last 1000 --output json example`,
 		Args: cobra.MaximumNArgs(1),

@@ -40,7 +40,7 @@ func (p *program) callCommand() *cobra.Command {
 		Short: "Send a request to a running server, and print the answer",
 		Long: `Call asks a running server what Envoy would ask it, and prints the answer for each descriptor:
 whether it passes, its limit, what is left, and when that resets. A refusal names the rule with
-its file and line where the server has DECISION_METADATA=true or ADMIN=true.
+its file and line, unless the server has ADMIN=false and not DECISION_METADATA=true.
 
 ` + descriptorHelp + `
 ` + optionHelp + `

@@ -206,7 +206,7 @@ func (c *client) explain(ctx context.Context, err error) error {
 	case code == codes.Unauthenticated && c.token == "":
 		return errors.New("the server wants the token of its ADMIN_TOKEN_FILE: set --token-file ($ADMIN_TOKEN_FILE) to a file with it")
 	case code == codes.Unimplemented && strings.Contains(text, adminv1.AdminService_ServiceDesc.ServiceName):
-		return errors.New("the server has no admin API: start it with ADMIN=true")
+		return errors.New("the server has no admin API: start it without ADMIN=false")
 	case code == codes.Unimplemented:
 		return fmt.Errorf("asking %s: the server there is not a rate limit service: set --addr to another address", c.addr)
 	default:

@@ -15,8 +15,8 @@ import (
 )
 
 // changeHelp says what the commands that change a running server need.
-const changeHelp = `The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine and listens on
-127.0.0.1 or a unix socket alone.`
+const changeHelp = `It needs a token (ADMIN_TOKEN_FILE), unless it is the server's user who runs this, on its machine and
+without --addr.`
 
 // controlHelp says what a control is about.
 const controlHelp = `It holds for --for, at most 30d, and then ends by itself; lift ends it before. Replicas

@@ -29,7 +29,7 @@ descriptors reach now, as where a value got a rule of its own. The most dangerou
 those that open a limit, those that count anew, and those that raise a limit.
 
 With --addr, or where RATELIMITD_ADDR is set, and NEW alone, it compares NEW with the rules that a
-running server has. That needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine. A
+running server has. A server elsewhere needs a token (ADMIN_TOKEN_FILE). A
 server tells its rules, but neither the keys of domains, nor those of metrics and share_threshold,
 nor descriptors without a limit; these are not compared then.
 

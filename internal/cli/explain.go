@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,16 +20,15 @@ func (p *program) explainCommand() *cobra.Command {
 		all    adminv1.ExplainResponse
 	)
 	cmd := &cobra.Command{
-		Use:   "explain --config DIR|--addr ADDRESS DOMAIN DESCRIPTOR...",
+		Use:   "explain [--config DIR|--addr ADDRESS] DOMAIN DESCRIPTOR...",
 		Short: "Show which rule a descriptor matches, step by step, and with which limit",
-		Long: `Explain reads the rules in DIR and shows how each descriptor is looked up in them: what each
-entry matches, the rule that is found with its file and line, its limits, and the name of the
-counter. It asks no server and counts nothing. With --tenants it says which plan a tenant is on.
+		Long: `Explain asks a running server how its rules, and the controls above them, would decide a request
+with these descriptors now, and what is left. That counts nothing. A server elsewhere needs a token
+(ADMIN_TOKEN_FILE).
 
-With --addr, or where RATELIMITD_ADDR is set and there is no --config, it asks a running server
-instead, which needs no files here: how the server's own rules, and the controls above them, would
-decide a request with these descriptors now, and what is left. That counts nothing either. The server
-needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+With --config it reads the rules in DIR instead, and shows how each descriptor is looked up in them:
+what each entry matches, the rule that is found with its file and line, its limits, and the name of
+the counter. It then asks no server. With --tenants it says which plan a tenant is on.
 
 ` + descriptorHelp + `
 ` + optionHelp,
@@ -66,10 +64,8 @@ needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
 			return err
 		case config && there:
 			return errors.New("--config and --addr: give one of them, for rules here or for those of a server")
-		case there, c.named && !config:
-			return p.explainThere(cmd.Context(), &c, output, args)
 		case !config:
-			return fmt.Errorf("--config or --addr is missing: usage: %s", cmd.UseLine())
+			return p.explainThere(cmd.Context(), &c, output, args)
 		}
 		if err := here(cmd, args); err != nil || !asJSON {
 			return err

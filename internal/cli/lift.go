@@ -139,7 +139,7 @@ func (p *program) controlsCommand() *cobra.Command {
 		Use:   "controls [flags] [DOMAIN]",
 		Short: "List the controls in force in a running server",
 		Long: `Controls lists what block, allow and limit have put in force, and until when.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd controls
   ratelimitd controls --output json example`,
 		Args: cobra.MaximumNArgs(1),

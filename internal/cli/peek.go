@@ -20,7 +20,7 @@ func (p *program) peekCommand() *cobra.Command {
 		Use:   "peek [flags] DOMAIN DESCRIPTOR...",
 		Short: "Look at the counters of descriptors in a running server",
 		Long: `Peek asks a running server for the state of each descriptor's counter, and changes nothing.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 ` + descriptorHelp,
 		Example: `  ratelimitd peek example fixed=ann

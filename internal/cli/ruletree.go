@@ -27,7 +27,7 @@ func (p *program) rulesCommand() *cobra.Command {
 		Long: `Rules shows the rules that a running server has, as a tree, each with its limits, its file and line,
 the controls that stand above it, and how many hits it has allowed and refused per second: the server
 is looked at twice, with --over between. Hits that a rule in shadow mode lets pass count as refused.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.`,
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).`,
 		Example: `  ratelimitd rules
   ratelimitd rules --over 10s shop
   ratelimitd rules --output json`,

@@ -23,7 +23,7 @@ func (p *program) statusCommand() *cobra.Command {
 		Long: `Status shows how a running server is: its version, which rules it runs and why the last ones were
 refused, what its health consists of, the nodes of its store, its near cache, its load, and how many
 replicas share its controls.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 ` + exitHelp + `
 A server that is not healthy, or not ready, is a no; a degraded one is not.`,

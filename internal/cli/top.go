@@ -36,7 +36,7 @@ func (p *program) topCommand() *cobra.Command {
 hits and how many refusals that were in the last minute or hour, and follows it. A refused request
 is one refusal, whatever its hits; what passes in shadow mode and late charges are none. What the
 server counts is a sample: each number says how far it may be off.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 Keys: r ranks by refusals or by hits, w shows the last minute or hour, / searches (Enter
 keeps what was found, Esc shows all), the arrows and page keys scroll, q ends.

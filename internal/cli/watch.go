@@ -41,7 +41,7 @@ meet no rule and those that fail too: when, what was decided, the descriptor, it
 what is left, what decided (the store of the counters, the near cache, a lease, a control, the
 rule's on_failure), how long it took, and which proxy asked. Requests never wait for it: what it is too
 slow for is lost, and it says how many lines those are.
-The server needs ADMIN=true, and ADMIN_TOKEN_FILE unless it runs on this machine.
+A server elsewhere needs a token (ADMIN_TOKEN_FILE).
 
 ` + scopeHelp,
 		Example: `  ratelimitd watch

@@ -149,7 +149,7 @@ func Table() []Section {
 		{"Near cache", "With BACKEND_TYPE=redis or memcache; `ratelimit_localcache_` with LOCAL_CACHE_SIZE_IN_BYTES. Those are gauges because they are in envoyproxy/ratelimit, though most only grow.", nearCacheRows()},
 		{"Counters in this process", "They are used with BACKEND_TYPE=memory and by `on_failure: local`.", memoryRows()},
 		{"Certificate of the gRPC listener", "With GRPC_SERVER_USE_TLS=true.", certificateRows()},
-		{"Admin API", "With ADMIN=true.", adminRows()},
+		{"Admin API", "Unless ADMIN=false.", adminRows()},
 		{"Process", "`reserved_tag` is there if EXTRA_TAGS has such a name, and `ratelimit_go_lastGC` after the first garbage collection.", processRows()},
 	}
 }
