@@ -62,10 +62,9 @@ type Config struct {
 	MaxIdleConns int
 	// MaxConns is the maximum number of connections to a server: 64 if zero. A call that finds none free waits for one.
 	MaxConns int
-	// OpTimeout is how long an exchange with a server may take, how long a caller waits at most, whatever its deadline,
-	// and how long a server may keep silent before calls are kept away, which is never less than 50 ms. If zero, an
-	// exchange may take 250 ms, a caller waits until 2 ms before its deadline, or 250 ms if it has none, and a server may
-	// be silent for 50 ms.
+	// OpTimeout is how long a caller waits at most, whatever its deadline; how long a command may take, and how long a server
+	// may keep silent before calls are kept away, both never less than 50 ms. If zero, a caller waits until 2 ms before its
+	// deadline, or 250 ms if it has none, a command may take 250 ms, and a server may be silent for 50 ms.
 	OpTimeout time.Duration
 	// DialTimeout is how long it may take to connect to a server and to hear from it: 250 ms if zero.
 	DialTimeout time.Duration

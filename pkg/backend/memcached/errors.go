@@ -24,9 +24,6 @@ var (
 	errUnknown = store.Unsent(remote.Refused, "", "the servers have not been found in DNS yet")
 )
 
-// errBroken is the error of a command after the one that broke the connection.
-var errBroken = errors.New("the connection can no longer be used")
-
 // classify turns an error of gomemcache into one of ours.
 func classify(node string, err error) *remote.Error {
 	if e, ok := errors.AsType[*remote.Error](err); ok {

@@ -37,16 +37,17 @@ func (b *Backend) Examine(ctx context.Context) (all []backend.Finding) {
 
 // version asks a server for its version.
 func (b *Backend) version(ctx context.Context, name string) (string, error) {
-	l, err := b.newServer(name).openLink(ctx)
+	c, err := b.newServer(name).dial(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = l.conn.Close() }() // nothing is outstanding
-	l.conn.until = time.Now().Add(b.config.DialTimeout)
-	_ = l.conn.SetDeadline(l.conn.until) // else reading fails
-	if _, err = io.WriteString(l.conn, "version\r\n"); err != nil {
+	defer func() { _ = c.Close() }() // nothing is outstanding
+	if err = c.SetDeadline(time.Now().Add(b.config.DialTimeout)); err != nil {
 		return "", err
 	}
-	line, err := bufio.NewReader(io.LimitReader(l.conn, 512)).ReadString('\n')
+	if _, err = io.WriteString(c, "version\r\n"); err != nil {
+		return "", err
+	}
+	line, err := bufio.NewReader(io.LimitReader(c, 512)).ReadString('\n')
 	return strings.TrimSpace(strings.Replace(line, "VERSION", "memcached", 1)), err
 }

@@ -336,7 +336,7 @@ func TestSheds(t *testing.T) {
 	testkit.Eventually(t, "the server is seen to be quick again", func() bool {
 		return !slices.ContainsFunc(call(), func(op backend.Op) bool { return op.Err != nil })
 	})
-	if waits := time.Duration(waits.Load()); waits < time.Millisecond || waits > timeout {
+	if waits := time.Duration(waits.Load()); waits < time.Millisecond || waits > 32*timeout { // at first all calls wait, for nothing is known
 		t.Errorf("operations waited for up to %v", waits)
 	}
 	if got := b.Waits(); got[p.Addr()] != 0 {

@@ -75,6 +75,9 @@ func (b *Backend) watch(ctx context.Context, wg *sync.WaitGroup) {
 
 var errNoServers = errors.New("DNS has no servers under that name")
 
+// patience is how long DNS may take to answer.
+const patience = 5 * time.Second
+
 // lookUp asks DNS. The names are sorted as in the reference, so that keys live on the same servers.
 func (b *Backend) lookUp(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)

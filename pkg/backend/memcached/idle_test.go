@@ -3,7 +3,6 @@ package memcached
 import (
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/memcached/memcachedtest"
@@ -15,10 +14,10 @@ func TestIdleConnections(t *testing.T) {
 	s := memcachedtest.Start(t)
 	b := run(t, Config{Servers: []string{s.Addr()}, MaxIdleConns: 3, OpTimeout: slow}, true)
 	v := b.fleet.Load().servers[0]
-	quiet := func() (open int, ok bool) { // nothing is used, and nothing on its way
+	open := func() int {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		return v.open, v.open == len(v.idle) && v.dialing == 0
+		return len(v.conns)
 	}
 	testkit.Eventually(t, "more than 3 connections", func() bool {
 		var crowd sync.WaitGroup
@@ -26,24 +25,24 @@ func TestIdleConnections(t *testing.T) {
 			crowd.Go(func() { one(b, "a") })
 		}
 		crowd.Wait()
-		open, ok := quiet()
-		return ok && open > 3
+		return open() > 3
 	})
 	v.mu.Lock()
-	for _, l := range v.idle {
-		l.used = l.used.Add(-2 * idleAfter)
+	for c := range v.conns {
+		c.used = c.used.Add(-2*idleAfter - slow)
 	}
 	v.mu.Unlock()
 	testkit.Eventually(t, "3 connections", func() bool {
-		v.poke()
-		open, ok := quiet()
-		return ok && open == 3
+		v.well()
+		return open() == 3
 	})
 	for range 10 {
-		v.poke()
-		time.Sleep(time.Millisecond)
-		if open, _ := quiet(); open != 3 {
-			t.Fatalf("%d connections are kept, want 3", open)
+		v.well()
+		if n := open(); n != 3 {
+			t.Fatalf("%d connections are kept, want 3", n)
 		}
+	}
+	if op := one(b, "a"); op.Err != nil {
+		t.Errorf("over one that was kept: %v", op.Err)
 	}
 }

@@ -41,10 +41,9 @@ func (b *Backend) fits(op *backend.Op) *remote.Error {
 	return nil
 }
 
-// set fills in it from op, for which fits has returned nil.
-func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
-	it.at, it.mode, it.take, it.now = at, op.Mode, op.Take, now
-	it.limit[0] = op.Limits[0]
+// newItem returns an item for op, for which fits has returned nil.
+func (b *Backend) newItem(at int, op *backend.Op, now engine.Micros) *item {
+	it := &item{at: at, mode: op.Mode, take: op.Take, limit: [1]engine.Limit{op.Limits[0]}, now: now}
 	d := windowOf(it.limits(), now)
 	start := engine.Micros(d.Window)
 	it.key = b.config.keyOf(op, start)
@@ -62,7 +61,11 @@ func (b *Backend) set(it *item, at int, op *backend.Op, now engine.Micros) {
 		}
 	case backend.Look, backend.Reset, backend.Settle:
 	}
+	return it
 }
+
+// looks reports whether it only reads a counter.
+func (it *item) looks() bool { return it.hits == 0 && it.mode != backend.Reset }
 
 // mostGiven is the most that is taken away from a counter at once. One that stands at its maximum may have lost hits, so
 // that they are put back: until then it is above every limit.

@@ -12,8 +12,8 @@
 // there.
 //
 // Counters are spread over the servers by the checksum of their keys. While a server is down its counters are
-// unavailable: they are not moved to another one, where they would begin anew. Each server has connections of its own,
-// opened in the background, and a breaker, so that a call does not wait for a server that does not answer. A call waits
+// unavailable: they are not moved to another one, where they would begin anew. Each server has a client, a semaphore that
+// bounds its connections, and a breaker, so that a call does not wait for a server that does not answer. A call waits
 // until 2 ms before its caller's deadline; what has been sent goes on without it, and is counted. Nothing that may have
 // been counted is sent a second time. Where all connections to a server are in use, a call that would probably not be
 // answered in time does not wait for one.
@@ -30,11 +30,8 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Bounds on what a call does at once, and on what waits.
-const (
-	maxCalls = 1024 // calls under way; further ones are refused at once
-	maxLanes = 4    // connections to one server that one call may use
-)
+// maxCalls is how many calls may be under way; further ones are refused at once.
+const maxCalls = 1024
 
 // Backend is a [backend.Backend] in memcached.
 type Backend struct {
@@ -42,7 +39,7 @@ type Backend struct {
 	dialer  *remote.Dialer
 	fleet   atomic.Pointer[fleet]
 	unknown atomic.Pointer[remote.Error] // why there is no fleet yet
-	waiting atomic.Int64                 // calls of Apply under way
+	calls   atomic.Int64                 // calls of Apply under way
 	lag     remote.Lag
 
 	counting sync.Mutex // guards active, and keeps reports of it in order
@@ -104,8 +101,8 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	}
 	begun := time.Now()
 	budget, enough := remote.Budget(ctx, begun, b.config.OpTimeout)
-	defer b.waiting.Add(-1)
-	full := b.waiting.Add(1) > maxCalls
+	defer b.calls.Add(-1)
+	full := b.calls.Add(1) > maxCalls
 	f := b.fleet.Load()
 	switch {
 	case !enough:
@@ -115,10 +112,10 @@ func (b *Backend) Apply(ctx context.Context, ops []backend.Op) {
 	case f == nil:
 		refuse(ops, b.unknown.Load())
 	default:
-		out := &fanout{backend: b, ops: ops, ends: b.lag.Leave(ctx, begun, budget), budget: budget}
-		out.plan(f)
-		out.send(ctx)
-		out.await(ctx)
+		c := &call{backend: b, ops: ops, ends: b.lag.Leave(ctx, begun, budget), budget: budget}
+		c.plan(f)
+		c.send(ctx)
+		c.await(ctx)
 	}
 }
 
@@ -131,16 +128,6 @@ func (b *Backend) Waits() map[string]time.Duration {
 		}
 	}
 	return all
-}
-
-// Way returns about how long the server that is farthest away takes for one operation, however few it is asked for.
-func (b *Backend) Way() (way time.Duration) {
-	if f := b.fleet.Load(); f != nil {
-		for _, s := range f.servers {
-			way = max(way, s.far.Way())
-		}
-	}
-	return way
 }
 
 // refuse fails all ops.

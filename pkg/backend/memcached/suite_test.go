@@ -77,7 +77,7 @@ func TestBackend(t *testing.T) {
 			first.Say("flush_all")
 			second.Say("flush_all")
 			return run(tb, Config{
-				Servers: []string{first.Addr(), second.Addr()}, OpTimeout: slow, Now: now,
+				Servers: []string{first.Addr(), second.Addr()}, OpTimeout: slow, DialTimeout: slow, Now: now,
 				ExpirationJitter: 24 * time.Hour, // so that none ends by memcached's clock, which goes on, before it does by the suite's
 			}, true)
 		},
