@@ -238,28 +238,29 @@ func (d *mapped) summary(m *mapper.MetricMapper) mapper.SummaryOptions {
 	return o
 }
 
-// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by factor. Each cell is counted in
-// the first bucket that contains all of it, which is exact if the bounds are among those of c's own buckets.
+// mappedHistogram returns a histogram with the given bounds, of c's values multiplied by factor. It is exact where the bounds are
+// those of c's classic buckets. Elsewhere each cell is counted in the first bucket that contains all of it.
 func (c *calls) mappedHistogram(bounds []float64, factor float64) *dto.Histogram {
 	const rounding = 1 + 1e-9 // the error of multiplying back and forth
-	cell, nanos := c.read()
-	_, to := c.ends()
-	count := uint64(0)
-	h := &dto.Histogram{SampleSum: new(float64(nanos) / 1e9 * c.scale.perSecond * factor)}
-	next := 0
+	cell, own := c.read()
+	_, to := c.scale.ends()
+	h := &dto.Histogram{SampleSum: new(own.GetSampleSum() * factor), SampleCount: new(own.GetSampleCount())}
+	next, passed, count := 0, uint64(0), uint64(0)
 	for _, bound := range slices.Sorted(slices.Values(bounds)) {
 		for next < cells && to[next]*factor <= bound*rounding {
-			count += cell[next]
+			passed += cell[next]
 			next++
+		}
+		count = max(count, passed)
+		for _, b := range own.GetBucket() {
+			if b.GetUpperBound()*factor <= bound*rounding {
+				count = max(count, b.GetCumulativeCount())
+			}
 		}
 		if !math.IsInf(bound, 1) {
 			h.Bucket = append(h.Bucket, &dto.Bucket{UpperBound: new(bound), CumulativeCount: new(count)})
 		}
 	}
-	for ; next < cells; next++ {
-		count += cell[next]
-	}
-	h.SampleCount = new(count)
 	return h
 }
 
@@ -271,7 +272,7 @@ type window struct {
 
 // summary returns the quantiles of the calls since the beginning of the window, as c's values multiplied by factor.
 func (w *window) summary(c *calls, o mapper.SummaryOptions, factor float64, now time.Time) *dto.Summary {
-	cell, nanos := c.read()
+	cell, own := c.read()
 	if n := len(w.at); n == 0 || now.Sub(w.at[n-1]) >= o.MaxAge/time.Duration(o.AgeBuckets) {
 		if n == 0 {
 			w.at, w.cell = append(w.at, now.Add(-o.MaxAge)), append(w.cell, [cells]uint64{}) // before that, nothing was counted
@@ -288,8 +289,8 @@ func (w *window) summary(c *calls, o mapper.SummaryOptions, factor float64, now 
 		all += cell[i]
 		recent += fresh[i]
 	}
-	s := &dto.Summary{SampleCount: new(all), SampleSum: new(float64(nanos) / 1e9 * c.scale.perSecond * factor)}
-	from, to := c.ends()
+	s := &dto.Summary{SampleCount: new(all), SampleSum: new(own.GetSampleSum() * factor)}
+	from, to := c.scale.ends()
 	for _, q := range o.Quantiles {
 		v := math.NaN()
 		rank := uint64(math.Ceil(q.Quantile * float64(recent)))

@@ -126,7 +126,7 @@ func (d *Reader) readCalls(method string, c *calls) {
 	}
 	*seen = now
 	d.rest = append(d.rest, Sample{Kind: Count, Name: d.registry.rows[TotalRequests].named(method), N: total})
-	from, to := c.ends()
+	from, to := c.scale.ends()
 	name := d.registry.rows[ResponseTime].named(method)
 	for i, n := range spread(fresh[:], maxTimings) {
 		d.rest = append(d.rest, Sample{Kind: Timing, Name: name, Value: (from[i] + to[i]) / 2 * c.scale.milliseconds, N: n})

@@ -34,10 +34,7 @@ func (r *Registry) Totals(method string) Totals {
 // Within returns how many seconds a share of the calls between before and t took at most, up to 9 % more or less; 0 if there
 // were none.
 func (t *Totals) Within(before *Totals, share float64) float64 {
-	var c calls
-	c.scale = t.scale
-	c.setEdges()
-	_, to := c.ends()
+	_, to := t.scale.ends()
 	left := float64(t.Calls-before.Calls) * share
 	for i, n := range t.cells {
 		if left -= float64(n - before.cells[i]); left <= 0 && t.Calls > before.Calls {
