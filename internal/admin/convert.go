@@ -64,26 +64,26 @@ func explanationMessage(x *limiter.Explained, masks *mask) (*adminv1.Explanation
 	m := &adminv1.Explanation{
 		Rule:           rule,
 		Outcome:        outcomeOf(x),
-		Hits:           x.Hits,
-		IsNegativeHits: x.Negative,
+		Hits:           x.Effective.Hits,
+		IsNegativeHits: x.Effective.Negative,
 		Holder:         valid(x.Holder),
 		IsOverride:     x.Override,
 	}
-	for _, c := range x.Controls {
+	for _, c := range x.Effective.Controls {
 		m.Controls = append(m.Controls, controlMessage(c, masks))
 	}
 	for _, s := range x.Steps {
 		m.Steps = append(m.Steps, &adminv1.Step{Entry: valid(s.Entry), Text: valid(s.Text)})
 	}
 	if x.Counter != "" {
-		m.Counter = counterMessage(x.Counter, &x.RateLimits, &x.Decision)
+		m.Counter = counterMessage(x.Counter, &x.Effective.Limits, &x.Decision)
 		m.Counter.Refuses = x.Refused
-		if x.Negative { // giving back never has to wait
+		if x.Effective.Negative { // giving back never has to wait
 			m.Counter.RetryAfter, m.Counter.Wait = nil, nil
 		}
 	}
-	if x.Ignored != nil {
-		m.OverrideIgnored = valid(x.Ignored.Error())
+	if x.Effective.Ineffective.Override != nil {
+		m.OverrideIgnored = valid(x.Effective.Ineffective.Override.Error())
 	}
 	return m, nil
 }

@@ -5,20 +5,52 @@ import (
 	"fmt"
 
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
-	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// charge lets the backend decide the operations of p: all at once or, if descriptors are charged together, with a look
-// first.
-func (l *Limiter) charge(ctx context.Context, d *descriptors.Domain, p *Scratch) error {
-	if len(p.ops) == 0 {
+// calls are the calls of the backend about a request, one after the other.
+type calls struct {
+	late   bool         // there is no time for them: fallbacks decide
+	batch  []backend.Op // the operations of one call
+	picked []int        // their indices in the plan
+	local  []backend.Op // those that this process decides because the backend failed
+	failed []int        // their indices in the call that failed
+}
+
+// spent says what has become of the hits of a descriptor that its limits admit.
+type spent uint8
+
+const (
+	charged   spent = iota // they are spent
+	uncharged              // they are not, because of other descriptors, or are refunded
+	released               // they were reserved, and the reservation is settled: the request was rejected
+)
+
+// charge lets the backend decide the operations: all at once or, if descriptors are charged together, with a check first. A blocked
+// request is rejected whatever becomes of its refunds, for which the backend is asked if there is time.
+func (l *Limiter) charge(ctx context.Context, r *Request, p *Scratch) (err error) {
+	p.late = r.Late
+	switch {
+	case len(p.ops) == 0:
+		return nil
+	case p.blocked && r.Late:
+		shed(p.ops) // else their decisions would look like those of the backend
+		err = ErrOverload
+	case len(p.ops) > 1 && (p.domain.ChargeTogether || l.config.StopWhenOver):
+		err = l.chargeTogether(ctx, p)
+	default:
+		err = l.ask(ctx, p, p.ops, nil)
+	}
+	if p.blocked {
+		if err != nil {
+			l.counts.refundErrors.Add(1)
+		}
 		return nil
 	}
-	if len(p.ops) > 1 && (d.ChargeTogether || l.config.StopWhenOver) {
-		return l.chargeTogether(ctx, p)
+	if err != nil || p.name != (engine.ReservationID{}) && !l.config.Shadow && l.over(p) {
+		l.release(ctx, p)
 	}
-	return l.ask(ctx, p, p.ops, nil)
+	return err
 }
 
 // apply asks the backend, unless there is no time for that. It returns the error of the first operation that failed; the
@@ -40,13 +72,13 @@ func (l *Limiter) apply(ctx context.Context, ops []backend.Op, late bool) error 
 	return nil
 }
 
-// chargeTogether looks at each descriptor first. If the looks add up to a verdict of over, only the descriptors that
-// would refuse take, so that refused hits are counted where they count; otherwise all take, and if one is refused after
-// all, the others are given back. Descriptors that give hits back do so in any case: a slot that is released must not
+// chargeTogether checks each descriptor first. If that makes a verdict of over, only the descriptors that
+// would reject take, so that rejected hits are counted where they count; otherwise all take, and if one is rejected after
+// all, the others are refunded. Descriptors that refund do so in any case: a slot that is released must not
 // stay taken. Late charges are counted in any case too, because their requests have already run.
 //
-// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any refusal, even in shadow or quota mode, has the
-// effect of a verdict of over, that nothing is given back, and that a descriptor whose look was answered from the
+// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT does the same, except that any rejection, even in shadow or quota mode, has the
+// effect of a verdict of over, that nothing is refunded, and that a descriptor whose check was answered from the
 // backend's memory takes nothing: that answer stands.
 func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 	if l.config.StopWhenOver && l.config.LocalCache {
@@ -54,9 +86,9 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 			return err
 		}
 	}
-	p.pick(func(t *part) bool { return !t.negative })
+	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
-		if op := &p.batch[k]; op.Take.Cost > 0 { // who asks for nothing does not look twice
+		if op := &p.batch[k]; op.Take.Cost > 0 { // what asks for nothing is not checked twice
 			op.Mode = backend.Look
 		}
 	}
@@ -64,14 +96,14 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 		return err
 	}
 	if l.stops(p) {
-		return l.chargeRefused(ctx, p)
+		return l.chargeRejected(ctx, p)
 	}
-	p.pick(func(t *part) bool { return t.negative || t.takes() || l.config.StopWhenOver && p.repeats(t) })
+	p.pick(func(t *part) bool { return t.Negative || t.takes() || l.config.StopWhenOver && p.repeats(t) })
 	if err := l.applyBatch(ctx, p); err != nil {
 		return err
 	}
 	if !l.config.StopWhenOver && l.stops(p) {
-		l.giveBack(ctx, p)
+		l.refund(ctx, p)
 	}
 	return nil
 }
@@ -80,7 +112,7 @@ func (l *Limiter) chargeTogether(ctx context.Context, p *Scratch) error {
 // over its limit, and not only because of this request's hits, nothing is spent at all, and the other descriptors get
 // their current state. Here this does not depend on what a cache happens to hold.
 func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, err error) {
-	p.pick(func(t *part) bool { return !t.negative })
+	p.pick(func(t *part) bool { return !t.Negative })
 	for k := range p.batch {
 		p.batch[k].Mode, p.batch[k].Take.Cost = backend.Look, 0
 	}
@@ -90,12 +122,18 @@ func (l *Limiter) stopAtKnown(ctx context.Context, p *Scratch) (stopped bool, er
 	if !l.stops(p) {
 		return false, nil
 	}
-	for i := range p.parts {
-		t := &p.parts[i]
-		t.unspent = t.op >= 0 && !t.due() && !p.refused(t)
-	}
+	p.spare()
 	p.pick((*part).due)
 	return true, l.applyBatch(ctx, p)
+}
+
+// spare marks what is not charged because another descriptor rejects the request.
+func (p *Scratch) spare() {
+	for i := range p.parts {
+		if t := &p.parts[i]; t.op >= 0 && !t.due() && !p.rejected(t) {
+			t.spent = uncharged
+		}
+	}
 }
 
 // stops reports whether the decisions on p's operations keep the request from being charged.
@@ -104,20 +142,17 @@ func (l *Limiter) stops(p *Scratch) bool {
 		return l.over(p) && !l.config.Shadow
 	}
 	for i := range p.parts {
-		if p.refused(&p.parts[i]) {
+		if p.rejected(&p.parts[i]) {
 			return true
 		}
 	}
 	return false
 }
 
-// chargeRefused takes for the descriptors that a look refused. They stay refused even if their take is admitted because
+// chargeRejected takes for the descriptors that a check rejected. They stay rejected even if their take is admitted because
 // time has moved on: the others are no longer charged.
-func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
-	for i := range p.parts {
-		t := &p.parts[i]
-		t.unspent = t.op >= 0 && !t.due() && !p.refused(t)
-	}
+func (l *Limiter) chargeRejected(ctx context.Context, p *Scratch) error {
+	p.spare()
 	p.pick(func(t *part) bool {
 		switch {
 		case t.due():
@@ -125,10 +160,10 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 		case l.config.StopWhenOver && p.ops[t.op].Remembered:
 			return false
 		}
-		return p.refused(t) && t.hits > 0 || l.config.StopWhenOver && p.repeats(t)
+		return p.rejected(t) && t.Hits > 0 || l.config.StopWhenOver && p.repeats(t)
 	})
 	for k, i := range p.picked {
-		if p.parts[p.owners[i]].unspent {
+		if p.parts[p.owners[i]].spent != charged {
 			p.batch[k].Mode, p.batch[k].Take.Cost = backend.Look, 0
 		}
 	}
@@ -142,14 +177,14 @@ func (l *Limiter) chargeRefused(ctx context.Context, p *Scratch) error {
 	for k, i := range p.picked {
 		took := &p.batch[k]
 		if took.Mode == backend.Take && took.Decision.Admitted > 0 && !p.parts[p.owners[i]].due() {
-			p.batch[n], p.picked[n] = giveBackOf(took), i
+			p.batch[n], p.picked[n] = refundOf(took), i
 			n++
 			continue
 		}
 		p.ops[i].Decision, p.ops[i].Remembered, p.ops[i].Leased = took.Decision, took.Remembered, took.Leased
 	}
 	if n > 0 && !l.config.StopWhenOver {
-		l.applyBack(ctx, p, n)
+		l.applyRefunds(ctx, p, n)
 	}
 	return nil
 }
@@ -165,23 +200,23 @@ func (p *Scratch) repeats(t *part) bool {
 	return false
 }
 
-// giveBack gives back what was taken, without changing any decision.
-func (l *Limiter) giveBack(ctx context.Context, p *Scratch) {
+// refund refunds what was taken, without changing any decision.
+func (l *Limiter) refund(ctx context.Context, p *Scratch) {
 	n := 0
 	for i := range p.parts {
 		t := &p.parts[i]
-		if t.op < 0 || !t.takes() || t.due() || p.refused(t) {
+		if t.op < 0 || !t.takes() || t.due() || p.rejected(t) {
 			continue
 		}
-		t.unspent = true
-		p.batch[n], p.picked[n] = giveBackOf(&p.ops[t.op]), t.op // all takes are in the batch, so there is room
+		t.spent = uncharged
+		p.batch[n], p.picked[n] = refundOf(&p.ops[t.op]), t.op // all takes are in the batch, so there is room
 		n++
 	}
-	l.applyBack(ctx, p, n)
+	l.applyRefunds(ctx, p, n)
 }
 
-// giveBackOf returns the operation that undoes a take, in the window it was spent in.
-func giveBackOf(took *backend.Op) backend.Op {
+// refundOf returns the operation that undoes a take, in the window it was spent in.
+func refundOf(took *backend.Op) backend.Op {
 	op := *took
 	op.Mode = backend.Give
 	if took.Decision.Reservation == engine.ReservationOpen {

@@ -11,10 +11,10 @@ type Class uint8
 // The classes. Where several apply to a request, the last of them is its class.
 const (
 	ClassOK         Class = iota // it passes
-	ClassShadow                  // it passes, and would be refused if it were not for shadow mode
+	ClassShadow                  // it passes, and would be rejected if it were not for shadow mode
 	ClassLateCharge              // it charges for a request that has already run, so nothing is decided
-	ClassOverLimit               // a rule refuses it
-	ClassFallback                // on_failure decides it, because the store failed
+	ClassOverLimit               // a rule rejects it
+	ClassFallback                // on_failure decides it, because the backend failed
 	ClassControl                 // a control blocks it, or lets it pass
 	classes
 )
@@ -24,40 +24,34 @@ func (c Class) String() string {
 	return [classes]string{"ok", "shadow", "late_charge", "over_limit", "fallback", "control"}[c]
 }
 
-// class returns the class of the request that p has decided: the highest class of its descriptors. Where one of them refuses
-// the request, controls and policies that let others pass have not decided it, so they do not count. A late charge refuses
+// class returns the class of the request that p has decided: the highest class of its descriptors. Where one of them rejects
+// the request, controls and fallbacks that let others pass have not decided it, so they do not count. A late charge rejects
 // nothing, even if the answer is OVER_LIMIT because of it.
 func (l *Limiter) class(p *Scratch) (c Class) {
-	if p.steered.blocked {
+	if p.blocked {
 		return ClassControl
 	}
-	refused := p.verdict.Over && p.verdict.refused()
-	for i := range p.parts {
-		c = max(c, l.partClass(&p.parts[i], &p.verdict.Statuses[i], refused))
+	statuses := p.verdict.Statuses
+	rejected := false
+	for i := range statuses {
+		rejected = rejected || p.verdict.Over && statuses[i].rejects()
+	}
+	for i := range statuses {
+		c = max(c, l.partClass(&p.parts[i], &statuses[i], rejected))
 	}
 	return c
 }
 
-// refused reports whether a descriptor is a reason to refuse the request.
-func (v *Verdict) refused() bool {
-	for i := range v.Statuses {
-		if v.Statuses[i].refuses() {
-			return true
-		}
-	}
-	return false
-}
-
-// partClass returns what one descriptor makes of its request, which is refused or passes.
-func (l *Limiter) partClass(t *part, s *Status, refused bool) Class {
-	switch decides := !refused || s.refuses(); {
-	case t.allowed && decides:
+// partClass returns what one descriptor makes of its request, which is rejected or passes.
+func (l *Limiter) partClass(t *part, s *Status, rejected bool) Class {
+	switch decides := !rejected || s.rejects(); {
+	case t.Disposition == Allowed && decides:
 		return ClassControl
-	case t.fell != descriptors.FailDefault && decides:
+	case t.fallback != descriptors.FailDefault && decides:
 		return ClassFallback
 	case s.ChargedLate:
 		return ClassLateCharge
-	case refused && s.refuses():
+	case rejected && s.rejects():
 		return ClassOverLimit
 	case s.Refused && (t.shadow() || l.config.Shadow):
 		return ClassShadow
@@ -92,12 +86,12 @@ func (c *counts) decisionsOf(domain string) *decisions {
 }
 
 // decided counts a request that was decided.
-func (c *counts) decided(p *Scratch, class Class) {
+func (c *counts) decided(p *Scratch) {
 	n := c.outside
 	if p.counts != nil {
 		n = p.counts.decisions
 	}
-	n[class].Add(1)
+	n[p.verdict.Class].Add(1)
 }
 
 // Decisions returns how many requests of each class there were since the process started.
@@ -118,30 +112,4 @@ func (l *Limiter) Decisions() (sum [classes]uint64) {
 		add(d.decisions)
 	}
 	return sum
-}
-
-// rejections counts, for each rule that refused the request, that it did. A look is refused like any other request.
-func (c *counts) rejections(s *snapshot, d *descriptors.Domain, r *Request, p *Scratch) {
-	for i := range p.parts {
-		t := &p.parts[i]
-		if !p.verdict.Statuses[i].refuses() {
-			continue
-		}
-		if t.counts == nil { // a look
-			t.counts = c.of(s, d, r.Descriptors[i].Entries, p, t)
-		}
-		if !p.rejected(i) {
-			t.counts.Rejections.Add(1)
-		}
-	}
-}
-
-// rejected reports whether a descriptor before the i-th was refused by the same rule: then the request is counted already.
-func (p *Scratch) rejected(i int) bool {
-	for j := range i {
-		if p.parts[j].counts == p.parts[i].counts && p.verdict.Statuses[j].refuses() {
-			return true
-		}
-	}
-	return false
 }

@@ -90,7 +90,7 @@ func TestControlledRequests(t *testing.T) {
 					if want = found[0].Kind; want != controls.Limit || v.Statuses[i].Control == found[0] {
 						break
 					}
-					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Controls, found[0]) {
+					if n = len(found[0].Entries); slices.Contains(x.Descriptors[i].Effective.Controls, found[0]) {
 						break // it has no effect, and nothing shorter has
 					}
 				}

@@ -3,113 +3,136 @@ package limiter
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
+// QuotaGroup is the descriptors in quota mode of a request that have equal values of the keys of quota_group_by.
+type QuotaGroup struct {
+	First     int    // index of the first descriptor
+	Over      bool   // a limit of the group, or one that belongs to all groups, is over
+	Remaining uint32 // the least that is left of them; 0 if the group is over
+}
+
 // takes reports whether t spends hits.
-func (t *part) takes() bool { return !t.negative && t.hits > 0 }
+func (t *part) takes() bool { return !t.Negative && t.Hits > 0 }
 
 // lateCharge reports whether t charges for a request that has already run: its rule says so, or it ends a reservation.
 func (t *part) lateCharge() bool {
-	return t.reserving == settles || t.takes() && (t.reserving == charges || t.limits.Len() > 0 && t.limits.At(0).Limit.LateCharge)
+	return t.reserving == settles || t.takes() && (t.reserving == charges || t.Limits.Len() > 0 && t.Limits.At(0).Limit.LateCharge)
 }
 
 // due reports whether t is carried out whatever becomes of the descriptors beside it.
-func (t *part) due() bool { return t.negative || t.lateCharge() }
+func (t *part) due() bool { return t.Negative || t.lateCharge() }
 
-// shadow reports whether a refusal of t is only counted. The rule's mode does not apply to an override.
-func (t *part) shadow() bool { return t.rule != nil && !t.override && t.match.Rule.Shadow }
+// shadow reports whether a rejection by t is only counted. The rule's mode does not apply to an override.
+func (t *part) shadow() bool { return t.Rule != nil && !t.Override && t.Rule.Shadow }
 
 // quota reports whether t is in quota mode: one of several buckets of which it is enough that one admits.
 func (l *Limiter) quota(t *part) bool {
-	return l.config.Quota || t.rule != nil && !t.override && t.match.Rule.Quota
+	return l.config.Quota || t.Rule != nil && !t.Override && t.Rule.Quota
 }
 
-// refused reports whether t's limits refused it. Giving back is never refused.
-func (p *Scratch) refused(t *part) bool {
-	return t.op >= 0 && !t.negative && p.ops[t.op].Decision.Admitted == 0
+// decides reports whether t rejects the request, if it is over, whatever others come to: it is not in quota mode, or
+// belongs to all groups.
+func (l *Limiter) decides(t *part) bool { return t.group == AnyGroup || !l.quota(t) }
+
+// rejected reports whether t's limits rejected it. A refund is never rejected.
+func (p *Scratch) rejected(t *part) bool {
+	return t.op >= 0 && !t.Negative && p.ops[t.op].Decision.Admitted == 0
 }
 
-// over returns the verdict on the request before global shadow mode: whether a descriptor that is not in quota mode is
-// over, or there are descriptors in quota mode and all of those are over. Descriptors without a limit in force do not
+// over returns the verdict on the request before global shadow mode: whether a descriptor that decides is over, or there are
+// groups of descriptors in quota mode and each has one that is over. Descriptors that the backend was not asked about do not
 // take part.
 func (l *Limiter) over(p *Scratch) bool {
-	switch {
-	case p.steered.blocked:
+	if p.blocked {
 		return true
-	case len(p.groups) > 0:
-		return l.groupsOver(p)
 	}
-	quota, quotaOver := 0, 0
+	const within, over = 1, 2
+	var groups []int // what each comes to; 0 if it has none in quota mode
 	for i := range p.parts {
 		t := &p.parts[i]
 		if t.op < 0 {
 			continue
 		}
-		over := p.refused(t) && !t.shadow()
+		is := within
+		if p.rejected(t) && !t.shadow() {
+			is = over
+		}
 		switch {
-		case !l.quota(t):
-			if over {
-				return true
+		case !l.decides(t):
+			if groups == nil {
+				groups = p.byGroup()
 			}
-		case over:
-			quotaOver++
-			fallthrough
-		default:
-			quota++
+			groups[t.group] = max(groups[t.group], is)
+		case is == over:
+			return true
 		}
 	}
-	return quota > 0 && quota == quotaOver
+	return groups != nil && !slices.Contains(groups, within)
 }
 
-// unmatched makes v the verdict on n descriptors that match no rule.
-func (v *Verdict) unmatched(n int) {
-	v.Over, v.Header, v.Reservation = false, -1, ""
-	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
-	clear(v.Statuses)
-	v.GroupBy, v.Groups = nil, v.Groups[:0]
+// byGroup returns a zero for each group, whose index is that of its first descriptor.
+func (p *Scratch) byGroup() []int {
+	n := len(p.parts)
+	p.groups = slices.Grow(p.groups[:0], n)[:n]
+	clear(p.groups)
+	return p.groups
 }
 
-// fold turns the backend's decisions into the verdict.
+// fold turns the backend's decisions, and what was decided without it, into the verdict.
 func (l *Limiter) fold(p *Scratch) {
-	v := &p.verdict
-	v.unmatched(len(p.parts))
+	v, n := &p.verdict, len(p.parts)
+	*v = Verdict{Statuses: slices.Grow(v.Statuses[:0], n)[:n], Groups: v.Groups[:0]}
+	clear(v.Statuses)
 	for i := range p.parts {
 		l.status(p, i, &v.Statuses[i])
 	}
-	v.Over = l.over(p) && !l.config.Shadow || p.steered.blocked
+	v.Over = p.blocked || !l.config.Shadow && l.over(p)
 	v.Header = l.header(p)
-	l.quotaGroups(p)
+	if p.domain != nil && len(p.domain.QuotaGroupBy) > 0 {
+		v.GroupBy = p.domain.QuotaGroupBy
+		l.quotaGroups(p)
+	}
+	v.Class = l.class(p)
+	v.Reservation = l.sealed(p)
 }
 
-// status fills in s, the answer to the i-th part.
+// status fills in s, the answer to the i-th descriptor.
 func (l *Limiter) status(p *Scratch, i int, s *Status) {
 	t := &p.parts[i]
-	s.Rule = t.match.Rule
-	switch {
-	case t.blocked:
-		s.block(t)
-		return
-	case t.allowed:
-		s.allow(t)
-		return
-	case t.unlimited:
+	s.Rule = t.Rule
+	switch t.Disposition {
+	case Blocked:
+		s.Over, s.Refused, s.Control, s.RateLimit = true, true, t.Control, t.Limits.At(0)
+		left := max(time.Until(t.Control.Until), 0)
+		s.Decision.RetryAfter, s.Decision.ResetAfter = left, left
+	case Allowed:
+		s.Control, s.Unlimited, s.Remaining = t.Control, true, math.MaxUint32
+	case Unlimited:
 		s.Unlimited, s.Remaining = true, math.MaxUint32
-		return
-	case t.op < 0:
-		s.Unasked = p.steered.blocked || t.reserving == forged
-		return
+	case Forged:
+		s.Unasked = true
+	case NoRule, Replaced:
+		s.Unasked = p.blocked && p.domain != nil
+	case Decide:
+		if s.Unasked = t.op < 0; !s.Unasked {
+			l.decided(p, t, s)
+		}
 	}
+}
+
+// decided fills in s, the answer to a descriptor that its limits decide.
+func (l *Limiter) decided(p *Scratch, t *part, s *Status) {
 	d := &p.ops[t.op].Decision
 	s.Decision = *d
-	s.RateLimit, s.Limits = t.limits.At(d.Strictest), &t.limits
-	s.Override = t.override
-	if t.control != nil {
-		s.Control = t.decider(p.steered.found[i], s.RateLimit)
-	}
+	s.RateLimit, s.Limits = t.Limits.At(d.Strictest), &t.Limits
+	s.Override = t.Override
+	s.Control = t.decider(s.RateLimit)
 	s.Quota, s.ChargedLate = l.quota(t), t.lateCharge()
-	s.Refused = p.refused(t)
+	s.Refused = p.rejected(t)
 	s.Over = s.Refused && !t.shadow()
 	if !s.Refused {
 		s.Remaining = uint32(min(t.left(d), math.MaxUint32))
@@ -118,27 +141,26 @@ func (l *Limiter) status(p *Scratch, i int, s *Status) {
 
 // left returns what is left after d, which admitted t.
 func (t *part) left(d *engine.Decision) uint64 {
-	if t.negative || t.unspent {
+	if t.Negative || t.spent != charged {
 		return d.Left
 	}
-	return d.Left - min(t.hits, d.Left)
+	return d.Left - min(t.Hits, d.Left)
 }
 
 // header returns the index of the status that response headers describe. Of those that callers may be told, that is the first
-// one that is blocked, or else the last one that is over and refuses alone, as it is not in quota mode or belongs to all groups,
-// or else the first of those with the least remaining; −1 if no limit is reported.
+// one that is blocked, or else the last one that is over and decides, or else the first of those with the least remaining; −1 if
+// no limit is reported.
 func (l *Limiter) header(p *Scratch) int {
 	v := &p.verdict
 	least, enforced := -1, -1
 	for i := range v.Statuses {
-		s := &v.Statuses[i]
-		if s.RateLimit == nil || s.Untold() {
+		s, t := &v.Statuses[i], &p.parts[i]
+		switch {
+		case s.RateLimit == nil || s.Untold():
 			continue
-		}
-		if p.parts[i].blocked {
+		case t.Disposition == Blocked:
 			return i
-		}
-		if s.Over && (!l.quota(&p.parts[i]) || len(p.groups) > 0 && p.groups[i] == AnyGroup) {
+		case s.Over && l.decides(t):
 			enforced = i
 		}
 		if least < 0 || s.Remaining < v.Statuses[least].Remaining {
@@ -149,4 +171,39 @@ func (l *Limiter) header(p *Scratch) int {
 		return enforced
 	}
 	return least
+}
+
+// quotaGroups fills in the groups of the verdict.
+func (l *Limiter) quotaGroups(p *Scratch) {
+	v := &p.verdict
+	all := QuotaGroup{Remaining: math.MaxUint32} // what belongs to all groups
+	groups := p.byGroup()                        // 1 and the index of each in v.Groups
+	for i := range p.parts {
+		t, s := &p.parts[i], &v.Statuses[i]
+		switch {
+		case t.op < 0 || !l.quota(t):
+			continue
+		case t.group == AnyGroup:
+			s.Group = AnyGroup
+			all.add(s)
+			continue
+		case groups[t.group] == 0:
+			v.Groups = append(v.Groups, QuotaGroup{First: i, Remaining: math.MaxUint32})
+			groups[t.group] = len(v.Groups)
+		}
+		s.Group = groups[t.group] - 1
+		v.Groups[s.Group].add(s)
+	}
+	for i := range v.Groups {
+		g := &v.Groups[i]
+		g.Over, g.Remaining = g.Over || all.Over, min(g.Remaining, all.Remaining)
+	}
+}
+
+// add adds the status of a descriptor to its group. One in shadow mode that rejected has nothing left, and is not over.
+func (g *QuotaGroup) add(s *Status) {
+	g.Over = g.Over || s.Over
+	if s.Over || !s.Refused {
+		g.Remaining = min(g.Remaining, s.Remaining)
+	}
 }

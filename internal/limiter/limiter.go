@@ -17,7 +17,6 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/watch"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
-	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
 // Config says how a Limiter decides. The zero value decides as envoyproxy/ratelimit does by default.
@@ -37,11 +36,11 @@ type Config struct {
 	Local     backend.Backend       // decides for FailLocal; required if a rule or OnFailure says so
 
 	Top      *top.Top           // counts descriptors; nil counts none
-	Watch    *watch.Hub         // shows decisions; nil shows nobody
+	Watch    *watch.Hub         // shows decisions; nil shows none
 	Controls *controls.Controls // stand above the rules; nil means that there are none
 	Tenants  *tenants.Tenants   // says who is on which plan; nil means that all are on the default
 
-	Unknown func(domain string) // called with each domain without rules that gets a series; nil tells nobody
+	Unknown func(domain string) // called with each domain without rules that gets a series; may be nil
 
 	Reservations *Sealer // makes ids of reservations; without one, or a key, requests reserve nothing and are charged at once
 }
@@ -117,74 +116,64 @@ func (l *Limiter) ForeignIDs() (ids uint64) {
 	return ids
 }
 
+// Scratch is the memory for deciding a request, which its owner keeps for the next one, so that deciding allocates
+// nothing. It is for one request at a time; the zero value is ready for use. Its slices only ever grow: what points into
+// an array that was outgrown stays valid until the next request.
+type Scratch struct {
+	resolution // what is in force
+	operations // what the backend is asked for that
+	calls      // the calls of the backend that this takes
+	verdict    Verdict
+
+	shed       bool                     // the request is counted as shed
+	text       []byte                   // of keys
+	groups     []int                    // by the first descriptor of each quota group
+	rejections map[*stats.Rule]struct{} // what counts the rules that have rejected the request
+	sampler    top.Sampler
+	shown      watch.Decision
+}
+
 // Decide charges r. The verdict, and what it points to, is valid until p is used for another request. Errors wrap one of
 // this package's.
 func (l *Limiter) Decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
-	p.parts, p.groups, p.shed, p.counts = p.parts[:0], p.groups[:0], false, nil
-	v, err := l.decide(ctx, r, p)
-	if err == nil {
-		v.Class = l.class(p)
-		l.counts.decided(p, v.Class)
-	}
+	p.parts, p.shed = p.parts[:0], false
+	err := l.decide(ctx, r, p)
 	if drawn := l.draws(r, p); drawn || l.config.Watch.Watched() {
 		l.observe(ctx, r, p, drawn, err)
 	}
-	return v, err
+	if err != nil {
+		return nil, err
+	}
+	return &p.verdict, nil
 }
 
-func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) (*Verdict, error) {
+// decide takes r through the phases. Each builds on the values of those before it.
+func (l *Limiter) decide(ctx context.Context, r *Request, p *Scratch) error {
 	s, err := l.accept(r)
 	if err != nil {
 		l.counts.serviceErrors.Add(1)
-		return nil, err
+		return err
 	}
-	d := s.set.Domain(r.Domain)
-	if d != nil && d.ReserveEntries != nil {
-		p.findReservations(d, r)
+	p.table, p.counter = l.table(), false
+	p.resolve(s, r) // which limits are in force for each descriptor, or what else decides
+	if err := l.admit(r, p); err != nil {
+		return err
 	}
-	p.steer(l.table(), s, r)
-	if d == nil {
-		l.counts.unknownDomain(r.Domain, len(r.Descriptors))
-		l.strangers(p, r)
-		l.counts.steered(p)
-		return &p.verdict, nil
+	p.plan(r, false)          // the operations on counters
+	err = l.charge(ctx, r, p) // which the backend decides, or a fallback
+	if err == nil {
+		l.fold(p) // all of that into the verdict
 	}
-	p.counts = s.domains[d]
-	if p.steered.blocked {
-		return l.refuse(ctx, s, d, r, p), nil
+	l.record(r, p, err)
+	return err
+}
+
+// table returns the controls in force, or nil.
+func (l *Limiter) table() *controls.Table {
+	if l.config.Controls == nil {
+		return nil
 	}
-	if p.late = r.Late; p.late {
-		l.counts.shed(p, shedByProcess)
-		if !l.fallsBack(d) {
-			l.counts.backendErrors.Add(1)
-			return nil, ErrOverload
-		}
-	}
-	p.plan(s, d, r)
-	l.counts.before(s, d, r, p)
-	if err := l.charge(ctx, d, p); err != nil {
-		l.release(ctx, p)
-		l.counts.backendErrors.Add(1)
-		return nil, err
-	}
-	if p.name != (engine.ReservationID{}) && !l.config.Shadow && l.over(p) {
-		l.release(ctx, p)
-	}
-	l.fold(p)
-	l.counts.after(p)
-	if p.verdict.Over {
-		l.counts.rejections(s, d, r, p)
-	}
-	if p.name != (engine.ReservationID{}) {
-		p.verdict.Reservation = l.sealed(p)
-	}
-	if len(p.steered.found) > 0 {
-		l.counts.steered(p)
-	}
-	if l.config.Shadow && l.over(p) {
-		l.counts.globalShadow.Add(1)
-	}
-	return &p.verdict, nil
+	return l.config.Controls.Table()
 }
 
 // accept returns the current rules if r can be decided by them. Errors are checked for in the reference's order; bounds

@@ -8,16 +8,17 @@ import (
 )
 
 // of returns the counters for t, which matched a rule or came with an override.
-func (c *counts) of(s *snapshot, d *descriptors.Domain, entries []descriptors.Entry, p *Scratch, t *part) *stats.Rule {
+func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *stats.Rule {
+	d := p.domain
 	switch {
-	case t.override:
+	case t.Override:
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
-		known := &s.domains[d].overrides
+		known := &p.counts.overrides
 		if n := known.find(p.text); n != nil {
 			return n
 		}
 		return c.addOverride(known, p.text, d, entries)
-	case t.match.Rule.DynamicMetric():
+	case t.Rule.DynamicMetric():
 		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
 		if n := t.rule.dynamic.find(p.text); n != nil {
 			return n

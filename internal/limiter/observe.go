@@ -18,7 +18,7 @@ func (l *Limiter) draws(r *Request, p *Scratch) bool {
 // most returns the hits of r's descriptor that spends the most; a look is worth one, so that refused looks are drawn too.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
-		if d := &r.Descriptors[i]; !d.gives() {
+		if d := &r.Descriptors[i]; !d.refunds() {
 			hits = max(hits, r.hits(d), 1)
 		}
 	}
@@ -73,17 +73,17 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		if rule := l.Matched(r.Domain, d.Entries); rule != nil {
 			d.Rule = rule.Path
 		}
-	} else if t := &p.parts[i]; t.match.Rule != nil {
-		d.Rule = t.match.Rule.Path
+	} else if t := &p.parts[i]; t.Rule != nil {
+		d.Rule = t.Rule.Path
 	}
 	if err != nil {
 		d.Outcome, d.Err = watch.Failed, err
 		return d
 	}
-	if len(p.parts) > 0 && p.parts[i].reserving != reservesNothing {
-		d.Hits, d.Back = p.reserved(&p.parts[i])
+	t, s := &p.parts[i], &p.verdict.Statuses[i]
+	if t.reserving != reservesNothing {
+		d.Hits, d.Back = p.reserved(t)
 	}
-	s := &p.verdict.Statuses[i]
 	d.Outcome, d.Over = s.outcome(), p.verdict.Over
 	if d.Outcome == watch.Refused && l.config.Shadow {
 		d.Outcome = watch.Shadowed
@@ -94,10 +94,6 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 			d.Source, d.Retry = watch.Control, s.Decision.RetryAfter
 		}
 	}
-	if len(p.parts) == 0 {
-		return d
-	}
-	t := &p.parts[i]
 	d.Own, d.Limit = s.Override, s.RateLimit
 	if t.op < 0 {
 		return d
@@ -108,8 +104,8 @@ func (l *Limiter) observed(r *Request, p *Scratch, i int, err error) watch.Decis
 		d.Left = t.left(&s.Decision)
 	}
 	switch op := &p.ops[t.op]; {
-	case t.fell != descriptors.FailDefault:
-		d.Source, d.Policy = watch.Policy, t.fell
+	case t.fallback != descriptors.FailDefault:
+		d.Source, d.Policy = watch.Policy, t.fallback
 	case op.Remembered:
 		d.Source = watch.NearCache
 	case op.Leased:

@@ -28,8 +28,6 @@ var (
 	ErrBackend = errors.New("asking the counter store")
 	// ErrNoLimit is what Peek and Reset return for a descriptor to which no limit applies, so that it has no counter.
 	ErrNoLimit = errors.New("no limit applies to this descriptor")
-
-	errNotAllowed = errors.New("the domain has allow_limit_override: false")
 )
 
 // Request is what has to be decided. Its bytes belong to the caller, who must not change them until Decide returns.

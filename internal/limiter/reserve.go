@@ -3,7 +3,6 @@ package limiter
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -23,32 +22,32 @@ func (d *Descriptor) settles() bool {
 	return d.HasReservation && len(d.Reservation) > 0 && string(d.Reservation) != NoReservation
 }
 
-// gives reports whether d cannot be refused, since all it does is to give back or to settle.
-func (d *Descriptor) gives() bool { return d.Negative || d.settles() }
+// refunds reports whether d cannot be rejected, since all it does is to refund or to settle.
+func (d *Descriptor) refunds() bool { return d.Negative || d.settles() }
 
-// findReservations takes the entries that settle reservations out of r's descriptors, so that the others are what rules,
-// controls and everybody else see.
-func (p *Scratch) findReservations(d *descriptors.Domain, r *Request) {
-	p.entries = p.entries[:0]
+// findReservations takes the entries that settle reservations out of r's descriptors, so that rules, controls and everything else
+// see the others only.
+func (v *resolution) findReservations(r *Request) {
+	v.entries = v.entries[:0]
 	for i := range r.Descriptors {
 		if desc := &r.Descriptors[i]; !desc.HasReservation {
-			p.findReservation(d, desc)
+			v.findReservation(desc)
 		}
 	}
 }
 
-func (p *Scratch) findReservation(d *descriptors.Domain, desc *Descriptor) {
+func (v *resolution) findReservation(desc *Descriptor) {
 	for j := range desc.Entries {
-		if !named(d.ReserveEntries, desc.Entries[j].Key) {
+		if !named(v.domain.ReserveEntries, desc.Entries[j].Key) {
 			continue
 		}
-		rest, since := desc.Entries[:j:j], len(p.entries)
+		rest, since := desc.Entries[:j:j], len(v.entries)
 		if j+1 < len(desc.Entries) {
-			p.entries = append(append(p.entries, rest...), desc.Entries[j+1:]...)
-			rest = p.entries[since:len(p.entries):len(p.entries)]
+			v.entries = append(append(v.entries, rest...), desc.Entries[j+1:]...)
+			rest = v.entries[since:len(v.entries):len(v.entries)]
 		}
-		if m := d.Match(rest); m.Rule == nil || !m.Rule.SettlesBy(desc.Entries[j].Key) {
-			p.entries = p.entries[:since]
+		if m := v.domain.Match(rest); m.Rule == nil || !m.Rule.SettlesBy(desc.Entries[j].Key) {
+			v.entries = v.entries[:since]
 			continue
 		}
 		desc.Reservation, desc.HasReservation = desc.Entries[j].Value, true
@@ -71,26 +70,26 @@ const (
 	settles                   // it settles the reservation t.id
 	forged                    // it would settle one, but its id was made with none of the keys
 	charges                   // it is charged at its end, without a reservation
-	released                  // it has reserved hits, and has settled them since: the request was refused
 )
 
-// reserve finds out what the descriptor of t, whose rule has reservations, does about them.
-func (p *Scratch) reserve(s *Sealer, r *Request, desc *Descriptor, t *part) {
+// reserve finds out what desc, whose rule has reservations, does about them.
+func (t *part) reserve(s *Sealer, r *Request, desc *Descriptor) {
 	switch {
 	case desc.Negative:
 	case desc.settles():
-		var ok bool
-		if t.id, ok = s.open(desc.Reservation); !ok {
-			t.reserving = forged
+		if id, ok := s.open(desc.Reservation); ok {
+			t.reserving, t.id, t.Negative = settles, id, true
 			return
 		}
-		t.reserving, t.negative = settles, true
+		if t.reserving = forged; t.Disposition == Decide {
+			t.Disposition = Forged
+		}
 	case desc.HasReservation:
 		t.reserving = charges
 	default:
 		t.reserving = reserves
 		if desc.HasHits && desc.Hits == 0 || !desc.HasHits && r.Hits == 0 {
-			t.hits = t.estimate()
+			t.Hits = t.estimate()
 		}
 	}
 }
@@ -98,11 +97,11 @@ func (p *Scratch) reserve(s *Sealer, r *Request, desc *Descriptor, t *part) {
 // estimate returns what t reserves where the request does not say: no more than the limit in force ever admits, which a tenant's
 // own number, a control or the request may have made smaller than the estimate of the rule.
 func (t *part) estimate() uint64 {
-	hits := t.match.Rule.Reserve.Estimate
-	if t.unlimited || t.limits.Len() == 0 {
+	hits := t.Rule.Reserve.Estimate
+	if t.Disposition == Unlimited || t.Limits.Len() == 0 {
 		return hits
 	}
-	if most := t.limits.At(0).Limit.MaxCost(); most > 0 {
+	if most := t.Limits.At(0).Limit.MaxCost(); most > 0 {
 		return min(hits, most)
 	}
 	return hits
@@ -110,17 +109,17 @@ func (t *part) estimate() uint64 {
 
 // reserveOp makes op, the last one, one beside reservations. All of a request have one name; only where several are of one
 // counter, each has to have its own, which follows from that and from their order.
-func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
-	op.Reserve, op.Lease = &t.match.Rule.Reserve.Reserve, backend.LeaseOff
+func (p *Scratch) reserveOp(t *part, op *backend.Op) {
+	op.Reserve, op.Lease = &t.Rule.Reserve.Reserve, backend.LeaseOff
 	switch t.reserving {
 	case settles:
 		op.Take.Reservation = t.id
 	case reserves:
-		if p.name == (engine.ReservationID{}) && s.Ready() {
+		if p.name == (engine.ReservationID{}) && p.rules.sealer.Ready() {
 			_, _ = rand.Read(p.name[:]) // never fails
 		}
 		op.Take.Reservation = p.name
-	case reservesNothing, forged, charges, released:
+	case reservesNothing, forged, charges:
 	}
 	if op.Take.Reservation == (engine.ReservationID{}) {
 		return
@@ -138,36 +137,33 @@ func (p *Scratch) reserveOp(s *Sealer, t *part, op *backend.Op) {
 
 // open reports whether t has a reservation that is open.
 func (p *Scratch) open(t *part) bool {
-	return t.op >= 0 && t.reserving == reserves && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
+	return t.op >= 0 && t.reserving == reserves && t.spent != released && p.ops[t.op].Decision.Reservation == engine.ReservationOpen
 }
 
-// release settles the reservations of a request that was refused, which will not cost anything, or of one without a verdict
-// because the store failed for others of its counters: nobody gets an id to settle them by.
+// release settles the reservations of a request that was rejected, which will not cost anything, or of one without a verdict
+// because the backend failed for others of its counters: no client gets an id to settle them by.
 func (l *Limiter) release(ctx context.Context, p *Scratch) {
-	n := 0
+	p.batch, p.picked = p.batch[:0], p.picked[:0]
 	for i := range p.parts {
 		t := &p.parts[i]
 		if !p.open(t) {
 			continue
 		}
-		t.reserving = released
-		if t.unspent { // it has been given back
-			continue
+		if t.spent == charged { // else it has been refunded
+			p.batch, p.picked = append(p.batch, refundOf(&p.ops[t.op])), append(p.picked, t.op)
 		}
-		if n == 0 {
-			p.batch, p.picked = p.batch[:0], p.picked[:0]
-		}
-		t.unspent = true
-		p.batch, p.picked = append(p.batch, giveBackOf(&p.ops[t.op])), append(p.picked, t.op)
-		n++
+		t.spent = released
 	}
-	if n > 0 {
-		l.applyBack(ctx, p, n)
+	if len(p.batch) > 0 {
+		l.applyRefunds(ctx, p, len(p.batch))
 	}
 }
 
 // sealed returns the id of the reservations of the request, or "" if it has none.
 func (l *Limiter) sealed(p *Scratch) string {
+	if p.name == (engine.ReservationID{}) {
+		return ""
+	}
 	for i := range p.parts {
 		if p.open(&p.parts[i]) {
 			return l.config.Reservations.seal(p.name)
@@ -176,32 +172,16 @@ func (l *Limiter) sealed(p *Scratch) string {
 	return ""
 }
 
-// reserved returns the hits that t has spent, or given back, with its reservations.
+// reserved returns the hits that t has spent, or refunded, with its reservations.
 func (p *Scratch) reserved(t *part) (hits uint64, back bool) {
 	switch {
 	case t.reserving == forged:
 		return 0, true
 	case t.reserving != settles || t.op < 0:
-		return t.hits, t.negative
+		return t.Hits, t.Negative
 	}
 	difference := p.ops[t.op].Decision.Difference
 	return uint64(max(difference, -difference)), difference <= 0
-}
-
-// explainReserving says what t does about reservations; "" if nothing.
-func (t *part) explainReserving() string {
-	switch t.reserving {
-	case reserves:
-		return fmt.Sprintf("it reserves %d, unless it is refused", t.hits)
-	case settles:
-		return fmt.Sprintf("it settles a reservation, if that is open, whose true cost is %d", t.hits)
-	case forged:
-		return "no server that shares a key with this one made the id of the reservation, so nothing changes"
-	case charges:
-		return "it has no reservation to settle, so its hits are charged at once"
-	case reservesNothing, released:
-	}
-	return ""
 }
 
 // What became of reservations, as metrics have it.
@@ -264,10 +244,10 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 			continue
 		}
 		d := &p.ops[t.op].Decision
-		if t.rule != nil && p.ops[t.op].Err == nil && t.fell == descriptors.FailDefault {
+		if t.rule != nil && p.ops[t.op].Err == nil && t.fallback == descriptors.FailDefault {
 			hits := d.Reserved
-			if t.reserving == released { // since the decision
-				hits -= min(hits, t.hits)
+			if t.spent == released { // since the decision
+				hits -= min(hits, t.Hits)
 			}
 			t.rule.reserved.see(p.ops[t.op].Key, hits, time.Duration(p.ops[t.op].Reserve.TTL)*time.Microsecond)
 		}
@@ -275,15 +255,15 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 		switch {
 		case t.reserving == charges:
 			n.outcomes[countCharged].Add(1)
-		case t.reserving == released:
+		case t.spent == released:
 			n.outcomes[countReserved].Add(1)
 			n.outcomes[countReleased].Add(1)
-			n.hits[hitsReserved].Add(counted(t.hits))
-			n.hits[hitsGivenBack].Add(counted(t.hits))
+			n.hits[hitsReserved].Add(counted(t.Hits))
+			n.hits[hitsGivenBack].Add(counted(t.Hits))
 		case d.Reservation == engine.ReservationOpen:
 			n.outcomes[countReserved].Add(1)
-			n.hits[hitsReserved].Add(counted(t.hits))
-		case t.reserving == reserves && d.Admitted > 0 && !t.unspent:
+			n.hits[hitsReserved].Add(counted(t.Hits))
+		case t.reserving == reserves && d.Admitted > 0 && t.spent == charged:
 			n.outcomes[countUnrecorded].Add(1)
 		case d.Reservation == engine.ReservationSettled:
 			n.outcomes[countSettled].Add(1)

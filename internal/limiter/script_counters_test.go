@@ -39,13 +39,13 @@ func (s *script) explain(words []string, body string) string {
 			fmt.Fprintf(&b, "     %s at %s:%d\n", x.Rule.Path, x.Rule.File, x.Rule.Line)
 		}
 		if x.Counter != "" {
-			fmt.Fprintf(&b, "     hits %d, counter %s\n", x.Hits, x.Counter)
+			fmt.Fprintf(&b, "     hits %d, counter %s\n", x.Effective.Hits, x.Counter)
 		}
 		if x.Holder != "" {
 			fmt.Fprintf(&b, "     holder %s\n", x.Holder)
 		}
-		if x.Ignored != nil {
-			fmt.Fprintf(&b, "     override ignored: %v\n", x.Ignored)
+		if x.Effective.Ineffective.Override != nil {
+			fmt.Fprintf(&b, "     override ignored: %v\n", x.Effective.Ineffective.Override)
 		}
 	}
 	return b.String()

@@ -28,6 +28,19 @@ func (l *Limiter) Foresee(domain []byte) (known, fails bool) {
 	return false, false
 }
 
+// admit counts r as shed if it is late, and returns an error if no fallback may decide it. What a control blocks needs no time.
+func (l *Limiter) admit(r *Request, p *Scratch) error {
+	if !r.Late || p.domain == nil || p.blocked {
+		return nil
+	}
+	l.counts.shed(p, shedByProcess)
+	if l.fallsBack(p.domain) {
+		return nil
+	}
+	l.counts.backendErrors.Add(1)
+	return ErrOverload
+}
+
 // shed fails ops as the store does those for which it has no time.
 func shed(ops []backend.Op) {
 	for i := range ops {

@@ -31,8 +31,8 @@ type Status struct {
 	Control *controls.Control // what decided, or put the number of RateLimit in force; nil if the rules decided
 }
 
-// refuses reports whether s is a reason to refuse a request.
-func (s *Status) refuses() bool { return s.Over && !s.ChargedLate }
+// rejects reports whether s is a reason to reject a request.
+func (s *Status) rejects() bool { return s.Over && !s.ChargedLate }
 
 // Replaced reports whether a rule matched but was dropped because another rule that matched the request replaces it.
 func (s *Status) Replaced() bool {

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
-	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
@@ -22,7 +20,7 @@ const denyRetry = time.Second
 // remembers who decided the last call, not the ones before it: hits go back to where that call spent them.
 func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked []int) error {
 	for _, i := range picked {
-		p.parts[p.owners[i]].fell = descriptors.FailDefault
+		p.parts[p.owners[i]].fallback = descriptors.FailDefault
 	}
 	err := l.apply(ctx, ops, p.late)
 	if err == nil || ctx.Err() != nil {
@@ -45,7 +43,7 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 		if policy == descriptors.FailError {
 			return storeError(ops[i].Err)
 		}
-		t.fell = policy
+		t.fallback = policy
 		l.counts.fellBack(t)
 		switch policy {
 		case descriptors.FailAllow:
@@ -73,8 +71,8 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 
 // policy returns how t is decided while the store is failing, given the policy of rules that have none.
 func (t *part) policy(otherwise descriptors.OnFailure) descriptors.OnFailure {
-	if t.rule != nil && t.match.Rule.OnFailure != descriptors.FailDefault {
-		return t.match.Rule.OnFailure
+	if t.Rule != nil && t.Rule.OnFailure != descriptors.FailDefault {
+		return t.Rule.OnFailure
 	}
 	return otherwise
 }
@@ -84,7 +82,7 @@ func allowed(op *backend.Op) engine.Decision {
 	return engine.Decision{Admitted: max(1, op.Take.Count), Left: op.Limits[0].Capacity()}
 }
 
-// denied returns the decision on an op that its policy denies. Giving back is never refused; the hits are lost.
+// denied returns the decision on an op that its policy denies. A refund is never rejected; its hits are lost.
 func denied(op *backend.Op) engine.Decision {
 	if op.Mode == backend.Give || op.Mode == backend.Settle {
 		return engine.Decision{Admitted: max(1, op.Take.Count)}
@@ -92,15 +90,15 @@ func denied(op *backend.Op) engine.Decision {
 	return engine.Decision{ResetAfter: denyRetry, RetryAfter: denyRetry}
 }
 
-// applyBack carries out the first n operations of the batch, each where the hits were spent: in the store, in this
+// applyRefunds carries out the first n operations of the batch, each where the hits were spent: in the store, in this
 // process or, if nothing was counted, nowhere. It does so even if the caller has gone in the meantime. The verdict does
-// not depend on it; what cannot be given back only causes more refusals.
-func (l *Limiter) applyBack(ctx context.Context, p *Scratch, n int) {
+// not depend on it; what cannot be refunded only causes more rejections.
+func (l *Limiter) applyRefunds(ctx context.Context, p *Scratch, n int) {
 	ctx = context.WithoutCancel(ctx)
 	p.local = p.local[:0]
 	stored := p.batch[:0]
 	for k := range p.batch[:n] {
-		switch t := &p.parts[p.owners[p.picked[k]]]; t.fell {
+		switch t := &p.parts[p.owners[p.picked[k]]]; t.fallback {
 		case descriptors.FailDefault:
 			stored = append(stored, p.batch[k])
 		case descriptors.FailLocal:
@@ -109,40 +107,9 @@ func (l *Limiter) applyBack(ctx context.Context, p *Scratch, n int) {
 		}
 	}
 	if len(stored) > 0 && l.apply(ctx, stored, false) != nil {
-		l.counts.giveBackErrors.Add(1)
+		l.counts.refundErrors.Add(1)
 	}
 	if len(p.local) > 0 {
 		l.config.Local.Apply(ctx, p.local)
 	}
-}
-
-// fallbacks counts the decisions that a rule's policy made, by policy; elements are nil until there are any.
-type fallbacks [descriptors.FailLocal + 1]atomic.Pointer[stats.Counter]
-
-// overrideRule stands for overrides that match no rule.
-const overrideRule = "__override__"
-
-// fellBack counts a decision made by t's policy instead of the store.
-func (c *counts) fellBack(t *part) {
-	known, rule := &c.overrides, overrideRule
-	if t.rule != nil {
-		known, rule = &t.rule.fallbacks, t.match.Rule.Path
-	}
-	c.fallback(known, rule, t.fell).Add(1)
-}
-
-// readyFallback makes the counter of a rule's fallbacks, unless its policy is to fail, which is no decision.
-func (c *counts) readyFallback(known *fallbacks, rule string, policy descriptors.OnFailure) {
-	if policy != descriptors.FailError {
-		c.fallback(known, rule, policy)
-	}
-}
-
-func (c *counts) fallback(known *fallbacks, rule string, policy descriptors.OnFailure) *stats.Counter {
-	n := known[policy].Load()
-	if n == nil {
-		n = c.registry.Counter(stats.BackendFallbackTotal, policy.String(), rule)
-		known[policy].Store(n)
-	}
-	return n
 }

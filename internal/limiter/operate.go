@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 
@@ -20,18 +21,33 @@ var (
 	ErrNumber = errors.New("the limit cannot have this number")
 )
 
+// find returns the rules, the domain of a descriptor, and where its rules lead. The first is nil without rules, the second if the
+// domain has none.
+func (l *Limiter) find(domain []byte, entries []descriptors.Entry) (s *snapshot, d *descriptors.Domain, m descriptors.Match) {
+	if s = l.rules.Load(); s != nil {
+		if d = s.set.Domain(domain); d != nil {
+			m, _ = s.match(d, entries)
+		}
+	}
+	return s, d, m
+}
+
+// Matched returns the rule that entries meet, which is the plan of the tenant where it has plans, or nil.
+func (l *Limiter) Matched(domain []byte, entries []descriptors.Entry) *descriptors.Rule {
+	_, _, m := l.find(domain, entries)
+	return m.Rule
+}
+
 // Limitable returns the rule of a descriptor if a number can be put in force for its limit of that name, or for its first one
 // if there is no name; or else why not.
 func (l *Limiter) Limitable(domain string, entries []descriptors.Entry, to descriptors.Override, name string) (*descriptors.Rule, error) {
-	s := l.rules.Load()
+	s, d, m := l.find([]byte(domain), entries)
 	if s == nil {
 		return nil, ErrNoRules
 	}
-	d := s.set.Domain([]byte(domain))
 	if d == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
 	}
-	m, _ := s.match(d, entries)
 	if m.Rule == nil || m.Rule.Unlimited {
 		text := outcome(d, m, entries)
 		if m.Below() {
@@ -90,15 +106,13 @@ func (l *Limiter) HasLimit(domain, name string) bool {
 
 // Outcome says what the rules make of a descriptor, in words, whether they limit it, and whether there are descriptors below it.
 func (l *Limiter) Outcome(domain string, entries []descriptors.Entry) (text string, limited, below bool) {
-	s := l.rules.Load()
-	if s == nil {
+	s, d, m := l.find([]byte(domain), entries)
+	switch {
+	case s == nil:
 		return ErrNoRules.Error(), false, false
-	}
-	d := s.set.Domain([]byte(domain))
-	if d == nil {
+	case d == nil:
 		return s.set.Unknown(domain), false, false
 	}
-	m, _ := s.match(d, entries)
 	return outcome(d, m, entries), m.Rule != nil && !m.Rule.Unlimited, m.Below()
 }
 
@@ -124,10 +138,10 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 	for i, limit := range p.ops[0].Limits {
 		switch a := limit.Algorithm; {
 		case a.Queues():
-			return nil, nil, fmt.Errorf("%w: the limit %v is a %s, whose turns are promised once they are given", ErrNoGrant, p.parts[0].limits.At(i), a)
+			return nil, nil, fmt.Errorf("%w: the limit %v is a %s, whose turns are promised once they are given", ErrNoGrant, p.parts[0].Limits.At(i), a)
 		case a.Holds():
 			return nil, nil, fmt.Errorf("%w: the limit %v counts slots, which only those who hold them give back; reset frees all of them",
-				ErrNoGrant, p.parts[0].limits.At(i))
+				ErrNoGrant, p.parts[0].Limits.At(i))
 		}
 	}
 	look := func() (*Counter, error) {
@@ -150,4 +164,83 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 	}
 	after, err = look()
 	return before, after, err
+}
+
+// Counter is the state of the counter of one descriptor.
+type Counter struct {
+	Rule       *descriptors.Rule
+	RateLimits descriptors.RateLimits // the limits in force
+	Name       string                 // of the counter in a store, without its prefix
+	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
+	Refuses    bool                   // a request for one hit would be refused now
+}
+
+// Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as
+// the descriptor's holder finds it, to whom its own slots are free. It returns [ErrNoLimit] if no limit applies.
+func (l *Limiter) Peek(ctx context.Context, domain string, entries []descriptors.Entry) (*Counter, error) {
+	return l.counter(ctx, domain, entries, func(op *backend.Op) { op.Mode = backend.Look })
+}
+
+// Reset resets the counter of a descriptor, and returns its state afterwards. Without force nothing changes while a
+// penalty runs; the Penalty of the decision is what is left of it. It returns [ErrNoLimit] if no limit applies.
+func (l *Limiter) Reset(ctx context.Context, domain string, entries []descriptors.Entry, force bool) (*Counter, error) {
+	return l.counter(ctx, domain, entries, func(op *backend.Op) {
+		op.Mode, op.Force = backend.Reset, force
+		op.Take.Owner = "" // it is the counter as a whole that is reset
+	})
+}
+
+// locate makes the operation on the counter of a descriptor. Of controls only limits count: others change no counter.
+func (l *Limiter) locate(domain string, entries []descriptors.Entry) (*Scratch, error) {
+	r := &Request{Domain: []byte(domain), Descriptors: []Descriptor{{Entries: entries, HasHits: true}}}
+	s, err := l.accept(r)
+	if err != nil {
+		return nil, err
+	}
+	p := new(Scratch)
+	p.table, p.counter = l.table(), true
+	p.resolve(s, r)
+	p.plan(r, false)
+	switch {
+	case p.domain == nil:
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, s.set.Unknown(domain))
+	case len(p.ops) == 0:
+		return nil, fmt.Errorf("%w: %s", ErrNoLimit, outcome(p.domain, p.parts[0].match, entries))
+	}
+	p.ops[0].Take.Cost, p.ops[0].Aside = 1, true
+	return p, nil
+}
+
+// counter applies an operation, which ask completes, to the counter of a descriptor.
+func (l *Limiter) counter(ctx context.Context, domain string, entries []descriptors.Entry, ask func(*backend.Op)) (*Counter, error) {
+	p, err := l.locate(domain, entries)
+	if err != nil {
+		return nil, err
+	}
+	ask(&p.ops[0])
+	return l.state(ctx, p)
+}
+
+// state carries out the operation of p, and returns the state of the counter.
+func (l *Limiter) state(ctx context.Context, p *Scratch) (*Counter, error) {
+	t, op := &p.parts[0], &p.ops[0]
+	if err := l.apply(ctx, p.ops, false); err != nil {
+		return nil, err
+	}
+	return &Counter{
+		Rule:       t.Rule,
+		RateLimits: t.Limits,
+		Name:       counterName(op),
+		Decision:   op.Decision,
+		Refuses:    op.Decision.Admitted == 0,
+	}, nil
+}
+
+// counterName returns the name of a decided operation's counter in a store: made of its key or, with the reference's
+// names, of its name and the start of the window.
+func counterName(op *backend.Op) string {
+	if op.Name != nil {
+		return fmt.Sprintf("%s%d", op.Name, op.Decision.Window/1e6)
+	}
+	return "rl:{" + base64.RawURLEncoding.EncodeToString(op.Key[:]) + "}"
 }
