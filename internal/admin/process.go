@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -33,21 +34,13 @@ type Status struct {
 	Started    time.Time
 	Healthy    bool
 	NotReady   []string
-	Components []Component
+	Components []health.Component
 	Drained    time.Time // since when; zero if it is not
 	Rules      Rules
 	Refused    *Refused // nil if no rules were refused
 	Store      Store
 	Near       *NearCache // nil if there is none
 	Load       Load
-}
-
-// Component is a part of health.
-type Component struct {
-	Name         string
-	OK, Degraded bool
-	Since        time.Time
-	LastError    string
 }
 
 // Rules is what is in use.
@@ -79,10 +72,10 @@ type Store struct {
 
 // Node is a server of a store.
 type Node struct {
-	Name           string
-	Open, HalfOpen bool // its breaker; neither if it is closed
-	Opened         uint64
-	Wait           time.Duration
+	Name    string
+	Breaker health.Breaker
+	Opened  uint64 // how often that has opened
+	Wait    time.Duration
 }
 
 // NearCache is what a near cache holds, and has done since the start.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
 )
@@ -196,7 +197,7 @@ func problemMessages(all descriptors.Problems) (out []*adminv1.RulesProblem) {
 	return out
 }
 
-func componentMessages(all []Component) (out []*adminv1.Component) {
+func componentMessages(all []health.Component) (out []*adminv1.Component) {
 	for _, c := range all {
 		m := &adminv1.Component{Name: c.Name, Since: timestamppb.New(c.Since), LastError: valid(c.LastError), Health: adminv1.Health_HEALTH_FAILING}
 		switch {
@@ -214,11 +215,12 @@ func storeMessage(s *Store) *adminv1.StoreStatus {
 	m := &adminv1.StoreStatus{Text: valid(s.Text), Connections: uint32(max(s.Connections, 0)), MemoryKeys: uint64(s.MemoryKeys)}
 	for _, n := range s.Nodes {
 		node := &adminv1.StoreNode{Name: valid(n.Name), Breaker: adminv1.Breaker_BREAKER_CLOSED, Opened: n.Opened, Wait: unlessZero(n.Wait)}
-		switch {
-		case n.Open:
+		switch n.Breaker {
+		case health.Open:
 			node.Breaker = adminv1.Breaker_BREAKER_OPEN
-		case n.HalfOpen:
+		case health.HalfOpen:
 			node.Breaker = adminv1.Breaker_BREAKER_HALF_OPEN
+		case health.Closed, health.Gone:
 		}
 		m.Nodes = append(m.Nodes, node)
 	}

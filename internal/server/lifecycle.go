@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -27,7 +28,7 @@ var errStatsOff = errors.New("statistics are off: DISABLE_STATS=true")
 // rulesState keeps track of the rules for everything that depends on them.
 type rulesState struct {
 	limiter                   *limiter.Limiter
-	component                 *task.Component
+	component                 *health.Part
 	optional                  bool                      // health does not depend on rules
 	oneAtLeast                bool                      // health depends on rules, and an empty set is not enough
 	reason                    atomic.Pointer[string]    // why there are no rules; nil once there are
@@ -39,7 +40,7 @@ type rulesState struct {
 }
 
 // newRulesState returns the state before the first load.
-func newRulesState(h *task.Health, r *stats.Registry, l *limiter.Limiter, c *settings.Settings) *rulesState {
+func newRulesState(h *health.Tracker, r *stats.Registry, l *limiter.Limiter, c *settings.Settings) *rulesState {
 	const waiting = "the rules are not loaded yet"
 	s := &rulesState{
 		limiter:    l,

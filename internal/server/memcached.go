@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -40,7 +41,7 @@ func memcachedKeyFormat(s *settings.Settings) memcached.KeyFormat {
 }
 
 // openMemcached returns the store for BACKEND_TYPE=memcache.
-func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
 	c, err := memcachedConfig(s)
 	if err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ type memcachedObserver struct {
 	requested, found *stats.Counter
 }
 
-func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) *memcachedObserver {
+func newMemcachedObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) *memcachedObserver {
 	o := &memcachedObserver{
 		storeObserver: newStoreObserver("memcached", log, r, healthOf("memcached", s, h, false)),
 		commands:      make(map[memcached.Command]*stats.Counter),

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -57,7 +58,7 @@ func redisKeyFormat(s *settings.Settings) redis.KeyFormat {
 }
 
 // openRedis returns the store for BACKEND_TYPE=redis.
-func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
 	c, err := redisConfig(s)
 	if err != nil {
 		return nil, err

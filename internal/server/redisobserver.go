@@ -4,9 +4,9 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
@@ -16,7 +16,7 @@ type redisObserver struct{ *storeObserver }
 
 // newRedisObserver returns an observer of Redis. After the first connection health depends on connections only if
 // REDIS_HEALTH_CHECK_ACTIVE_CONNECTION says so.
-func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health) redisObserver {
+func newRedisObserver(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker) redisObserver {
 	o := redisObserver{newStoreObserver("redis", log, r, healthOf("redis", s, h, s.Redis.HealthActive))}
 	o.classes(redis.ClassReadOnly, redis.ClassBusy, redis.ClassLoading, redis.ClassClusterDown, redis.ClassNoAuth, redis.ClassNoScript)
 	o.events(redis.EventDataChanged, redis.EventMaxMemory, redis.EventMasterChanged, redis.EventDenied, redis.EventLimited, redis.EventLacking, redis.EventPermitted)

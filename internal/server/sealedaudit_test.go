@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/secret"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/redis/redistest"
 )
@@ -32,7 +32,7 @@ func TestSealedAudit(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(acts.Leave)
-		return audit.New(sealedAudit{acts, newSealedStore(notes, keys, log, new(task.Health))}, log)
+		return audit.New(sealedAudit{acts, newSealedStore(notes, keys, log, new(health.Tracker))}, log)
 	}
 	keys, err := secret.New(strings.Repeat("s", 32), "")
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/secret"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
@@ -61,8 +61,8 @@ type sealedStore struct {
 	keys    *secret.Keys // nil if there is no secret
 	mark    string       // of the secret
 	log     *slog.Logger
-	health  *task.Health
-	part    *task.Component // nil until it matters
+	health  *health.Tracker
+	part    *health.Part // nil until it matters
 	differs bool
 	said    time.Time // when the log said last that something cannot be read
 }
@@ -70,7 +70,7 @@ type sealedStore struct {
 // markOf separates the name of a replica from the mark of its secret.
 const markOf = "#"
 
-func newSealedStore(n markedStore, keys *secret.Keys, log *slog.Logger, h *task.Health) *sealedStore {
+func newSealedStore(n markedStore, keys *secret.Keys, log *slog.Logger, h *health.Tracker) *sealedStore {
 	s := &sealedStore{markedStore: n, keys: keys, log: log, health: h}
 	if keys != nil {
 		s.mark = keys.Mark

@@ -21,6 +21,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/internal/console"
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/grpcserver"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/limiter"
 	"github.com/ratelimitd/ratelimitd/internal/netlimit"
 	"github.com/ratelimitd/ratelimitd/internal/rls"
@@ -82,7 +83,7 @@ type Server struct {
 	overHTTP     http.Handler     // the admin API; nil without it
 	console      http.Handler     // likewise
 	history      *console.History // likewise
-	health       *task.Health
+	health       *health.Tracker
 	served       atomic.Bool // the server has been healthy at some time
 	started      time.Time
 	rules        *rulesState
@@ -101,7 +102,7 @@ type Server struct {
 // New builds the server, dependencies first, and opens its ports. Nothing runs yet.
 func New(ctx context.Context, s settings.Settings, c Config) (*Server, error) {
 	log := c.Log
-	v := &Server{settings: s, config: c, log: log, started: time.Now(), garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: task.NewHealth()}
+	v := &Server{settings: s, config: c, log: log, started: time.Now(), garbage: garbage{set: c.Garbage}, registry: newRegistry(&s, c.Release), health: health.NewTracker()}
 
 	var err error
 	if v.statistics, err = newStatistics(&s, log, v.registry); err != nil {
@@ -349,17 +350,11 @@ func (v *Server) json(ctx context.Context, body []byte) (code int, contentType s
 
 func (v *Server) mainPages() web.Main {
 	return web.Main{
-		MaxBody: v.settings.HTTP.MaxBody,
-		Heavy:   v.garbage.expectHeavy,
-		JSON:    v.json,
-		Healthy: v.health.OK,
-		Components: func() []web.Component {
-			var all []web.Component
-			for _, c := range v.health.Components() {
-				all = append(all, web.Component(c))
-			}
-			return all
-		},
-		NotReady: v.notReady,
+		MaxBody:    v.settings.HTTP.MaxBody,
+		Heavy:      v.garbage.expectHeavy,
+		JSON:       v.json,
+		Healthy:    v.health.OK,
+		Components: v.health.Components,
+		NotReady:   v.notReady,
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/configwatch"
-	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -19,16 +19,14 @@ var _ admin.Process = (*Server)(nil)
 // Status implements [admin.Process].
 func (v *Server) Status() admin.Status {
 	now := admin.Status{
-		Version:  v.config.Release,
-		Started:  v.started,
-		Healthy:  v.health.OK(),
-		NotReady: v.notReady(),
-		Drained:  v.shutdown.drained(),
-		Rules:    v.rulesInUse(),
-		Store:    v.store.status(),
-	}
-	for _, c := range v.health.Components() {
-		now.Components = append(now.Components, admin.Component(c))
+		Version:    v.config.Release,
+		Started:    v.started,
+		Healthy:    v.health.OK(),
+		Components: v.health.Components(),
+		NotReady:   v.notReady(),
+		Drained:    v.shutdown.drained(),
+		Rules:      v.rulesInUse(),
+		Store:      v.store.status(),
 	}
 	if r := v.loads.Rejected(); r != nil {
 		now.Refused = &admin.Refused{At: r.At, Version: r.Version, Problems: problems(r), Over: v.loads.Last() != r}
@@ -93,11 +91,8 @@ func (v *store) status() admin.Store {
 	s.Connections = v.observer.health.Connections()
 	waits := v.waits()
 	v.observer.nodes.Range(func(name, state any) bool {
-		if n := state.(*nodeState); !n.gone.Load() {
-			at := n.state.Load()
-			s.Nodes = append(s.Nodes, admin.Node{
-				Name: name.(string), Open: at == breakerOpen, HalfOpen: at == breakerHalfOpen, Opened: n.opened.Load(), Wait: waits[name.(string)],
-			})
+		if n := state.(*nodeState); n.breaker() != health.Gone {
+			s.Nodes = append(s.Nodes, admin.Node{Name: name.(string), Breaker: n.breaker(), Opened: n.opened.Load(), Wait: waits[name.(string)]})
 		}
 		return true
 	})
@@ -138,8 +133,8 @@ func (v *Server) Drain(undo, dry bool) (admin.Drained, error) { return v.shutdow
 
 // shutdown makes health fail once the server is stopping, or has been drained by an operator.
 type shutdown struct {
-	health    *task.Health
-	component *task.Component
+	health    *health.Tracker
+	component *health.Part
 
 	mu       sync.Mutex
 	stopping bool

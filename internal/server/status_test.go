@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
-	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 	adminv1 "github.com/ratelimitd/ratelimitd/proto/ratelimitd/admin/v1"
@@ -53,7 +53,7 @@ func TestReloadWithoutControlPlane(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
-	h := task.NewHealth()
+	h := health.NewTracker()
 	d := &shutdown{health: h, component: h.Add(draining, true, "")}
 	rules := h.Add("rules", true, "")
 	for _, step := range []struct {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ratelimitd/ratelimitd/internal/audit"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/task"
@@ -52,7 +53,7 @@ type store struct {
 // backendType is what is known of a value of BACKEND_TYPE.
 type backendType struct {
 	// open returns the store. What it needs of the process comes as in newStore.
-	open func(*settings.Settings, *slog.Logger, *stats.Registry, *task.Health, *tracing.Tracer) (*store, error)
+	open func(*settings.Settings, *slog.Logger, *stats.Registry, *health.Tracker, *tracing.Tracer) (*store, error)
 
 	// fixedWindows says why the store keeps those alone, as the end of a sentence; nothing if it keeps all limits. Nil is the same.
 	fixedWindows func(*settings.Settings) (why string)
@@ -75,7 +76,7 @@ func backendTypes() map[string]backendType {
 }
 
 // newStore returns the store that BACKEND_TYPE asks for.
-func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *task.Health, t *tracing.Tracer) (*store, error) {
+func newStore(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *health.Tracker, t *tracing.Tracer) (*store, error) {
 	v, err := backendTypes()[s.Backend.Type].open(s, log, r, h, t)
 	if err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func newMemory(s *settings.Settings, r *stats.Registry) *memory.Backend {
 }
 
 // openMemory returns the store for BACKEND_TYPE=memory.
-func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *task.Health, t *tracing.Tracer) (*store, error) {
+func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *health.Tracker, t *tracing.Tracer) (*store, error) {
 	local := newMemory(s, r)
 	return &store{
 		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),

@@ -11,10 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
@@ -22,13 +22,6 @@ import (
 
 // logEvery is how often the same thing is logged.
 const logEvery = 10 * time.Second
-
-// The states of a breaker, as shown by the gauge.
-const (
-	breakerClosed int32 = iota
-	breakerHalfOpen
-	breakerOpen
-)
 
 // storeObserver counts and logs what a store behind a network does, and tells health of it.
 type storeObserver struct {
@@ -48,15 +41,25 @@ type storeObserver struct {
 
 // nodeState is what is shown of a node's breaker.
 type nodeState struct {
-	state      atomic.Int32
+	state      atomic.Int32 // a health.Breaker
 	opened     *stats.Counter
 	loggedOpen atomic.Bool // the last line about it says that it is open
-	gone       atomic.Bool // it is no longer in use
+}
+
+// breaker returns the state.
+func (n *nodeState) breaker() health.Breaker { return health.Breaker(n.state.Load()) }
+
+// gauge returns the state as metrics have it: a node that is gone is shown as closed, since there is nothing to fix.
+func (n *nodeState) gauge() float64 {
+	if b := n.breaker(); b != health.Gone {
+		return float64(b)
+	}
+	return float64(health.Closed)
 }
 
 // healthOf adds a store to health, which does not depend on it where DEFAULT_ON_FAILURE answers without it. Otherwise
 // follows says whether health depends on connections even after the first one.
-func healthOf(name string, s *settings.Settings, h *task.Health, follows bool) *storehealth.Store {
+func healthOf(name string, s *settings.Settings, h *health.Tracker, follows bool) *storehealth.Store {
 	optional := !strings.EqualFold(cmp.Or(s.Backend.OnFailure, "error"), "error")
 	return storehealth.New(name, h, storehealth.Policy{Optional: optional, Follows: follows})
 }
@@ -158,35 +161,31 @@ func (o *storeObserver) node(name string) *nodeState {
 	known, there := o.nodes.LoadOrStore(name, &nodeState{opened: o.registry.Counter(stats.BackendBreakerOpenedTotal, name)})
 	n := known.(*nodeState)
 	if !there {
-		o.registry.Gauge(stats.BackendBreakerState, func() float64 { return float64(n.state.Load()) }, name)
+		o.registry.Gauge(stats.BackendBreakerState, n.gauge, name)
 	}
 	return n
 }
 
-// breaker follows the state of a node's breaker, which is that it is open while there is no connection. A node that is
-// gone is shown as closed, since there is nothing to fix.
+// breaker follows the state of a node's breaker, which is that it is open while there is no connection.
 // The log says when a breaker opens and when it closes, but does not mention probes.
 func (o *storeObserver) breaker(name, state string) {
-	n := o.node(name)
-	now := map[string]int32{
-		remote.Closed: breakerClosed, remote.HalfOpen: breakerHalfOpen, remote.Open: breakerOpen, remote.Gone: breakerClosed,
-	}[state]
-	n.state.Store(now)
-	n.gone.Store(state == remote.Gone)
-	if state == remote.Gone {
-		o.health.Gone(name)
-	} else {
-		o.health.Breaker(name, now == breakerClosed)
-	}
-	if now == breakerOpen {
+	n, now := o.node(name), health.ParseBreaker(state)
+	n.state.Store(int32(now))
+	o.health.Breaker(name, now)
+	switch now {
+	case health.Open:
 		n.opened.Add(1)
 		if omitted, ok := o.throttle.Allow("breaker " + name); ok {
 			o.log.Warn("the store is failing: on_failure decides, and the server keeps trying", "store", o.name, "node", name, "omitted", omitted)
 			n.loggedOpen.Store(true)
 		}
-	}
-	if now == breakerClosed && n.loggedOpen.Swap(false) && state != remote.Gone {
-		o.log.Info("the store answers again", "store", o.name, "node", name)
+	case health.Closed:
+		if n.loggedOpen.Swap(false) {
+			o.log.Info("the store answers again", "store", o.name, "node", name)
+		}
+	case health.Gone:
+		n.loggedOpen.Store(false)
+	case health.HalfOpen:
 	}
 }
 

@@ -9,15 +9,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/pkg/backend/remote"
 )
 
 // observed is an observer with its log and health.
-func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buffer, h *task.Health) {
-	log, h = new(bytes.Buffer), task.NewHealth()
+func observed(change func(*settings.Settings)) (o redisObserver, log *bytes.Buffer, h *health.Tracker) {
+	log, h = new(bytes.Buffer), health.NewTracker()
 	var s settings.Settings
 	s.Backend.OnFailure = "error"
 	if change != nil {
@@ -69,17 +69,17 @@ func TestNodeGone(t *testing.T) {
 	t.Parallel()
 	o, log, _ := observed(nil)
 	o.health.Connected(2)
-	state := func(node string) int32 { return o.node(node).state.Load() }
+	state := func(node string) float64 { return o.node(node).gauge() }
 	for _, node := range []string{"a:1", "b:1"} {
 		o.breaker(node, "closed")
 		o.breaker(node, "open")
 	}
-	if o.health.NotReady() == "" || state("a:1") != breakerOpen {
-		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %d", state("a:1"))
+	if o.health.NotReady() == "" || state("a:1") != float64(health.Open) {
+		t.Errorf("ready though the breakers of both nodes are open; that of the first is shown as %v", state("a:1"))
 	}
 	o.breaker("a:1", "gone")
-	if o.health.NotReady() == "" || state("a:1") != breakerClosed {
-		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %d", state("a:1"))
+	if o.health.NotReady() == "" || state("a:1") != float64(health.Closed) {
+		t.Errorf("ready though the breaker of the only node is open; that of the other one is shown as %v", state("a:1"))
 	}
 	o.breaker("a:1", "closed")
 	if why := o.health.NotReady(); why != "" {

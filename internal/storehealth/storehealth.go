@@ -15,7 +15,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/ratelimitd/ratelimitd/internal/task"
+	"github.com/ratelimitd/ratelimitd/internal/health"
 )
 
 // Policy says what health and readiness make of a store that cannot be used.
@@ -27,7 +27,7 @@ type Policy struct {
 // Store is what is known of a store. It is safe for concurrent use.
 type Store struct {
 	policy    Policy
-	component *task.Component
+	component *health.Part
 	tried     chan struct{} // closed once there has been a connection, or connecting has failed
 	once      sync.Once     // for tried
 
@@ -35,29 +35,20 @@ type Store struct {
 	connections int
 	worked      bool   // it has been usable
 	failure     string // why there is no connection; the last reason if there is one
-	nodes       map[string]breaker
+	nodes       map[string]health.Breaker
 	denied      map[string]string // by node: why its connections cannot be used, although they are up
 }
-
-// breaker is what is known of a node's breaker.
-type breaker uint8
-
-const (
-	closed breaker = iota
-	shut           // open, or half open
-	gone           // the node is no longer in use
-)
 
 const noConnectionYet = "there has been no connection yet"
 
 // New returns a store to which there was no connection yet, and adds it to health.
-func New(name string, h *task.Health, p Policy) *Store {
+func New(name string, h *health.Tracker, p Policy) *Store {
 	s := &Store{
 		policy:    p,
 		component: h.Add(name, false, noConnectionYet),
 		tried:     make(chan struct{}),
 		failure:   noConnectionYet,
-		nodes:     make(map[string]breaker),
+		nodes:     make(map[string]health.Breaker),
 		denied:    make(map[string]string),
 	}
 	s.change(func() {})
@@ -113,25 +104,17 @@ func (s *Store) ConnectFailed(err error) {
 func (s *Store) Node(node string) {
 	s.change(func() {
 		if _, known := s.nodes[node]; !known {
-			s.nodes[node] = closed
+			s.nodes[node] = health.Closed
 		}
 	})
 }
 
-// Breaker notes whether the breaker of a node is closed. The node is in use.
-func (s *Store) Breaker(node string, isClosed bool) {
+// Breaker notes the state of the breaker of a node.
+func (s *Store) Breaker(node string, state health.Breaker) {
 	s.change(func() {
-		if s.nodes[node] = shut; isClosed {
-			s.nodes[node] = closed
+		if s.nodes[node] = state; state == health.Gone {
+			delete(s.denied, node)
 		}
-	})
-}
-
-// Gone notes that a node is no longer in use.
-func (s *Store) Gone(node string) {
-	s.change(func() {
-		s.nodes[node] = gone
-		delete(s.denied, node)
 	})
 }
 
@@ -169,7 +152,7 @@ func (s *Store) NotReady() string {
 		return why
 	}
 	for _, b := range s.nodes {
-		if b == closed {
+		if b == health.Closed {
 			return ""
 		}
 	}
@@ -196,7 +179,7 @@ func (s *Store) refusal() string {
 func (s *Store) silence() string {
 	var silent []string
 	for node, b := range s.nodes {
-		if b == shut {
+		if b == health.Open || b == health.HalfOpen {
 			silent = append(silent, node)
 		}
 	}

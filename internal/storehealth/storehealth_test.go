@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/storehealth"
-	"github.com/ratelimitd/ratelimitd/internal/task"
 )
 
 // TestStore plays what may be seen of a store: each line is an event, and what is told after it.
@@ -71,7 +71,7 @@ func TestStore(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			h := task.NewHealth()
+			h := health.NewTracker()
 			s := storehealth.New("store", h, tt.policy)
 			for line := range strings.Lines(strings.TrimSpace(tt.script)) {
 				event, want, _ := strings.Cut(strings.TrimSpace(line), "=>")
@@ -107,10 +107,8 @@ func play(t *testing.T, s *storehealth.Store, event string) {
 		s.ConnectFailed(errors.New(rest))
 	case "node":
 		s.Node(node)
-	case "open", "closed":
-		s.Breaker(node, verb == "closed")
-	case "gone":
-		s.Gone(node)
+	case "open", "closed", "gone":
+		s.Breaker(node, health.ParseBreaker(verb))
 	case "denied":
 		s.Denied(node, why)
 	case "permitted":
@@ -128,7 +126,7 @@ func TestTried(t *testing.T) {
 		"a failure":         func(s *storehealth.Store) { s.ConnectFailed(errors.New("no route")) },
 		"an unknown reason": func(s *storehealth.Store) { s.ConnectFailed(nil) },
 	} {
-		s := storehealth.New("store", task.NewHealth(), storehealth.Policy{})
+		s := storehealth.New("store", health.NewTracker(), storehealth.Policy{})
 		s.Connected(0)
 		select {
 		case <-s.Tried():
@@ -152,7 +150,7 @@ func TestTried(t *testing.T) {
 func TestTriedTellsTheResult(t *testing.T) {
 	t.Parallel()
 	for range 50_000 {
-		s := storehealth.New("store", task.NewHealth(), storehealth.Policy{})
+		s := storehealth.New("store", health.NewTracker(), storehealth.Policy{})
 		heard := make(chan string)
 		go func() {
 			<-s.Tried()

@@ -24,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/plain"
 	"github.com/ratelimitd/ratelimitd/internal/throttle"
 )
@@ -60,19 +61,10 @@ type Main struct {
 	Healthy func() bool
 	// Components returns the state of each part of the server, for /healthcheck?verbose and, of those that are degraded,
 	// for /readyz.
-	Components func() []Component
+	Components func() []health.Component
 	// NotReady returns why the server cannot answer requests now, for /readyz; nothing if it can. What is said of a
 	// component is its name, a colon and the reason.
 	NotReady func() []string
-}
-
-// Component is the state of one part of the server.
-type Component struct {
-	Name      string    `json:"name"`
-	OK        bool      `json:"ok"`                   // it works
-	Degraded  bool      `json:"degraded,omitempty"`   // it does not, and health does not depend on that
-	Since     time.Time `json:"since"`                // when OK last changed
-	LastError string    `json:"last_error,omitempty"` // the latest reason for not being OK, kept after recovery; may be empty
 }
 
 // MainHandler serves /json, /healthcheck, /livez and /readyz. Every other target is answered 404.
@@ -239,7 +231,7 @@ func (m Main) health(w http.ResponseWriter, r *http.Request) {
 }
 
 // verboseText writes one line for the whole server and one for each component.
-func verboseText(w http.ResponseWriter, status int, ok bool, cs []Component) {
+func verboseText(w http.ResponseWriter, status int, ok bool, cs []health.Component) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", word(ok))
 	for _, c := range cs {
@@ -263,11 +255,11 @@ func word(ok bool) string {
 	return "failing"
 }
 
-func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []Component) {
+func verboseJSON(w http.ResponseWriter, status int, ok bool, cs []health.Component) {
 	answer := struct {
-		OK         bool        `json:"ok"`
-		Components []Component `json:"components"`
-	}{OK: ok, Components: []Component{}}
+		OK         bool               `json:"ok"`
+		Components []health.Component `json:"components"`
+	}{OK: ok, Components: []health.Component{}}
 	for _, c := range cs {
 		c.Since = c.Since.UTC()
 		answer.Components = append(answer.Components, c)

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/testkit"
 	"github.com/ratelimitd/ratelimitd/internal/web"
 )
@@ -43,7 +44,7 @@ func echo() web.Main {
 			return http.StatusOK, "application/json", body
 		},
 		Healthy:    func() bool { return true },
-		Components: func() []web.Component { return nil },
+		Components: func() []health.Component { return nil },
 		NotReady:   func() []string { return nil },
 	}
 }
@@ -153,8 +154,8 @@ func TestHealthPages(t *testing.T) {
 	m := echo()
 	m.Healthy = func() bool { return false }
 	m.NotReady = func() []string { return []string{"no rules are loaded", "the server is draining"} }
-	m.Components = func() []web.Component {
-		return []web.Component{
+	m.Components = func() []health.Component {
+		return []health.Component{
 			{Name: "config", Since: since, LastError: "no such file"},
 			{Name: "redis", OK: true, Since: since.Add(time.Minute)},
 			{Name: "rules", Degraded: true, Since: since, LastError: "refused"},
