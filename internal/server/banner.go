@@ -30,7 +30,7 @@ func (v *Server) announce(ctx context.Context) error {
 		if path := v.adminSocket(); path != "" {
 			attrs = append(attrs, "admin", path)
 		}
-		if why := v.away(); why != "" {
+		if why := v.store.Away(); why != "" {
 			attrs = append(attrs, "away", why)
 		}
 		v.log.InfoContext(ctx, "serving", attrs...)
@@ -49,22 +49,11 @@ const storeKnown = 5 * time.Second
 
 // awaitStore waits until the store is connected, or has failed to connect.
 func (v *Server) awaitStore(ctx context.Context) {
-	if v.store.tried == nil {
-		return
-	}
 	select {
-	case <-v.store.tried:
+	case <-v.store.Tried():
 	case <-time.After(storeKnown):
 	case <-ctx.Done():
 	}
-}
-
-// away returns why the store has no connection, or "" if it has one or needs none.
-func (v *Server) away() string {
-	if v.store.away == nil {
-		return ""
-	}
-	return v.store.away()
 }
 
 // banner returns what people are told at the start.
@@ -75,7 +64,7 @@ func (v *Server) banner() string {
 	}
 	fmt.Fprintf(&b, "ratelimitd %s\n", v.version())
 	line("backend", "%s", v.store.what)
-	if why := v.away(); why != "" {
+	if why := v.store.Away(); why != "" {
 		line("", "unreachable: %s; until it can be reached, on_failure decides (%s, unless a rule says otherwise)", why, strings.ToLower(v.settings.Backend.OnFailure))
 	}
 	set := v.limiter.Rules()

@@ -154,10 +154,8 @@ func (v *Server) notReady() []string {
 	if v.limiter.Rules() == nil {
 		reasons = append(reasons, "rules: "+v.rules.why())
 	}
-	if v.store.notReady != nil {
-		if why := v.store.notReady(); why != "" {
-			reasons = append(reasons, v.store.name+": "+why)
-		}
+	if why := v.store.NotReady(); why != "" {
+		reasons = append(reasons, v.store.name+": "+why)
 	}
 	if why := v.reservations.notReady(); why != "" {
 		reasons = append(reasons, v.reservations.String()+": "+why)
@@ -219,10 +217,7 @@ func (v *Server) afterRules(t task.Task) task.Func {
 
 func (v *Server) awaitRules(ctx context.Context) {
 	enough := time.After(firstRules)
-	ready := []<-chan struct{}{v.watcher.First(), v.controls.First()}
-	if v.store.tried != nil {
-		ready = append(ready, v.store.tried)
-	}
+	ready := []<-chan struct{}{v.watcher.First(), v.controls.First(), v.store.Tried()}
 	if v.store.tenants != nil {
 		ready = append(ready, v.tenants.First())
 	}

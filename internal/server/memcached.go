@@ -56,15 +56,11 @@ func openMemcached(s *settings.Settings, log *slog.Logger, r *stats.Registry, h 
 	near := newNearCache(s, r, tracedStore(t, o.counted(b), tracing.Store{Span: "Memcached Fetch Execution", Length: "keysToGet length"}))
 	return &store{
 		Backend:        near,
-		observer:       o.storeObserver,
-		waits:          b.Waits,
-		cached:         near.Stats,
+		link:           network{o.health, o.storeObserver, b.Waits},
+		near:           near,
+		tasks:          []task.Task{task.Func{Name: "memcached", Do: b.Run}, near},
 		name:           o.name,
-		task:           task.Func{Name: "memcached", Do: b.Run},
 		what:           "memcached: counters are shared by all replicas that use it",
-		tried:          o.health.Tried(),
-		away:           o.health.Away,
-		notReady:       o.health.NotReady,
 		check:          Unsupported(s),
 		referenceNames: c.KeyFormat == memcached.ReferenceKeys,
 	}, nil

@@ -78,17 +78,12 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 	r.Source(storeWaits(b.Waits))
 	near := newNearCache(s, r, tracedStore(t, o.counted(both), tracing.Store{Span: "Redis Pipeline Execution", Length: "pipeline length"}))
 	v := &store{
-		Backend:  near,
-		near:     near,
-		name:     o.name,
-		task:     task.Func{Name: "redis", Do: both.Run},
-		what:     "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
-		tried:    o.health.Tried(),
-		away:     o.health.Away,
-		notReady: o.health.NotReady,
-		observer: o.storeObserver,
-		waits:    b.Waits,
-		cached:   near.Stats,
+		Backend: near,
+		link:    network{o.health, o.storeObserver, b.Waits},
+		near:    near,
+		name:    o.name,
+		tasks:   []task.Task{task.Func{Name: "redis", Do: both.Run}, near},
+		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
 		if v.notes, err = b.Notes(); err != nil {

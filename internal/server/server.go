@@ -286,9 +286,7 @@ func (v *Server) group() *task.Group {
 	if v.history != nil {
 		g.Add(v.remember())
 	}
-	if v.store.task != nil {
-		g.Add(v.store.task)
-	}
+	g.Add(v.store.tasks...)
 	g.Add(v.controls)
 	g.Add(v.audit)
 	g.Add(v.reservations)
@@ -297,9 +295,6 @@ func (v *Server) group() *task.Group {
 	}
 	if v.listed != nil {
 		g.Add(task.Func{Name: v.listed.String(), Do: v.followTenants})
-	}
-	if v.store.near != nil { // gives back what it leased before the store stops
-		g.Add(v.store.near)
 	}
 	if v.certs != nil {
 		g.Add(v.certs)

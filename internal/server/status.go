@@ -1,10 +1,8 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -31,8 +29,8 @@ func (v *Server) Status() admin.Status {
 	if r := v.loads.Rejected(); r != nil {
 		now.Refused = &admin.Refused{At: r.At, Version: r.Version, Problems: problems(r), Over: v.loads.Last() != r}
 	}
-	if v.store.cached != nil {
-		n := v.store.cached()
+	if near := v.store.near; near != nil {
+		n := near.Stats()
 		now.Near = &admin.NearCache{
 			Entries: n.Entries, Hits: n.Hits, Refusals: n.Refusals, Misses: n.Misses, Evictions: n.Evictions,
 			HitsHeld: n.Held, HitsLeased: n.Leased, HitsSpent: n.Spent, HitsReturned: n.Returned + n.Full,
@@ -84,20 +82,7 @@ func problems(o *configwatch.Outcome) descriptors.Problems {
 
 // status returns what is known of the store.
 func (v *store) status() admin.Store {
-	s := admin.Store{Text: v.what, MemoryKeys: v.local.Stats().Keys}
-	if v.observer == nil {
-		return s
-	}
-	s.Connections = v.observer.health.Connections()
-	waits := v.waits()
-	v.observer.nodes.Range(func(name, state any) bool {
-		if n := state.(*nodeState); n.breaker() != health.Gone {
-			s.Nodes = append(s.Nodes, admin.Node{Name: name.(string), Breaker: n.breaker(), Opened: n.opened.Load(), Wait: waits[name.(string)]})
-		}
-		return true
-	})
-	slices.SortFunc(s.Nodes, func(a, b admin.Node) int { return cmp.Compare(a.Name, b.Name) })
-	return s
+	return admin.Store{Text: v.what, Connections: v.Connections(), Nodes: v.Nodes(), MemoryKeys: v.local.Stats().Keys}
 }
 
 // ReloadRules implements [admin.Process].

@@ -1,15 +1,19 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/audit"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
+	"github.com/ratelimitd/ratelimitd/internal/storehealth"
 	"github.com/ratelimitd/ratelimitd/internal/task"
 	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/internal/tracing"
@@ -23,31 +27,65 @@ import (
 // store is where counters live.
 type store struct {
 	backend.Backend
-	local *memory.Backend // for on_failure: local; the store itself if counters live in memory
-	name  string          // of what holds the counters, for people; empty if that is this process
-	task  task.Task       // keeps the store going; nil if it needs none
-	near  task.Task       // of the near cache; nil if there is none
-	notes markedStore     // where replicas share controls; nil if there is no such place
-	audit audit.Store     // where replicas share the audit; nil likewise
-
+	link
+	local   *memory.Backend     // for on_failure: local; the store itself if counters live in memory
+	near    *nearcache.Backend  // nil if there is none
+	tasks   []task.Task         // keep the store going; the last one stops first
+	name    string              // of what holds the counters, for people; empty if that is this process
+	what    string              // where counters are, as a sentence for people
+	secret  *descriptors.Secret // of the names of counters; nil if they are plain hashes
+	notes   markedStore         // where replicas share controls; nil if there is no such place
+	audit   audit.Store         // where replicas share the audit; nil likewise
 	tenants tenants.SharedStore // where replicas share the table of tenants; nil if they do not
 
-	what string // for people
-
-	secret          *descriptors.Secret                                       // of the names of counters; nil if they are plain hashes
 	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
 	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
 
-	observer *storeObserver                  // of the store; nil if it is this process
-	waits    func() map[string]time.Duration // of its nodes; nil if there are none
-	cached   func() nearcache.Stats          // of the near cache; nil if there is none
+	check          func(*descriptors.Set) descriptors.Problems // as [Unsupported]
+	referenceNames bool                                        // it keeps counters under envoyproxy/ratelimit's names
+}
 
-	tried    <-chan struct{}                             // closed once a connection is up, or has failed; nil if none is needed
-	check    func(*descriptors.Set) descriptors.Problems // what the store does not support in rules; nil if it supports everything
-	away     func() string                               // why there is no connection, or empty; nil if none is needed
-	notReady func() string                               // why nothing can be decided now, or empty; nil if everything always can be
+// link is what is known of the way to a store.
+type link interface {
+	Tried() <-chan struct{} // closed once a connection is up, or has failed
+	Away() string           // why there is no connection, or empty
+	NotReady() string       // why nothing can be decided now, or empty
+	Connections() int       // that are up
+	Nodes() []admin.Node    // the servers of the store, by name
+}
 
-	referenceNames bool // it keeps counters under envoyproxy/ratelimit's names
+// noLink is the link to counters in this process: they are always there.
+type noLink struct{}
+
+func (noLink) Away() string        { return "" }
+func (noLink) NotReady() string    { return "" }
+func (noLink) Connections() int    { return 0 }
+func (noLink) Nodes() []admin.Node { return nil }
+func (noLink) Tried() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// network is the link to a store behind a network.
+type network struct {
+	*storehealth.Store
+	observer *storeObserver
+	waits    func() map[string]time.Duration // how long operations wait, by node
+}
+
+// Nodes implements [link].
+func (n network) Nodes() (all []admin.Node) {
+	waits := n.waits()
+	n.observer.nodes.Range(func(key, state any) bool {
+		name, s := key.(string), state.(*nodeState)
+		if s.breaker() != health.Gone {
+			all = append(all, admin.Node{Name: name, Breaker: s.breaker(), Opened: s.opened.Load(), Wait: waits[name]})
+		}
+		return true
+	})
+	slices.SortFunc(all, func(a, b admin.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return all
 }
 
 // backendType is what is known of a value of BACKEND_TYPE.
@@ -145,6 +183,7 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *heal
 	local := newMemory(s, r)
 	return &store{
 		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
+		link:    noLink{},
 		local:   local,
 		what:    "memory: counters are kept in this process only, and are lost when it ends",
 	}, nil
