@@ -37,7 +37,7 @@ type Config struct {
 
 	MinVersion uint16        // of TLS; 0 means 1.2, which is also the minimum
 	Every      time.Duration // how often the files are read; 0 means 1 s
-	Tried      func(error)   // called each time new contents were tried, with the error if they were refused; may be nil
+	Tried      func(error)   // called each time new contents were tried, with the error if they were refused; required
 }
 
 // Server is the TLS configuration of a server. It is a task that follows the files.
@@ -67,9 +67,6 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	c.MinVersion = max(c.MinVersion, tls.VersionTLS12)
 	if c.Every == 0 {
 		c.Every = time.Second
-	}
-	if c.Tried == nil {
-		c.Tried = func(error) {}
 	}
 	s := &Server{log: log, config: c}
 	f := s.read()

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func paths(t *testing.T) certs.Config {
 	t.Helper()
 	dir := t.TempDir()
-	return certs.Config{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
+	return certs.Config{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Tried: func(error) {}}
 }
 
 // handshake makes one with a server of s, and returns the certificate that it shows. The error is the server's.

@@ -32,14 +32,23 @@ const (
 	mostProblems = 100
 )
 
-// Config says how sources are read and who is told. The zero value reads them as envoyproxy/ratelimit does.
+// Config says how sources are read, and what is called with the outcome. The functions are required; those of [Quiet] do nothing.
 type Config struct {
 	Options descriptors.Options
 	Empty   bool                                        // an update without sources is a set without rules rather than an error
 	Overlay bool                                        // an overlay is laid over the rules; see [Watch.Overlay]
-	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set; nil checks nothing
-	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted; may be nil
-	Refused func(reason error)                          // called with the reason for each update that is not; may be nil
+	Check   func(*descriptors.Set) descriptors.Problems // returns what the store does not support in a set
+	Loaded  func(set *descriptors.Set, warnings int)    // called with each set that is accepted
+	Refused func(reason error)                          // called with the reason for each update that is not
+}
+
+// Quiet returns a Config that reads sources as envoyproxy/ratelimit does, takes whatever rules are valid, and reports nothing.
+func Quiet() Config {
+	return Config{
+		Check:   func(*descriptors.Set) descriptors.Problems { return nil },
+		Loaded:  func(*descriptors.Set, int) {},
+		Refused: func(error) {},
+	}
 }
 
 // Watch holds the last good set.
@@ -63,15 +72,6 @@ type Watch struct {
 
 // New returns a Watch without rules.
 func New(log *slog.Logger, c Config) *Watch {
-	if c.Check == nil {
-		c.Check = func(*descriptors.Set) descriptors.Problems { return nil }
-	}
-	if c.Loaded == nil {
-		c.Loaded = func(*descriptors.Set, int) {}
-	}
-	if c.Refused == nil {
-		c.Refused = func(error) {}
-	}
 	return &Watch{log: log, config: c, load: descriptors.Load, since: (*descriptors.Set).Summary}
 }
 

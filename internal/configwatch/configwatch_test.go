@@ -24,18 +24,17 @@ type fixture struct {
 }
 
 func newFixture(o descriptors.Options) *fixture {
-	f := &fixture{}
-	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), configwatch.Config{
-		Options: o,
-		Loaded: func(set *descriptors.Set, warnings int) {
-			f.told = append(f.told, f.log.Len())
-			f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
-		},
-		Refused: func(error) {
-			f.told = append(f.told, f.log.Len())
-			f.outcome = append(f.outcome, "refused")
-		},
-	})
+	f, c := &fixture{}, configwatch.Quiet()
+	c.Options = o
+	c.Loaded = func(set *descriptors.Set, warnings int) {
+		f.told = append(f.told, f.log.Len())
+		f.outcome = append(f.outcome, strings.Join(set.Files(), " ")+strings.Repeat(" warning", warnings))
+	}
+	c.Refused = func(error) {
+		f.told = append(f.told, f.log.Len())
+		f.outcome = append(f.outcome, "refused")
+	}
+	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
 	return f
 }
 
@@ -225,16 +224,16 @@ func TestAPanicOfTheComparison(t *testing.T) {
 func TestWhatTheStoreCannotDoIsRefused(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	w := configwatch.New(slog.New(slog.NewTextHandler(&log, nil)), configwatch.Config{
-		Check: func(set *descriptors.Set) (all descriptors.Problems) {
-			for r := range set.Rules() {
-				if r.RateLimits.At(0).RequestsPerUnit > 5 {
-					all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: "too many for this store"})
-				}
+	c := configwatch.Quiet()
+	c.Check = func(set *descriptors.Set) (all descriptors.Problems) {
+		for r := range set.Rules() {
+			if r.RateLimits.At(0).RequestsPerUnit > 5 {
+				all = append(all, descriptors.Problem{File: r.File, Line: r.Line, Path: r.Path, Text: "too many for this store"})
 			}
-			return all
-		},
-	})
+		}
+		return all
+	}
+	w := configwatch.New(slog.New(slog.NewTextHandler(&log, nil)), c)
 	if err := w.Update([]descriptors.Source{login("5")}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +269,9 @@ func TestChangesAreBounded(t *testing.T) {
 	}
 	var w *configwatch.Watch
 	var known []*configwatch.Outcome
-	w = configwatch.New(slog.New(slog.DiscardHandler), configwatch.Config{Loaded: func(*descriptors.Set, int) { known = append(known, w.Changed()) }})
+	c := configwatch.Quiet()
+	c.Loaded = func(*descriptors.Set, int) { known = append(known, w.Changed()) }
+	w = configwatch.New(slog.New(slog.DiscardHandler), c)
 	for _, s := range []descriptors.Source{text(rules, "1"), text(rules-1, "2"), text(rules-1, "2")} {
 		if err := w.Update([]descriptors.Source{s}, nil); err != nil {
 			t.Fatal(err)

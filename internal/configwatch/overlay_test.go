@@ -15,7 +15,9 @@ import (
 func TestTheLastGoodOverlayStays(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
-	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), configwatch.Config{Overlay: true})
+	c := configwatch.Quiet()
+	c.Overlay = true
+	f.Watch = configwatch.New(slog.New(slog.NewTextHandler(&f.log, nil)), c)
 	overlay := func(keys string) func() error {
 		return func() error {
 			return f.Overlay().Update([]descriptors.Source{source("o.yaml", "domain: shop\ndescriptors:\n  - key: login\n    rate_limit: {"+keys+"}\n")}, nil)

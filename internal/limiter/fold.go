@@ -85,13 +85,14 @@ func (p *Scratch) byGroup() []int {
 // fold turns the backend's decisions, and what was decided without it, into the verdict.
 func (l *Limiter) fold(p *Scratch) {
 	v, n := &p.verdict, len(p.parts)
-	*v = Verdict{Statuses: slices.Grow(v.Statuses[:0], n)[:n], Groups: v.Groups[:0]}
+	v.Statuses = slices.Grow(v.Statuses[:0], n)[:n]
 	clear(v.Statuses)
 	for i := range p.parts {
 		l.status(p, i, &v.Statuses[i])
 	}
 	v.Over = p.blocked || !l.config.Shadow && l.over(p)
 	v.Header = l.header(p)
+	v.GroupBy, v.Groups = nil, v.Groups[:0]
 	if p.domain != nil && len(p.domain.QuotaGroupBy) > 0 {
 		v.GroupBy = p.domain.QuotaGroupBy
 		l.quotaGroups(p)

@@ -65,9 +65,6 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	if c.OnFailure == descriptors.FailDefault {
 		c.OnFailure = descriptors.FailError
 	}
-	if c.Unknown == nil {
-		c.Unknown = func(string) {}
-	}
 	if c.Reservations == nil {
 		c.Reservations = new(Sealer)
 	}

@@ -204,7 +204,7 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	}, func() *stats.Counter {
 		return c.domainNotFound(stats.Other)
 	}).Add(uint64(asked))
-	if fresh {
+	if fresh && c.unknown != nil {
 		c.unknown(string(name))
 	}
 }

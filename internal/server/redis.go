@@ -84,6 +84,9 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 		name:    o.name,
 		tasks:   []task.Task{task.Func{Name: "redis", Do: both.Run}, near},
 		what:    "redis (" + strings.ToLower(s.Redis.Type) + "): counters are shared by all replicas that use it",
+		check:   Unsupported(s),
+
+		referenceNames: redisKeyFormat(s) == redis.ReferenceKeys,
 	}
 	if redisKeyFormat(s) == redis.OurKeys {
 		if v.notes, err = b.Notes(); err != nil {
@@ -108,15 +111,15 @@ func openRedis(s *settings.Settings, log *slog.Logger, r *stats.Registry, h *hea
 			"socket", s.Redis.URL, "hint", assumedHint)
 		v.what = "redis at " + c.URL + ", by default: " + assumedHint
 	}
-	if check := Unsupported(s); check != nil {
-		v.check, v.referenceNames = func(set *descriptors.Set) descriptors.Problems {
+	if check := v.check; v.referenceNames {
+		v.check = func(set *descriptors.Set) descriptors.Problems {
 			var names []string
 			for d := range set.Domains() {
 				names = append(names, d.Name)
 			}
 			b.SetDomains(names)
 			return check(set)
-		}, true
+		}
 	}
 	return v, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/admin"
 	"github.com/ratelimitd/ratelimitd/internal/audit"
+	"github.com/ratelimitd/ratelimitd/internal/configwatch"
 	"github.com/ratelimitd/ratelimitd/internal/health"
 	"github.com/ratelimitd/ratelimitd/internal/settings"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
@@ -41,7 +42,7 @@ type store struct {
 	reservationKeys [][]byte                                                  // made of CACHE_KEY_SECRET_FILE; nil without it
 	reservationKey  func(ctx context.Context, offered []byte) ([]byte, error) // that replicas share; nil if there is no such place
 
-	check          func(*descriptors.Set) descriptors.Problems // as [Unsupported]
+	check          func(*descriptors.Set) descriptors.Problems // what the store does not support in rules
 	referenceNames bool                                        // it keeps counters under envoyproxy/ratelimit's names
 }
 
@@ -150,15 +151,14 @@ func Examine(ctx context.Context, s *settings.Settings) ([]backend.Finding, erro
 	return examine(ctx, s)
 }
 
-// Unsupported returns a function that finds what the store of these settings does not support in rules; nil if it
-// supports everything.
+// Unsupported returns a function that finds what the store of these settings does not support in rules.
 func Unsupported(s *settings.Settings) func(*descriptors.Set) descriptors.Problems {
 	if reason := backendTypes()[s.Backend.Type].fixedWindows; reason != nil {
 		if why := reason(s); why != "" {
 			return onlyFixedWindows(why)
 		}
 	}
-	return nil
+	return configwatch.Quiet().Check
 }
 
 // CounterKey returns the name at now of the counter that op asks for, in the store of these settings. Where counters are
@@ -185,6 +185,7 @@ func openMemory(s *settings.Settings, _ *slog.Logger, r *stats.Registry, _ *heal
 		Backend: tracedStore(t, local, tracing.Store{Span: "Memory Execution", Length: "operations length"}),
 		link:    noLink{},
 		local:   local,
+		check:   Unsupported(s),
 		what:    "memory: counters are kept in this process only, and are lost when it ends",
 	}, nil
 }

@@ -52,16 +52,16 @@ func watch(t *testing.T, l file.Layout, rescan time.Duration) *watched {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	w.rules = configwatch.New(log, configwatch.Config{
-		Loaded: func(set *descriptors.Set, _ int) {
-			var domains []string
-			for d := range set.Domains() {
-				domains = append(domains, d.Name)
-			}
-			note(strings.Join(domains, " "))
-		},
-		Refused: func(error) { note("refused") },
-	})
+	c := configwatch.Quiet()
+	c.Loaded = func(set *descriptors.Set, _ int) {
+		var domains []string
+		for d := range set.Domains() {
+			domains = append(domains, d.Name)
+		}
+		note(strings.Join(domains, " "))
+	}
+	c.Refused = func(error) { note("refused") }
+	w.rules = configwatch.New(log, c)
 	w.Watcher = file.New(log, file.Config{Layout: l, Rescan: rescan}, w.rules)
 	testkit.Run(t, w.Run)
 	<-w.First()

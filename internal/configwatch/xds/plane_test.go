@@ -167,6 +167,7 @@ func followWith(t *testing.T, c xds.Config, o descriptors.Options) *follower {
 	f.rules = configwatch.New(log, configwatch.Config{
 		Options: o,
 		Empty:   true,
+		Check:   configwatch.Quiet().Check,
 		Loaded:  func(set *descriptors.Set, _ int) { f.loaded(text(set)) },
 		Refused: func(error) { f.loaded("refused") },
 	})

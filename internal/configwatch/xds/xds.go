@@ -52,7 +52,7 @@ type Config struct {
 	Hooks            Hooks // called when something happens
 }
 
-// Hooks are called when something happens, one call at a time. A nil hook is not called.
+// Hooks are called when something happens, one call at a time. Each is required.
 type Hooks struct {
 	Event   func(Event)
 	Current func(bool)   // whether the rules are known to be those of the control plane
@@ -107,15 +107,6 @@ func New(log *slog.Logger, c Config, rules *configwatch.Watch) *Client {
 	c.MaxMessage = cmp.Or(c.MaxMessage, DefaultMaxMessage)
 	c.Keepalive = cmp.Or(c.Keepalive, keepaliveTime)
 	c.KeepaliveTimeout = cmp.Or(c.KeepaliveTimeout, keepaliveTimeout)
-	if c.Hooks.Event == nil {
-		c.Hooks.Event = func(Event) {}
-	}
-	if c.Hooks.Current == nil {
-		c.Hooks.Current = func(bool) {}
-	}
-	if c.Hooks.Waiting == nil {
-		c.Hooks.Waiting = func(string) {}
-	}
 	return &Client{log: log, config: c, rules: rules, force: make(chan struct{}, 1), now: make(chan chan<- error), first: make(chan struct{})}
 }
 
