@@ -5,7 +5,6 @@ import (
 
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
-	"github.com/ratelimitd/ratelimitd/internal/tenants"
 	"github.com/ratelimitd/ratelimitd/pkg/descriptors"
 )
 
@@ -27,24 +26,15 @@ const readyDomains = 100
 
 // counts knows where everything is counted. It outlives the rules, so that a reload continues every count.
 type counts struct {
-	registry  *stats.Registry
-	nearRatio float32
-	maxSeries int
-	stop      bool // see Config.StopWhenOver
-
-	localCache bool // see Config.LocalCache
-	undotted   bool // see Config.SanitizeDots
-	sealer     *Sealer
+	registry *stats.Registry
+	config   *Config
 
 	serviceErrors, backendErrors, refundErrors, globalShadow *stats.Counter
 
-	onFailure descriptors.OnFailure // see Config.OnFailure
-	overrides fallbacks             // of overrides that match no rule
-
-	domains bounded[stats.Counter] // of requests for domains without rules
-	unknown func(domain string)    // see Config.Unknown
-	outside *decisions             // about requests for those
-	sheds   bounded[sheds]         // by domain
+	overrides fallbacks              // of overrides that match no rule
+	domains   bounded[stats.Counter] // of requests for domains without rules
+	outside   *decisions             // about requests for those
+	sheds     bounded[sheds]         // by domain
 
 	controls bounded[stats.Counter] // of what each decided, by ID
 	rules    map[string]*ruleCounts // by identity; guarded by Limiter.setting
@@ -63,17 +53,10 @@ type domain struct {
 	reservations        atomic.Pointer[reservations] // nil until a rule has some
 }
 
-func newCounts(r *stats.Registry, c Config) *counts {
+func newCounts(r *stats.Registry, c *Config) *counts {
 	n := &counts{
 		registry:      r,
-		nearRatio:     c.NearLimitRatio,
-		maxSeries:     c.MetricMaxSeries,
-		stop:          c.StopWhenOver,
-		localCache:    c.LocalCache,
-		undotted:      c.SanitizeDots,
-		sealer:        c.Reservations,
-		onFailure:     c.OnFailure,
-		unknown:       c.Unknown,
+		config:        c,
 		serviceErrors: r.Counter(stats.ShouldRateLimitError, "service_error"),
 		backendErrors: r.Counter(stats.ShouldRateLimitError, "redis_error"),
 		globalShadow:  r.Counter(stats.GlobalShadowMode),
@@ -95,12 +78,8 @@ type snapshot struct {
 	rules   []rule                          // by Rule.Index
 	domains map[*descriptors.Domain]*domain // of the set
 
-	secret         *descriptors.Secret // of the keys of counters; may be nil
-	sealer         *Sealer
-	reserves       bool             // a rule takes reservations
-	referenceNames bool             // operations carry the reference's names
-	tenants        *tenants.Tenants // nil means that all tenants are on the default plan
-	onFailure      descriptors.OnFailure
+	config   *Config
+	reserves bool // a rule takes reservations
 }
 
 // rule is what the limiter adds to a rule of the set.
@@ -119,21 +98,17 @@ type ruleCounts struct {
 }
 
 func (c *counts) snapshot(set *descriptors.Set) *snapshot {
-	s := &snapshot{set: set, domains: make(map[*descriptors.Domain]*domain)}
+	s := &snapshot{set: set, config: c.config, domains: make(map[*descriptors.Domain]*domain)}
 	for r := range set.Rules() {
 		id := r.Identity()
 		counts, ok := c.rules[id]
 		if !ok {
 			counts = new(ruleCounts)
-			counts.dynamic.bound(c.maxSeries, len(r.Path)+meanKeyText)
+			counts.dynamic.bound(c.config.MetricMaxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
 		}
 		if len(s.rules) < readyFallbacks && r.RateLimits.Len() > 0 {
-			policy := r.OnFailure
-			if policy == descriptors.FailDefault {
-				policy = c.onFailure
-			}
-			c.readyFallback(&counts.fallbacks, r.Path, policy)
+			c.readyFallback(&counts.fallbacks, r.Path, c.config.policy(r))
 		}
 		added := rule{ruleCounts: counts}
 		for _, l := range r.RateLimits.All() {

@@ -68,18 +68,16 @@ func New(b backend.Backend, r *stats.Registry, c Config) *Limiter {
 	if c.Reservations == nil {
 		c.Reservations = new(Sealer)
 	}
-	return &Limiter{backend: b, config: c, counts: newCounts(r, c)}
+	l := &Limiter{backend: b, config: c}
+	l.counts = newCounts(r, &l.config)
+	return l
 }
 
 // SetRules replaces the rules. Counters and metrics are kept.
 func (l *Limiter) SetRules(s *descriptors.Set) {
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	compiled := l.counts.snapshot(s)
-	compiled.referenceNames, compiled.onFailure, compiled.secret = l.config.ReferenceNames, l.config.OnFailure, l.config.Secret
-	compiled.sealer = l.config.Reservations
-	compiled.tenants = l.config.Tenants
-	l.rules.Store(compiled)
+	l.rules.Store(l.counts.snapshot(s))
 	if l.config.Tenants != nil {
 		l.config.Tenants.SetPlans(s.PlanNames())
 	}

@@ -36,7 +36,7 @@ func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *stats.Rul
 // key returns the key of the levels below d, which may be changed.
 func (c *counts) key(d *descriptors.Domain, levels []string) stats.Key {
 	for i := range levels {
-		if c.undotted {
+		if c.config.SanitizeDots {
 			levels[i] = stats.Underscores(levels[i], ".")
 		}
 	}

@@ -41,7 +41,7 @@ func (p *Scratch) plan(r *Request, explained bool) {
 			p.addOp(r, i)
 		}
 	}
-	if p.rules.referenceNames {
+	if p.rules.config.ReferenceNames {
 		p.nameOps(r)
 	}
 	p.group(r)
@@ -49,12 +49,11 @@ func (p *Scratch) plan(r *Request, explained bool) {
 
 // addOp makes the operation for the i-th descriptor.
 func (p *Scratch) addOp(r *Request, i int) {
-	s, desc, t := p.rules, &r.Descriptors[i], &p.parts[i]
-	policy := t.policy(s.onFailure)
+	secret, desc, t := p.rules.config.Secret, &r.Descriptors[i], &p.parts[i]
 	var key backend.Key
-	if !r.Late || policy == descriptors.FailLocal { // others need no counter now
-		p.text = t.match.AppendName(s.secret.Begin(p.text[:0]), p.domain, desc.Entries, t.Override)
-		key = s.secret.Hash(p.text)
+	if !r.Late || t.OnFailure == descriptors.FailLocal { // others need no counter now
+		p.text = t.match.AppendName(secret.Begin(p.text[:0]), p.domain, desc.Entries, t.Override)
+		key = secret.Hash(p.text)
 	}
 	t.op = len(p.ops)
 	p.owners = append(p.owners, i)
@@ -64,7 +63,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 		Mode:    t.mode(),
 		Flow:    backend.Flow(p.domain.ID),
 		Take:    engine.Take{Cost: t.Hits, Count: 1},
-		Patient: policy == descriptors.FailError,
+		Patient: t.OnFailure == descriptors.FailError,
 	})
 	rule := t.Rule
 	if rule == nil {
@@ -76,7 +75,7 @@ func (p *Scratch) addOp(r *Request, i int) {
 		p.reserveOp(t, op)
 	}
 	if holder, ok := t.match.Holder(desc.Entries); ok {
-		op.Take.Owner = s.owner(p, holder)
+		op.Take.Owner = p.owner(secret, holder)
 	}
 }
 
@@ -111,12 +110,12 @@ const maxOwner = 64
 
 // owner returns the engine's name for a holder. Where there is a secret it says nothing about the holder. What is hashed begins
 // with a zero, which keeps it apart from names of counters: these begin with the length of a domain.
-func (s *snapshot) owner(p *Scratch, holder []byte) string {
-	if s.secret == nil {
+func (p *Scratch) owner(secret *descriptors.Secret, holder []byte) string {
+	if secret == nil {
 		return owner(holder)
 	}
-	p.text = append(append(s.secret.Begin(p.text[:0]), 0), holder...)
-	key := s.secret.Hash(p.text)
+	p.text = append(append(secret.Begin(p.text[:0]), 0), holder...)
+	key := secret.Hash(p.text)
 	return string(key[:])
 }
 

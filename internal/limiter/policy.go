@@ -39,13 +39,12 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 			at = picked[i]
 		}
 		t := &p.parts[p.owners[at]]
-		policy := t.policy(l.config.OnFailure)
-		if policy == descriptors.FailError {
+		if t.OnFailure == descriptors.FailError {
 			return storeError(ops[i].Err)
 		}
-		t.fallback = policy
+		t.fallback = t.OnFailure
 		l.counts.fellBack(t)
-		switch policy {
+		switch t.fallback {
 		case descriptors.FailAllow:
 			ops[i].Decision = allowed(&ops[i])
 		case descriptors.FailDeny:
@@ -69,12 +68,12 @@ func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked 
 	return nil
 }
 
-// policy returns how t is decided while the store is failing, given the policy of rules that have none.
-func (t *part) policy(otherwise descriptors.OnFailure) descriptors.OnFailure {
-	if t.Rule != nil && t.Rule.OnFailure != descriptors.FailDefault {
-		return t.Rule.OnFailure
+// policy returns what decides for a rule, which may be nil, while the backend fails.
+func (c *Config) policy(r *descriptors.Rule) descriptors.OnFailure {
+	if r != nil && r.OnFailure != descriptors.FailDefault {
+		return r.OnFailure
 	}
-	return otherwise
+	return c.OnFailure
 }
 
 // allowed returns the decision on an op that its policy allows: as if nothing had been spent yet.

@@ -17,7 +17,7 @@ func (l *Limiter) record(r *Request, p *Scratch, err error) {
 		c.descriptors(r, p, false)
 	default:
 		if n := p.counts.reservations.Load(); n != nil {
-			n.count(p, c.sealer)
+			n.count(p, c.config.Reservations)
 		}
 		c.descriptors(r, p, true)
 	}
@@ -133,7 +133,7 @@ func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
 		}
 		over = counted(over)
 		n.OverLimit.Add(over)
-		if c.localCache && op.Remembered {
+		if c.config.LocalCache && op.Remembered {
 			n.OverLimitWithLocalCache.Add(over)
 		}
 		if t.shadow() {
@@ -143,7 +143,7 @@ func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
 	}
 	after := used + hits
 	if t.spent != charged {
-		if !c.stop {
+		if !c.config.StopWhenOver {
 			return // what was refunded, or never taken, does not count as within the limit
 		}
 		used, after = used-min(used, hits), used // the reference counts as if these hits were the last ones spent
@@ -161,7 +161,7 @@ func (c *counts) outcome(n *stats.Rule, t *part, op *backend.Op) {
 // near returns the number of hits above which a limit counts as near. It is computed as in the reference, except that
 // it never exceeds the limit, even if the ratio is above 1.
 func (c *counts) near(limit uint64) uint64 {
-	if n := float32(limit) * c.nearRatio; n < float32(limit) {
+	if n := float32(limit) * c.config.NearLimitRatio; n < float32(limit) {
 		return uint64(n)
 	}
 	return limit
@@ -204,8 +204,8 @@ func (c *counts) unknownDomain(name []byte, asked int) {
 	}, func() *stats.Counter {
 		return c.domainNotFound(stats.Other)
 	}).Add(uint64(asked))
-	if fresh && c.unknown != nil {
-		c.unknown(string(name))
+	if fresh && c.config.Unknown != nil {
+		c.config.Unknown(string(name))
 	}
 }
 

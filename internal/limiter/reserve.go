@@ -115,7 +115,7 @@ func (p *Scratch) reserveOp(t *part, op *backend.Op) {
 	case settles:
 		op.Take.Reservation = t.id
 	case reserves:
-		if p.name == (engine.ReservationID{}) && p.rules.sealer.Ready() {
+		if p.name == (engine.ReservationID{}) && p.rules.config.Reservations.Ready() {
 			_, _ = rand.Read(p.name[:]) // never fails
 		}
 		op.Take.Reservation = p.name

@@ -49,6 +49,8 @@ type Effective struct {
 	Controls    []*controls.Control // that are about it
 	Control     *controls.Control   // of those the one that decides, or the first one whose number is in force; nil if the rules decide
 	Ineffective Ineffective
+
+	OnFailure descriptors.OnFailure // what decides while the backend fails; never FailDefault
 }
 
 // Ineffective says why something that was asked for is not in force; an element is nil if it is, or if nothing was asked for.
@@ -131,8 +133,9 @@ func (v *resolution) part(r *Request, desc *Descriptor, t *part) {
 	if v.table != nil {
 		v.control(r, desc, t)
 	}
+	t.OnFailure = v.rules.config.policy(t.Rule)
 	if t.Rule != nil && t.Rule.Reserve != nil {
-		t.reserve(v.rules.sealer, r, desc)
+		t.reserve(v.rules.config.Reservations, r, desc)
 	}
 }
 
@@ -163,7 +166,7 @@ func (s *snapshot) match(d *descriptors.Domain, entries []descriptors.Entry) (m 
 	if !ok {
 		return m, tenants.Entry{}
 	}
-	e, from := s.tenants.Find(name)
+	e, from := s.config.Tenants.Find(name)
 	if from == tenants.Nowhere || !m.OnPlan(e.Plan) {
 		return m, tenants.Entry{}
 	}
