@@ -31,14 +31,14 @@ type counts struct {
 
 	serviceErrors, backendErrors, refundErrors, globalShadow *stats.Counter
 
-	overrides fallbacks              // of overrides that match no rule
-	domains   bounded[stats.Counter] // of requests for domains without rules
-	outside   *decisions             // about requests for those
-	sheds     bounded[sheds]         // by domain
+	overrides fallbacks                    // of overrides that match no rule
+	domains   stats.Bounded[stats.Counter] // of requests for domains without rules
+	outside   *decisions                   // about requests for those
+	sheds     stats.Bounded[sheds]         // by domain
 
-	controls bounded[stats.Counter] // of what each decided, by ID
-	rules    map[string]*ruleCounts // by identity; guarded by Limiter.setting
-	known    map[string]*domain     // by name; guarded by Limiter.setting
+	controls stats.Bounded[stats.Counter] // of what each decided, by ID
+	rules    map[string]*ruleCounts       // by identity; guarded by Limiter.setting
+	known    map[string]*domain           // by name; guarded by Limiter.setting
 
 	shedAll [shedByStore + 1]stats.Counter // requests of all domains
 }
@@ -47,7 +47,7 @@ type counts struct {
 type domain struct {
 	name                string
 	decisions           *decisions
-	overrides           bounded[stats.Rule]
+	overrides           stats.Bounded[stats.Rule]
 	notAllowed, invalid *stats.Counter               // overrides ignored, by reason
 	sheds               atomic.Pointer[sheds]        // nil until needed
 	reservations        atomic.Pointer[reservations] // nil until a rule has some
@@ -65,9 +65,9 @@ func newCounts(r *stats.Registry, c *Config) *counts {
 		known:         make(map[string]*domain),
 	}
 	n.outside = n.newDecisions(unknownDomains)
-	n.domains.bound(maxUnknownDomains, meanKeyText)
-	n.sheds.bound(maxShedDomains, meanKeyText)
-	n.controls.bound(maxControls, meanKeyText)
+	n.domains.Bound(maxUnknownDomains, meanKeyText)
+	n.sheds.Bound(maxShedDomains, meanKeyText)
+	n.controls.Bound(maxControls, meanKeyText)
 	n.readyFallback(&n.overrides, overrideRule, c.OnFailure)
 	return n
 }
@@ -91,7 +91,7 @@ type rule struct {
 // ruleCounts holds the counters of a rule.
 type ruleCounts struct {
 	fixed   atomic.Pointer[stats.Rule] // under the key that depends on the rules alone; nil until something is counted
-	dynamic bounded[stats.Rule]        // under keys that may contain values of requests
+	dynamic stats.Bounded[stats.Rule]  // under keys that may contain values of requests
 
 	fallbacks fallbacks
 	reserved  reservedNow
@@ -104,7 +104,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 		counts, ok := c.rules[id]
 		if !ok {
 			counts = new(ruleCounts)
-			counts.dynamic.bound(c.config.MetricMaxSeries, len(r.Path)+meanKeyText)
+			counts.dynamic.Bound(c.config.MetricMaxSeries, len(r.Path)+meanKeyText)
 			c.rules[id] = counts
 		}
 		if len(s.rules) < readyFallbacks && r.RateLimits.Len() > 0 {
@@ -125,7 +125,7 @@ func (c *counts) snapshot(set *descriptors.Set) *snapshot {
 				notAllowed: c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "not_allowed"),
 				invalid:    c.registry.Counter(stats.OverrideIgnoredTotal, d.Name, "invalid"),
 			}
-			k.overrides.bound(maxOverrideKeys, len(d.Name)+meanKeyText)
+			k.overrides.Bound(maxOverrideKeys, len(d.Name)+meanKeyText)
 			if len(c.known) < readyDomains {
 				c.shedOf(k)
 			}

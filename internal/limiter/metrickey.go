@@ -14,13 +14,13 @@ func (c *counts) of(p *Scratch, entries []descriptors.Entry, t *part) *stats.Rul
 	case t.Override:
 		p.text = d.AppendOverrideMetricKey(p.text[:0], entries)
 		known := &p.counts.overrides
-		if n := known.find(p.text); n != nil {
+		if n := known.Find(p.text); n != nil {
 			return n
 		}
 		return c.addOverride(known, p.text, d, entries)
 	case t.Rule.DynamicMetric():
 		p.text, _ = t.match.AppendMetricKey(p.text[:0], d, entries)
-		if n := t.rule.dynamic.find(p.text); n != nil {
+		if n := t.rule.dynamic.Find(p.text); n != nil {
 			return n
 		}
 		return c.addDynamic(p.text, d, entries, t)
@@ -44,9 +44,9 @@ func (c *counts) key(d *descriptors.Domain, levels []string) stats.Key {
 }
 
 // addOverride returns the counters for a key not seen before, as long as the domain does not have too many.
-func (c *counts) addOverride(known *bounded[stats.Rule], key []byte, d *descriptors.Domain, entries []descriptors.Entry) *stats.Rule {
+func (c *counts) addOverride(known *stats.Bounded[stats.Rule], key []byte, d *descriptors.Domain, entries []descriptors.Entry) *stats.Rule {
 	other := func() *stats.Rule { return c.registry.Rule(stats.NewKey(d.Name, stats.Other)) }
-	return known.add(key, func() *stats.Rule {
+	return known.Add(key, func() *stats.Rule {
 		levels := make([]string, len(entries))
 		for i, e := range entries {
 			levels[i] = string(e.Key)
@@ -68,7 +68,7 @@ func (c *counts) addDynamic(key []byte, d *descriptors.Domain, entries []descrip
 		}
 		return c.registry.Rule(c.key(d, t.match.MetricLevels(nameless)))
 	}
-	return t.rule.dynamic.add(key, func() *stats.Rule {
+	return t.rule.dynamic.Add(key, func() *stats.Rule {
 		return c.registry.Rule(c.key(d, t.match.MetricLevels(entries)))
 	}, other)
 }

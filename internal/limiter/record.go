@@ -180,9 +180,9 @@ func (c *counts) fellBack(t *part) {
 func (c *counts) controlled(t *controls.Control) {
 	var room [64]byte
 	id := append(room[:0], t.ID...)
-	n := c.controls.find(id)
+	n := c.controls.Find(id)
 	if n == nil {
-		n = c.controls.add(id, func() *stats.Counter {
+		n = c.controls.Add(id, func() *stats.Counter {
 			return c.registry.Counter(stats.ControlDecisionsTotal, t.ID, t.Kind.String())
 		}, func() *stats.Counter {
 			return c.registry.Counter(stats.ControlDecisionsTotal, stats.Other, stats.Other)
@@ -193,12 +193,12 @@ func (c *counts) controlled(t *controls.Control) {
 
 // unknownDomain counts how many descriptors a request asks about in a domain that has no rules.
 func (c *counts) unknownDomain(name []byte, asked int) {
-	if n := c.domains.find(name); n != nil {
+	if n := c.domains.Find(name); n != nil {
 		n.Add(uint64(asked))
 		return
 	}
 	fresh := false
-	c.domains.add(name, func() *stats.Counter {
+	c.domains.Add(name, func() *stats.Counter {
 		fresh = true
 		return c.domainNotFound(string(name))
 	}, func() *stats.Counter {

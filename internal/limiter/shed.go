@@ -86,9 +86,9 @@ func (c *counts) shedOf(d *domain) *sheds {
 		return known
 	}
 	name := []byte(d.name)
-	known := c.sheds.find(name)
+	known := c.sheds.Find(name)
 	if known == nil {
-		known = c.sheds.add(name, func() *sheds { return c.newSheds(d.name) }, func() *sheds { return c.newSheds(stats.Other) })
+		known = c.sheds.Add(name, func() *sheds { return c.newSheds(d.name) }, func() *sheds { return c.newSheds(stats.Other) })
 	}
 	d.sheds.Store(known)
 	return known

@@ -28,7 +28,7 @@ func (l *Limiter) Tallies() (*descriptors.Set, func(*descriptors.Rule) Tally) {
 		if n := counts.fixed.Load(); n != nil {
 			add(n)
 		}
-		counts.dynamic.each(add)
+		counts.dynamic.Each(add)
 		return sum
 	}
 }

@@ -1,4 +1,4 @@
-package limiter
+package stats
 
 import (
 	"maps"
@@ -7,16 +7,16 @@ import (
 	"sync/atomic"
 )
 
-// bounded maps names that depend on requests to what counts them: at most max names, of room bytes together, and a
+// Bounded maps names that depend on requests to what counts them: at most max names, of room bytes together, and a
 // single T for all others. No name is among the others for its length alone: a long one takes the room of several short
 // ones. Looking up a known name, or one of the others once max is reached or there is no room for it, takes no lock and
-// does not allocate. The zero value is empty; bound must be called before use.
-type bounded[T any] struct {
+// does not allocate. The zero value is empty; Bound must be called before use.
+type Bounded[T any] struct {
 	max, room int
 
 	settled atomic.Pointer[map[string]*T] // never written to
 	other   atomic.Pointer[T]             // nil until needed
-	refused atomic.Int64                  // names of so many bytes or more are not known unless settled, and other is not nil; 0 if all fit
+	barred  atomic.Int64                  // names of so many bytes or more are not known unless settled, and other is not nil; 0 if all fit
 	mu      sync.Mutex
 	recent  map[string]*T // known but not settled yet
 	used    int           // bytes of all known names
@@ -27,15 +27,15 @@ type bounded[T any] struct {
 // minRoom lets a few very long names fit where max is low.
 const minRoom = 64 << 10
 
-// bound allows max names, of length bytes each on average.
-func (b *bounded[T]) bound(most, length int) {
+// Bound allows max names, of length bytes each on average.
+func (b *Bounded[T]) Bound(most, length int) {
 	b.max, b.room = most, max(min(most, math.MaxInt/length)*length, minRoom)
 }
 
-// find returns what counts name, or nil if add has to be called.
-func (b *bounded[T]) find(name []byte) *T {
-	refused := b.refused.Load() // before settled, which has all names that this bars
-	closed := b.full.Load() || refused > 0 && int64(len(name)) >= refused
+// Find returns what counts name, or nil if Add has to be called.
+func (b *Bounded[T]) Find(name []byte) *T {
+	barred := b.barred.Load() // before settled, which has all names that this bars
+	closed := b.full.Load() || barred > 0 && int64(len(name)) >= barred
 	if m := b.settled.Load(); m != nil {
 		if t, ok := (*m)[string(name)]; ok {
 			return t
@@ -47,11 +47,11 @@ func (b *bounded[T]) find(name []byte) *T {
 	return nil
 }
 
-// add returns what counts name. It calls fresh if the name is new, or other if it is the first one beyond the bounds.
-func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
+// Add returns what counts name. It calls fresh if the name is new, or other if it is the first one beyond the bounds.
+func (b *Bounded[T]) Add(name []byte, fresh, other func() *T) *T {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if t := b.find(name); t != nil { // another goroutine was faster
+	if t := b.Find(name); t != nil { // another goroutine was faster
 		return t
 	}
 	t, ok := b.recent[string(name)]
@@ -61,7 +61,7 @@ func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
 	case len(name) > b.room-b.used:
 		b.settle()
 		t = b.others(other)
-		b.refused.Store(int64(b.room - b.used + 1))
+		b.barred.Store(int64(b.room - b.used + 1))
 		return t
 	default:
 		t = fresh()
@@ -81,14 +81,14 @@ func (b *bounded[T]) add(name []byte, fresh, other func() *T) *T {
 	return t
 }
 
-func (b *bounded[T]) others(other func() *T) *T {
+func (b *Bounded[T]) others(other func() *T) *T {
 	if b.other.Load() == nil {
 		b.other.Store(other())
 	}
 	return b.other.Load()
 }
 
-func (b *bounded[T]) known() int {
+func (b *Bounded[T]) known() int {
 	n := len(b.recent)
 	if m := b.settled.Load(); m != nil {
 		n += len(*m)
@@ -97,8 +97,8 @@ func (b *bounded[T]) known() int {
 }
 
 // settle moves all known names to where they are found without a lock. That copies them, so it is done only when there
-// have been as many slow lookups as there are names to copy, and when a name has to be refused.
-func (b *bounded[T]) settle() {
+// have been as many slow lookups as there are names to copy, and when a name has to be barred.
+func (b *Bounded[T]) settle() {
 	all := make(map[string]*T, b.known())
 	if m := b.settled.Load(); m != nil {
 		maps.Copy(all, *m)
@@ -109,8 +109,8 @@ func (b *bounded[T]) settle() {
 	b.misses = 0
 }
 
-// each calls f with what counts each name, and with what counts the others.
-func (b *bounded[T]) each(f func(*T)) {
+// Each calls f with what counts each name, and with what counts the others.
+func (b *Bounded[T]) Each(f func(*T)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if m := b.settled.Load(); m != nil {
