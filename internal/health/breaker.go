@@ -1,7 +1,5 @@
 package health
 
-import "slices"
-
 // Breaker is the state of the circuit breaker of a store's server, as metrics number it.
 type Breaker int32
 
@@ -13,15 +11,17 @@ const (
 	Gone                    // it is no longer in use, so there is nothing to ask
 )
 
-var breakers = [...]string{"closed", "half-open", "open", "gone"}
-
-// ParseBreaker returns the state with a name of pkg/backend/remote; one that has none is open.
+// ParseBreaker returns the state with a name of pkg/backend/remote.
 func ParseBreaker(name string) Breaker {
-	if i := slices.Index(breakers[:], name); i >= 0 {
-		return Breaker(i)
+	for b := Closed; b < Gone; b++ {
+		if b.String() == name {
+			return b
+		}
 	}
-	return Open
+	return Gone
 }
 
 // String returns the name of the state.
-func (b Breaker) String() string { return breakers[b] }
+func (b Breaker) String() string {
+	return [...]string{"closed", "half-open", "open", "gone"}[b]
+}

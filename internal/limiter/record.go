@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"errors"
+
 	"github.com/ratelimitd/ratelimitd/internal/controls"
 	"github.com/ratelimitd/ratelimitd/internal/stats"
 	"github.com/ratelimitd/ratelimitd/pkg/backend"
@@ -48,11 +50,9 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	}
 	for i := range p.parts {
 		t := &p.parts[i]
-		switch t.Ineffective.Override {
-		case nil:
-		case errNotAllowed:
+		if why := t.Ineffective.Override; errors.Is(why, errNotAllowed) {
 			p.counts.notAllowed.Add(1)
-		default:
+		} else if why != nil {
 			p.counts.invalid.Add(1)
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].rejects()

@@ -65,12 +65,12 @@ func healthOf(name string, s *settings.Settings, h *health.Tracker, follows bool
 }
 
 // newStoreObserver adds a store to the metrics.
-func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, health *storehealth.Store) *storeObserver {
+func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, state *storehealth.Store) *storeObserver {
 	o := &storeObserver{
 		name:     name,
 		log:      log,
 		registry: r,
-		health:   health,
+		health:   state,
 		throttle: throttle.Every(logEvery),
 		calls:    r.Counter(stats.BackendCallsTotal),
 		ops:      r.Counter(stats.BackendOpsTotal),
@@ -79,7 +79,7 @@ func newStoreObserver(name string, log *slog.Logger, r *stats.Registry, health *
 		size:     r.Histogram(stats.BackendBatchSize, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
 		errors:   make(map[remote.Class]*stats.Counter),
 	}
-	r.Gauge(stats.BackendConnections, func() float64 { return float64(health.Connections()) })
+	r.Gauge(stats.BackendConnections, func() float64 { return float64(state.Connections()) })
 	o.classes(remote.Timeout, remote.Refused, remote.Reset, remote.OOM, remote.Other)
 	o.events(remote.EventConnectFailed, remote.EventConnected)
 	return o
