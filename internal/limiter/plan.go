@@ -37,6 +37,7 @@ func (p *Scratch) plan(r *Request, explained bool) {
 	}
 	for i := range p.parts {
 		t := &p.parts[i]
+		t.group = i
 		if t.Disposition == Decide && (!p.blocked || t.Negative || explained) {
 			p.addOp(r, i)
 		}
@@ -44,7 +45,9 @@ func (p *Scratch) plan(r *Request, explained bool) {
 	if p.rules.config.ReferenceNames {
 		p.nameOps(r)
 	}
-	p.group(r)
+	if keys := p.domain.QuotaGroupBy; len(keys) > 0 {
+		p.group(r, keys)
+	}
 }
 
 // addOp makes the operation for the i-th descriptor.
@@ -136,15 +139,10 @@ const AnyGroup = -1
 
 // group finds, for each descriptor, the first one with the same values of the keys of quota_group_by: those form a group. The
 // first entry with a key counts, and a missing one equals a missing one. Without such keys each is a group of its own.
-func (p *Scratch) group(r *Request) {
-	keys := p.domain.QuotaGroupBy
+func (p *Scratch) group(r *Request, keys []string) {
 	p.hashes = p.hashes[:0]
 	for i := range p.parts {
 		t, entries := &p.parts[i], r.Descriptors[i].Entries
-		t.group = i
-		if len(keys) == 0 {
-			continue
-		}
 		sum, found := p.groupHash(entries, keys)
 		if !found {
 			t.group = AnyGroup

@@ -50,9 +50,11 @@ func (c *counts) descriptors(r *Request, p *Scratch, verdict bool) {
 	}
 	for i := range p.parts {
 		t := &p.parts[i]
-		if why := t.Ineffective.Override; errors.Is(why, errNotAllowed) {
+		switch why := t.Ineffective.Override; {
+		case why == nil:
+		case errors.Is(why, errNotAllowed):
 			p.counts.notAllowed.Add(1)
-		} else if why != nil {
+		default:
 			p.counts.invalid.Add(1)
 		}
 		counts, rejects := t.counts(), rejected && p.verdict.Statuses[i].rejects()
