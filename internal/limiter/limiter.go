@@ -1,8 +1,9 @@
-// Package limiter decides requests: it matches the descriptors against the rules, makes an operation for each one that
-// has a limit, lets the backend apply them, and folds the decisions into a verdict.
+// Package limiter decides requests, in phases: resolve finds what is in force for each descriptor (resolve.go), plan makes the
+// operations on counters (plan.go), charge lets the backend decide them (charge.go) or a fallback where it fails (policy.go), fold
+// makes the verdict (fold.go), and record counts it (record.go).
 //
 // Everything goes through here, so gRPC, HTTP and the admin API cannot disagree: [Limiter.Decide] charges,
-// [Limiter.Explain] only looks, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
+// [Limiter.Explain] consumes nothing, and [Limiter.Peek] and [Limiter.Reset] work on the counters that both of them use.
 package limiter
 
 import (

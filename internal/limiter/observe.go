@@ -15,7 +15,7 @@ func (l *Limiter) draws(r *Request, p *Scratch) bool {
 	return l.config.Top != nil && !p.sampler.Passes(r.most())
 }
 
-// most returns the hits of r's descriptor that spends the most; a look is worth one, so that refused looks are drawn too.
+// most returns the hits of r's descriptor that spends the most; a check without hits is worth one, so that rejected ones are drawn too.
 func (r *Request) most() (hits uint64) {
 	for i := range r.Descriptors {
 		if d := &r.Descriptors[i]; !d.refunds() {
@@ -25,7 +25,7 @@ func (r *Request) most() (hits uint64) {
 	return hits
 }
 
-// observe shows what became of r to those who want to know: to Config.Watch and, if it is drawn, to Config.Top. p has its parts
+// observe shows what became of r to Config.Watch and, if it is drawn, to Config.Top. p has its parts
 // if it came so far; err is why there is no verdict.
 func (l *Limiter) observe(ctx context.Context, r *Request, p *Scratch, drawn bool, err error) {
 	var (

@@ -15,7 +15,7 @@ import (
 var (
 	// ErrNoHits is the error of a grant of nothing.
 	ErrNoHits = errors.New("a grant of 0 hits gives nothing: it must be 1 or more")
-	// ErrNoGrant is wrapped by the error for a counter that hits cannot be given back to.
+	// ErrNoGrant is wrapped by the error for a counter to which no hits can be refunded.
 	ErrNoGrant = errors.New("nothing can be given back")
 	// ErrNumber is wrapped by the error for a number that a rule's limit cannot have.
 	ErrNumber = errors.New("the limit cannot have this number")
@@ -125,8 +125,8 @@ func outcome(d *descriptors.Domain, m descriptors.Match, entries []descriptors.E
 	return steps[len(steps)-1].Text
 }
 
-// Grant gives hits back to the counter of a descriptor, at most those that are spent, and returns its state before and after.
-// With dry nothing is changed. It returns [ErrNoLimit] if no limit applies, and [ErrNoGrant] where giving back means nothing.
+// Grant refunds hits to the counter of a descriptor, at most those that are spent, and returns its state before and after.
+// With dry nothing is changed. It returns [ErrNoLimit] if no limit applies, and [ErrNoGrant] where a refund means nothing.
 func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptors.Entry, hits uint64, dry bool) (before, after *Counter, err error) {
 	if hits == 0 {
 		return nil, nil, ErrNoHits
@@ -144,11 +144,11 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 				ErrNoGrant, p.parts[0].Limits.At(i))
 		}
 	}
-	look := func() (*Counter, error) {
+	peek := func() (*Counter, error) {
 		p.ops[0].Mode, p.ops[0].Take = backend.Look, engine.Take{Cost: 1, Count: 1}
 		return l.state(ctx, p)
 	}
-	if before, err = look(); err != nil {
+	if before, err = peek(); err != nil {
 		return nil, nil, err
 	}
 	if left := before.Decision.Penalty; left > 0 {
@@ -162,7 +162,7 @@ func (l *Limiter) Grant(ctx context.Context, domain string, entries []descriptor
 	if _, err = l.state(ctx, p); err != nil {
 		return nil, nil, err
 	}
-	after, err = look()
+	after, err = peek()
 	return before, after, err
 }
 
@@ -172,7 +172,7 @@ type Counter struct {
 	RateLimits descriptors.RateLimits // the limits in force
 	Name       string                 // of the counter in a store, without its prefix
 	Decision   engine.Decision        // Left, ResetAfter and Penalty are the state; Strictest is the limit they refer to
-	Refuses    bool                   // a request for one hit would be refused now
+	Refuses    bool                   // a request for one hit would be rejected now
 }
 
 // Peek returns the state of the counter of a descriptor, and changes nothing. Where slots have holders it is the state as

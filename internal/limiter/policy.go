@@ -14,10 +14,10 @@ import (
 // denyRetry is after how long a request that was denied because the store failed may be retried.
 const denyRetry = time.Second
 
-// ask lets the backend decide ops, and the rules' failure policies decide those that the backend cannot. picked holds
-// the index in p.ops of each; if nil, ops is p.ops. If the policy of one of them is to fail, ask returns its error and
-// there is no verdict; what the others spent stays spent. If the caller has gone, policies are not applied. A part
-// remembers who decided the last call, not the ones before it: hits go back to where that call spent them.
+// ask lets the backend decide ops, and fallbacks decide those that the backend cannot. picked holds
+// the index in p.ops of each; if nil, ops is p.ops. If one of them has no fallback, ask returns its error and
+// there is no verdict; what the others spent stays spent. If the caller has gone, fallbacks are not applied. A part
+// keeps what decided the last call, not the ones before it: hits are refunded where that call spent them.
 func (l *Limiter) ask(ctx context.Context, p *Scratch, ops []backend.Op, picked []int) error {
 	for _, i := range picked {
 		p.parts[p.owners[i]].fallback = descriptors.FailDefault

@@ -30,12 +30,12 @@ var (
 	ErrNoLimit = errors.New("no limit applies to this descriptor")
 )
 
-// Request is what has to be decided. Its bytes belong to the caller, who must not change them until Decide returns.
+// Request is what has to be decided. Its bytes belong to the caller, which must not change them until Decide returns.
 type Request struct {
 	Domain      []byte
 	Descriptors []Descriptor
 	Hits        uint32    // hits_addend of the request; 0 means 1
-	Late        bool      // there is no time for it: policies decide it
+	Late        bool      // there is no time for it: fallbacks decide it
 	Read        time.Time // when its message had been read; zero if that is not known
 }
 
@@ -43,8 +43,8 @@ type Request struct {
 type Descriptor struct {
 	Entries     []descriptors.Entry
 	Hits        uint64 // valid if HasHits
-	HasHits     bool   // 0 hits mean a look
-	Negative    bool   // give the hits back
+	HasHits     bool   // 0 hits mean a check
+	Negative    bool   // refund the hits
 	HasOverride bool
 
 	// Reservation is the id of the reservation to settle, empty or "none" if there is none, where HasReservation is set:
@@ -73,7 +73,7 @@ func (d *Descriptor) Text(longest int) string {
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// hits returns how many hits descriptor d of r spends or gives back.
+// hits returns how many hits descriptor d of r spends or refunds.
 func (r *Request) hits(d *Descriptor) uint64 {
 	if d.HasHits {
 		return min(d.Hits, engine.MaxHits)

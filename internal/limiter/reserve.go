@@ -278,8 +278,8 @@ func (n *reservations) count(p *Scratch, s *Sealer) {
 	}
 }
 
-// difference counts what a settlement charged or gave back. What it charged is over the limit if it did not fit, but
-// nothing was refused, so it counts as within.
+// difference counts what a settlement charged or refunded. What it charged is over the limit if it did not fit, but
+// nothing was rejected, so it counts as within.
 func difference(n *stats.Rule, hits int64) {
 	if hits < 0 {
 		n.TotalNegativeHits.Add(counted(uint64(-hits)))

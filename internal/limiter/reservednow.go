@@ -12,7 +12,7 @@ import (
 const maxReserved = 10_000
 
 // reservedNow is how many hits of a rule's counters are reserved, as the store said when this process last decided on each. A counter
-// that nobody has asked for since its last reservation must have expired counts no more. The zero value knows none, and is small, since
+// that was not asked for since its last reservation must have expired counts no more. The zero value knows none, and is small, since
 // few rules have reservations.
 type reservedNow struct {
 	known atomic.Pointer[reservedCounters]

@@ -77,7 +77,7 @@ type resolution struct {
 	blocked bool                // a descriptor is, so the request is rejected
 
 	parts   []part                 // one for each descriptor
-	kept    descriptors.RateLimits // the limits that are in no rule; what points into an array that was outgrown stays valid
+	kept    descriptors.RateLimits // limits that are in no rule
 	entries []descriptors.Entry    // of descriptors of which one was taken out
 }
 

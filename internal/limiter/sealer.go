@@ -9,7 +9,7 @@ import (
 	"github.com/ratelimitd/ratelimitd/pkg/engine"
 )
 
-// Sizes of the id of a reservation: the random name by which counters know it, and a code that only those who have the
+// Sizes of the id of a reservation: the random name by which counters know it, and a code that only a process with the
 // key can make. Without padding, base64 of both is as long as it is in text.
 const (
 	nameSize = len(engine.ReservationID{})
@@ -19,7 +19,7 @@ const (
 )
 
 // Sealer makes the ids of reservations, and tells those that it or another one with the same key has made from others. An
-// id says nothing to those who have it. The zero Sealer has no key yet, and makes none. It is safe for concurrent use.
+// id says nothing about its reservation. The zero Sealer has no key yet, and makes none. It is safe for concurrent use.
 type Sealer struct {
 	keys atomic.Pointer[[][]byte]
 	own  atomic.Bool // see SetOwnKey
@@ -28,7 +28,7 @@ type Sealer struct {
 // SetKeys sets the keys. The first one seals, all of them open.
 func (s *Sealer) SetKeys(keys ...[]byte) { s.keys.Store(&keys) }
 
-// SetOwnKey sets a key that this process alone has. It is lost with the process, so ids from before cannot be told from those that somebody
+// SetOwnKey sets a key that this process alone has. It is lost with the process, so ids from before cannot be told from those that are
 // made up.
 func (s *Sealer) SetOwnKey(key []byte) {
 	s.own.Store(true)

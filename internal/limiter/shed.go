@@ -58,7 +58,7 @@ func (l *Limiter) Shed() Shed {
 	return Shed{Process: l.counts.shedAll[shedByProcess].Load(), Store: l.counts.shedAll[shedByStore].Load()}
 }
 
-// shedBy is who had no time for a request that was shed.
+// shedBy is what had no time for a request that was shed.
 type shedBy uint8
 
 const (

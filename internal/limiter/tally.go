@@ -9,7 +9,7 @@ import (
 // Tally is what a rule has done since the process started.
 type Tally struct {
 	Allowed uint64 // hits within the limits, or unlimited
-	Refused uint64 // requests that it refused
+	Refused uint64 // requests that it rejected
 }
 
 // Tallies returns the current rules, or nil, and what returns the tally of one of them. A tally is the sum of the rule's

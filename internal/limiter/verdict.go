@@ -12,7 +12,7 @@ import (
 // Status is the answer to one descriptor.
 type Status struct {
 	Over      bool                    // OVER_LIMIT, after the rule's shadow mode was applied
-	Refused   bool                    // what the limit itself said; in shadow mode a rule may refuse without being over
+	Refused   bool                    // what the limit itself said; in shadow mode a rule may reject without being over
 	Rule      *descriptors.Rule       // nil if none matched
 	RateLimit *descriptors.RateLimit  // the limit that is reported; nil if none matched, or it is replaced or unlimited
 	Limits    *descriptors.RateLimits // all that the descriptor has to pass, of which RateLimit is the strictest; nil if there is only RateLimit
@@ -24,7 +24,7 @@ type Status struct {
 	Remaining uint32
 	Decision  engine.Decision
 
-	// ChargedLate says that the hits are charged for a request that has already run: they count, and refuse nothing, whatever
+	// ChargedLate says that the hits are charged for a request that has already run: they count, and reject nothing, whatever
 	// Over says.
 	ChargedLate bool
 
@@ -58,7 +58,7 @@ func (s *Status) RuleName() string {
 }
 
 // ResetSeconds returns duration_until_reset in whole seconds, rounded up: until the counter is full again or, if s was
-// refused, even in shadow mode, until the same cost would be admitted, which is at least one second.
+// rejected, even in shadow mode, until the same cost would be admitted, which is at least one second.
 func (s *Status) ResetSeconds() int64 {
 	d := max(s.Decision.ResetAfter, 0)
 	if s.Refused {
@@ -84,7 +84,7 @@ type Verdict struct {
 	Reservation string // the id of what the request has reserved; empty if nothing
 }
 
-// Refusal returns the index of the status that is the reason why the request is refused: the one that headers describe
+// Refusal returns the index of the status that is the reason why the request is rejected: the one that headers describe
 // or, if that one is not over because only others in quota mode are, the first of those. It is −1 if the request
 // passes.
 func (v *Verdict) Refusal() int {
