@@ -73,7 +73,7 @@ type resolution struct {
 	domain  *descriptors.Domain // nil if it has no rules
 	counts  *domain             // likewise
 	table   *controls.Table     // nil if there are no controls
-	counter bool                // a counter is asked for, not a verdict: entries of reservations are not looked for, and of controls only limits do
+	counter bool                // a counter is asked for, not a verdict: of controls only limits count, and reservations do not
 	blocked bool                // a descriptor is, so the request is rejected
 
 	parts   []part                 // one for each descriptor
@@ -83,10 +83,10 @@ type resolution struct {
 
 // part is what one descriptor comes to. Each phase adds to it.
 type part struct {
-	Effective                      // resolve
-	match     descriptors.Match    //
+	Effective                      // resolve, like the next four
+	match     descriptors.Match    // of which Rule is a part
 	rule      *rule                // what the limiter adds to Rule
-	reserving reserving            //
+	reserving reserving            // what it does about reservations
 	id        engine.ReservationID // of the reservation that it settles
 
 	op    int // plan: the index of its operation; −1 if it has none
@@ -311,7 +311,7 @@ func (v *resolution) limitRule(found []*controls.Control, t *part) {
 	t.Limits, t.Source, t.Override, t.Control = *limits, FromControl, false, first
 }
 
-// decider returns the control that put item, one of the limits of e, in force; nil if none did.
+// decider returns the control that put item, one of t's limits, in force; nil if none did.
 func (t *part) decider(item *descriptors.RateLimit) *controls.Control {
 	if t.Control == nil || t.Control.Kind != controls.Limit || t.Override {
 		return t.Control
