@@ -29,20 +29,35 @@ type pending struct {
 	index int // of the op in the call
 	hash  uint64
 
-	epoch       uint32 // of its key
-	endsRefusal bool   // the op ends what is remembered about its key
+	refusal refusalUse
+	epoch   uint32 // of its key
 
-	counted      bool          // its hits are counted in its entry
-	updatesLease bool          // the answer says what is left for leases
-	addsLease    bool          // leased hits are to be added to the answer
-	resetsLease  bool          // leases are worthless afterwards
-	leased       bool          // hits are leased, so a remembered refusal is not the answer
-	renewal      *renewal      // the renewal that this op carries out, or nil
-	wait         chan struct{} // closed at the end of the refill or renewal to wait for
-	refill       chan struct{} // closed at the end of the refill that was asked for before this op, or nil
-	refills      uint32        // the number of the key's last refill, if addsLease is set
-	giveBacks    []giveBack    // hits to give back before the op
+	lesson    lesson
+	renewal   *renewal      // the renewal that this op carries out, or nil
+	wait      chan struct{} // closed at the end of the refill or renewal to wait for
+	refill    chan struct{} // closed at the end of the refill that was asked for before this op, or nil
+	refills   uint32        // the number of the key's last refill, if the lesson is withoutHeld
+	giveBacks []giveBack    // hits to give back before the op
 }
+
+// refusalUse is what a remembered refusal of the op's key may be used for.
+type refusalUse uint8
+
+const (
+	refusalAnswers refusalUse = iota // it may answer the op
+	refusalSkipped                   // it does not answer this op, because hits are leased
+	refusalEnds                      // the op ends it
+)
+
+// lesson is what the store's answer to an op says about the lease of its key.
+type lesson uint8
+
+const (
+	nothing     lesson = iota
+	takeLeft           // the op is a take: this is left for leases
+	withoutHeld        // the leased hits are to be added to the answer
+	wasReset           // the lease is worthless
+)
 
 // Apply decides every op. It asks the store about those that it cannot answer itself, in one call, or in two if some of
 // them wait for the outcome of another call. Ops that share a key are decided in order.
@@ -178,7 +193,7 @@ func timerFor(ctx context.Context, d time.Duration) *time.Timer {
 // learn learns from the store's answer to op, which it was sent at time at or later.
 func (b *Backend) learn(op *backend.Op, p *pending, at, now engine.Micros) {
 	if b.leases != nil && !b.leases.learn(op, p, at, now) {
-		p.endsRefusal = true
+		p.refusal = refusalEnds
 	}
 	if b.refusals != nil {
 		b.refusals.learn(op, p, at)
@@ -207,7 +222,7 @@ func (b *Backend) await(ctx context.Context, ops []backend.Op, c *scratch, at en
 	now := b.now()
 	for i := range c.late {
 		late := &c.late[i]
-		p := c.add(pending{index: late.index, hash: late.hash, counted: late.counted})
+		p := c.add(pending{index: late.index, hash: late.hash})
 		if b.answer(&ops[p.index], p, now, nil) != askStore { //nolint:contextcheck // as above
 			c.dropLast()
 		}

@@ -23,11 +23,11 @@ func (r resets) of(hash uint64) *atomic.Uint32 { return &r[hash>>32%resetCounts]
 // outcomes counts what has become of hits that were leased and not spent; see [Stats].
 type outcomes struct{ returned, full, ended, reset, failed atomic.Uint64 }
 
-// counter is a counter of the store, under the limit by which hits of it are leased.
+// counter is a counter of the store, under the limit by which hits of it are leased. Counters share limits, which do not change.
 type counter struct {
 	key   backend.Key
 	hash  uint64 // of key
-	limit engine.Limit
+	limit *engine.Limit
 }
 
 // giveBack is hits to give back to the store.
@@ -40,7 +40,7 @@ type giveBack struct {
 // op returns the operation that gives b back.
 func (b *giveBack) op() backend.Op {
 	return backend.Op{
-		Key: b.key, Limits: engine.Limits{b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
+		Key: b.key, Limits: engine.Limits{*b.limit}, Mode: backend.Give, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: b.grant.left, Count: 1, Window: b.grant.window},
 	}
 }

@@ -16,6 +16,7 @@ const (
 	refillSpan                  = 500 * millisecond  // how long a refill should last
 	grantTTL                    = 4 * refillSpan     // how long hits may be spent
 	idleTimeout                 = 500 * millisecond  // of a key: after this long without a take its hits go back
+	touchSpan                   = idleTimeout / 4    // how often a take keeps a key from being swept
 	minRateSpan                 = 50 * millisecond   // the shortest span over which a rate is measured
 	minWindowLeft               = 5 * millisecond    // nothing is leased in the last moment of a window
 	refillBackoff               = 100 * millisecond  // before the next refill, after one that brought nothing or too much
@@ -45,24 +46,28 @@ type leaseShard struct {
 	mu      sync.Mutex
 	known   *simplelru.LRU[backend.Key, *entry] // keys that are hot
 	hotKeys hotKeys
+	limit   *engine.Limit // that of the entry added last; most keys share a few
 
 	served, leased, spent, evicted uint64 // see [Stats]
 
 	_ [64]byte // against false sharing with the next shard
 }
 
-// entry is what is known about a hot key. It is guarded by its shard's mu.
+// entry is what is known about a hot key. It is guarded by its shard's mu. What most takes need comes first and lies
+// together: where many keys are warm, a take costs as much as the cache lines that it has to fetch.
 type entry struct {
 	counter
+	touched   engine.Micros // last take, or up to touchSpan before it
+	hits      uint64        // hits wanted since the time of since
+	lastGrant uint64        // hits of the last grant
+	remaining remaining     // what remains, for each hit of the lease
+	runs      [2]run        // memory for remaining, as long as it suffices
 	lease
-	remaining  remaining     // what remains, for each hit of the lease
-	lastGrant  uint64        // hits of the last grant
-	storeLeft  uint64        // hits that the store had left at the last answer
-	windowEnds engine.Micros // when the window of that answer ends; 0 if it had no window
-	leftKnown  bool          // storeLeft is known
 
-	since, touched engine.Micros // start of the measurement of hits; last take
-	hits           uint64        // hits wanted since then
+	storeLeft      uint64        // hits that the store had left at the last answer
+	windowEnds     engine.Micros // when the window of that answer ends; 0 if it had no window
+	leftKnown      bool          // storeLeft is known
+	since          engine.Micros // start of the measurement of hits
 	noRefillBefore engine.Micros // no refill before this time
 	wait           chan struct{} // closed when the refill under way ends; nil if there is none
 }
@@ -151,7 +156,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 	switch op.Mode {
 	case backend.Reset:
 		ls.forget(sh, op.Key, p.hash)
-		p.resetsLease = true
+		p.lesson = wasReset
 		return askStore
 	case backend.Give, backend.Settle:
 		if e, ok := sh.known.Peek(op.Key); ok {
@@ -161,7 +166,7 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 	case backend.Take, backend.Look:
 	}
 	takes := spends(op)
-	e, ok := v.find(takes)
+	e, ok := sh.known.Peek(op.Key)
 	if ok && (!e.sameRule(op) || v.maxLease == 0 && takes) {
 		v.changeRule(e)
 		return askStore
@@ -177,15 +182,17 @@ func (ls *leases) answer(op *backend.Op, p *pending, now engine.Micros, ops []ba
 			return askStore
 		}
 	}
+	v.touch(e)
 	return v.answerTake(e, ops)
 }
 
-// find returns what is known about op's key. Only takes keep it from being swept.
-func (v *visit) find(takes bool) (*entry, bool) {
-	if takes {
-		return v.shard.known.Get(v.op.Key)
+// touch keeps e from being swept. It does so once in a while, since moving an entry of a long list costs more than
+// finding it.
+func (v *visit) touch(e *entry) {
+	if v.now-e.touched >= touchSpan {
+		e.touched = v.now
+		v.shard.known.Get(v.op.Key)
 	}
-	return v.shard.known.Peek(v.op.Key)
 }
 
 // worthLease reports whether requests of op's cost are worth a lease.
@@ -201,8 +208,9 @@ func (v *visit) addIfHot() *entry {
 		return nil
 	}
 	e := &entry{
-		counter: v.counter(), since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
+		counter: v.counter(), touched: v.now, since: v.now - 2*tick, hits: engine.Times(uint64(count), v.op.Take.Cost),
 	}
+	e.remaining = e.runs[:0]
 	if v.shard.known.Add(v.op.Key, e) {
 		v.shard.evicted++
 	}
@@ -211,7 +219,10 @@ func (v *visit) addIfHot() *entry {
 
 // counter returns op's counter, which has a single limit.
 func (v *visit) counter() counter {
-	return counter{key: v.op.Key, hash: v.pending.hash, limit: v.op.Limits[0]}
+	if l := v.op.Limits[0]; v.shard.limit == nil || !v.shard.limit.Equal(l) {
+		v.shard.limit = &l
+	}
+	return counter{key: v.op.Key, hash: v.pending.hash, limit: v.shard.limit}
 }
 
 // sameRule reports whether op is under the limit of e.
@@ -223,8 +234,8 @@ func (e *entry) sameRule(op *backend.Op) bool {
 func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 	op, p, fits := v.op, v.pending, v.worthLease()
 	hits := engine.Times(op.Take.Cost, op.Take.Count)
-	if e.touched = v.now; !p.counted && fits {
-		e.hits, p.counted = e.hits+hits, true
+	if fits && ops != nil { // not again after it has waited
+		e.hits += hits
 	}
 	var expired [2]grant
 	e.lease, expired = e.expire(v.now)
@@ -247,7 +258,7 @@ func (v *visit) answerTake(e *entry, ops []backend.Op) action {
 		}
 		return served
 	}
-	p.updatesLease = true
+	p.lesson = takeLeft
 	if fits {
 		v.startRefill(e)
 	}
@@ -270,7 +281,7 @@ func (v *visit) giveBackBefore(e *entry, grants []grant) {
 	p := v.pending
 	for _, g := range grants {
 		if b := (giveBack{e.counter, g}); g.left > 0 && !v.discard(&b, v.now) {
-			p.endsRefusal, p.leased = true, true
+			p.refusal = refusalEnds
 			p.giveBacks = append(p.giveBacks, b)
 		}
 	}
@@ -303,12 +314,14 @@ func (v *visit) answerLook(e *entry) action {
 		return served
 	}
 	v.pending.addLease(e)
-	v.pending.leased = e.has(v.now) > 0
+	if e.has(v.now) > 0 {
+		v.pending.refusal = refusalSkipped
+	}
 	return askStore
 }
 
 // addLease notes that the hits leased of e are to be added to the answer.
-func (p *pending) addLease(e *entry) { p.addsLease, p.refill, p.refills = true, e.wait, e.refills }
+func (p *pending) addLease(e *entry) { p.lesson, p.refill, p.refills = withoutHeld, e.wait, e.refills }
 
 // changeRule ends the lease of a key that came with another rule. Nothing is leased for a while then, in case rules
 // alternate.
@@ -316,7 +329,7 @@ func (v *visit) changeRule(e *entry) {
 	if !spends(v.op) {
 		return // a look: an operator's, one of a request whose take comes next, or of one that takes nothing
 	}
-	v.pending.endsRefusal, v.pending.leased = true, true
+	v.pending.refusal = refusalEnds
 	var unspent [2]grant
 	e.lease, unspent = e.end()
 	v.giveBackBefore(e, unspent[:])
@@ -325,6 +338,7 @@ func (v *visit) changeRule(e *entry) {
 		return
 	}
 	*e = entry{lease: e.lease, wait: e.wait, counter: v.counter(), since: v.now, touched: v.now, noRefillBefore: v.now + ruleBackoff}
+	e.remaining = e.runs[:0]
 }
 
 // forget drops what is known about a key, and its lease: after a reset there is nothing to give hits back to.
@@ -343,13 +357,13 @@ func (ls *leases) forget(sh *leaseShard, key backend.Key, hash uint64) {
 // learn notes the store's answer to op, which it was sent at time at or later, and adds the leased hits to it. It
 // reports whether a refusal may be remembered.
 func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (lasts bool) {
-	if !p.updatesLease && !p.addsLease && !p.resetsLease {
+	if p.lesson == nothing {
 		return true
 	}
 	sh := ls.shard(p.hash)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if p.resetsLease {
+	if p.lesson == wasReset {
 		ls.forget(sh, op.Key, p.hash)
 		return true
 	}
@@ -357,7 +371,7 @@ func (ls *leases) learn(op *backend.Op, p *pending, at, now engine.Micros) (last
 	if !ok || op.Err != nil || !e.sameRule(op) {
 		return true
 	}
-	if p.addsLease {
+	if p.lesson == withoutHeld {
 		has := e.has(now)
 		e.add(op, p, has)
 		return has == 0

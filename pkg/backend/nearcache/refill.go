@@ -60,7 +60,7 @@ func (v *visit) startRefill(e *entry) {
 func (ls *leases) fetch(f *refill) {
 	defer ls.flights.done()
 	ops := []backend.Op{{
-		Key: f.key, Limits: engine.Limits{f.limit}, Lease: backend.LeaseOff,
+		Key: f.key, Limits: engine.Limits{*f.limit}, Lease: backend.LeaseOff,
 		Take: engine.Take{Cost: f.cost, Extra: f.count},
 	}}
 	p := pending{hash: f.hash}

@@ -62,7 +62,9 @@ func (e *epoch) ask(op *backend.Op, p *pending, other bool) {
 		e.differ = true
 		e.next()
 	}
-	p.endsRefusal = p.endsRefusal || e.differ
+	if e.differ {
+		p.refusal = refusalEnds
+	}
 	p.epoch = e.now.Load()
 	e.asked++
 }
@@ -179,13 +181,13 @@ func asks(op *backend.Op) bool {
 func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []backend.Op) action {
 	e := r.epoch(p.hash)
 	if !asks(op) {
-		p.endsRefusal = true
+		p.refusal = refusalEnds
 		e.next()
 		return askStore
 	}
 	sh, other := r.shard(p.hash), false
 	m, ok := sh.cache.Get(op.Key)
-	if ok && !p.leased && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
+	if ok && p.refusal == refusalAnswers && m.epoch == e.now.Load() && (m.lasts || !m.ended.Load()) {
 		switch {
 		case m.ended.Load() || !m.live(now):
 			if !m.ended.Swap(true) {
@@ -195,7 +197,7 @@ func (r *refusals) answer(op *backend.Op, p *pending, now engine.Micros, ops []b
 				return wait
 			}
 		case !m.sameRule(op):
-			p.endsRefusal = true
+			p.refusal = refusalEnds
 			e.next()
 		case m.refuses(op):
 			op.Decision, op.Err, op.Remembered = m.decide(op, now), nil, true
@@ -222,7 +224,7 @@ func (r *refusals) learn(op *backend.Op, p *pending, at engine.Micros) {
 	defer p.renewal.end()
 	e := r.epoch(p.hash)
 	mixed := asks(op) && e.answered()
-	if p.endsRefusal {
+	if p.refusal == refusalEnds {
 		e.next()
 		return
 	}
