@@ -28,7 +28,7 @@ descriptors:
 // command runs a command against d, and returns what it prints.
 func (d *daemon) command(name string, args ...string) string {
 	d.t.Helper()
-	args = append([]string{name, "--addr", "unix:"+d.At["SOCKET"], "--timeout", patience.String()}, args...)
+	args = append([]string{name, "--addr", "unix:" + d.At["SOCKET"], "--timeout", patience.String()}, args...)
 	out, err := exec.CommandContext(d.t.Context(), shipped.Path(d.t, "ratelimitd"), args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("ratelimitd %s: %v\n%s", strings.Join(args, " "), err, out)
